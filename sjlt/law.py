@@ -1,0 +1,131 @@
+"""The sketch law, version 1: which rows column j of a sketch hits, and with which signs.
+
+The law is one pure function of (n_components k, nnz s, seed); it knows nothing of n_features, of the data, of
+tiles of a kernel, of threads or of devices. This module is its only definition. `Geometry` holds the numbers
+that are fixed for a sketch; the functions below it are the arithmetic, written for words (see `philox.py`), and
+every backend composes exactly these. With k = n_components, s = nnz:
+
+- **Tiles.** M = ceil(k/128). Tile m owns the R_m rows [floor(m k/M), floor((m+1) k/M)). 1 <= s <= min R_m.
+- **Sub-blocks.** Sub-block t, 0 <= t < s, of tile m owns its rows [floor(t R_m/s), floor((t+1) R_m/s)).
+- **Chunks.** B = 2^p is the largest power of two <= floor(floor(k/M)/s). Column j lies in chunk c = j >> p at
+  place i = j mod B.
+- **Tile of a chunk.** `chunk_tile`: chunks are dealt to tiles in groups of 2^pm, the largest power of two <= M,
+  by a keyed bijection (`beta`) per group.
+- **Row.** `row_in_sub_block`: sub-block t of the chunk's tile takes the chunk's columns to distinct rows by a
+  keyed bijection per (chunk, t).
+- **Sign.** `sign_bit`: one call of Philox gives all the signs of a chunk.
+- **Value.** +-1/sqrt(s): entries are +-1 and the scale is applied once, where a result is stored.
+
+It follows that every column has exactly s nonzeros in s distinct rows; that columns of one chunk never meet, so
+a chunk is embedded exactly; that E[S'S] = I exactly; that Var||Sx||^2 <= 2/k for unit x (up to 1.3 % more where
+k/M or R_m/s is not whole, 12.5 % at worst for tiny k); and that a chunk touches one tile only, so a kernel
+reads each data element once whatever s is. Its known limit: a vector whose mass sits in just two isolated dense
+chunk-aligned blocks has a heavier tail (not a larger variance), because a chunk meets a single tile.
+
+The construction belongs to the family of Kane & Nelson, "Sparser Johnson-Lindenstrauss transforms", JACM 2014
+(block construction), and OSNAP of Nelson & Nguyen, FOCS 2013; nnz=1 is the CountSketch of Charikar, Chen &
+Farach-Colton, 2002.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .philox import HALF, LOW, philox
+
+VERSION = 1
+
+# The last word of Philox's counter keeps streams apart.
+TAG_KEYS, TAG_SIGNS, TAG_TILES = 1, 2, 3
+
+TILE_ROWS = 128
+MAX_N_COMPONENTS = TILE_ROWS * 65535  # tiles are counted in 16 bits
+
+ZERO, ONE = 0, 1
+FIVE_BITS, TWELVE_BITS, ALL_ONES = 0x1F, 0xFFF, 0xFFFFFFFFFFFFFFFF
+
+
+class Geometry(NamedTuple):
+    """What the law derives from (k, s) alone, and the key.
+
+    k, s : n_components, nnz.  n_tiles : M.  log_group : pm, chunks dealt together as a power of two.
+    log_chunk : p, columns of a chunk as a power of two.  key_low, key_high : the seed's words.
+    """
+
+    k: int
+    s: int
+    n_tiles: int
+    log_group: int
+    log_chunk: int
+    key_low: int
+    key_high: int
+
+
+def max_nnz(k: int) -> int:
+    """The largest nnz the law allows: the rows of the smallest tile."""
+    return k // -(-k // TILE_ROWS)
+
+
+def geometry(k: int, s: int, seed: int) -> Geometry:
+    """The geometry of 1 <= k <= MAX_N_COMPONENTS, 1 <= s <= max_nnz(k), 0 <= seed < 2^64."""
+    n_tiles = -(-k // TILE_ROWS)
+    log_group = n_tiles.bit_length() - 1
+    log_chunk = (k // n_tiles // s).bit_length() - 1
+    return Geometry(k, s, n_tiles, log_group, log_chunk, seed & LOW, seed >> HALF)
+
+
+# Below: functions of words. `define(FUNCTIONS, jit, word)` binds them to a backend.
+
+
+def part_start(i, n, parts):
+    """floor(i n / parts): where part i begins when n rows are cut into parts (tiles of k, sub-blocks of a tile)."""
+    return i * n // parts
+
+
+def beta(x, a1, b1, a2, b2, p):
+    """A keyed bijection of [0, 2^p), p <= 16: multiply-add, xor-shift, multiply-add, each invertible mod 2^p."""
+    mask = (ONE << p) - ONE
+    x = (x * (a1 | ONE) + b1) & mask
+    x = x ^ (x >> ((p + ONE) >> ONE))
+    return (x * (a2 | ONE) + b2) & mask
+
+
+def pick(i, w0, w1, w2, w3):
+    """Word i, 0 <= i < 4, of the four."""
+    pair = (w0 | (w1 << HALF)) ^ (((w0 ^ w2) | ((w1 ^ w3) << HALF)) & ((i >> ONE) * ALL_ONES))
+    return (pair >> ((i & ONE) * HALF)) & LOW
+
+
+def chunk_tile(c, n_tiles, log_group, k0, k1):
+    """The tile m that chunk c touches."""
+    group = c >> log_group
+    place = c & ((ONE << log_group) - ONE)
+    w0, w1, w2, w3 = philox(group & LOW, group >> HALF, ZERO, TAG_TILES, k0, k1)
+    theta = ((w1 >> 16) * n_tiles) >> 16
+    return (beta(place, w0, w1, w2, w3, log_group) * n_tiles + theta) >> log_group
+
+
+def chunk_keys(c, quad, k0, k1):
+    """The key words of sub-blocks 4 quad .. 4 quad + 3 of chunk c."""
+    return philox(c & LOW, c >> HALF, quad, TAG_KEYS, k0, k1)
+
+
+def chunk_signs(c, k0, k1):
+    """The 128 sign bits of chunk c as four words."""
+    return philox(c & LOW, c >> HALF, ZERO, TAG_SIGNS, k0, k1)
+
+
+def row_in_sub_block(i, w, b, p):
+    """The row, 0 <= row < b, that place i of a chunk of 2^p takes in a sub-block of b rows with key word w."""
+    slot = beta(i, w, w >> 8, w >> 16, w >> 24, p)
+    theta = (((w >> 4) & TWELVE_BITS) * b) >> 12
+    return (slot * b + theta) >> p
+
+
+def sign_bit(i, t, p, g0, g1, g2, g3):
+    """1 where the entry of place i in sub-block t is negative; g0..g3 are the chunk's sign words."""
+    e = (t << p) + i
+    return (pick(e >> 5, g0, g1, g2, g3) >> (e & FIVE_BITS)) & ONE
+
+
+FUNCTIONS = (philox, part_start, beta, pick, chunk_tile, chunk_keys, chunk_signs, row_in_sub_block, sign_bit)

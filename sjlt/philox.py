@@ -1,0 +1,62 @@
+"""Philox4x32-10: the counter-based generator behind every random entry and every dropout mask.
+
+One source serves every backend. The functions here and in `law.py` use only ``* + & | ^ >> << //`` on
+words, and a word is an unsigned 64-bit number holding a 32-bit value. A 32 x 32 bit product then fits its
+word, so no operation needs a cast, and the same lines run on Python integers, on NumPy arrays, under Numba
+and under Triton. `define` binds them to one of these.
+
+Reference: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+LOW = 0xFFFFFFFF  # the low 32 bits of a word
+HALF = 32  # bits to shift a product by for its high half
+MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
+WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85
+
+
+def philox(c0, c1, c2, c3, k0, k1):
+    """Four random words for the counter (c0, c1, c2, c3) under the key (k0, k1), all of 32 bits."""
+    for _ in range(10):
+        p0 = c0 * MULTIPLIER_0
+        p1 = c2 * MULTIPLIER_1
+        c0 = (p1 >> HALF) ^ c1 ^ k0
+        c1 = p1 & LOW
+        c2 = (p0 >> HALF) ^ c3 ^ k1
+        c3 = p0 & LOW
+        k0 = (k0 + WEYL_0) & LOW
+        k1 = (k1 + WEYL_1) & LOW
+    return c0, c1, c2, c3
+
+
+def define(
+    functions: Iterable[Callable[..., Any]],
+    jit: Callable[[FunctionType], Any],
+    word: Callable[[int], Any],
+) -> SimpleNamespace:
+    """Bind word functions to a backend.
+
+    Each function is compiled by `jit` in a scope of its own, where every integer constant of its module has
+    become ``word(constant)`` and every function named before it is its compiled form.
+
+    Parameters
+    ----------
+    functions : the functions to bind, callees first.
+    jit : the backend's decorator (``numba.njit``, ``triton.jit``, or the identity for NumPy).
+    word : makes the backend's 64-bit unsigned constant of a Python integer (``numpy.uint64``, ``tl.constexpr``).
+    """
+    scope: dict[str, Any] = {}
+    bound: dict[str, Any] = {}
+    for function in functions:
+        assert isinstance(function, FunctionType)
+        constants = {name: word(v) for name, v in function.__globals__.items() if type(v) is int}
+        scope.update(constants)
+        clone = FunctionType(function.__code__, scope, function.__name__)
+        clone.__doc__, clone.__module__ = function.__doc__, function.__module__
+        scope[function.__name__] = bound[function.__name__] = jit(clone)
+    return SimpleNamespace(**bound)
