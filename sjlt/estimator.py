@@ -1,0 +1,286 @@
+"""`SparseRandomProjection`: the sketch as a scikit-learn transformer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, cast
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+import sklearn
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
+from sklearn.exceptions import DataDimensionalityWarning
+from sklearn.random_projection import johnson_lindenstrauss_min_dim
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from .sketch import Sketch
+
+_ACCEPTED: dict[str, Any] = {"accept_sparse": ["csr", "csc"], "dtype": [np.float64, np.float32]}
+
+
+class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Reduce dimensionality by a sparse random projection that is never stored.
+
+    A drop-in for `sklearn.random_projection.SparseRandomProjection`: change the import, keep the code. A fitted
+    transformer holds a `Sketch` of about a hundred bytes, whatever the number of features.
+
+    Parameters
+    ----------
+    n_components : int or "auto", default "auto"
+        Length of a projected vector. "auto" is the bound of the Johnson-Lindenstrauss lemma for the number of
+        samples and `eps`; being free of any assumption on the data, it is often far larger than needed.
+    nnz : int or "auto", default "auto"
+        Nonzeros in each column of `components_`, from 1 to floor(k / ceil(k/128)) for k = n_components. "auto" is
+        4, or that bound where it is smaller.
+    density : None, float in (0, 1] or "auto", default None
+        None: every column has exactly `nnz` nonzeros. A number or "auto" asks for independent entries, as
+        scikit-learn draws them; this version does not have them, and `fit` says so.
+    eps : float, default 0.1
+        Largest relative error of a squared distance that n_components="auto" allows for, in (0, 1).
+    dense_output : bool, default False
+        Whether sparse input gives dense output. Where few components of the result are zero, dense is smaller and
+        faster.
+    compute_inverse_components : bool, default False
+        Compute `inverse_components_` in `fit`: a dense array. `inverse_transform` works without it, in less
+        memory, at the price of one eigendecomposition of an n_components-square matrix a call.
+    random_state : int, RandomState, Generator or None, default None
+        An int, 0 to 2^32 - 1, is the sketch's seed. Of anything else `fit` draws 64 bits; None is NumPy's global
+        generator.
+
+    Attributes
+    ----------
+    sketch_ : Sketch
+        The projection. It gives everything below, takes other containers too, and has more than this class shows.
+    n_components_ : int
+        The number of components, also where it was "auto".
+    components_ : CSR matrix of shape (n_components, n_features)
+        The projection, built anew each time it is asked for, in the dtype of the validated training data. A CSR
+        array where scikit-learn is configured for sparse arrays.
+    density_ : float
+        The fraction of nonzeros in `components_`: nnz / n_components.
+    inverse_components_ : ndarray of shape (n_features, n_components)
+        The pseudo-inverse of `components_`. Only with compute_inverse_components=True.
+    n_features_in_ : int
+        Number of features seen in `fit`.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of these features. Only where they are all strings.
+
+    See Also
+    --------
+    Sketch : The same projection as a linear operator.
+    sklearn.random_projection.SparseRandomProjection : Independent entries, stored.
+
+    Notes
+    -----
+    How it differs from scikit-learn's:
+
+    - The projection is not stored but regenerated from its seed while it is applied.
+    - Each feature meets exactly `nnz` components, not a random number of them, so a sparse vector's norm is kept
+      as well as a dense one's: for unit x the variance of ||Sx||^2 is at most about 2/n_components (`sjlt.law`).
+    - The same `random_state` gives other entries than scikit-learn's.
+    - The result of `transform` has the dtype of its input, float32 or float64, whichever `fit` saw.
+    - `get_feature_names_out` and pandas output work with n_components="auto" too.
+
+    `fit` takes nothing from X but its shape and dtype. A pipeline that never holds X can fit on an empty sparse
+    matrix of that shape, which has no elements to be read::
+
+        SparseRandomProjection(256).fit(scipy.sparse.csr_matrix((1, n_features), dtype=np.float32))
+
+    The number of rows matters to n_components="auto" only.
+
+    References
+    ----------
+    Achlioptas, "Database-friendly random projections", PODS 2001; with binary coins, JCSS 66(4), 2003.
+    Li, Hastie, Church, "Very sparse random projections", KDD 2006.
+    Kane, Nelson, "Sparser Johnson-Lindenstrauss transforms", JACM 61(1), 2014 (exactly nnz a column).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sjlt import SparseRandomProjection
+    >>> X = np.random.default_rng(0).normal(size=(25, 3000))
+    >>> transformer = SparseRandomProjection(random_state=0)
+    >>> transformer.fit_transform(X).shape
+    (25, 2759)
+    >>> transformer.sketch_
+    Sketch(n_features=3000, n_components=2759, nnz=4, seed=0)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "nnz": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "density": [Interval(Real, 0.0, 1.0, closed="right"), StrOptions({"auto"}), None],
+        "eps": [Interval(Real, 0, None, closed="neither")],
+        "dense_output": ["boolean"],
+        "compute_inverse_components": ["boolean"],
+        "random_state": ["random_state", np.random.Generator],
+    }
+
+    def __init__(
+        self,
+        n_components: int | Literal["auto"] = "auto",
+        *,
+        nnz: int | Literal["auto"] = "auto",
+        density: float | Literal["auto"] | None = None,
+        eps: float = 0.1,
+        dense_output: bool = False,
+        compute_inverse_components: bool = False,
+        random_state: int | np.random.RandomState | np.random.Generator | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.nnz = nnz
+        self.density = density
+        self.eps = eps
+        self.dense_output = dense_output
+        self.compute_inverse_components = compute_inverse_components
+        self.random_state = random_state
+
+    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def fit(self, X: Any, y: object = None) -> SparseRandomProjection:
+        """Choose the projection for data of the shape of X.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Only its shape and dtype matter.
+        y : ignored
+
+        Returns
+        -------
+        The transformer itself.
+
+        Raises
+        ------
+        ValueError
+            For invalid parameters and data, and where n_components="auto" would need more components than there
+            are features.
+        NotImplementedError
+            Where `density` is given.
+        """
+        if self.density is not None:
+            raise NotImplementedError(
+                f"density={self.density!r} asks for independent entries, which this version of sjlt does not have: "
+                "leave it None, and choose the number of nonzeros in each column by nnz"
+            )
+        X = validate_data(self, X, **_ACCEPTED)
+        n_samples, n_features = X.shape
+        if self.n_components == "auto":
+            n_components = self._safe_n_components(n_samples, n_features)
+        else:
+            n_components = self.n_components
+            if n_components > n_features:
+                warnings.warn(
+                    f"n_features={n_features} is less than n_components={n_components}: the projection will not "
+                    "reduce the dimension",
+                    DataDimensionalityWarning,
+                    stacklevel=3,  # past scikit-learn's wrapper of fit
+                )
+        self.sketch_ = Sketch(n_features, n_components, nnz=cast(int, self.nnz), seed=_seed(self.random_state))
+        self._fit_dtype = X.dtype
+        if self.compute_inverse_components:
+            self.inverse_components_ = self.sketch_.project_adjoint(self._gram_inverse().astype(X.dtype)).T
+        return self
+
+    def _safe_n_components(self, n_samples: int, n_features: int) -> int:
+        n_components = int(johnson_lindenstrauss_min_dim(n_samples, eps=self.eps))
+        if not 0 < n_components <= n_features:
+            problem = (
+                f"which is larger than the original space with n_features={n_features}"
+                if n_components > 0
+                else "which is not positive"
+            )
+            raise ValueError(
+                f"eps={self.eps} with n_samples={n_samples} asks for a target dimension of {n_components}, {problem}"
+            )
+        return n_components
+
+    def transform(self, X: Any) -> Any:
+        """Project data.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            float32 and float64 keep their dtype, everything else becomes float64.
+
+        Returns
+        -------
+        {ndarray, sparse matrix} of shape (n_samples, n_components)
+            Sparse where X is and dense_output=False: CSC for CSC, else CSR.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, **_ACCEPTED)
+        projected = self.sketch_.project(X, dense_output=self.dense_output)
+        return _configured(projected.asformat(X.format)) if scipy.sparse.issparse(projected) else projected
+
+    def inverse_transform(self, X: Any) -> np.ndarray:
+        """Map projected data back: to the shortest of the vectors whose projection is nearest to X.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_components)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            Always dense, in the dtype of X.
+        """
+        check_is_fitted(self)
+        X = check_array(X, input_name="X", **_ACCEPTED)
+        if X.shape[1] != self.n_components_:
+            raise ValueError(f"X has {X.shape[1]} components, inverse_transform expects {self.n_components_}")
+        if self.compute_inverse_components:
+            return cast(np.ndarray, (X @ self.inverse_components_.T).astype(X.dtype, copy=False))
+        return cast(np.ndarray, self.sketch_.project_adjoint((X @ self._gram_inverse()).astype(X.dtype, copy=False)))
+
+    def _gram_inverse(self) -> np.ndarray:
+        """(S S')^+ in fp64, so that S^+ = S' (S S')^+ needs no decomposition of a matrix as wide as the data."""
+        S = self.sketch_.to_scipy("csr")
+        return cast(np.ndarray, scipy.linalg.pinvh((S @ S.T).toarray(), check_finite=False))
+
+    @property
+    def n_components_(self) -> int:
+        return self.sketch_.n_components
+
+    @property
+    def density_(self) -> float:
+        return self.sketch_.nnz / self.sketch_.n_components
+
+    @property
+    def components_(self) -> Any:
+        return _configured(scipy.sparse.csr_matrix(self.sketch_.to_scipy("csr", self._fit_dtype)))
+
+    @property
+    def _n_features_out(self) -> int:
+        """What ClassNamePrefixFeaturesOutMixin counts the names by."""
+        return self.sketch_.n_components
+
+    def __dir__(self) -> Iterable[str]:
+        # Notebooks and debuggers show an object by reading all that dir() lists, and BaseEstimator's dir() itself
+        # reads every property: neither should build components_.
+        return [name for name in object.__dir__(self) if name != "components_" and hasattr(self, name)]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.input_tags.sparse = True
+        return tags
+
+
+def _seed(random_state: Any) -> int:
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    generator = random_state if isinstance(random_state, np.random.Generator) else check_random_state(random_state)
+    return int.from_bytes(generator.bytes(8), "little")
+
+
+def _configured(matrix: Any) -> Any:
+    """Of a sparse matrix and a sparse array, the one that scikit-learn returns: a setting since its version 1.9."""
+    interface = sklearn.get_config().get("sparse_interface")
+    if interface is None:  # before, it returned what it was given
+        return matrix
+    return getattr(scipy.sparse, matrix.format + {"spmatrix": "_matrix", "sparray": "_array"}[interface])(matrix)
