@@ -110,13 +110,31 @@ def _checked_sparse(x: Any) -> Any:
     if x.ndim != 2:
         raise ValueError(f"sparse input must have 2 dimensions, got {_shown(x)}")
     _result_dtype(x.dtype)
-    x.check_format(full_check=True)
+    _check_indices(x)
     native = x.data.dtype.newbyteorder("=")
     index = np.result_type(x.indices, x.indptr)
     if x.data.dtype != native or x.indices.dtype != index or x.indptr.dtype != index:
         parts = x.data.astype(native, copy=False), x.indices.astype(index), x.indptr.astype(index)
         x = type(x)(parts, shape=x.shape)
     return x
+
+
+def _check_indices(x: Any) -> None:
+    # scipy's own check_format may rewrite the caller's arrays.
+    rows, columns = x.shape if x.format == "csr" else x.shape[::-1]
+    if x.indptr.shape != (rows + 1,) or x.indptr[0] != 0 or np.any(x.indptr[1:] < x.indptr[:-1]):
+        raise ValueError(f"malformed {x.format.upper()}: indptr must be {rows + 1} numbers that ascend from 0")
+    stored = int(x.indptr[-1])
+    if stored > min(x.indices.size, x.data.size):
+        raise ValueError(
+            f"malformed {x.format.upper()}: indptr ends at {stored}, but there are {x.indices.size} indices and "
+            f"{x.data.size} numbers"
+        )
+    used = x.indices[:stored]
+    if stored and not (used.min() >= 0 and used.max() < columns):
+        raise ValueError(
+            f"malformed {x.format.upper()}: indices from {used.min()} to {used.max()}, allowed are 0 to {columns - 1}"
+        )
 
 
 def _result(

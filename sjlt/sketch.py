@@ -53,7 +53,7 @@ class _Operator:
         return np.asarray(self.T @ b)
 
 
-def _integer(name: str, value: Any, low: int, high: int) -> int:
+def _integer(name: str, value: Any, low: int, high: int, condition: str = "") -> int:
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got the bool {value}")
     try:
@@ -61,7 +61,7 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
     if not low <= number <= high:
-        raise ValueError(f"{name} must be from {low} to {high}, got {number}")
+        raise ValueError(f"{name} must be from {low} to {high}{condition}, got {number}")
     return number
 
 
@@ -127,9 +127,7 @@ class Sketch(_Operator):
         if isinstance(self.nnz, str) and self.nnz == "auto":
             nnz = min(4, most)
         else:
-            nnz = _integer("nnz", self.nnz, 1, law.TILE_ROWS)
-            if nnz > most:
-                raise ValueError(f"nnz must be at most {most} for n_components = {k}, got {nnz}")
+            nnz = _integer("nnz", self.nnz, 1, most, f" for n_components = {k}")
         seed = _integer("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
         for name, value in (("n_features", n_features), ("n_components", k), ("nnz", nnz), ("seed", seed)):
             object.__setattr__(self, name, value)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import law, threads
-from . import numba_kernels as kernels
-from .numba_kernels import FILL, LANES, TILE_FEATURES, compiled
+from . import cpu_kernels as kernels
+from .cpu_kernels import FILL, TILE_FEATURES, compiled
+from .cpu_tiles import LANES
 
 if TYPE_CHECKING:
     from ..sketch import Sketch
@@ -135,7 +136,7 @@ def project(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool) ->
     if n == 0 or plan.d == 0:
         if not accumulate:
             out[...] = 0
-        return None
+        return
     x, compute = _readable(x)
     lanes, workers = plan.lanes_and_workers(n, compute.itemsize)
     if n <= lanes or (-(-n // lanes) < workers and plan.n_blocks > 1):
@@ -317,7 +318,7 @@ def _project_csr(plan: _Plan, x: Any, out: np.ndarray, accumulate: bool) -> None
     kernel = compiled(kernels.project_csr, x.data.dtype, np.float64, out.dtype, x.indices.dtype)
     table = _csr_table(plan, x)
     _, workers = plan.lanes_and_workers(1, 8)
-    scratch = _Scratch(lambda: (np.empty((1, plan.s), np.int32), np.empty((1, k))))
+    scratch = _Scratch(lambda: (np.empty((1, plan.s), np.int32), np.empty(k)))
 
     def task(i: int, end: int) -> None:
         one, sums = arrays = scratch.take()
@@ -342,8 +343,8 @@ def _project_csc(plan: _Plan, x: Any, out: np.ndarray, accumulate: bool) -> None
     def task(i: int, end: int) -> None:
         codes, sums = arrays = scratch.take()
         kernel(
-            x.indptr, x.indices, x.data, is_sorted, i, end, plan.column(0), codes, plan.geometry, sums[: end - i],
-            out, plan.scale, accumulate,
+            x.indptr, x.indices, x.data, is_sorted, i, end, plan.column(0), k, codes, plan.geometry,
+            sums[: (end - i) * k], out, plan.scale, accumulate,
         )  # fmt: skip
         scratch.give(arrays)
 
@@ -357,7 +358,7 @@ def project_to_csr(sketch: Sketch, x: Any, dtype: np.dtype) -> tuple[np.ndarray,
     count = compiled(kernels.count_csr, index=x.indices.dtype)
     table = _csr_table(plan, x)
     _, workers = plan.lanes_and_workers(1, 9)
-    scratch = _Scratch(lambda: (np.empty((1, plan.s), np.int32), np.zeros(-(-k // 64), np.uint64), np.zeros((1, k))))
+    scratch = _Scratch(lambda: (np.empty((1, plan.s), np.int32), np.zeros(-(-k // 64), np.uint64), np.zeros(k)))
     counts = np.empty(n, np.int64)
     tasks = _row_tasks(n, 1, workers)
 

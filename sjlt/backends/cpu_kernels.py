@@ -2,11 +2,8 @@
 
 An entry of the sketch is a *code*: 2 row + (1 where negative), an int32 (rows are below 2^23).
 
-A *tile* holds several data vectors side by side, one a lane: ``tile[i, l]`` is feature (or component) i of vector
-l. Adding an entry of the sketch is then one SIMD operation over the lanes, `add_lanes`, whatever the memory
-layout of the data, which only `load_tile` and `store_tile` see.
-
-Dense data comes as 2-D arrays of any strides, one data vector a row: X (n, n_features), Y (n, n_components).
+Dense data comes as 2-D arrays of any strides, one data vector a row: X (n, n_features), Y (n, n_components). The
+functions without a decorator are kernels; `compiled` makes machine code of them for given dtypes.
 """
 
 from __future__ import annotations
@@ -18,35 +15,27 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
 
 from .. import law
 from ..philox import define
+from .cpu_tiles import OPTIONS, gather, inlined, leaf, load_tile, scatter, store_tile
 
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-
-LANES = (32, 8, 1)  # a tile has one of these; 32 fp32 are two AVX-512 registers
 TILE_FEATURES = 64  # rows of a tile of features: with 32 lanes of fp32, 8 KiB of the L1 cache
 FILL = 1024  # columns whose codes are made at a time where no table is shared
 
 
-def _leaf(function: Callable[..., Any]) -> Any:
-    return numba.njit(function, **OPTIONS)
-
-
 # ------------------------------------------------------------------------------------- entries of the sketch
 
-_words = define(law.FUNCTIONS, _leaf, np.uint64)
+_words = define(law.FUNCTIONS, leaf, np.uint64)
 part_start, pick, sign_bit = _words.part_start, _words.pick, _words.sign_bit
 chunk_tile, chunk_keys, chunk_signs = _words.chunk_tile, _words.chunk_keys, _words.chunk_signs
 row_in_sub_block = _words.row_in_sub_block
 
-ONE, TWO, THREE = np.uint64(1), np.uint64(2), np.uint64(3)
+ZERO, ONE, TWO, THREE, SIX, SIX_BITS = (np.uint64(v) for v in (0, 1, 2, 3, 6, 63))
 
 
-@_leaf
+@leaf
 def fill(first, codes, geometry):
     """codes[j, t] of columns first + j; `geometry` is `law.Geometry` in uint64. Philox runs once a chunk."""
     k, s, n_tiles, log_group, p, k0, k1 = geometry
@@ -77,141 +66,6 @@ def fill_codes(first_column, codes, geometry):
     fill(first_column, codes, geometry)
 
 
-@_leaf
-def sign_of(code):
-    return 1 - 2 * (code & 1)
-
-
-# ------------------------------------------------------------------------------------- tiles
-
-
-def _define_add_lanes(lanes: int) -> Any:
-    # LLVM vector instructions by hand: from a loop over the lanes the compiler makes a run-time check of whether
-    # the two tiles overlap before every few additions, and the projection takes twice as long (Zen 5).
-    @intrinsic
-    def add_lanes(typing_context, target, i, source, j, sign):
-        """target[i, :] += sign * source[j, :]; both tiles have `lanes` lanes of one dtype."""
-
-        def codegen(context, builder, signature, arguments):
-            target, i, source, j, sign = arguments
-            vector = ir.VectorType(sign.type, lanes)
-            align = signature.args[0].dtype.bitwidth // 8
-
-            def pointer(array_type, array, row):
-                data = context.make_array(array_type)(context, builder, array).data
-                data = builder.gep(data, [builder.mul(row, ir.Constant(row.type, lanes))])
-                return builder.bitcast(data, ir.PointerType(vector))
-
-            into = pointer(signature.args[0], target, i)
-            from_ = pointer(signature.args[2], source, j)
-            undefined = ir.Constant(vector, ir.Undefined)
-            signs = builder.insert_element(undefined, sign, ir.Constant(ir.IntType(32), 0))
-            everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-            signs = builder.shuffle_vector(signs, undefined, everywhere)
-            addend = builder.fmul(signs, builder.load(from_, align=align))
-            builder.store(builder.fadd(builder.load(into, align=align), addend), into, align=align)
-            return context.get_dummy_value()
-
-        return types.void(target, types.int64, source, types.int64, target.dtype), codegen
-
-    return add_lanes
-
-
-def _define_add_entries(lanes: int) -> tuple[Any, Any]:
-    add_lanes = _define_add_lanes(lanes)
-
-    @_leaf
-    def scatter(codes, j0, nj, features, components, base):
-        for j in range(nj):
-            for t in range(codes.shape[1]):
-                code = codes[j0 + j, t]
-                add_lanes(components, base + (code >> 1), features, j, components.dtype.type(sign_of(code)))
-
-    @_leaf
-    def gather(codes, j0, nj, features, components, base):
-        for j in range(nj):
-            for t in range(codes.shape[1]):
-                code = codes[j0 + j, t]
-                add_lanes(features, j, components, base + (code >> 1), components.dtype.type(sign_of(code)))
-
-    return scatter, gather
-
-
-(_scatter_32, _gather_32), (_scatter_8, _gather_8), (_scatter_1, _gather_1) = map(_define_add_entries, LANES)
-
-
-@_leaf
-def scatter(codes, j0, nj, features, components, base):
-    """components[base + row] += sign * features[j] for each entry of columns j0 + j, j < nj."""
-    if features.shape[1] == 32:
-        _scatter_32(codes, j0, nj, features, components, base)
-    elif features.shape[1] == 8:
-        _scatter_8(codes, j0, nj, features, components, base)
-    else:
-        _scatter_1(codes, j0, nj, features, components, base)
-
-
-@_leaf
-def gather(codes, j0, nj, features, components, base):
-    """features[j] += sign * components[base + row] for each entry of columns j0 + j, j < nj."""
-    if features.shape[1] == 32:
-        _gather_32(codes, j0, nj, features, components, base)
-    elif features.shape[1] == 8:
-        _gather_8(codes, j0, nj, features, components, base)
-    else:
-        _gather_1(codes, j0, nj, features, components, base)
-
-
-def convert(value, tile):
-    """`value` in the tile's dtype. Numba's CPU target has no half: uint16 into an fp32 tile is a half's bits."""
-    raise NotImplementedError
-
-
-@overload(convert)
-def _convert(value, tile):
-    dtype = tile.dtype
-    if value is types.uint16 and dtype is types.float32:
-
-        def half(value, tile):
-            magnitude = (np.uint32(value) & np.uint32(0x7FFF)) << np.uint32(13)
-            number = np.uint32(magnitude).view(np.float32) * np.float32(2.0**112)  # the exponents' biases; exact
-            is_finite = magnitude < np.uint32(0x7C00 << 13)
-            bits = np.float32(number).view(np.uint32) if is_finite else magnitude | np.uint32(0x7F800000)
-            sign = (np.uint32(value) & np.uint32(0x8000)) << np.uint32(16)
-            return np.uint32(bits | sign).view(np.float32)
-
-        return half
-    return lambda value, tile: dtype(value)
-
-
-@_leaf
-def load_tile(x, i, n, j0, nj, tile, base):
-    """tile[base + j, l] = x[i + l, j0 + j] for l < n, j < nj, in the order of x's memory."""
-    if abs(x.strides[0]) < abs(x.strides[1]):
-        for j in range(nj):
-            for lane in range(n):
-                tile[base + j, lane] = convert(x[i + lane, j0 + j], tile)
-    else:
-        for lane in range(n):
-            for j in range(nj):
-                tile[base + j, lane] = convert(x[i + lane, j0 + j], tile)
-
-
-@_leaf
-def store_tile(tile, base, out, i, n, j0, nj, scale, accumulate):
-    """out[i + l, j0 + j] = (that, where accumulating, +) scale * tile[base + j, l], rounded once from fp64."""
-    if abs(out.strides[0]) < abs(out.strides[1]):
-        for j in range(nj):
-            for lane in range(n):
-                before = out[i + lane, j0 + j] if accumulate else 0.0
-                out[i + lane, j0 + j] = before + scale * tile[base + j, lane]
-    else:
-        for lane in range(n):
-            for j in range(nj):
-                before = out[i + lane, j0 + j] if accumulate else 0.0
-                out[i + lane, j0 + j] = before + scale * tile[base + j, lane]
-
-
 # ------------------------------------------------------------------------------------- dense data
 #
 # Sums in the data's precision run over one block of features at a time; the blocks, whose bounds follow from the
@@ -219,7 +73,7 @@ def store_tile(tile, base, out, i, n, j0, nj, scale, accumulate):
 # not depend on which rows or blocks are worked on together.
 
 
-@_leaf
+@leaf
 def _accumulate(x, i0, i1, codes, j0, j1, k, tile, sums):
     """Add columns j0..j1 of rows i0..i1 of x to `sums`, a tile of k components for every `lanes` rows."""
     lanes = tile.shape[1]
@@ -231,7 +85,7 @@ def _accumulate(x, i0, i1, codes, j0, j1, k, tile, sums):
             scatter(codes, j, nj, tile, sums, v * k)
 
 
-@_leaf
+@leaf
 def _fold(sums, totals, base, i0, i1, k, first, last, out, scale, accumulate):
     """Add a block's sums of rows i0..i1 to the totals (from row `base` on), and store them after the last block."""
     lanes = sums.shape[1]
@@ -288,7 +142,7 @@ def fold_blocks(sums, totals, n, k, first, last, out, scale, accumulate):
         _fold(sums[b * k : (b + 1) * k], totals, 0, 0, n, k, begins, ends, out, scale, accumulate)
 
 
-@_leaf
+@leaf
 def _spread(codes, nj, components, k, tile, out, i0, i1, j0, scale, accumulate):
     """out[i0:i1, j0:j0 + nj] from a stack of tiles of components; codes[0] is column j0's."""
     lanes = tile.shape[1]
@@ -301,7 +155,7 @@ def _spread(codes, nj, components, k, tile, out, i0, i1, j0, scale, accumulate):
             store_tile(tile, 0, out, i, min(lanes, i1 - i), j0 + j, count, scale, accumulate)
 
 
-@_leaf
+@leaf
 def _load_components(y, i0, i1, k, components):
     lanes = components.shape[1]
     for v in range((i1 - i0 + lanes - 1) // lanes):
@@ -333,31 +187,71 @@ def adjoint_run(y, first_column, geometry, k, codes, tile, components, out, scal
 # nonzeros of a row come in the same order.
 
 
-@_leaf
-def _column(j, first_column, table, one, geometry):
-    """The codes of column j: from the table, or where that is empty made into `one`."""
+@inlined
+def _add_codes(value, codes, j, sums, base):
+    """sums[base:] += value times the column whose codes are codes[j]."""
+    for t in range(codes.shape[1]):
+        code = np.uint32(codes[j, t])
+        sums[base + np.uint64(code >> 1)] += -value if code & 1 else value
+
+
+@inlined
+def _add_column(value, j, first_column, table, one, geometry, sums):
+    """sums += value times column j, whose codes stand in the table, or where that is empty are made into `one`."""
     if table.shape[0] > 0:
-        return table[j]
-    fill(first_column + np.uint64(j), one, geometry)
-    return one[0]
+        _add_codes(value, table, np.uint64(j), sums, ZERO)
+    else:
+        fill(first_column + np.uint64(j), one, geometry)
+        _add_codes(value, one, ZERO, sums, ZERO)
 
 
-def project_csr(indptr, indices, data, i0, i1, first_column, table, one, geometry, sums, out, scale, accumulate):
-    """Rows i0..i1 of a CSR matrix; sums : (1, k) fp64."""
+@inlined
+def _mark_codes(codes, j, hit):
+    for t in range(codes.shape[1]):
+        row = np.uint64(codes[j, t] >> 1)
+        hit[row >> SIX] |= ONE << (row & SIX_BITS)
+
+
+@inlined
+def _mark_column(j, first_column, table, one, geometry, hit):
+    """Set the bits of the components that column j reaches; the arguments are `_add_column`'s."""
+    if table.shape[0] > 0:
+        _mark_codes(table, np.uint64(j), hit)
+    else:
+        fill(first_column + np.uint64(j), one, geometry)
+        _mark_codes(one, ZERO, hit)
+
+
+@leaf
+def _count_bits(word):
+    """The ones among the 64 bits of a word (Warren, Hacker's Delight, section 5-1)."""
+    word -= (word >> ONE) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> TWO) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return (word * np.uint64(0x0101010101010101)) >> np.uint64(56)
+
+
+@leaf
+def _store_row(sums, out, i, scale, accumulate):
+    for r in range(out.shape[1]):
+        before = out[i, r] if accumulate else 0.0
+        out[i, r] = before + scale * sums[r]
+
+
+def project_csr(indptr, indices, data, i0, i1, first_column, table, one, geometry, row_sums, out, scale, accumulate):
+    """Rows i0..i1 of a CSR matrix."""
     for i in range(i0, i1):
-        sums[:] = 0
+        row_sums[:] = 0
         for e in range(indptr[i], indptr[i + 1]):
-            value = np.float64(data[e])
-            for code in _column(indices[e], first_column, table, one, geometry):
-                sums[0, code >> 1] += sign_of(code) * value
-        for r in range(out.shape[1]):
-            before = out[i, r] if accumulate else 0.0
-            out[i, r] = before + scale * sums[0, r]
+            _add_column(np.float64(data[e]), indices[e], first_column, table, one, geometry, row_sums)
+        _store_row(row_sums, out, i, scale, accumulate)
 
 
-def project_csc(indptr, indices, data, is_sorted, i0, i1, first_column, codes, geometry, sums, out, scale, accumulate):
-    """Rows i0..i1 of a CSC matrix; sums : (i1 - i0, k) fp64."""
-    sums[:] = 0
+def project_csc(
+    indptr, indices, data, is_sorted, i0, i1, first_column, k, codes, geometry, row_sums, out, scale, accumulate
+):
+    """Rows i0..i1 of a CSC matrix; row_sums : k for each of them, one after the other."""
+    row_sums[:] = 0
     for j0 in range(0, indptr.size - 1, FILL):
         nj = min(FILL, indptr.size - 1 - j0)
         fill(first_column + np.uint64(j0), codes[:nj], geometry)
@@ -367,67 +261,44 @@ def project_csc(indptr, indices, data, is_sorted, i0, i1, first_column, codes, g
                 begin += np.searchsorted(indices[begin:end], i0)
             for e in range(begin, end):
                 i = indices[e]
-                if i >= i1 and is_sorted:
+                if is_sorted and i >= i1:
                     break
                 if i0 <= i < i1:
-                    value = np.float64(data[e])
-                    for code in codes[j]:
-                        sums[i - i0, code >> 1] += sign_of(code) * value
+                    _add_codes(np.float64(data[e]), codes, np.uint64(j), row_sums, np.uint64((i - i0) * k))
     for i in range(i0, i1):
-        for r in range(out.shape[1]):
-            before = out[i, r] if accumulate else 0.0
-            out[i, r] = before + scale * sums[i - i0, r]
+        _store_row(row_sums[(i - i0) * k : (i - i0 + 1) * k], out, i, scale, accumulate)
 
 
 def count_csr(indptr, indices, i0, i1, first_column, table, one, geometry, hit, counts):
-    """counts[i] = the components that row i of a CSR matrix reaches; hit : a zero bit for each component."""
+    """counts[i] = the components that row i of a CSR matrix reaches; hit : a bit for each component, all 0."""
     for i in range(i0, i1):
-        counts[i] = 0
         for e in range(indptr[i], indptr[i + 1]):
-            for code in _column(indices[e], first_column, table, one, geometry):
-                bit = np.uint64(1) << np.uint64((code >> 1) & 63)
-                if not hit[code >> 7] & bit:
-                    hit[code >> 7] |= bit
-                    counts[i] += 1
-        hit[:] = 0
+            _mark_column(indices[e], first_column, table, one, geometry, hit)
+        counts[i] = 0
+        for w in range(hit.size):
+            counts[i] += np.int64(_count_bits(hit[w]))
+            hit[w] = 0
 
 
 def fill_csr(
-    indptr,
-    indices,
-    data,
-    i0,
-    i1,
-    first_column,
-    table,
-    one,
-    geometry,
-    hit,
-    sums,
-    out_indptr,
-    out_indices,
-    out_data,
-    scale,
-):
-    """The rows that `count_csr` counted, their indices ascending; hit, sums : zeros for each component."""
+    indptr, indices, data, i0, i1, first_column, table, one, geometry, hit, row_sums,
+    out_indptr, out_indices, out_data, scale,
+):  # fmt: skip
+    """The rows that `count_csr` counted, their indices ascending; hit, row_sums : all 0."""
     for i in range(i0, i1):
         for e in range(indptr[i], indptr[i + 1]):
-            value = np.float64(data[e])
-            for code in _column(indices[e], first_column, table, one, geometry):
-                hit[code >> 7] |= np.uint64(1) << np.uint64((code >> 1) & 63)
-                sums[0, code >> 1] += sign_of(code) * value
+            _mark_column(indices[e], first_column, table, one, geometry, hit)
+            _add_column(np.float64(data[e]), indices[e], first_column, table, one, geometry, row_sums)
         at = out_indptr[i]
         for w in range(hit.size):
             bits = hit[w]
-            r = 64 * w
             while bits:
-                if bits & ONE:
-                    out_indices[at] = r
-                    out_data[at] = scale * sums[0, r]
-                    sums[0, r] = 0
-                    at += 1
-                bits >>= ONE
-                r += 1
+                r = 64 * w + np.int64(_count_bits((bits & (~bits + ONE)) - ONE))
+                out_indices[at] = r
+                out_data[at] = scale * row_sums[r]
+                row_sums[r] = 0
+                at += 1
+                bits &= bits - ONE
             hit[w] = 0
 
 
@@ -448,6 +319,8 @@ def _argument_type(name: str, data: Any, compute: Any, out: Any, index: Any, out
         return array(compute, 2)
     if name == "totals":
         return array(types.float64, 2)
+    if name == "row_sums":
+        return array(types.float64, 1)
     if name in ("codes", "table", "one"):
         return array(types.int32, 2)
     if name in ("indptr", "indices"):
