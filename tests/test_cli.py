@@ -1,0 +1,362 @@
+"""The command line: what it refuses, in one line and with exit code 2, and what it says."""
+
+import contextlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import sjlt
+from sjlt import cli
+
+N, D, K = 50, 30, 16
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test in an empty directory with one good source."""
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((N, D), np.float32))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``sjlt`` with the given arguments, in this process."""
+
+    def call(*arguments: object) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["sjlt", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=ended.value.code or 0, out=captured.out, err=captured.err)
+
+    return call
+
+
+def assert_refused(run: Run, message: str, *arguments: object) -> None:
+    before = {path: path.stat().st_mtime_ns for path in Path().iterdir()}
+    result = run("project", *arguments)
+    assert result.code == 2
+    assert result.out == ""
+    *notes, line = result.err.splitlines()
+    assert line.startswith("Error: ")
+    assert message in line
+    assert all("loaded whole" in note for note in notes)
+    assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before  # nothing made, nothing touched
+
+
+# ------------------------------------------------------------------------------------- the source
+
+
+def save_object_array() -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.mkdir, ("loaded",)
+
+    np.save("bad.npy", np.array([[Trap()]], object), allow_pickle=True)
+
+
+def save_pickle() -> None:
+    Path("bad.npy").write_bytes(pickle.dumps(np.ones((N, D))))
+
+
+def truncate(by: int) -> Callable[[], None]:
+    return lambda: Path("bad.npy").write_bytes(Path("x.npy").read_bytes()[:-by])
+
+
+def saver(array: np.ndarray) -> Callable[[], None]:
+    return lambda: np.save("bad.npy", array)
+
+
+SHORT = 128 + N * D * 4
+BAD_SOURCES = {
+    "missing": (lambda: None, "bad.npy: No such file or directory"),
+    "directory": (lambda: Path("bad.npy").mkdir(), "not a regular file"),
+    "empty": (lambda: Path("bad.npy").touch(), "neither .npy nor .npz: it begins with b''"),
+    "garbage": (lambda: Path("bad.npy").write_text("0.1,0.2\n"), "begins with b'0.1,0.'"),
+    "object array": (save_object_array, "(dtype object): pickles are refused, never loaded"),
+    "pickle": (save_pickle, "neither .npy nor .npz"),
+    "short by a byte": (truncate(1), "truncated: (50, 30) of float32 take 6000 bytes, the file has 5999"),
+    "without data": (truncate(N * D * 4), "take 6000 bytes, the file has 0"),
+    "half a header": (truncate(SHORT - 50), "not a readable .npy file"),
+    "half a magic": (truncate(SHORT - 4), "neither .npy nor .npz"),
+    "a header of nonsense": (
+        lambda: Path("bad.npy").write_bytes(b"\x93NUMPY\x01\x00\x06\x00{'a':("),
+        "not a readable .npy file",
+    ),
+    "a header that is too long": (
+        lambda: Path("bad.npy").write_bytes(b"\x93NUMPY\x01\x00\xff\xff" + b" " * 65535),
+        "not a readable .npy file",
+    ),
+    "negative shape": (
+        lambda: Path("bad.npy").write_bytes(Path("x.npy").read_bytes().replace(b"(50, 30)", b"(50,-30)")),
+        "(50, -30)",
+    ),
+    "0-D": (saver(np.array(1.0)), "an array of shape (); needs 2 dimensions"),
+    "1-D": (saver(np.ones(5)), "an array of shape (5,); needs 2 dimensions"),
+    "3-D": (saver(np.ones((2, 3, 4))), "an array of shape (2, 3, 4); needs 2 dimensions"),
+    "complex": (saver(np.ones((2, 3), complex)), "dtype complex128 is refused"),
+    "text": (saver(np.array([["a"]])), "dtype <U1 is refused"),
+    "dates": (saver(np.zeros((2, 2), "M8[s]")), "dtype datetime64[s] is refused"),
+    "structured": (saver(np.zeros((2, 2), [("a", "f4")])), "is refused"),
+    "longdouble": (saver(np.ones((2, 2), np.longdouble)), "is refused"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SOURCES)
+def test_bad_sources(run: Run, case: str) -> None:
+    make, message = BAD_SOURCES[case]
+    make()
+    assert_refused(run, message, "bad.npy", "y.npy", "-k", K)
+
+
+def save_npz(form: str) -> Callable[[], None]:
+    return lambda: scipy.sparse.save_npz("bad.npz", scipy.sparse.eye_array(4, format=form))
+
+
+def save_wild_indices() -> None:
+    x = scipy.sparse.csr_array(np.eye(4))
+    x.indices[:] = 10**6
+    scipy.sparse.save_npz("bad.npz", x)
+
+
+BAD_NPZ = {
+    "csc": (save_npz("csc"), "holds a sparse 2-D CSC; needs a 2-D CSR"),
+    "coo": (save_npz("coo"), "holds a sparse 2-D COO; needs a 2-D CSR"),
+    "dense arrays": (lambda: np.savez("bad.npz", a=np.ones((2, 2))), "does not contain a sparse array"),
+    "objects": (
+        lambda: np.savez("bad.npz", format=np.array([{}], object), allow_pickle=True),
+        "Object arrays cannot be loaded",
+    ),
+    "indices out of range": (save_wild_indices, "not a readable sparse .npz file"),
+    "truncated": (lambda: Path("bad.npz").write_bytes(b"PK\x03\x04 and no more"), "not a readable sparse .npz file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NPZ)
+def test_bad_sparse_sources(run: Run, case: str) -> None:
+    make, message = BAD_NPZ[case]
+    make()
+    assert_refused(run, message, "bad.npz", "y.npy", "-k", K)
+
+
+# ------------------------------------------------------------------------------------- the parameters
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-k", 0), "n_components must be from 1 to 8388480, got 0"),
+        (("-k", 8_388_481), "n_components must be from 1 to 8388480, got 8388481"),
+        (("-k", 16, "--nnz", 17), "for n_components = 16, got 17"),
+        (("-k", 129, "--nnz", 65), "for n_components = 129, got 65"),
+        (("-k", 16, "--nnz", 0), ", got 0"),
+        (("-k", 16, "--seed", 2**64), f"got {2**64}"),
+        (("-k", 16, "--seed", -(2**63) - 1), f"got {-(2**63) - 1}"),
+        (("-k", 16, "--batch-rows", 0), "a batch must have at least 1 row, got 0"),
+        (("-k", 16, "--threads", 0), "must be an integer >= 1, got 0"),
+    ],
+)
+def test_parameters_out_of_range(run: Run, arguments: tuple[object, ...], message: str) -> None:
+    assert_refused(run, message, "x.npy", "y.npy", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing option '-k'"),
+        (("-k", "many"), "Invalid value for '-k'"),
+        (("-k", 16, "--nnz", "some"), "'some' is neither an integer nor 'auto'"),
+        (("-k", 16, "--dtype", "int8"), "'int8' is not one of 'float16', 'float32', 'float64'"),
+        (("-k", 16, "--quick"), "No such option: --quick"),
+    ],
+)
+def test_usage_errors(run: Run, arguments: tuple[object, ...], message: str) -> None:
+    result = run("project", "x.npy", "y.npy", *arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert sorted(path.name for path in Path().iterdir()) == ["x.npy"]
+
+
+# ------------------------------------------------------------------------------------- the result's place
+
+
+def test_an_existing_result_needs_force(run: Run) -> None:
+    assert run("project", "x.npy", "y.npy", "-k", K).code == 0
+    assert_refused(run, "y.npy: exists (--force replaces it)", "x.npy", "y.npy", "-k", 8)
+    assert run("project", "x.npy", "y.npy", "-k", 8, "--force").code == 0
+    assert np.load("y.npy").shape == (N, 8)
+    assert json.loads(Path("y.npy.json").read_text())["sketch"]["n_components"] == 8
+
+
+def test_an_existing_description_needs_force(run: Run) -> None:
+    Path("y.npy.json").write_text("{}")
+    assert_refused(run, "y.npy.json: exists (--force replaces it)", "x.npy", "y.npy", "-k", K)
+    assert run("project", "x.npy", "y.npy", "-k", K, "--force").code == 0
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+@pytest.mark.parametrize("made", ["y.npy", "y.npy.json", "y.npy.partial", "y.npy.partial.json"])
+def test_the_source_is_never_overwritten(run: Run, made: str, force: tuple[str, ...]) -> None:
+    os.link("x.npy", made)
+    assert_refused(run, f"{made}: would be written while it is read", "x.npy", "y.npy", "-k", K, *force)
+
+
+def test_the_source_by_another_path(run: Run) -> None:
+    assert_refused(run, "while it is read", "x.npy", Path.cwd() / "x.npy", "-k", K, "--force")
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("nowhere/y.npy", "nowhere: no such directory"),
+        ("/dev/full", "/dev/full: exists and is not a regular file"),
+        (".", ".: exists and is not a regular file"),
+        ("y.npz", "give it a name that ends in .npy"),
+    ],
+)
+def test_bad_places(run: Run, out: str, message: str) -> None:
+    assert_refused(run, message, "x.npy", out, "-k", K, "--force")
+
+
+def test_a_directory_that_cannot_be_written(run: Run) -> None:
+    if os.geteuid() == 0:  # whom permissions do not stop
+        place = Path("/sys")
+        if not place.is_dir():
+            pytest.skip("needs a directory that root cannot write")
+    else:
+        place = Path("locked")
+        place.mkdir(mode=0o555)
+    result = run("project", "x.npy", place / "y.npy", "-k", K)
+    assert result.code == 2
+    assert result.err.startswith("Error: ")
+    assert "y.npy" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_result_larger_than_the_disk(run: Run) -> None:
+    header = b"(%d, 0), }"
+    np.save("x.npy", np.ones((10**6, 0), np.float32))
+    Path("x.npy").write_bytes(Path("x.npy").read_bytes().replace(header % 10**6 + b" " * 9, header % 10**15))
+    assert_refused(run, "y.npy: needs 64000000000000128 bytes, the file system has", "x.npy", "y.npy", "-k", K)
+
+
+# ------------------------------------------------------------------------------------- whole programs
+
+
+def sjlt_program(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+@pytest.mark.parametrize("program", [[sys.executable, "-m", "sjlt"], [Path(sysconfig.get_path("scripts")) / "sjlt"]])
+def test_from_the_shell(program: list[object]) -> None:
+    done = sjlt_program(*program, "project", "x.npy", "y.npy", "-k", K, "--seed", 3, "--threads", 2)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # quiet where stderr is no terminal
+    assert np.array_equal(np.load("y.npy"), np.load("x.npy") @ sjlt.Sketch(D, K, seed=3).T)
+    refused = sjlt_program(*program, "project", "x.npy", "y.npy", "-k", K)
+    assert (refused.returncode, refused.stderr) == (2, "Error: y.npy: exists (--force replaces it)\n")
+    shown = sjlt_program(*program, "--version")
+    assert (shown.returncode, shown.stdout) == (0, f"sjlt {sjlt.__version__}\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX terminals")
+def test_a_progress_bar_on_a_terminal() -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "sjlt", "project", "x.npy", "y.npy", "-k", str(K), "--batch-rows", "5"]
+    shown = b""
+    with subprocess.Popen(command, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # Linux says so that the other end is closed
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert f"{N}/{N}" in shown.decode()
+    assert "rows/s" in shown.decode()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits")
+def test_a_disk_that_fills_up(run: Run) -> None:
+    import resource
+
+    np.save("x.npy", np.ones((20_000, D), np.float32))
+    arguments = ("project", "x.npy", "y.npy", "-k", K, "--batch-rows", 100)
+    assert run(*arguments).code == 0  # leaves machine code in the cache, which is larger than the limit
+    Path("y.npy").unlink()
+    Path("y.npy.json").unlink()
+    limit = (100_000, 100_000)
+    done = sjlt_program(
+        sys.executable, "-m", "sjlt", *arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: y.npy.partial: File too large; 0 of 20000 rows are kept\n"
+    assert sorted(path.name for path in Path().iterdir()) == ["x.npy"]
+
+
+def test_help_is_quick() -> None:
+    heavy = "{'numpy', 'numba', 'sklearn', 'matplotlib', 'scipy', 'torch', 'rich.table'}"
+    done = sjlt_program(
+        sys.executable, "-c",
+        f"import sys; from sjlt import cli; assert not {heavy} & set(sys.modules), sys.modules.keys()",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------------------- info
+
+
+@pytest.mark.parametrize("name", ["y.npy", "y.npy.json"])
+def test_info(run: Run, name: str) -> None:
+    run("project", "x.npy", "y.npy", "-k", K, "--seed", 9)
+    result = run("info", name)
+    assert result.code == 0
+    assert f"{N} x {K} float32" in result.out
+    assert repr(sjlt.Sketch(D, K, seed=9)) in result.out
+    assert f"{N} x {D} float32, C order, 6.1 kB" in result.out
+    assert f"sjlt {sjlt.__version__}" in result.out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "a.json: No such file or directory"),
+        ("{", "a.json: not JSON: "),
+        ("[]", "a.json: not a description"),
+        ("{}", "a.json: not a description of a projected file: KeyError('source')"),
+        ('{"source": 1, "result": 2}', "a.json: not a description"),
+        ("\udcff", "a.json: not JSON"),
+    ],
+)
+def test_info_of_something_else(run: Run, content: str | None, message: str) -> None:
+    if content is not None:
+        Path("a.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    result = run("info", "a.json")
+    assert result.code == 2
+    assert result.err.startswith("Error: ")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_info_of_another_law(run: Run) -> None:
+    run("project", "x.npy", "y.npy", "-k", K)
+    content = json.loads(Path("y.npy.json").read_text())
+    content["sketch"]["law"] = 2
+    Path("y.npy.json").write_text(json.dumps(content))
+    result = run("info", "y.npy")
+    assert result.code == 2
+    assert "knows sketch law 1, the description has 2" in result.err

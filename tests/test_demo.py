@@ -1,0 +1,61 @@
+"""The demo, end to end on fewer patches."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sjlt import cli, demo
+
+
+def test_patches(tmp_path: Path) -> None:
+    from sklearn.datasets import load_sample_images
+
+    n = demo.write_patches(tmp_path / "patches.npy", stride=100)
+    vectors = np.load(tmp_path / "patches.npy")
+    assert vectors.shape == (n, 768)
+    assert vectors.dtype == np.float32
+    first, second = load_sample_images().images
+    assert np.array_equal(vectors[0], first[:16, :16].ravel() / np.float32(255))
+    assert np.array_equal(vectors[-1], second[400:416, 600:616].ravel() / np.float32(255))
+
+
+def test_the_default_has_enough_vectors() -> None:
+    assert 2 * len(range(0, 427 - 15, 2)) * len(range(0, 640 - 15, 2)) == 128_956
+
+
+def test_neighbours_are_other_vectors() -> None:
+    line = np.arange(100.0)[:, None]
+    (found,) = demo._neighbours(line, np.array([50]))
+    assert found == {*range(45, 56)} - {50}
+
+
+def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "RUNS", 1)
+    monkeypatch.setattr(demo, "MATRICES", 4)
+    monkeypatch.setattr(sys, "argv", ["sjlt", "demo", "--stride", "16", "--keep", "kept", "--plot", "demo.png"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert (ended.value.code or 0, said.err) == (0, "")
+    for shown in ("2,080 image patches, 768 dimensions to 256", "peak memory", "50 % quantile", "Plot: demo.png"):
+        assert shown in said.out
+    assert Path("demo.png").read_bytes().startswith(b"\x89PNG")
+    n = len(np.load("kept/patches.npy", mmap_mode="r"))
+    for name in ("sjlt", "scikit-learn"):
+        assert np.load(f"kept/{name}.npy", mmap_mode="r").shape == (n, 256)
+
+
+def test_a_place_for_the_plot_that_is_not_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sjlt", "demo", "--plot", "nowhere/demo.png"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "Error: nowhere: no such directory\n")
+
+
+def test_the_band_holds_95_percent_of_a_normal_variable() -> None:
+    low, high = demo.band()
+    squares = 1 + np.sqrt(2 / demo.N_COMPONENTS) * np.random.default_rng(0).normal(size=10**6)
+    assert np.mean((squares > low**2) & (squares < high**2)) == pytest.approx(0.95, abs=1e-3)

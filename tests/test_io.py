@@ -1,0 +1,165 @@
+"""Files: the same bits as `Sketch.project`, in whatever order, dtype and batches; and what is said about them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import sjlt
+from sjlt.io import project_file
+from sjlt.output import UserError
+
+N, D, K = 333, 70, 24
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def saved(path: Path, array: np.ndarray) -> Path:
+    np.save(path, array)
+    return path
+
+
+def assert_is_result(out: Path, expected: np.ndarray) -> None:
+    """The very bytes that np.save would write, and nothing left beside them."""
+    reference = out.with_name("reference.npy")
+    np.save(reference, expected)
+    assert out.read_bytes() == reference.read_bytes()
+    reference.unlink()
+    assert out.with_name(out.name + ".json").exists()
+    assert not list(out.parent.glob("*.partial*"))
+    assert not list(out.parent.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f2", ">f8", "i1", "?"])
+def test_dtypes_and_orders_give_the_bits_of_project(
+    tmp_path: Path, rng: np.random.Generator, dtype: str, order: str
+) -> None:
+    x = np.asarray(rng.normal(size=(N, D)) * 50).astype(dtype, order=order)
+    out = tmp_path / "y.npy"
+    project_file(saved(tmp_path / "x.npy", x), out, K, seed=5, batch_rows=100)
+    assert_is_result(out, sjlt.Sketch(D, K, seed=5).project(x))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 111, N - 1, N, 10**9, None])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_batches_do_not_matter(tmp_path: Path, rng: np.random.Generator, order: str, rows: int | None) -> None:
+    x = np.asarray(rng.normal(size=(N, D)), np.float32, order=order)
+    out = tmp_path / "y.npy"
+    project_file(saved(tmp_path / "x.npy", x), out, K, nnz=3, batch_rows=rows)
+    assert_is_result(out, sjlt.Sketch(D, K, nnz=3).project(x))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_do_not_matter(
+    tmp_path: Path, rng: np.random.Generator, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sjlt.threads._num_threads", threads)
+    x = rng.normal(size=(N, D))
+    project_file(saved(tmp_path / "x.npy", x), tmp_path / "y.npy", K, batch_rows=50)
+    monkeypatch.setattr("sjlt.threads._num_threads", None)
+    assert_is_result(tmp_path / "y.npy", x @ sjlt.Sketch(D, K).T)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("given", ["float16", "float32", "float64"])
+def test_the_dtype_of_the_result(tmp_path: Path, rng: np.random.Generator, given: str, dtype: str) -> None:
+    x = (rng.normal(size=(N, D)) * 9).astype(given)
+    out = tmp_path / "y.npy"
+    project_file(saved(tmp_path / "x.npy", x), out, K, dtype=dtype, batch_rows=100)
+    assert_is_result(out, sjlt.Sketch(D, K).project(x, out=np.empty((N, K), dtype)))
+
+
+@pytest.mark.parametrize("shape", [(0, D), (N, 0), (0, 0), (1, 1), (1, D), (N, 1)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_thin_and_empty_arrays(tmp_path: Path, shape: tuple[int, int], order: str) -> None:
+    x = np.ones(shape, np.float32, order=order)
+    project_file(saved(tmp_path / "x.npy", x), tmp_path / "y.npy", K)
+    assert_is_result(tmp_path / "y.npy", sjlt.Sketch(shape[1], K).project(x))
+
+
+@pytest.mark.parametrize("kind", [scipy.sparse.csr_array, scipy.sparse.csr_matrix])
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+@pytest.mark.parametrize("rows", [1, 50, None])
+def test_csr(tmp_path: Path, kind: type, dtype: str, rows: int | None) -> None:
+    x = kind(scipy.sparse.random_array((N, D), density=0.1, rng=np.random.default_rng(1)) * 100).astype(dtype)
+    scipy.sparse.save_npz(tmp_path / "x.npz", x)
+    notes: list[str] = []
+    project_file(tmp_path / "x.npz", tmp_path / "y.npy", K, batch_rows=rows, note=notes.append)
+    assert_is_result(tmp_path / "y.npy", sjlt.Sketch(D, K).project(x))
+    assert notes == [f"{tmp_path / 'x.npz'}: sparse, so it is loaded whole into memory"]
+    assert json.loads((tmp_path / "y.npy.json").read_text())["source"]["order"] == "CSR"
+
+
+def test_version_2_headers(tmp_path: Path) -> None:
+    x = np.ones((3, D), np.float32)
+    with open(tmp_path / "x.npy", "wb") as file:
+        np.lib.format.write_array(file, x, version=(2, 0))
+    project_file(tmp_path / "x.npy", tmp_path / "y.npy", K)
+    assert_is_result(tmp_path / "y.npy", sjlt.Sketch(D, K).project(x))
+
+
+def test_numbers_that_are_not_finite_reach_their_components_only(tmp_path: Path) -> None:
+    x = np.zeros((3, D), np.float32)
+    x[0, 3], x[1, 4] = np.nan, np.inf
+    project_file(saved(tmp_path / "x.npy", x), tmp_path / "y.npy", K)
+    y = np.load(tmp_path / "y.npy")
+    hit = np.zeros(y.shape, bool)
+    rows, _ = sjlt.Sketch(D, K).entries()
+    hit[0, rows[:, 3]] = hit[1, rows[:, 4]] = True
+    assert np.array_equal(~np.isfinite(y), hit)
+
+
+def test_numbers_beyond_the_dtype_become_infinite_without_a_warning(tmp_path: Path) -> None:
+    project_file(saved(tmp_path / "x.npy", np.full((2, D), 1e30)), tmp_path / "y.npy", K, dtype="float16")
+    assert np.isinf(np.load(tmp_path / "y.npy")).any()
+
+
+def test_the_sidecar(tmp_path: Path) -> None:
+    source = saved(tmp_path / "x.npy", np.ones((N, D), ">f4"))
+    project_file(source, tmp_path / "y.npy", K, seed=-1, batch_rows=17, dtype="float64")
+    status = source.stat()
+    assert json.loads((tmp_path / "y.npy.json").read_text()) == {
+        "sjlt": sjlt.__version__,
+        "sketch": sjlt.Sketch(D, K, seed=2**64 - 1).to_dict(),
+        "source": {
+            "name": "x.npy",
+            "size": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+            "shape": [N, D],
+            "dtype": ">f4",
+            "order": "C",
+        },
+        "result": {"shape": [N, K], "dtype": "float64"},
+        "batch_rows": 17,
+    }
+
+
+def test_progress_counts_rows(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    source = saved(tmp_path / "x.npy", np.ones((10, D)))
+    project_file(source, tmp_path / "y.npy", K, batch_rows=4, progress=lambda *rows: seen.append(rows))
+    assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
+
+
+def test_long_rows_still_come_in_batches(tmp_path: Path) -> None:
+    project_file(saved(tmp_path / "x.npy", np.ones((20, 600_000), np.float32)), tmp_path / "y.npy", K)
+    assert json.loads((tmp_path / "y.npy.json").read_text())["batch_rows"] == 16
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_source_that_changes_or_shrinks_under_way_leaves_nothing(tmp_path: Path, order: str) -> None:
+    source = saved(tmp_path / "x.npy", np.ones((50_000, D), order=order))
+
+    def change(rows: int, of: int) -> None:
+        with open(source, "r+b") as file:
+            file.truncate(1000) if order == "C" else file.write(b"\x93")
+
+    with pytest.raises(UserError, match=r"x.npy: (changed while it was read: source|ends early)"):
+        project_file(source, tmp_path / "y.npy", K, batch_rows=1000, progress=change)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]

@@ -1,0 +1,346 @@
+"""Interrupted runs: what they leave, how they continue, and when that is refused."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sjlt
+from sjlt import output
+from sjlt.io import project_file
+from sjlt.output import UserError
+
+N, D, K = 1000, 40, 16
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.random.default_rng(0).normal(size=(N, D)).astype(np.float32))
+
+
+def project(**options: Any) -> list[str]:
+    """Project x.npy to y.npy; what the user was told."""
+    notes: list[str] = []
+    parameters = {"source": Path("x.npy"), "out": Path("y.npy"), "n_components": K, "batch_rows": 10}
+    project_file(**{**parameters, "note": notes.append, **options})
+    return notes
+
+
+def stop_at(rows: int, error: type[BaseException] = KeyboardInterrupt) -> Callable[[int, int], None]:
+    def progress(done: int, of: int) -> None:
+        if done >= rows:
+            raise error
+
+    return progress
+
+
+def interrupt(rows: int = 500, **options: Any) -> None:
+    with pytest.raises(KeyboardInterrupt, match=f"^{rows} of {N} rows are kept, --resume continues$"):
+        project(progress=stop_at(rows), **options)
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+def assert_is_result(k: int = K) -> None:
+    np.save("reference.npy", np.load("x.npy") @ sjlt.Sketch(D, k).T)
+    assert Path("y.npy").read_bytes() == Path("reference.npy").read_bytes()
+    Path("reference.npy").unlink()
+    assert names() == ["x.npy", "y.npy", "y.npy.json"]
+
+
+# ------------------------------------------------------------------------------------- continuing
+
+
+def test_an_interrupted_run_continues() -> None:
+    interrupt()
+    assert names() == ["x.npy", "y.npy.partial", "y.npy.partial.json"]
+    seen: list[int] = []
+    assert project(resume=True, progress=lambda rows, of: seen.append(rows)) == []
+    assert seen == list(range(500, N + 1, 10))
+    assert_is_result()
+
+
+def test_only_rows_of_the_last_checkpoint_count() -> None:
+    """Whatever lies behind them, as after a kill: half a batch, or numbers that never reached the disk."""
+    interrupt()
+    with open("y.npy.partial", "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.write(b"\xff" * 1001)
+    project(resume=True)
+    assert_is_result()
+
+
+def test_a_run_may_be_interrupted_many_times() -> None:
+    interrupt(100)
+    for rows in range(200, N, 100):
+        interrupt(rows, resume=True)
+    project(resume=True)
+    assert_is_result()
+
+
+def test_a_run_interrupted_before_its_first_row_leaves_nothing() -> None:
+    with pytest.raises(KeyboardInterrupt, match=f"^0 of {N} rows are kept$"):
+        project(progress=stop_at(0))
+    assert names() == ["x.npy"]
+
+
+def test_resume_with_nothing_to_resume_starts_at_the_first_row() -> None:
+    assert project(resume=True) == ["y.npy.partial: no such file, nothing to resume: starting from the first row"]
+    assert_is_result()
+
+
+def test_resume_of_a_complete_result_does_nothing() -> None:
+    project()
+    before = Path("y.npy").stat()
+    assert project(resume=True) == ["y.npy: complete already, from the same source and parameters"]
+    assert Path("y.npy").stat() == before
+    with pytest.raises(UserError, match=r"y.npy: exists and is not this result: sketch.n_components is 8, was 16"):
+        project(resume=True, n_components=8)
+    project(resume=True, force=True, n_components=8)
+    assert_is_result(8)
+
+
+def test_a_leftover_is_neither_continued_nor_lost_by_accident() -> None:
+    interrupt()
+    with pytest.raises(UserError, match=r"y.npy.partial: left by an interrupted run \(--resume continues it, --force"):
+        project()
+    project(force=True)
+    assert_is_result()
+
+
+def test_the_old_result_stays_until_the_new_one_is_complete() -> None:
+    project(n_components=8)
+    old = Path("y.npy").read_bytes()
+    interrupt(force=True)
+    assert Path("y.npy").read_bytes() == old
+    with pytest.raises(UserError, match=r"y.npy: exists \(--force replaces it\)"):
+        project(resume=True)
+    project(resume=True, force=True)
+    assert_is_result()
+
+
+@pytest.mark.parametrize("step", ["write sidecar", "rename", "remove state"])
+def test_a_kill_while_the_result_gets_its_name(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each step of the commit, the result stands with its description or not at all, and a resume completes."""
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Output, "__exit__", lambda self, *_: self._file.close())
+        if step == "write sidecar":
+            write = output._write_json
+            patch.setattr(output, "_write_json", lambda path, c: die() if path.name == "y.npy.json" else write(path, c))
+        elif step == "rename":
+            replace = os.replace
+            patch.setattr(os, "replace", lambda a, b: die() if Path(b).name == "y.npy" else replace(a, b))
+        else:
+            patch.setattr(Path, "unlink", lambda path, **_: die() if path.name == "y.npy.partial.json" else None)
+        with pytest.raises(Killed):
+            project()
+    assert not Path("y.npy").exists() or Path("y.npy.json").exists()
+    project(resume=True)
+    assert_is_result()
+
+
+# ------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_components": 8}, "sketch.n_components is 8, was 16; result.shape is [1000, 8], was [1000, 16]"),
+        ({"nnz": 2}, "sketch.nnz is 2, was 4"),
+        ({"seed": 7}, "sketch.seed is 7, was 0"),
+        ({"dtype": "float64"}, "result.dtype is float64, was float32"),
+        ({"batch_rows": 20}, "batch_rows is 20, was 10"),
+    ],
+)
+def test_other_parameters(options: dict[str, Any], message: str) -> None:
+    interrupt()
+    before = {name: Path(name).read_bytes() for name in names()}
+    with pytest.raises(UserError) as refused:
+        project(resume=True, **options)
+    assert str(refused.value) == f"y.npy.partial: cannot be resumed: {message} (--force alone starts anew)"
+    assert {name: Path(name).read_bytes() for name in names()} == before
+
+
+def touch() -> None:
+    os.utime("x.npy", ns=(1, 1))
+
+
+def replace_with(array: np.ndarray) -> Callable[[], None]:
+    return lambda: np.save("x.npy", array)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (touch, "source.mtime_ns is 1, was "),
+        (replace_with(np.zeros((N, D))), "source.dtype is float64, was float32"),
+        (replace_with(np.zeros((N + 1, D), np.float32)), "source.shape is [1001, 40], was [1000, 40]"),
+        (replace_with(np.zeros((N, D), np.float32, order="F")), "source.order is F, was C"),
+        (lambda: os.truncate("x.npy", 160129), "source.size is 160129, was 160128"),
+    ],
+)
+def test_another_source(change: Callable[[], None], message: str) -> None:
+    interrupt()
+    change()
+    with pytest.raises(UserError) as refused:
+        project(resume=True)
+    assert message in str(refused.value)
+
+
+def test_a_source_of_another_name() -> None:
+    interrupt()
+    os.rename("x.npy", "z.npy")
+    with pytest.raises(UserError, match=r"source.name is z.npy, was x.npy"):
+        project(resume=True, source=Path("z.npy"))
+
+
+def test_another_version_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt()
+    monkeypatch.setattr("sjlt.io.__version__", "9.9")
+    with pytest.raises(UserError, match=f"sjlt is 9.9, was {sjlt.__version__}"):
+        project(resume=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda: Path("y.npy.partial.json").unlink(), "cannot be resumed without y.npy.partial.json"),
+        (lambda: Path("y.npy.partial.json").write_text("{"), "y.npy.partial.json: not JSON"),
+        (lambda: os.truncate("y.npy.partial", 1000), "truncated: 500 rows take 32128 bytes, it has 1000"),
+    ],
+)
+def test_damaged_leftovers(damage: Callable[[], None], message: str) -> None:
+    interrupt()
+    damage()
+    with pytest.raises(UserError) as refused:
+        project(resume=True)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("rows", [-1, N + 1, "500", True, None])
+def test_a_damaged_count_of_rows(rows: object) -> None:
+    interrupt()
+    state = json.loads(Path("y.npy.partial.json").read_text())
+    Path("y.npy.partial.json").write_text(json.dumps({**state, "rows_done": rows}))
+    with pytest.raises(UserError, match=f"rows_done is {rows!r}, must be from 0 to {N}"):
+        project(resume=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX locks")
+@pytest.mark.parametrize("options", [{"resume": True}, {"force": True}])
+def test_two_runs_at_once(options: dict[str, Any]) -> None:
+    def meddle(rows: int, of: int) -> None:
+        if rows == 500:
+            with pytest.raises(UserError, match=r"y.npy.partial: another process is writing it"):
+                project(**options)
+
+    project(progress=meddle)
+    assert_is_result()
+
+
+def test_a_failing_disk_leaves_what_the_last_checkpoint_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "CHECKPOINT_SECONDS", 0)
+    fsync, calls = os.fsync, []
+
+    def failing(file: int) -> None:
+        calls.append(file)
+        if len(calls) == 100:
+            raise OSError(5, "Input/output error")
+        fsync(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(UserError, match=r"^Input/output error; \d+0 of 1000 rows are kept, --resume continues$"):
+            project()
+    assert "y.npy" not in names()
+    project(resume=True)
+    assert_is_result()
+
+
+# ------------------------------------------------------------------------------------- whole programs
+
+
+LARGE = (40_000, 768)  # 123 MB
+
+
+def start(*options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sjlt", "project", "large.npy", "y.npy", "-k", "256", "--batch-rows", "16"]
+    return subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+
+
+def wait_until_part_way(process: subprocess.Popen[str], share: float) -> None:
+    partial, size = Path("y.npy.partial"), 128 + LARGE[0] * 256 * 4
+    while process.poll() is None:
+        with contextlib.suppress(FileNotFoundError):
+            if partial.stat().st_size >= share * size:
+                return
+        time.sleep(0.001)
+    pytest.fail(f"ended before it was {share:.0%} on its way: {process.communicate()}")
+
+
+@pytest.fixture
+def large() -> bytes:
+    """A large file, and what an uninterrupted run makes of it."""
+    x = np.random.default_rng(1).normal(size=(1000, LARGE[1])).astype(np.float32)
+    np.save("large.npy", np.concatenate([x + i for i in range(LARGE[0] // 1000)]))
+    project_file(Path("large.npy"), Path("whole.npy"), 256)
+    return Path("whole.npy").read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_kill_and_resume(large: bytes) -> None:
+    share = random.Random().uniform(0.05, 0.7)
+    with start() as process:
+        wait_until_part_way(process, share)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert not Path("y.npy").exists()
+    with start("--resume") as process:  # and once more, now that there may be rows to continue from
+        wait_until_part_way(process, share + 0.1)
+        process.kill()
+    assert not Path("y.npy").exists()
+    with start("--resume") as process:
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, ""), f"killed at {share:.0%}"
+    assert Path("y.npy").read_bytes() == large, f"killed at {share:.0%}"
+    assert not list(Path().glob("y.npy.partial*"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_control_c(large: bytes) -> None:
+    with start() as process:
+        wait_until_part_way(process, 0.3)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    command = "sjlt project large.npy y.npy -k 256 --batch-rows 16 --resume"
+    assert said.startswith("Interrupted: ")
+    assert said.endswith(f" of {LARGE[0]} rows are kept, --resume continues: {command}\n")
+    assert said.count("\n") == 1
+    done = json.loads(Path("y.npy.partial.json").read_text())["rows_done"]
+    assert done >= 0.3 * LARGE[0] - 16
+    with start("--resume") as process:
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+    assert Path("y.npy").read_bytes() == large
