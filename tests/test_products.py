@@ -1,0 +1,299 @@
+"""Dense products against the materialised sketch, exactly, on integer data: dtypes, orders, strides, shapes.
+
+nnz is 1, 4, 16 or 64 throughout: the scale 1/sqrt(nnz) is then a power of two, and every product exact.
+"""
+
+import numpy as np
+import pytest
+from data import DTYPES, FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
+
+import sjlt
+from sjlt import Sketch
+
+
+@pytest.fixture(params=[1, 3], ids=["1 thread", "3 threads"])
+def num_threads(request):
+    before = sjlt.get_num_threads()
+    sjlt.set_num_threads(request.param)
+    yield request.param
+    sjlt.set_num_threads(before)
+
+
+def check_project(S, x, **options):
+    expected = exact_project(S, x)
+    out = poisoned(expected.shape, expected.dtype)
+    assert S.project(x, out=out, **options) is out
+    same(out, expected)
+
+
+def check_adjoint(S, y):
+    expected = exact_adjoint(S, y)
+    out = poisoned(expected.shape, expected.dtype)
+    assert S.project_adjoint(y, out=out) is out
+    same(out, expected)
+
+
+# --------------------------------------------------------------------------------- dtypes
+
+
+# Few rows and many may run in different kernels, which compile for each dtype: many in one dtype of a kind.
+@pytest.mark.parametrize(
+    ("n", "dtype"), [*((3, t) for t in DTYPES), *((70, t) for t in (*FLOATS, "int8", "uint64", "bool"))]
+)
+def test_dtypes(n, dtype):
+    S = Sketch(200, 64, nnz=4, seed=1)
+    x = integers((n, 200), dtype, seed=n)
+    same(x @ S.T, exact_project(S, x))
+    check_project(S, x)
+    y = integers((n, 64), dtype, seed=n)
+    same(y @ S, exact_adjoint(S, y))
+    check_adjoint(S, y)
+
+
+@pytest.mark.parametrize("extreme", [2**53, -(2**53), 2**40 + 1])
+def test_large_integers_are_fp64s(extreme):
+    S = Sketch(3, 64, nnz=1)
+    x = np.array([[extreme, 0, 0], [0, 0, extreme]])
+    same(x @ S.T, exact_project(S, x))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype"),
+    [
+        ("float16", "float32"),
+        ("float32", "float16"),
+        ("float32", "float64"),
+        ("float64", "float32"),
+        ("int8", "float32"),
+    ],
+)
+def test_out_may_have_another_float_dtype(dtype, out_dtype):
+    S = Sketch(200, 64, nnz=16, seed=1)
+    for n in (2, 70):
+        x, y = integers((n, 200), dtype), integers((n, 64), dtype)
+        same(S.project(x, out=poisoned((n, 64), out_dtype)), exact_project(S, x, out_dtype))
+        same(S.project_adjoint(y, out=poisoned((n, 200), out_dtype)), exact_adjoint(S, y, out_dtype))
+
+
+# --------------------------------------------------------------------------------- shapes
+
+# Features: none, one, below a chunk, about a tile of features, a prime, many blocks of the sums for small k.
+FEATURES = [0, 1, 31, 63, 65, 509, 3001]
+# (k, nnz): one row, k < 128, whole tiles, broken tiles, a prime, chunks of one place, of the whole tile.
+COMPONENTS = [(1, 1), (6, 4), (64, 64), (100, 16), (128, 1), (256, 4), (300, 16), (1009, 4)]
+
+
+@pytest.mark.parametrize("d", FEATURES)
+@pytest.mark.parametrize(("k", "nnz"), COMPONENTS)
+def test_shapes(k, nnz, d):
+    S = Sketch(d, k, nnz=nnz, seed=d)
+    for n in (1, 2, 9, 33):
+        check_project(S, integers((n, d), seed=n))
+        check_adjoint(S, integers((n, k), seed=n))
+    check_project(S, integers(d))
+    check_adjoint(S, integers(k))
+
+
+@pytest.mark.parametrize("n", [*range(1, 12), 31, 32, 33, 63, 64, 65, 100, 257])
+def test_numbers_of_rows(n, num_threads):
+    S = Sketch(333, 40, nnz=4, seed=n)
+    for dtype in ("float32", "float64"):
+        check_project(S, integers((n, 333), dtype))
+        check_adjoint(S, integers((n, 40), dtype))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)])
+@pytest.mark.parametrize("d", [0, 1, 77])
+def test_no_rows(shape, d):
+    S = Sketch(d, 40, nnz=4)
+    for x, product, check in (
+        (np.empty((*shape, d), np.float32), lambda x: x @ S.T, check_project),
+        (np.empty((*shape, 40), np.float32), lambda y: y @ S, check_adjoint),
+    ):
+        assert product(x).shape == (*shape, sum(S.shape) - x.shape[-1])
+        assert product(x).dtype == np.float32
+        check(S, x)
+
+
+def sliding(n, d, dtype, seed=0):
+    """(n, d) whose row i begins one element further on than row i - 1: a wide matrix in the memory of one row."""
+    line = integers(n + d, dtype, seed)
+    return np.lib.stride_tricks.as_strided(line, (n, d), (line.itemsize, line.itemsize), writeable=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("n", [2, 40])
+def test_wide(n, dtype, num_threads):
+    """More features than any table of entries or run of features of one task holds."""
+    for S in (Sketch(140_000, 128, nnz=64), Sketch(300_001, 50, nnz=4)[:, 7:]):
+        x = sliding(n, S.n_features, dtype)
+        check_project(S, x)
+        check_project(S, np.asfortranarray(x))
+
+
+@pytest.mark.parametrize("n", [2, 40])
+def test_wide_adjoint(n, num_threads):
+    for S in (Sketch(140_000, 128, nnz=64), Sketch(300_001, 50, nnz=4)[:, 7:]):
+        check_adjoint(S, integers((n, S.n_components)))
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 8192), (40, 8192), (300, 8192), (1, 65_536), (150, 65_536), (5, 1_000_003)])
+def test_many_components(n, k, num_threads):
+    """Columns about 2^33, where blocks of features begin whatever their size."""
+    S = Sketch(2**34, k, nnz=4)[:, 2**33 - 100 : 2**33 + 155]
+    check_project(S, integers((n, 255)))
+    check_adjoint(S, integers((n, k)))
+
+
+@pytest.mark.parametrize("k", [3, 128, 700])
+@pytest.mark.parametrize("n", [3, 50])
+def test_features_past_two_to_the_33(k, n):
+    S = Sketch(2**63 - 1, k, nnz=1, seed=-1)
+    for start in (2**33 - 40, 2**33 + 1, 2**62 - 11, 2**63 - 1 - 100):
+        part = S[:, start : start + 100]
+        check_project(part, integers((n, 100), seed=k))
+        check_adjoint(part, integers((n, k), seed=k))
+
+
+# --------------------------------------------------------------------------------- layouts
+
+LAYOUTS = {
+    "C": lambda x: x,
+    "F": np.asfortranarray,
+    "every second row": lambda x: np.repeat(x, 2, axis=0)[::2],
+    "every third column": lambda x: np.repeat(x, 3, axis=1)[:, ::3],
+    "inner part": lambda x: np.pad(x, 5)[5:-5, 5:-5],
+    "inner part of F": lambda x: np.asfortranarray(np.pad(x, 5))[5:-5, 5:-5],
+    "rows backwards": lambda x: x[::-1].copy()[::-1],
+    "columns backwards": lambda x: x[:, ::-1].copy()[:, ::-1],
+    "F backwards": lambda x: np.asfortranarray(x[::-1, ::-1])[::-1, ::-1],
+    "field of records": lambda x: np.rec.fromarrays([x, x + 1], names="a,b")["a"],
+}
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@each_layout
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16"])
+@pytest.mark.parametrize("n", [5, 70])
+def test_layouts_of_the_input(layout, dtype, n, num_threads):
+    S = Sketch(301, 40, nnz=4)
+    for rows, check in ((integers((n, 301), dtype), check_project), (integers((n, 40), dtype), check_adjoint)):
+        view = LAYOUTS[layout](rows)
+        assert np.array_equal(view, rows)
+        before = view.copy()
+        check(S, view)
+        assert np.array_equal(view, before), "the input was written to"
+
+
+@each_layout
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [5, 70])
+def test_layouts_of_out(layout, dtype, n, num_threads):
+    S = Sketch(301, 40, nnz=4)
+    x, y = integers((n, 301), dtype), integers((n, 40), dtype)
+    out = LAYOUTS[layout](poisoned((n, 40), dtype))
+    assert S.project(x, out=out) is out
+    same(out, exact_project(S, x))
+    out = LAYOUTS[layout](poisoned((n, 301), dtype))
+    assert S.project_adjoint(y, out=out) is out
+    same(out, exact_adjoint(S, y))
+
+
+def test_only_the_elements_of_a_strided_out_are_written():
+    S = Sketch(301, 40, nnz=4)
+    whole = np.full((70, 3, 120), 7, np.float32)
+    S.project(integers((70, 301)), out=whole[:, 1, ::3])
+    whole[:, 1, ::3] = 7
+    assert (whole == 7).all()
+
+
+@pytest.mark.parametrize("n", [5, 70])
+def test_zero_strides(n):
+    S = Sketch(301, 40, nnz=4)
+    for dtype in ("float16", "float32", "int8"):
+        check_project(S, np.broadcast_to(integers(301, dtype), (n, 301)))
+        check_project(S, np.broadcast_to(integers((n, 1), dtype), (n, 301)))
+        check_project(S, np.broadcast_to(np.ones((), dtype), (n, 301)))
+        check_adjoint(S, np.broadcast_to(integers(40, dtype), (n, 40)))
+        check_adjoint(S, np.broadcast_to(integers((n, 1), dtype), (n, 40)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_leading_axes(dtype):
+    S = Sketch(77, 40, nnz=4)
+    for x, check in ((integers((4, 6, 5, 77), dtype), check_project), (integers((4, 6, 5, 40), dtype), check_adjoint)):
+        check(S, x)
+        check(S, x.transpose(2, 0, 1, 3))  # no strides describe its rows as one axis
+        check(S, x[::2, ::-1, 1:3])
+        check(S, np.moveaxis(np.ascontiguousarray(np.moveaxis(x, -1, 0)), 0, -1))
+        check(S, np.broadcast_to(x[:, :1], x.shape))
+
+
+def test_leading_axes_of_out_without_merged_strides():
+    S = Sketch(77, 40, nnz=4)
+    x = integers((4, 6, 77))
+    out = poisoned((6, 4, 40), "float32").transpose(1, 0, 2)
+    same(S.project(x, out=out), exact_project(S, x))
+    out = poisoned((40, 6, 4), "float32").transpose(2, 1, 0)
+    same(S.project(x, out=out), exact_project(S, x))
+
+
+# --------------------------------------------------------------------------------- both sides
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "bool"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_four_products(dtype, order):
+    S = Sketch(301, 40, nnz=4, seed=6)
+    for n in (1, 5, 70):
+        X, Y = (np.asarray(integers((n, m), dtype, seed=n), order=order) for m in S.shape[::-1])
+        A, B = (np.asarray(integers((m, n), dtype, seed=n), order=order) for m in S.shape[::-1])
+        same(X @ S.T, exact_project(S, X))
+        same(Y @ S, exact_adjoint(S, Y))
+        same(S @ A, exact_project(S, A.T).T)
+        same(S.T @ B, exact_adjoint(S, B.T).T)
+        for product, vector in ((S.T.__rmatmul__, X[0]), (S.__matmul__, X[0])):
+            same(product(vector), exact_project(S, vector))
+        for product, vector in ((S.__rmatmul__, Y[0]), (S.T.__matmul__, Y[0])):
+            same(product(vector), exact_adjoint(S, vector))
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 200])
+def test_products_from_the_left(width, num_threads):
+    S = Sketch(5000, 6, nnz=4)  # chunks of one column: many blocks of features
+    A, B = integers((5000, width)), integers((6, width))
+    same(S @ A, exact_project(S, A.T).T)
+    same(S.T @ B, exact_adjoint(S, B.T).T)
+
+
+def test_products_of_no_columns():
+    S = Sketch(77, 40, nnz=4)
+    assert (S @ np.empty((77, 0), np.float32)).shape == (40, 0)
+    assert (S.T @ np.empty((40, 0), np.float32)).shape == (77, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("k", "nnz"), COMPONENTS)
+def test_adjoint_identity(k, nnz, seed):
+    """<S x, y> = <x, S' y>, without the materialised sketch and to the bit."""
+    S = Sketch(777, k, nnz=nnz, seed=seed)[:, 10 * seed :]
+    x = integers((4, S.n_features), "float64", seed)
+    y = integers((4, k), "float64", seed + 9)
+    left, right = (x @ S.T) @ y.T, x @ (y @ S).T
+    assert np.abs(left).max() > 0
+    np.testing.assert_array_equal(left, right)
+
+
+def test_linearity():
+    S = Sketch(777, 100, nnz=4)
+    a, b = integers((50, 777), "float64", 1), integers((50, 777), "float64", 2)
+    np.testing.assert_array_equal((3 * a - b) @ S.T, 3 * (a @ S.T) - b @ S.T)
+
+
+def test_results_are_new_arrays():
+    S = Sketch(20, 20, nnz=1)
+    x = integers((5, 20))
+    for result in (x @ S.T, x @ S, S @ x.T, S.T @ x.T):
+        assert result.flags.writeable
+        assert not np.shares_memory(result, x)
+        assert result.dtype == result_dtype(x)

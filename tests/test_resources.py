@@ -1,0 +1,137 @@
+"""Memory beyond input and output, and what an import costs, measured in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MIB = 2**20
+
+
+def run(code, **environment):
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, **environment}
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+# --------------------------------------------------------------------------------- memory
+
+# Each case is (function, input, out); both arrays are written to, and so resident, before the measurement.
+MEASURE = """
+import numpy as np, scipy.sparse as sp, sjlt
+from sjlt import Sketch
+
+def ones(shape, dtype, order="C"):
+    return np.full(shape, 1, dtype, order=order)
+
+def dense(S, n, dtype, out, order="C"):
+    return S.project, ones((n, S.n_features), dtype, order), ones((n, S.n_components), out)
+
+def adjoint(S, n, dtype, out):
+    return S.project_adjoint, ones((n, S.n_components), dtype), ones((n, S.n_features), out)
+
+def sparse(function, n, width, each, format, out, dtype="f4"):
+    columns = np.sort(np.random.default_rng(0).integers(0, width, (n, each), np.int32), axis=1)
+    x = sp.csr_array((ones(n * each, dtype), columns.ravel(), np.arange(0, n * each + 1, each)), shape=(n, width))
+    return function, x.asformat(format), ones((n, out), "f4")
+
+def peak():
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+function, x, out = CASE
+most = 0
+for threads in (1, 16):
+    sjlt.set_num_threads(threads)
+    function(x, out=out)  # compiles, and starts the threads
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")  # the peak becomes what is resident now
+    before = peak()
+    function(x, out=out)
+    most = max(most, peak() - before)
+print(most)
+"""
+
+CASES = [
+    # The widest result for which the bound holds, from many rows, few and one.
+    'dense(Sketch(3000, 65536), 300, "f4", "f4")',
+    'dense(Sketch(3000, 65536), 300, "f2", "f2")',
+    'dense(Sketch(3_000_000, 65536), 3, "f4", "f4")',
+    'dense(Sketch(10_000_000, 65536), 1, "f2", "f4")',
+    'adjoint(Sketch(3000, 65536), 300, "f4", "f4")',
+    'adjoint(Sketch(3000, 65536), 300, "f2", "f2")',
+    'adjoint(Sketch(3_000_000, 65536), 3, "f4", "f2")',
+    'sparse(Sketch(10**6, 65536).project, 300, 10**6, 1000, "csr", 65536)',
+    'sparse(Sketch(10**5, 65536).project, 300, 10**5, 1000, "csc", 65536)',
+    'sparse(Sketch(3000, 65536).project_adjoint, 300, 65536, 1000, "csr", 3000)',
+    # Inputs that are larger in the dtype of the computation: whole, these would take 80 MB and more.
+    'dense(Sketch(400_000, 64), 64, "f2", "f4")',
+    'dense(Sketch(200_000, 64), 64, "i1", "f8", "F")',
+    'dense(Sketch(400_000, 64), 64, ">f4", "f4")',
+    'dense(Sketch(20_000_000, 64), 1, "i1", "f8")',
+    'dense(Sketch(20_000_000, 64), 1, ">f4", "f4")',
+    'sparse(Sketch(10**6, 64).project, 1000, 10**6, 10_000, "csr", 64, "i1")',
+    # From the left: the layouts are those of A' and B'.
+    '(lambda A, out: Sketch(500_000, 64).project(A.T, out=out.T), ones((500_000, 64), "f4"), ones((64, 64), "f4"))',
+    '(lambda B, out: Sketch(200_000, 64).T @ B, ones((64, 64), "f4"), None)',
+]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is reset through /proc")
+@pytest.mark.parametrize("case", CASES)
+def test_extra_memory_stays_under_64_mib(case):
+    # A fixed threshold keeps freed arrays from staying resident, where they would hide a later use.
+    extra = int(run(MEASURE.replace("CASE", case), MALLOC_MMAP_THRESHOLD_="131072"))
+    result = 200_000 * 64 * 4 if "None" in case else 0
+    assert extra - result < 64 * MIB
+
+
+# --------------------------------------------------------------------------------- imports
+
+HEAVY = {"torch", "triton", "numba", "llvmlite", "sklearn", "pandas", "matplotlib", "typer", "rich"}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import sjlt; dir(sjlt); sjlt.__version__",
+        "import sjlt; S = sjlt.Sketch(10**6, 256)[:, 5:].T; repr(S), hash(S), sjlt.Sketch.from_dict(S.T.to_dict())",
+        "from sjlt import Sketch, project, get_num_threads, set_num_threads; set_num_threads(get_num_threads())",
+    ],
+)
+def test_import_is_light(use):
+    loaded = set(run(f"{use}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})").split())
+    assert "sjlt" in loaded
+    assert not loaded & HEAVY
+
+
+def test_import_takes_less_than_0_4_seconds():
+    code = "import time; start = time.process_time(); import sjlt; sjlt.Sketch; print(time.process_time() - start)"
+    assert min(float(run(code)) for _ in range(3)) < 0.4
+
+
+def test_every_export_exists():
+    import sjlt
+
+    assert set(sjlt.__all__) <= set(dir(sjlt))
+    for name in sjlt.__all__:
+        assert getattr(sjlt, name) is not None
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        _ = sjlt.nothing_of_this_name
+
+
+def test_a_second_process_does_not_compile_again(tmp_path):
+    code = """
+import numpy as np, numba, sjlt
+from numba.core import event
+with event.install_recorder("numba:compile") as recorder:
+    np.ones((70, 50), np.float32) @ sjlt.Sketch(50, 40).T
+print(len(recorder.buffer))
+"""
+    first, second = (int(run(code, NUMBA_CACHE_DIR=str(tmp_path))) for _ in range(2))
+    assert first > 0
+    assert second == 0

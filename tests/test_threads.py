@@ -1,0 +1,236 @@
+"""Results that do not depend on threads or on batches, to the bit; several callers at once; forks and spawns."""
+
+import multiprocessing
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sjlt
+from sjlt import Sketch
+
+# Sums in one block of features and in many; many components; more features than one table or task takes.
+WIDE = Sketch(70_000, 64, nnz=63)
+SKETCHES = [Sketch(3000, 100, nnz=3), Sketch(5000, 3, nnz=2), Sketch(200, 5000, nnz=7), WIDE]
+each_sketch = pytest.mark.parametrize("S", SKETCHES, ids=repr)
+N = 75  # rows: two full tiles and a broken one for any power of two from 8 to 64
+
+
+@pytest.fixture(autouse=True)
+def _restore_num_threads():
+    before = sjlt.get_num_threads()
+    yield
+    sjlt.set_num_threads(before)
+
+
+def normal(shape, dtype="float32", seed=0):
+    """Numbers whose sums depend on the order of the terms."""
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def make(S, container):
+    """(function, rows of data) to project in the container, or for the adjoint."""
+    kind, _, dtype = container.partition(" ")
+    if kind == "adjoint":
+        return lambda y: y @ S, normal((N, S.n_components), dtype)
+    if kind in ("C", "F"):
+        return lambda x: x @ S.T, np.asarray(normal((N, S.n_features), dtype), order=kind)
+    keep = np.random.default_rng(1).random((N, S.n_features)) < (0.2 if S.n_features < 10_000 else 0.003)
+    x = sp.csr_array(normal((N, S.n_features), dtype) * keep).asformat(kind.removesuffix("->csr"))
+    if kind.endswith("->csr"):
+        return lambda x: S.project(x, dense_output=False), x
+    return lambda x: x @ S.T, x
+
+
+CONTAINERS = ["C float16", "C float32", "C float64", "F float32", "adjoint float16", "adjoint float32"]
+CONTAINERS += ["adjoint float64", "csr float32", "csr float64", "csc float32", "csc float64", "csr->csr float32"]
+each_case = pytest.mark.parametrize(
+    ("S", "container"),
+    [(S, c) for S in SKETCHES for c in CONTAINERS if S is not WIDE or (c.endswith("float32") and c != "csc float32")],
+    ids=str,
+)
+
+
+def bits(result):
+    return b"".join(a.tobytes() for a in ((result.data, result.indices) if sp.issparse(result) else (result,)))
+
+
+@each_case
+def test_threads(S, container):
+    function, x = make(S, container)
+    for rows in (x, x[:2]):
+        results = []
+        for threads in (1, 2, 3, 5):
+            sjlt.set_num_threads(threads)
+            results.append(bits(function(rows)))
+        assert results == results[:1] * 4
+
+
+@each_case
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches(S, container, threads):
+    sjlt.set_num_threads(threads)
+    function, x = make(S, container)
+    whole = function(x)
+    stack = sp.vstack if sp.issparse(whole) else np.concatenate
+    for batch in (7, 32):
+        assert bits(stack([function(x[i : i + batch]) for i in range(0, N, batch)])) == bits(whole)
+    for i in range(N) if S.n_features < 10_000 else (0, 31, 32, N - 1):
+        assert bits(function(x[i : i + 1])) == bits(whole[i : i + 1])
+    if container.startswith(("C", "adjoint")):
+        assert bits(function(x[40])) == bits(whole[40])
+
+
+@each_sketch
+def test_entries(S):
+    results = []
+    for threads in (1, 2, 3, 5):
+        sjlt.set_num_threads(threads)
+        results.append([a.tobytes() for a in S.entries()])
+    assert results == results[:1] * 4
+
+
+def test_repeated_calls():
+    for container in ("C float32", "csr float32", "csc float32", "adjoint float32"):
+        function, x = make(SKETCHES[1], container)
+        assert len({bits(function(x)) for _ in range(5)}) == 1
+
+
+# --------------------------------------------------------------------------------- callers
+
+
+def test_several_callers_at_once():
+    """Each has its own data, sketch and, now and then, number of threads."""
+    work = [make(S, container) for S in SKETCHES[:2] for container in ("C float32", "csr float32", "adjoint float32")]
+    expected = [bits(function(x)) for function, x in work]
+    start, wrong = threading.Barrier(len(work)), []
+
+    def caller(i):
+        function, x = work[i]
+        start.wait()
+        for repeat in range(8):
+            sjlt.set_num_threads(1 + (i + repeat) % 4)
+            if bits(function(x)) != expected[i]:
+                wrong.append(i)
+
+    callers = [threading.Thread(target=caller, args=(i,)) for i in range(len(work))]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in callers)
+    assert not wrong
+
+
+def test_an_exception_in_one_caller_leaves_the_rest_alone():
+    sjlt.set_num_threads(3)
+    function, x = make(SKETCHES[0], "C float32")
+    expected = bits(function(x))
+    with pytest.raises(ValueError, match="shape"):
+        SKETCHES[0].project(x, out=np.empty((1, 1)))
+    assert bits(function(x)) == expected
+
+
+# --------------------------------------------------------------------------------- processes
+
+
+def child(S, threads, queue):
+    """In another process: the results' bits."""
+    if threads:
+        sjlt.set_num_threads(threads)
+    x = normal((N, S.n_features))
+    queue.put([bits(x @ S.T), bits(sp.csr_array(x) @ S.T), bits(normal((N, S.n_components)) @ S)])
+
+
+def results_of_child(context, S, threads=3):
+    queue = context.SimpleQueue()
+    process = context.Process(target=child, args=(S, threads, queue), daemon=True)
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn of any fork of a process that has threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    results = receive(queue, process)
+    process.join(30)
+    assert process.exitcode == 0
+    return results
+
+
+def receive(queue, process, seconds=60):
+    """What the child puts, which may be more than a pipe holds; or a failure where it hangs."""
+    if not queue._reader.poll(seconds):
+        process.kill()
+        pytest.fail("the child hangs")
+    return queue.get()
+
+
+forks = pytest.mark.skipif(sys.platform != "linux", reason="the fork start method is Linux's")
+
+
+@forks
+@pytest.mark.parametrize("S", SKETCHES[:2], ids=repr)
+def test_after_a_fork(S):
+    """A forked child has none of the pool's threads; the parent's pool goes on working."""
+    sjlt.set_num_threads(3)
+    x = normal((N, S.n_features))
+    expected = [bits(x @ S.T), bits(sp.csr_array(x) @ S.T), bits(normal((N, S.n_components)) @ S)]
+    for threads in (3, 5, None):
+        assert results_of_child(multiprocessing.get_context("fork"), S, threads) == expected
+    assert bits(x @ S.T) == expected[0]
+
+
+@forks
+def test_a_fork_while_others_project():
+    S, stop = SKETCHES[0], threading.Event()
+    sjlt.set_num_threads(3)
+    x = normal((N, S.n_features))
+    expected = [bits(x @ S.T), bits(sp.csr_array(x) @ S.T), bits(normal((N, S.n_components)) @ S)]
+
+    def keep_busy():
+        while not stop.is_set():
+            x @ S.T
+
+    busy = [threading.Thread(target=keep_busy) for _ in range(2)]
+    for thread in busy:
+        thread.start()
+    try:
+        for _ in range(5):
+            assert results_of_child(multiprocessing.get_context("fork"), S) == expected
+    finally:
+        stop.set()
+        for thread in busy:
+            thread.join()
+
+
+def test_a_spawned_process():
+    S = SKETCHES[1]
+    x = normal((N, S.n_features))
+    expected = [bits(x @ S.T), bits(sp.csr_array(x) @ S.T), bits(normal((N, S.n_components)) @ S)]
+    assert results_of_child(multiprocessing.get_context("spawn"), S) == expected
+
+
+# --------------------------------------------------------------------------------- how many
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"SJLT_NUM_THREADS": "7", "NUMBA_NUM_THREADS": "5", "OMP_NUM_THREADS": "6"}, 7),
+        ({"NUMBA_NUM_THREADS": "5", "OMP_NUM_THREADS": "6"}, 5),
+        ({"OMP_NUM_THREADS": "6"}, 6),
+        ({"SJLT_NUM_THREADS": "many", "OMP_NUM_THREADS": "6"}, 6),
+        ({"SJLT_NUM_THREADS": "0", "OMP_NUM_THREADS": "6"}, 6),
+    ],
+)
+def test_number_of_threads_from_the_environment(monkeypatch, environment, expected):
+    monkeypatch.setattr("sjlt.threads._num_threads", None)
+    for name in ("SJLT_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert sjlt.get_num_threads() >= 1
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert sjlt.get_num_threads() == expected
+    sjlt.set_num_threads(2)
+    assert sjlt.get_num_threads() == 2
