@@ -338,7 +338,7 @@ def _project_csc(plan: _Plan, x: Any, out: np.ndarray, accumulate: bool) -> None
     rows = max(1, min(-(-n // workers), SCRATCH_BYTES // (8 * k * workers)))
     workers = min(workers, max(1, SCRATCH_BYTES // (8 * k * rows)))
     is_sorted = bool(x.has_sorted_indices)
-    scratch = _Scratch(lambda: (np.empty((FILL, plan.s), np.int32), np.empty((rows, k))))
+    scratch = _Scratch(lambda: (np.empty((FILL, plan.s), np.int32), np.empty(rows * k)))
 
     def task(i: int, end: int) -> None:
         codes, sums = arrays = scratch.take()
