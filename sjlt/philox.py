@@ -18,11 +18,12 @@ LOW = 0xFFFFFFFF  # the low 32 bits of a word
 HALF = 32  # bits to shift a product by for its high half
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85
+unrolled = range  # a loop of fixed length; Triton has its own, in which a variable may change its type
 
 
 def philox(c0, c1, c2, c3, k0, k1):
     """Four random words for the counter (c0, c1, c2, c3) under the key (k0, k1), all of 32 bits."""
-    for _ in range(10):
+    for _ in unrolled(10):
         p0 = c0 * MULTIPLIER_0
         p1 = c2 * MULTIPLIER_1
         c0 = (p1 >> HALF) ^ c1 ^ k0
@@ -38,6 +39,7 @@ def define(
     functions: Iterable[Callable[..., Any]],
     jit: Callable[[FunctionType], Any],
     word: Callable[[int], Any],
+    unrolled: Any = range,
 ) -> SimpleNamespace:
     """Bind word functions to a backend.
 
@@ -49,8 +51,9 @@ def define(
     functions : the functions to bind, callees first.
     jit : the backend's decorator (``numba.njit``, ``triton.jit``, or the identity for NumPy).
     word : makes the backend's 64-bit unsigned constant of a Python integer (``numpy.uint64``, ``tl.constexpr``).
+    unrolled : the backend's range for loops of fixed length (``tl.static_range``).
     """
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"unrolled": unrolled}
     bound: dict[str, Any] = {}
     for function in functions:
         assert isinstance(function, FunctionType)
