@@ -74,7 +74,8 @@ def geometry(k: int, s: int, seed: int) -> Geometry:
     return Geometry(k, s, n_tiles, log_group, log_chunk, seed & LOW, seed >> HALF)
 
 
-# Below: functions of words. `define(FUNCTIONS, jit, word)` binds them to a backend.
+# Below: functions of words. `define(FUNCTIONS, jit, word)` binds them to a backend. (`c & ZERO` is a word, which a
+# constant is not yet to Triton.)
 
 
 def part_start(i, n, parts):
@@ -100,7 +101,7 @@ def chunk_tile(c, n_tiles, log_group, k0, k1):
     """The tile m that chunk c touches."""
     group = c >> log_group
     place = c & ((ONE << log_group) - ONE)
-    w0, w1, w2, w3 = philox(group & LOW, group >> HALF, ZERO, TAG_TILES, k0, k1)
+    w0, w1, w2, w3 = philox(group & LOW, group >> HALF, c & ZERO, TAG_TILES, k0, k1)
     theta = ((w1 >> 16) * n_tiles) >> 16
     return (beta(place, w0, w1, w2, w3, log_group) * n_tiles + theta) >> log_group
 
@@ -112,7 +113,7 @@ def chunk_keys(c, quad, k0, k1):
 
 def chunk_signs(c, k0, k1):
     """The 128 sign bits of chunk c as four words."""
-    return philox(c & LOW, c >> HALF, ZERO, TAG_SIGNS, k0, k1)
+    return philox(c & LOW, c >> HALF, c & ZERO, TAG_SIGNS, k0, k1)
 
 
 def row_in_sub_block(i, w, b, p):
