@@ -1,6 +1,8 @@
 """Files: the same bits as `Sketch.project`, in whatever order, dtype and batches; and what is said about them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -163,3 +165,19 @@ def test_a_source_that_changes_or_shrinks_under_way_leaves_nothing(tmp_path: Pat
     with pytest.raises(UserError, match=r"x.npy: (changed while it was read: source|ends early)"):
         project_file(source, tmp_path / "y.npy", K, batch_rows=1000, progress=change)
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
+    program = (
+        "import sys; from pathlib import Path; from sjlt.io import project_file\n"
+        "project_file(Path(sys.argv[1]), Path(sys.argv[1] + '.y'), 64)\n"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    )
+    peaks = []
+    for rows in (8192, 49152):  # 25 and 151 MB
+        source = saved(tmp_path / f"{rows}.npy", np.ones((rows, 768), np.float32, order=order))
+        done = subprocess.run([sys.executable, "-c", program, source], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout) << 10)
+    assert peaks[1] - peaks[0] < 8 << 20
