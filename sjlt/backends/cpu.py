@@ -315,15 +315,15 @@ def _csr_table(plan: _Plan, x: Any) -> np.ndarray:
 
 def _project_csr(plan: _Plan, x: Any, out: np.ndarray, accumulate: bool) -> None:
     n, k = out.shape
-    kernel = compiled(kernels.project_csr, x.data.dtype, np.float64, out.dtype, x.indices.dtype)
+    kernel = compiled(kernels.project_csr, x.data.dtype, out=out.dtype, index=x.indices.dtype)
     table = _csr_table(plan, x)
-    _, workers = plan.lanes_and_workers(1, 8)
-    scratch = _Scratch(lambda: (np.empty((1, plan.s), np.int32), np.empty(k)))
+    _, workers = plan.lanes_and_workers(1, 16)
+    scratch = _Scratch(lambda: (np.empty((1, plan.s), np.int32), np.empty(k), np.empty(k)))
 
     def task(i: int, end: int) -> None:
-        one, sums = arrays = scratch.take()
+        one, sums, totals = arrays = scratch.take()
         kernel(
-            x.indptr, x.indices, x.data, i, end, plan.column(0), table, one, plan.geometry, sums,
+            x.indptr, x.indices, x.data, i, end, plan.column(0), table, one, plan.geometry, sums, totals,
             out, plan.scale, accumulate,
         )  # fmt: skip
         scratch.give(arrays)
@@ -333,18 +333,26 @@ def _project_csr(plan: _Plan, x: Any, out: np.ndarray, accumulate: bool) -> None
 
 def _project_csc(plan: _Plan, x: Any, out: np.ndarray, accumulate: bool) -> None:
     n, k = out.shape
-    kernel = compiled(kernels.project_csc, x.data.dtype, np.float64, out.dtype, x.indices.dtype)
+    kernel = compiled(kernels.project_csc, x.data.dtype, out=out.dtype, index=x.indices.dtype)
     workers = threads.get_num_threads()
-    rows = max(1, min(-(-n // workers), SCRATCH_BYTES // (8 * k * workers)))
-    workers = min(workers, max(1, SCRATCH_BYTES // (8 * k * rows)))
+    rows = max(1, min(-(-n // workers), SCRATCH_BYTES // (16 * k * workers)))
+    workers = min(workers, max(1, SCRATCH_BYTES // (16 * k * rows)))
     is_sorted = bool(x.has_sorted_indices)
-    scratch = _Scratch(lambda: (np.empty((FILL, plan.s), np.int32), np.empty(rows * k)))
+    scratch = _Scratch(
+        lambda: (
+            np.empty((FILL, plan.s), np.int32),
+            np.empty(rows * k),
+            np.empty(rows * k),
+            np.empty(rows, np.int64),
+        )
+    )
 
     def task(i: int, end: int) -> None:
-        codes, sums = arrays = scratch.take()
+        codes, sums, totals, counts = arrays = scratch.take()
+        used = slice((end - i) * k)
         kernel(
             x.indptr, x.indices, x.data, is_sorted, i, end, plan.column(0), k, codes, plan.geometry,
-            sums[: (end - i) * k], out, plan.scale, accumulate,
+            sums[used], totals[used], counts, out, plan.scale, accumulate,
         )  # fmt: skip
         scratch.give(arrays)
 
@@ -357,13 +365,15 @@ def project_to_csr(sketch: Sketch, x: Any, dtype: np.dtype) -> tuple[np.ndarray,
     n, k = x.shape[0], plan.k
     count = compiled(kernels.count_csr, index=x.indices.dtype)
     table = _csr_table(plan, x)
-    _, workers = plan.lanes_and_workers(1, 9)
-    scratch = _Scratch(lambda: (np.empty((1, plan.s), np.int32), np.zeros(-(-k // 64), np.uint64), np.zeros(k)))
+    _, workers = plan.lanes_and_workers(1, 17)
+    scratch = _Scratch(
+        lambda: (np.empty((1, plan.s), np.int32), np.zeros(-(-k // 64), np.uint64), np.zeros(k), np.empty(k))
+    )
     counts = np.empty(n, np.int64)
     tasks = _row_tasks(n, 1, workers)
 
     def count_task(i: int, end: int) -> None:
-        one, hit, _ = arrays = scratch.take()
+        one, hit, *_ = arrays = scratch.take()
         count(x.indptr, x.indices, i, end, plan.column(0), table, one, plan.geometry, hit, counts)
         scratch.give(arrays)
 
@@ -372,12 +382,12 @@ def project_to_csr(sketch: Sketch, x: Any, dtype: np.dtype) -> tuple[np.ndarray,
     np.cumsum(counts, out=indptr[1:])
     index = np.dtype(np.int32 if indptr[-1] <= np.iinfo(np.int32).max else np.int64)
     indices, data = np.empty(indptr[-1], index), np.empty(indptr[-1], dtype)
-    fill = compiled(kernels.fill_csr, x.data.dtype, np.float64, dtype, x.indices.dtype, index)
+    fill = compiled(kernels.fill_csr, x.data.dtype, out=dtype, index=x.indices.dtype, out_index=index)
 
     def fill_task(i: int, end: int) -> None:
-        one, hit, sums = arrays = scratch.take()
+        one, hit, sums, totals = arrays = scratch.take()
         fill(
-            x.indptr, x.indices, x.data, i, end, plan.column(0), table, one, plan.geometry, hit, sums,
+            x.indptr, x.indices, x.data, i, end, plan.column(0), table, one, plan.geometry, hit, sums, totals,
             indptr, indices, data, plan.scale,
         )  # fmt: skip
         scratch.give(arrays)

@@ -183,8 +183,14 @@ def adjoint_run(y, first_column, geometry, k, codes, tile, components, out, scal
 
 # ------------------------------------------------------------------------------------- sparse data
 #
-# Each result is one fp64 sum over its nonzeros in their order, so CSR and CSC give the same bits where the
-# nonzeros of a row come in the same order.
+# Sums run in fp64, in the order of a row's nonzeros, and begin anew after a segment of them; the segments are added
+# in fp64 too. So CSR and CSC give the same bits where the nonzeros of a row come in the same order.
+
+
+@leaf
+def _segment(k):
+    """Nonzeros of a segment: adding k sums is no more work than adding these."""
+    return max(4096, k)
 
 
 @inlined
@@ -238,20 +244,40 @@ def _store_row(sums, out, i, scale, accumulate):
         out[i, r] = before + scale * sums[r]
 
 
-def project_csr(indptr, indices, data, i0, i1, first_column, table, one, geometry, row_sums, out, scale, accumulate):
+@inlined
+def _sum_row(indices, data, begin, end, first_column, table, one, geometry, row_sums, row_totals):
+    """row_sums += the nonzeros begin..end times their columns; row_totals : room for k numbers."""
+    segment = _segment(row_sums.size)
+    for e0 in range(begin, end, segment):
+        for e in range(e0, min(e0 + segment, end)):
+            _add_column(np.float64(data[e]), indices[e], first_column, table, one, geometry, row_sums)
+        if end - begin > segment:
+            for r in range(row_sums.size):
+                row_totals[r] = (row_totals[r] if e0 > begin else 0.0) + row_sums[r]
+                row_sums[r] = 0
+    if end - begin > segment:
+        row_sums[:] = row_totals
+
+
+def project_csr(
+    indptr, indices, data, i0, i1, first_column, table, one, geometry, row_sums, row_totals, out, scale, accumulate
+):
     """Rows i0..i1 of a CSR matrix."""
     for i in range(i0, i1):
         row_sums[:] = 0
-        for e in range(indptr[i], indptr[i + 1]):
-            _add_column(np.float64(data[e]), indices[e], first_column, table, one, geometry, row_sums)
+        _sum_row(indices, data, indptr[i], indptr[i + 1], first_column, table, one, geometry, row_sums, row_totals)
         _store_row(row_sums, out, i, scale, accumulate)
 
 
 def project_csc(
-    indptr, indices, data, is_sorted, i0, i1, first_column, k, codes, geometry, row_sums, out, scale, accumulate
-):
-    """Rows i0..i1 of a CSC matrix; row_sums : k for each of them, one after the other."""
+    indptr, indices, data, is_sorted, i0, i1, first_column, k, codes, geometry, row_sums, row_totals, counts,
+    out, scale, accumulate,
+):  # fmt: skip
+    """Rows i0..i1 of a CSC matrix; row_sums, row_totals : k for each row, one after the other; counts : one a row."""
+    segment = _segment(k)
     row_sums[:] = 0
+    row_totals[:] = 0
+    counts[:] = 0
     for j0 in range(0, indptr.size - 1, FILL):
         nj = min(FILL, indptr.size - 1 - j0)
         fill(first_column + np.uint64(j0), codes[:nj], geometry)
@@ -260,11 +286,19 @@ def project_csc(
             if is_sorted:
                 begin += np.searchsorted(indices[begin:end], i0)
             for e in range(begin, end):
-                i = indices[e]
-                if is_sorted and i >= i1:
+                i = indices[e] - i0
+                if is_sorted and i >= i1 - i0:
                     break
-                if i0 <= i < i1:
-                    _add_codes(np.float64(data[e]), codes, np.uint64(j), row_sums, np.uint64((i - i0) * k))
+                if 0 <= i < i1 - i0:
+                    if counts[i] == segment:
+                        for r in range(i * k, (i + 1) * k):
+                            row_totals[r] += row_sums[r]
+                            row_sums[r] = 0
+                        counts[i] = 0
+                    counts[i] += 1
+                    _add_codes(np.float64(data[e]), codes, np.uint64(j), row_sums, np.uint64(i * k))
+    for r in range((i1 - i0) * k):
+        row_sums[r] += row_totals[r]
     for i in range(i0, i1):
         _store_row(row_sums[(i - i0) * k : (i - i0 + 1) * k], out, i, scale, accumulate)
 
@@ -281,14 +315,14 @@ def count_csr(indptr, indices, i0, i1, first_column, table, one, geometry, hit, 
 
 
 def fill_csr(
-    indptr, indices, data, i0, i1, first_column, table, one, geometry, hit, row_sums,
+    indptr, indices, data, i0, i1, first_column, table, one, geometry, hit, row_sums, row_totals,
     out_indptr, out_indices, out_data, scale,
 ):  # fmt: skip
     """The rows that `count_csr` counted, their indices ascending; hit, row_sums : all 0."""
     for i in range(i0, i1):
         for e in range(indptr[i], indptr[i + 1]):
             _mark_column(indices[e], first_column, table, one, geometry, hit)
-            _add_column(np.float64(data[e]), indices[e], first_column, table, one, geometry, row_sums)
+        _sum_row(indices, data, indptr[i], indptr[i + 1], first_column, table, one, geometry, row_sums, row_totals)
         at = out_indptr[i]
         for w in range(hit.size):
             bits = hit[w]
@@ -319,7 +353,7 @@ def _argument_type(name: str, data: Any, compute: Any, out: Any, index: Any, out
         return array(compute, 2)
     if name == "totals":
         return array(types.float64, 2)
-    if name == "row_sums":
+    if name in ("row_sums", "row_totals"):
         return array(types.float64, 1)
     if name in ("codes", "table", "one"):
         return array(types.int32, 2)
