@@ -10,29 +10,17 @@ takes more than twice as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+from .jit import leaf
 
 LANES = (32, 8, 1)  # a tile has one of these; 32 fp32 are two AVX-512 registers
 SQUARE_BYTES = 64  # a side of the squares that tiles are moved by: 16 fp32, 8 fp64
-
-
-def leaf(function: Callable[..., Any]) -> Any:
-    """A function that kernels call: compiled into each of them."""
-    return numba.njit(function, **OPTIONS)
-
-
-def inlined(function: Callable[..., Any]) -> Any:
-    """A leaf called once a nonzero: put into its callers before typing, or its arrays' reference counts cost more."""
-    return numba.njit(function, inline="always", **OPTIONS)
 
 
 # ------------------------------------------------------------------------------------- entries into tiles

@@ -1,0 +1,49 @@
+"""The entries of a sketch, as codes: 2 row + (1 where negative), int32 (rows are below 2^23)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ... import law
+from ...philox import define
+from .jit import leaf
+
+FILL = 1024  # columns whose codes are made at a time where no table is shared
+
+_words = define(law.FUNCTIONS, leaf, np.uint64)
+part_start, pick, sign_bit = _words.part_start, _words.pick, _words.sign_bit
+chunk_tile, chunk_keys, chunk_signs = _words.chunk_tile, _words.chunk_keys, _words.chunk_signs
+row_in_sub_block = _words.row_in_sub_block
+
+ZERO, ONE, TWO, THREE, SIX, SIX_BITS = (np.uint64(v) for v in (0, 1, 2, 3, 6, 63))
+
+
+@leaf
+def fill(first, codes, geometry):
+    """codes[j, t] of columns first + j; `geometry` is `law.Geometry` in uint64. Philox runs once a chunk."""
+    k, s, n_tiles, log_group, p, k0, k1 = geometry
+    end = first + np.uint64(codes.shape[0])
+    if end == first:
+        return
+    for c in range(first >> p, ((end - ONE) >> p) + ONE):
+        m = chunk_tile(c, n_tiles, log_group, k0, k1)
+        tile_row = part_start(m, k, n_tiles)
+        tile_rows = part_start(m + ONE, k, n_tiles) - tile_row
+        g0, g1, g2, g3 = chunk_signs(c, k0, k1)
+        begin, stop = max(first, c << p), min(end, (c + ONE) << p)
+        for quad in range((s + THREE) >> TWO):
+            w0, w1, w2, w3 = chunk_keys(c, quad, k0, k1)
+            for t in range(quad << TWO, min(s, (quad + ONE) << TWO)):
+                w = pick(t & THREE, w0, w1, w2, w3)
+                block_row = part_start(t, tile_rows, s)
+                b = part_start(t + ONE, tile_rows, s) - block_row
+                for j in range(begin, stop):
+                    i = j - (c << p)
+                    row = tile_row + block_row + row_in_sub_block(i, w, b, p)
+                    code = (row << ONE) | sign_bit(i, t, p, g0, g1, g2, g3)
+                    codes[np.int64(j - first), np.int64(t)] = np.int32(code)
+
+
+def fill_codes(first_column, codes, geometry):
+    """`fill`, for callers outside this module."""
+    fill(first_column, codes, geometry)

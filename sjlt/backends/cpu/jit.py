@@ -1,0 +1,95 @@
+"""Compilation of the CPU's functions by Numba."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from ... import law, philox
+
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
+def leaf(function: Callable[..., Any]) -> Any:
+    """A function that kernels call: compiled into each of them."""
+    return numba.njit(function, **OPTIONS)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A leaf called once a nonzero: put into its callers before typing, or its arrays' reference counts cost more."""
+    return numba.njit(function, inline="always", **OPTIONS)
+
+
+def _argument_type(name: str, data: Any, compute: Any, out: Any, index: Any, out_index: Any) -> types.Type:
+    """The type of a kernel's argument: one name has one type in every kernel."""
+
+    def array(dtype: Any, ndim: int, layout: Any = "C", readonly: bool = False) -> Any:
+        return types.Array(dtype, ndim, layout, readonly=readonly)
+
+    if name in ("x", "y"):
+        return array(data, 2, "A", readonly=True)
+    if name == "out":
+        return array(out, 2, "A")
+    if name in ("tile", "sums", "components"):
+        return array(compute, 2)
+    if name == "totals":
+        return array(types.float64, 2)
+    if name in ("row_sums", "row_totals"):
+        return array(types.float64, 1)
+    if name in ("codes", "table", "one"):
+        return array(types.int32, 2)
+    if name in ("indptr", "indices"):
+        return array(index, 1, readonly=True)
+    if name == "data":
+        return array(data, 1, readonly=True)
+    if name in ("bounds", "counts", "out_indptr"):
+        return array(types.int64, 1)
+    if name == "hit":
+        return array(types.uint64, 1)
+    if name == "out_indices":
+        return array(out_index, 1)
+    if name == "out_data":
+        return array(out, 1)
+    if name == "geometry":
+        return types.UniTuple(types.uint64, len(law.Geometry._fields))
+    if name in ("first", "last", "is_sorted", "accumulate"):
+        return types.boolean
+    return {"scale": types.float64, "first_column": types.uint64}.get(name, types.int64)
+
+
+@functools.cache
+def _digest() -> str:
+    """Of all sources that kernels are made from. Numba's cache by itself looks at a kernel's own file only."""
+    here = Path(__file__).parent
+    sources = [Path(law.__file__), Path(philox.__file__), *here.glob("*.py")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:8]
+
+
+@functools.cache
+def compiled(
+    kernel: Callable[..., None],
+    data: Any = "f4",
+    compute: Any = "f4",
+    out: Any = "f4",
+    index: Any = "i4",
+    out_index: Any = "i4",
+) -> Callable[..., None]:
+    """`kernel` as machine code for these dtypes, from the cache on disk where an earlier process made it."""
+    dtypes = [numba.from_dtype(np.dtype(d)) for d in (data, compute, out, index, out_index)]
+    signature = types.void(*(_argument_type(name, *dtypes) for name in inspect.signature(kernel).parameters))
+    assert isinstance(kernel, FunctionType)
+    named = FunctionType(kernel.__code__, kernel.__globals__, kernel.__name__)
+    named.__module__, named.__qualname__ = kernel.__module__, f"{kernel.__name__}_{_digest()}"
+    try:
+        return numba.njit(signature, cache=True, **OPTIONS)(named)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        return numba.njit(signature, **OPTIONS)(named)
