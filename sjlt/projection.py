@@ -155,7 +155,7 @@ def _result(
         raise TypeError(f"out must have dtype {', '.join(allowed)}{with_}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
-    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)):
+    if out.size and any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)):
         raise ValueError(f"out has elements that share memory (strides {out.strides}): it cannot hold a result")
     if x is not None and _overlap(x, out):
         raise ValueError("out shares memory with the input")
@@ -184,8 +184,7 @@ def _dense(
     """`function` on the rows along the last axis of x."""
     out = _result(name, out, (*x.shape[:-1], width), _result_dtype(x.dtype), accumulate, x)
     for rows, result in _matrices(x, out):
-        for part, part_result in _readable(rows, result):
-            function(sketch, part, part_result, accumulate)
+        function(sketch, rows, result, accumulate)
     return out
 
 
@@ -203,16 +202,6 @@ def _matrices(x: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
     except ValueError:  # no strides describe it
         for rows, result in zip(x, out, strict=True):
             yield from _matrices(rows, result)
-
-
-def _readable(x: np.ndarray, out: np.ndarray, step_bytes: int = 1 << 22) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The pair, or where x has foreign or unaligned numbers, copies of some of its rows at a time."""
-    if x.dtype.isnative and x.flags.aligned:
-        yield x, out
-        return
-    step = max(1, step_bytes // max(1, x.shape[1] * x.itemsize))
-    for i in range(0, x.shape[0], step):
-        yield x[i : i + step].astype(x.dtype.newbyteorder("="), copy=True), out[i : i + step]
 
 
 def _project_to_sparse(sketch: Sketch, x: Any, out: Any, accumulate: bool) -> Any:

@@ -16,7 +16,7 @@ from . import dense_kernels as kernels
 from .dense_kernels import TILE_FEATURES
 from .entries import FILL
 from .jit import compiled
-from .plan import TABLE_CODES, Plan, Scratch, row_tasks, staged
+from .plan import STAGE_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
 
 if TYPE_CHECKING:
     from ...sketch import Sketch
@@ -26,11 +26,24 @@ TOGETHER_BYTES = 1 << 19  # tiles that one thread works on together: they should
 RUN_FEATURES = 1 << 16  # features of a task where a task is a run of features
 
 
-def _readable(x: np.ndarray) -> tuple[np.ndarray, np.dtype]:
-    """`x` as the kernels read it, and the dtype they compute in."""
-    if x.dtype == np.float16:
-        return x.view(np.uint16), np.dtype(np.float32)  # the kernels read the bits
-    return x, x.dtype if x.dtype == np.float32 else np.dtype(np.float64)
+def _is_foreign(x: np.ndarray) -> bool:
+    """Whether the kernels cannot read x where it lies: another machine's byte order, or unaligned numbers."""
+    return not (x.dtype.isnative and x.flags.aligned)
+
+
+def _native(x: np.ndarray) -> np.ndarray:
+    return x.astype(x.dtype.newbyteorder("=")) if _is_foreign(x) else x
+
+
+def _readable(x: np.ndarray) -> np.ndarray:
+    """`x` as the kernels read it: copied if it is foreign, fp16 as its bits."""
+    x = _native(x)
+    return x.view(np.uint16) if x.dtype == np.float16 else x
+
+
+def _compute_dtype(x: np.ndarray) -> np.dtype:
+    """What sums over x run in."""
+    return np.dtype(np.float32 if x.dtype.kind == "f" and x.dtype.itemsize <= 4 else np.float64)
 
 
 def _is_column_major(x: np.ndarray) -> bool:
@@ -48,13 +61,20 @@ def project(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool) ->
         if not accumulate:
             out[...] = 0
         return
-    x, compute = _readable(x)
-    lanes, workers = plan.lanes_and_workers(n, compute.itemsize)
-    if n <= lanes or (-(-n // lanes) < workers and plan.n_blocks > 1):
-        for i in range(0, n, lanes):
-            _project_few(plan, x[i : i + lanes], out[i : i + lanes], accumulate, compute, lanes, workers)
+    compute = _compute_dtype(x)
+    if _is_foreign(x):
+        rows = max(1, min(8, STAGE_BYTES // (x.itemsize * max(plan.block, RUN_FEATURES))))  # copied at a time
+        (lanes, _), workers, is_few = plan.lanes_and_workers(rows, compute.itemsize), 1, True
     else:
-        _project_many(plan, x, out, accumulate, compute, lanes, workers)
+        rows = n
+        lanes, workers = plan.lanes_and_workers(n, compute.itemsize)
+        is_few = n <= lanes or (-(-n // lanes) < workers and plan.n_blocks > 1)
+    if not is_few:
+        _project_many(plan, _readable(x), out, accumulate, compute, lanes, workers)
+        return
+    step = min(rows, lanes)
+    for i in range(0, n, step):
+        _project_few(plan, x[i : i + step], out[i : i + step], accumulate, compute, lanes, workers)
 
 
 def _project_many(
@@ -101,7 +121,7 @@ def _project_few(
     plan: Plan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype, lanes: int, workers: int
 ) -> None:
     n, k = out.shape
-    project_blocks = compiled(kernels.project_blocks, x.dtype, compute)
+    project_blocks = compiled(kernels.project_blocks, _readable(x[:0]).dtype, compute)
     fold_blocks = compiled(kernels.fold_blocks, compute=compute, out=out.dtype)
     per_task = max(1, RUN_FEATURES // plan.block)
     workers = min(workers, -(-plan.n_blocks // per_task))
@@ -118,7 +138,9 @@ def _project_few(
     def task(worker: int, begin: int, end: int) -> None:
         codes, tile, sums = scratch[worker]
         bounds = plan.bounds(begin, end)
-        project_blocks(x, bounds, plan.column(0), plan.geometry, k, codes, tile, sums[: (end - begin) * k])
+        first, last = bounds[0], bounds[-1]
+        features, sums = _readable(x[:, first:last]), sums[: (end - begin) * k]
+        project_blocks(features, bounds - first, plan.column(first), plan.geometry, k, codes, tile, sums)
 
     for b in range(0, plan.n_blocks, per_task * workers):
         starts = range(b, min(b + per_task * workers, plan.n_blocks), per_task)
@@ -141,7 +163,13 @@ def adjoint(sketch: Sketch, y: np.ndarray, out: np.ndarray, accumulate: bool) ->
     n = y.shape[0]
     if n == 0 or plan.d == 0:
         return
-    y, compute = _readable(y)
+    if _is_foreign(y):
+        step = max(1, STAGE_BYTES // (y.itemsize * y.shape[1]))
+        for i in range(0, n, step):
+            adjoint(sketch, _native(y[i : i + step]), out[i : i + step], accumulate)
+        return
+    compute = _compute_dtype(y)
+    y = _readable(y)
     lanes, workers = plan.lanes_and_workers(n, compute.itemsize)
     if n <= lanes or -(-n // lanes) < workers:
         for i in range(0, n, lanes):
