@@ -64,21 +64,21 @@ def _define_add_lanes(lanes: int) -> Any:
 def _define_entries(lanes: int) -> tuple[Any, Any]:
     add_lanes = _define_add_lanes(lanes)
 
-    @leaf
     def scatter(codes, j0, nj, features, components, base):
         for j in range(nj):
             for t in range(codes.shape[1]):
                 code = codes[j0 + j, t]
                 add_lanes(components, base + (code >> 1), features, j, components.dtype.type(sign_of(code)))
 
-    @leaf
     def gather(codes, j0, nj, features, components, base):
         for j in range(nj):
             for t in range(codes.shape[1]):
                 code = codes[j0 + j, t]
                 add_lanes(features, j, components, base + (code >> 1), components.dtype.type(sign_of(code)))
 
-    return scatter, gather
+    # Numba links machine code from its cache by these names: closures that share one would be taken for each other.
+    scatter.__qualname__, gather.__qualname__ = f"scatter_{lanes}", f"gather_{lanes}"
+    return leaf(scatter), leaf(gather)
 
 
 (_scatter_32, _gather_32), (_scatter_8, _gather_8), (_scatter_1, _gather_1) = map(_define_entries, LANES)
