@@ -27,6 +27,9 @@ app = typer.Typer(
 )
 
 
+_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)  # which typer does not export
+
+
 class Dtype(enum.StrEnum):
     float16 = "float16"
     float32 = "float32"
@@ -38,10 +41,17 @@ def main() -> None:
     from .output import UserError, explain
 
     try:
-        app(prog_name="sjlt")
+        sys.exit(app(prog_name="sjlt", standalone_mode=False))
+    except typer.Abort:
+        sys.exit(1)
+    except _UsageError as e:
+        if len(sys.argv) == 1:
+            e.show()  # the help
+        else:
+            _note(f"Error: {' '.join(e.format_message().split())}")
     except (UserError, OSError, MemoryError) as e:
         _note(f"Error: {explain(e)}")
-        sys.exit(2)
+    sys.exit(2)
 
 
 def _note(line: str) -> None:
@@ -52,6 +62,25 @@ def _show_version(value: bool) -> None:
     if value:
         typer.echo(f"sjlt {__version__}")
         raise typer.Exit
+
+
+def _integer(value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not an integer") from None
+
+
+def _integer_or_auto(value: str) -> int | str:
+    if value == "auto":
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is neither an integer nor 'auto'") from None
+
+
+_INTEGER: dict[str, Any] = {"parser": _integer, "metavar": "INTEGER"}  # typer's own does not say what it was given
 
 
 @app.callback()
@@ -66,25 +95,20 @@ def _options(
 # ------------------------------------------------------------------------------------- project
 
 
-def _nnz(value: str) -> int | str:
-    if value == "auto":
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        raise typer.BadParameter(f"{value!r} is neither an integer nor 'auto'") from None
-
-
 @app.command()
 def project(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A 2-D array (.npy), or CSR matrix (.npz).")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The result, .npy.")],
-    n_components: Annotated[int, typer.Option("-k", "--n-components", help="Length of a projected vector.")],
+    n_components: Annotated[
+        int, typer.Option("-k", "--n-components", help="Length of a projected vector.", **_INTEGER)
+    ],
     nnz: Annotated[
         int,
-        typer.Option(parser=_nnz, metavar="INTEGER|auto", help="Nonzeros per column; auto is 4 where k >= 4."),
+        typer.Option(
+            parser=_integer_or_auto, metavar="INTEGER|auto", help="Nonzeros per column; auto is 4 where k >= 4."
+        ),
     ] = cast(int, "auto"),
-    seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.")] = 0,
+    seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **_INTEGER)] = 0,
     dtype: Annotated[
         Dtype | None,
         typer.Option(
@@ -95,11 +119,11 @@ def project(
     ] = None,
     batch_rows: Annotated[
         int | None,
-        typer.Option(help="Rows in memory at a time; about 16 MiB by default.", show_default=False),
+        typer.Option(help="Rows in memory at a time; about 16 MiB by default.", show_default=False, **_INTEGER),
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(help="All CPUs of the process by default.", show_default=False),
+        typer.Option(help="All CPUs of the process by default.", show_default=False, **_INTEGER),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT, or what an interrupted run left.")] = False,
@@ -231,12 +255,12 @@ def _described(content: dict[str, Any]) -> list[tuple[str, str]]:
 
 @app.command()
 def demo(
-    plot: Annotated[Path, typer.Option(help="Where to save the plot, .png.")] = Path("sjlt-demo.png"),
+    plot: Annotated[Path, typer.Option(help="Where to save the plot: .png, .pdf or .svg.")] = Path("sjlt-demo.png"),
     keep: Annotated[
         Path | None,
         typer.Option(metavar="DIRECTORY", help="Keep the vectors and results there.", show_default=False),
     ] = None,
-    stride: Annotated[int, typer.Option(min=1, help="Pixels from patch to patch; 2 gives 128,956 vectors.")] = 2,
+    stride: Annotated[int, typer.Option(help="Pixels from patch to patch; 2 gives 128,956 vectors.", **_INTEGER)] = 2,
 ) -> None:
     """Project real vectors, side by side with scikit-learn.
 
@@ -251,6 +275,10 @@ def demo(
     from . import demo as comparison
     from .output import UserError
 
+    if stride < 1:
+        raise UserError(f"stride must be at least 1, got {stride}")
+    if plot.suffix.lower() not in comparison.PLOT_SUFFIXES:
+        raise UserError(f"{plot}: a plot's name ends in {' or '.join(comparison.PLOT_SUFFIXES)}")
     if not plot.parent.is_dir():
         raise UserError(f"{plot.parent}: no such directory")
     progress = Console(stderr=True)

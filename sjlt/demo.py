@@ -35,6 +35,7 @@ PAIRS, PAIRS_SEED = 2_000, 1
 QUERIES, QUERIES_SEED = 500, 2
 NEIGHBOURS = 10
 QUANTILES = (0.001, 0.025, 0.5, 0.975, 0.999)
+PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 FIRST_ROWS = 4096  # of the first call, which compiles or loads machine code
 
 

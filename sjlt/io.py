@@ -112,23 +112,33 @@ class CsrSource(Source):
     """A CSR matrix or array in an ``.npz`` file of `scipy.sparse.save_npz`. It is loaded whole."""
 
     order = "CSR"
+    _WANTED = "a sparse 2-D CSR"
 
-    def __init__(self, path: Path, file: FileIO) -> None:
+    def __init__(self, path: Path, file: FileIO, note: Callable[[str], None]) -> None:
         super().__init__(path, file)
         import scipy.sparse
 
         try:
-            matrix = scipy.sparse.load_npz(file)  # without pickles
-            if matrix.format == "csr":
+            held = self._held(file)
+            if held == self._WANTED:
+                note(f"{path}: sparse, so it is loaded whole into memory")
+                file.seek(0)
+                matrix = scipy.sparse.load_npz(file)  # without pickles
                 matrix.check_format(full_check=True)
         except Exception as e:
             raise UserError(f"{path}: not a readable sparse .npz file: {one_line(e)}") from None
-        if matrix.format != "csr" or matrix.ndim != 2:
-            raise UserError(
-                f"{path}: holds a sparse {matrix.ndim}-D {matrix.format.upper()}; needs a 2-D CSR (.tocsr())"
-            )
+        if held != self._WANTED:
+            raise UserError(f"{path}: holds {held}; needs {self._WANTED} (.tocsr(), scipy.sparse.save_npz)")
         self._matrix, self.shape, self.dtype = matrix, matrix.shape, matrix.dtype
         self.row_bytes = (matrix.data.nbytes + matrix.indices.nbytes) // max(1, matrix.shape[0])
+
+    @staticmethod
+    def _held(file: FileIO) -> str:
+        """What the file holds, by its small members."""
+        with np.load(file, allow_pickle=False) as members:
+            if not {"format", "shape"} <= set(members):
+                return f"the arrays {', '.join(members)}"
+            return f"a sparse {len(members['shape'])}-D {str(members['format'].astype(str)).upper()}"
 
     def batches(self, start: int, rows: int) -> Iterator[Any]:
         for i in range(start, self.shape[0], rows):
@@ -146,8 +156,7 @@ def open_source(path: Path, note: Callable[[str], None]) -> Source:
         if magic == np.lib.format.MAGIC_PREFIX:
             return NpySource(path, file)
         if magic.startswith(b"PK"):
-            note(f"{path}: sparse, so it is loaded whole into memory")
-            return CsrSource(path, file)
+            return CsrSource(path, file, note)
         raise UserError(f"{path}: neither .npy nor .npz: it begins with {magic!r}")
     except BaseException:
         file.close()

@@ -8,10 +8,10 @@ and then ``OUT.partial`` becomes OUT: so OUT never stands without its descriptio
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from io import BytesIO, FileIO
@@ -227,16 +227,13 @@ def explain(e: BaseException) -> str:
 def _open_locked(path: Path) -> FileIO:
     """The file `path`, to which no other process of this kind writes until it is closed."""
     file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
-    if sys.platform != "win32":
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise UserError(f"{path}: another process is writing it") from None
-        except OSError:
-            pass  # a file system without locks
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(f"{path}: another process is writing it") from None
+    except OSError:
+        pass  # a file system without locks
     if not path.exists() or not os.path.samefile(path, file.fileno()):
         file.close()
         raise UserError(f"{path}: another process has just finished it")
@@ -270,9 +267,8 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    if sys.platform != "win32":
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

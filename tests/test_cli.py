@@ -45,7 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
-def assert_refused(run: Run, message: str, *arguments: object) -> None:
+def assert_refused(run: Run, message: str, *arguments: object, loaded: bool = False) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path().iterdir()}
     result = run("project", *arguments)
     assert result.code == 2
@@ -53,6 +53,7 @@ def assert_refused(run: Run, message: str, *arguments: object) -> None:
     *notes, line = result.err.splitlines()
     assert line.startswith("Error: ")
     assert message in line
+    assert len(notes) == loaded
     assert all("loaded whole" in note for note in notes)
     assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before  # nothing made, nothing touched
 
@@ -133,11 +134,15 @@ def save_wild_indices() -> None:
 
 
 BAD_NPZ = {
-    "csc": (save_npz("csc"), "holds a sparse 2-D CSC; needs a 2-D CSR"),
-    "coo": (save_npz("coo"), "holds a sparse 2-D COO; needs a 2-D CSR"),
-    "dense arrays": (lambda: np.savez("bad.npz", a=np.ones((2, 2))), "does not contain a sparse array"),
+    "csc": (save_npz("csc"), "holds a sparse 2-D CSC; needs a sparse 2-D CSR"),
+    "coo": (save_npz("coo"), "holds a sparse 2-D COO; needs a sparse 2-D CSR"),
+    "1-D": (
+        lambda: np.savez("bad.npz", format=b"csr", shape=[4], _is_array=True),
+        "holds a sparse 1-D CSR; needs a sparse 2-D CSR",
+    ),
+    "dense arrays": (lambda: np.savez("bad.npz", a=1, b=2), "bad.npz: holds the arrays a, b; needs a sparse 2-D CSR"),
     "objects": (
-        lambda: np.savez("bad.npz", format=np.array([{}], object), allow_pickle=True),
+        lambda: np.savez("bad.npz", format=np.array([{}], object), shape=[1, 1], allow_pickle=True),
         "Object arrays cannot be loaded",
     ),
     "indices out of range": (save_wild_indices, "not a readable sparse .npz file"),
@@ -149,7 +154,7 @@ BAD_NPZ = {
 def test_bad_sparse_sources(run: Run, case: str) -> None:
     make, message = BAD_NPZ[case]
     make()
-    assert_refused(run, message, "bad.npz", "y.npy", "-k", K)
+    assert_refused(run, message, "bad.npz", "y.npy", "-k", K, loaded=case == "indices out of range")
 
 
 # ------------------------------------------------------------------------------------- the parameters
@@ -176,18 +181,51 @@ def test_parameters_out_of_range(run: Run, arguments: tuple[object, ...], messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing option '-k'"),
-        (("-k", "many"), "Invalid value for '-k'"),
-        (("-k", 16, "--nnz", "some"), "'some' is neither an integer nor 'auto'"),
-        (("-k", 16, "--dtype", "int8"), "'int8' is not one of 'float16', 'float32', 'float64'"),
-        (("-k", 16, "--quick"), "No such option: --quick"),
+        (("project", "x.npy", "y.npy"), "Missing option '-k'"),
+        (("project", "x.npy", "-k", K), "Missing argument 'OUT'"),
+        (("project", "x.npy", "y.npy", "z.npy", "-k", K), "unexpected extra argument"),
+        (("project", "x.npy", "y.npy", "-k"), "'-k' requires an argument"),
+        (("project", "x.npy", "y.npy", "-k", "many"), "'many' is not an integer"),
+        (("project", "x.npy", "y.npy", "-k", "16.5"), "'16.5' is not an integer"),
+        (("project", "x.npy", "y.npy", "-k", K, "--nnz", "a\nb"), r"'a\nb' is neither an integer nor 'auto'"),
+        (("project", "x.npy", "y.npy", "-k", K, "--seed", "s"), "Invalid value for '--seed': 's' is not an integer"),
+        (("project", "x.npy", "y.npy", "-k", K, "--batch-rows", ""), "'' is not an integer"),
+        (("project", "x.npy", "y.npy", "-k", K, "--threads", "1e3"), "'1e3' is not an integer"),
+        (("project", "x.npy", "y.npy", "-k", K, "--dtype", "int8"), "'int8' is not one of 'float16', 'float32', "),
+        (("project", "x.npy", "y.npy", "-k", K, "--quick"), "No such option: --quick"),
+        (("project", "x.npy", "y.npy", "-k", K, "--qui\nck"), "No such option: --qui"),
+        (("info",), "Missing argument 'OUT.json'"),
+        (("demo", "--stride", "wide"), "'wide' is not an integer"),
+        (("undo",), "No such command 'undo'"),
+        (("--quick",), "No such option: --quick"),
     ],
 )
 def test_usage_errors(run: Run, arguments: tuple[object, ...], message: str) -> None:
-    result = run("project", "x.npy", "y.npy", *arguments)
-    assert result.code == 2
+    result = run(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("Error: ")
     assert message in result.err
+    assert len(result.err.splitlines()) == 1
     assert sorted(path.name for path in Path().iterdir()) == ["x.npy"]
+
+
+def test_help(run: Run) -> None:
+    for arguments in ("--help",), ("project", "--help"):
+        result = run(*arguments)
+        assert (result.code, result.err) == (0, "")
+        assert result.out.startswith("Usage: sjlt ")
+    nothing = run()
+    assert "Usage: sjlt " in nothing.out + nothing.err
+    assert "Error" not in nothing.err
+
+
+@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt, 130), (EOFError, 1)])
+def test_an_abrupt_end(run: Run, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException], code: int) -> None:
+    def end(*arguments: object, **options: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("sjlt.output.read_json", end)
+    assert run("info", "a.json").code == code
 
 
 # ------------------------------------------------------------------------------------- the result's place
@@ -271,7 +309,6 @@ def test_from_the_shell(program: list[object]) -> None:
     assert (shown.returncode, shown.stdout) == (0, f"sjlt {sjlt.__version__}\n")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX terminals")
 def test_a_progress_bar_on_a_terminal() -> None:
     import pty
 
@@ -290,7 +327,6 @@ def test_a_progress_bar_on_a_terminal() -> None:
     assert "rows/s" in shown.decode()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits")
 def test_a_disk_that_fills_up(run: Run) -> None:
     import resource
 

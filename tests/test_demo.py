@@ -49,10 +49,27 @@ def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         assert np.load(f"kept/{name}.npy", mmap_mode="r").shape == (n, 256)
 
 
-def test_a_place_for_the_plot_that_is_not_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sjlt", "demo", "--plot", "nowhere/demo.png"]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--plot", "nowhere/demo.png"), "nowhere: no such directory"),
+        (("--plot", "demo.xyz"), "demo.xyz: a plot's name ends in .png or .pdf or .svg"),
+        (("--plot", "demo"), "demo: a plot's name ends in .png or .pdf or .svg"),
+        (("--stride", "0"), "stride must be at least 1, got 0"),
+    ],
+)
+def test_what_is_refused_before_the_work(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    command = [sys.executable, "-m", "sjlt", "demo", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (2, "Error: nowhere: no such directory\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {message}\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", demo.PLOT_SUFFIXES)
+def test_plots_of_every_kind(tmp_path: Path, suffix: str) -> None:
+    side = demo.Side("sjlt", "4", (), (), np.linspace(0.9, 1.1, 20).reshape(4, 5))
+    demo.plot(demo.Report(5, (side, side)), tmp_path / f"plot{suffix}")
+    assert [path.name for path in tmp_path.iterdir()] == [f"plot{suffix}"]
 
 
 def test_the_band_holds_95_percent_of_a_normal_variable() -> None:

@@ -247,7 +247,6 @@ def test_a_damaged_count_of_rows(rows: object) -> None:
         project(resume=True)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX locks")
 @pytest.mark.parametrize("options", [{"resume": True}, {"force": True}])
 def test_two_runs_at_once(options: dict[str, Any]) -> None:
     def meddle(rows: int, of: int) -> None:
@@ -308,7 +307,6 @@ def large() -> bytes:
     return Path("whole.npy").read_bytes()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_kill_and_resume(large: bytes) -> None:
     share = random.Random().uniform(0.05, 0.7)
     with start() as process:
@@ -327,7 +325,6 @@ def test_kill_and_resume(large: bytes) -> None:
     assert not list(Path().glob("y.npy.partial*"))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_control_c(large: bytes) -> None:
     with start() as process:
         wait_until_part_way(process, 0.3)
