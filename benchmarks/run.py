@@ -1,9 +1,9 @@
-"""Time the CPU backend beside its rivals: ``python -m benchmarks.run [CASE ...]``.
+"""Time the CPU backend beside its rivals: ``python -m benchmarks.run [CASE ...]`` (extra "benchmarks", Linux).
 
 Every method runs in a process of its own (thread pools of several libraries in one process disturb each other), on
-the same data and, for like-for-like work, with the same number of nonzeros per column. Answers are checked before
-anything is timed. What a call of sjlt does includes making the entries of the sketch; scikit-learn's includes `fit`;
-the other rivals have their matrix stored. Writes benchmarks/results/cpu.json and prints the tables.
+the same data and, for like-for-like work, with the same number of nonzeros per column. Nothing is printed of a wrong
+answer. What a call of sjlt does includes making the entries of the sketch; scikit-learn's includes `fit`; the other
+rivals have their matrix stored. Without arguments it writes benchmarks/results/cpu.json too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -31,13 +30,21 @@ from .cases import CASES, Case, sketch_of
 RESULTS = Path(__file__).parent / "results" / "cpu.json"
 REPEATS = 15
 FIRST_CALL = """
-import time; start = time.perf_counter()
-import numpy as np, sjlt
-x = np.ones((20000, 768), np.float32)
-imported = time.perf_counter()
-x @ sjlt.Sketch(768, 256, nnz=8).T
-print(time.perf_counter() - imported)
+import time, numpy as np, scipy.sparse, sjlt
+x, y = np.ones((1000, 768), np.float32), np.ones((1000, 256), np.float32)
+S, sparse = sjlt.Sketch(768, 256), scipy.sparse.csr_matrix((1000, 768), dtype=np.float32)
+start = time.perf_counter()
+{call}
+print(time.perf_counter() - start)
 """
+FIRST_CALLS = {
+    "X S'": "x @ S.T",
+    "x S', one row": "x[0] @ S.T",
+    "S A": "S @ y[:768]",
+    "Y S": "y @ S",
+    "CSR S'": "sparse @ S.T",
+    "CSR S' to CSR": "S.project(sparse, dense_output=False)",
+}
 
 
 def check(case: Case, name: str, data: Any, result: Any) -> None:
@@ -59,19 +66,26 @@ def check(case: Case, name: str, data: Any, result: Any) -> None:
     assert error < (1e-2 if "bf16" in name else 1e-6), (name, error)
 
 
+def resident(field: str) -> float:
+    """MiB of this process: VmRSS, or the peak VmHWM (getrusage may report the parent's)."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024
+
+
 def measure(case: Case, name: str) -> dict[str, float]:
-    """Median seconds of a call, and the process's peak memory over what it held before."""
+    """Median seconds of a call, and the process's peak memory, whole and over what it held with the data alone."""
     data = case.make()
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    held = resident("VmRSS")
     call = case.methods[name](case, data)
-    check(case, name, data, call())
-    seconds = []
+    result, seconds = call(), []
     while len(seconds) < REPEATS and (len(seconds) < 3 or sum(seconds) < 20):
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": float(np.median(seconds)), "peak_mib": peak / 1024, "peak_above_data_mib": (peak - held) / 1024}
+    peak = resident("VmHWM")
+    check(case, name, data, result)  # nothing is printed of a wrong answer
+    return {"seconds": float(np.median(seconds)), "peak_mib": peak, "peak_above_data_mib": peak - held}
 
 
 def in_process(*arguments: str, **environment: str) -> str:
@@ -82,24 +96,22 @@ def in_process(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-def first_calls() -> dict[str, float]:
-    """Seconds of the first call in a process, without and with the compiled kernels on disk."""
-    with tempfile.TemporaryDirectory() as cache:
-        seconds = [float(in_process("-c", FIRST_CALL, NUMBA_CACHE_DIR=cache)) for _ in range(2)]
-    return dict(zip(("after install", "second process"), seconds, strict=True))
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+def first_calls() -> dict[str, dict[str, float]]:
+    """Seconds of the first call in a process, without and with its machine code on disk."""
+    seconds = {}
+    for name, call in FIRST_CALLS.items():
+        with tempfile.TemporaryDirectory() as cache:
+            runs = [float(in_process("-c", FIRST_CALL.format(call=call), NUMBA_CACHE_DIR=cache)) for _ in range(2)]
+        seconds[name] = dict(zip(("after install", "next process"), runs, strict=True))
+    return seconds
 
 
 def environment() -> dict[str, Any]:
+    import cpuinfo
+
     packages = ("numpy", "scipy", "scikit-learn", "numba", "torch")
     return {
-        "processor": processor(),
+        "processor": cpuinfo.get_cpu_info()["brand_raw"],
         "threads": sjlt.get_num_threads(),
         "python": platform.python_version(),
         "sjlt": sjlt.__version__,
@@ -108,16 +120,26 @@ def environment() -> dict[str, Any]:
 
 
 def show(title: str, rows: dict[str, dict[str, float]]) -> None:
-    table = Table("method", "ms", "times sjlt", "peak MiB", "above data MiB", title=title, title_justify="left")
+    copy = next((row["seconds"] for name, row in rows.items() if name.startswith("memcpy")), None)
+    columns = ["method", "ms", "times sjlt", "times memcpy", "peak MiB", "above data MiB"]
+    table = Table(*columns, title=title, title_justify="left")
     for name, row in rows.items():
         table.add_row(
             name,
             f"{row['seconds'] * 1e3:.1f}",
             f"{row['seconds'] / rows['sjlt']['seconds']:.2f}",
+            "" if copy is None else f"{row['seconds'] / copy:.2f}",
             f"{row['peak_mib']:.0f}",
             f"{row['peak_above_data_mib']:.0f}",
         )
-    Console().print(table)
+    Console(width=110).print(table)
+
+
+def show_first_calls(seconds: dict[str, dict[str, float]]) -> None:
+    table = Table("first call, fp32", "after install, s", "next process, s")
+    for name, row in seconds.items():
+        table.add_row(name, *(f"{value:.2f}" for value in row.values()))
+    Console(width=110).print(table)
 
 
 def main(names: list[str]) -> None:
@@ -128,9 +150,9 @@ def main(names: list[str]) -> None:
         rows = {name: json.loads(in_process("-m", "benchmarks.run", "--measure", key, name)) for name in case.methods}
         results["cases"][case.title] = rows
         show(case.title, rows)
-    results["first call, seconds"] = first_calls()
-    print("first call, seconds:", results["first call, seconds"])
     if not names:
+        results["first call, seconds"] = first_calls()
+        show_first_calls(results["first call, seconds"])
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 

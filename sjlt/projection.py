@@ -78,6 +78,8 @@ def _container(x: Any) -> Any:
         return x
     if type(x).__module__.partition(".")[0] == "torch":
         raise TypeError("torch tensors are not supported yet: pass x.numpy(), which shares a CPU tensor's memory")
+    if hasattr(x, "matvec"):
+        raise TypeError(f"{type(x).__name__} is an operator: compose it by scipy.sparse.linalg.aslinearoperator")
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("masked arrays are refused: the mask would be lost; fill it first (x.filled(0))")
     x = np.asarray(x)
@@ -109,20 +111,23 @@ def _checked_sparse(x: Any) -> Any:
         raise TypeError(f"sparse input must be CSR or CSC, got {x.format.upper()}: convert it with .tocsr()")
     if x.ndim != 2:
         raise ValueError(f"sparse input must have 2 dimensions, got {_shown(x)}")
-    _result_dtype(x.dtype)
+    if _result_dtype(x.dtype) == np.float16:
+        raise TypeError("sparse float16 is refused, as scipy.sparse does: convert it with .astype(np.float32)")
     _check_indices(x)
     native = x.data.dtype.newbyteorder("=")
     index = np.result_type(x.indices, x.indptr)
-    if x.data.dtype != native or x.indices.dtype != index or x.indptr.dtype != index:
-        parts = x.data.astype(native, copy=False), x.indices.astype(index), x.indptr.astype(index)
-        x = type(x)(parts, shape=x.shape)
+    arrays = (x.data, native), (x.indices, index), (x.indptr, index)
+    if any(a.dtype != dtype or not a.flags.c_contiguous or not a.flags.aligned for a, dtype in arrays):
+        x = type(x)(tuple(np.ascontiguousarray(a, dtype) for a, dtype in arrays), shape=x.shape)
     return x
 
 
 def _check_indices(x: Any) -> None:
     # scipy's own check_format may rewrite the caller's arrays.
     rows, columns = x.shape if x.format == "csr" else x.shape[::-1]
-    if x.indptr.shape != (rows + 1,) or x.indptr[0] != 0 or np.any(x.indptr[1:] < x.indptr[:-1]):
+    indptr, step = x.indptr, 1 << 20
+    parts = (indptr[i : i + step + 1] for i in range(0, rows, step))
+    if indptr.shape != (rows + 1,) or indptr[0] != 0 or any((part[1:] < part[:-1]).any() for part in parts):
         raise ValueError(f"malformed {x.format.upper()}: indptr must be {rows + 1} numbers that ascend from 0")
     stored = int(x.indptr[-1])
     if stored > min(x.indices.size, x.data.size):
@@ -199,8 +204,9 @@ def _matrices(x: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
             x.reshape(n, x.shape[-1], copy=False),
             out.reshape(n, out.shape[-1], copy=False),
         )
-    except ValueError:  # no strides describe it
-        for rows, result in zip(x, out, strict=True):
+    except ValueError:  # no strides describe it: take the shortest leading axis apart
+        axis = int(np.argmin(x.shape[:-1]))
+        for rows, result in zip(np.moveaxis(x, axis, 0), np.moveaxis(out, axis, 0), strict=True):
             yield from _matrices(rows, result)
 
 

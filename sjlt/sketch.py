@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -70,8 +70,8 @@ class Sketch(_Operator):
     """A sparse Johnson-Lindenstrauss transform S of shape (n_components, n_features), regenerated from its seed.
 
     Each column has exactly `nnz` nonzeros +-1/sqrt(nnz) in distinct rows, placed by Philox4x32-10 (see
-    `sjlt.law`), so E||Sx||^2 = ||x||^2 and Var||Sx||^2 <= 2/n_components for unit x (up to 1.3 % more where
-    n_components is not a multiple of 128 nnz-th parts, see `sjlt.law`). The object is about a hundred bytes;
+    `sjlt.law`), so E||Sx||^2 = ||x||^2 and Var||Sx||^2 <= 2/n_components for unit x (slightly more where
+    n_components does not divide evenly, see there). The object is about a hundred bytes;
     equal arguments give equal entries on every machine.
 
     Parameters
@@ -85,12 +85,12 @@ class Sketch(_Operator):
         "auto" is 4, or that bound where it is smaller. nnz=1 is the CountSketch.
     seed : int, -2^63 to 2^64 - 1, default 0
         Taken mod 2^64.
+    feature_offset : int, default 0
+        The law's index of column 0: where a slice ``S[:, a:b]`` begins. At most 2^63 - 1 - n_features.
 
     Attributes
     ----------
     shape : (n_components, n_features)
-    feature_offset : int
-        The law's index of column 0: 0, or where a slice ``S[:, a:b]`` begins.
 
     Raises
     ------
@@ -118,7 +118,7 @@ class Sketch(_Operator):
     n_components: int
     nnz: int = field(default=cast(int, "auto"), kw_only=True)
     seed: int = field(default=0, kw_only=True)
-    feature_offset: int = field(default=0, init=False)
+    feature_offset: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         n_features = _integer("n_features", self.n_features, 0, MAX_FEATURES)
@@ -129,7 +129,11 @@ class Sketch(_Operator):
         else:
             nnz = _integer("nnz", self.nnz, 1, most, f" for n_components = {k}")
         seed = _integer("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
-        for name, value in (("n_features", n_features), ("n_components", k), ("nnz", nnz), ("seed", seed)):
+        offset = _integer("feature_offset", self.feature_offset, 0, MAX_FEATURES)
+        if offset + n_features > MAX_FEATURES:
+            raise ValueError(f"feature_offset + n_features must be at most 2^63 - 1, got {offset} + {n_features}")
+        checked = {"n_features": n_features, "n_components": k, "nnz": nnz, "seed": seed, "feature_offset": offset}
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     # --------------------------------------------------------------------------------- description
@@ -167,32 +171,24 @@ class Sketch(_Operator):
         expected = {"n_features", "n_components", "nnz", "seed", "feature_offset"}
         if given.keys() != expected:
             raise ValueError(f"a sketch's description has the keys {sorted(expected)}, got {sorted(map(str, given))}")
-        offset = _integer("feature_offset", given.pop("feature_offset"), 0, MAX_FEATURES)
-        n_features, n_components = given.pop("n_features"), given.pop("n_components")
-        return cls(n_features, n_components, **given)._at(offset, n_features)
+        return cls(**given)
 
     def __reduce__(self) -> Any:
-        return Sketch.from_dict, (self.to_dict(),)
+        return type(self).from_dict, (self.to_dict(),)
 
     # --------------------------------------------------------------------------------- slices
 
     def __getitem__(self, key: Any) -> Sketch:
         """``S[:, a:b]``: the sketch of features a..b. It counts its own columns from 0."""
-        if not (isinstance(key, tuple) and len(key) == 2 and key[0] == slice(None) and isinstance(key[1], slice)):
+        if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(part, slice) for part in key)) or (
+            key[0] != slice(None)
+        ):
             raise TypeError(f"a sketch is sliced by columns only, as S[:, a:b]; got S[{key!r}]")
         start, stop, step = key[1].indices(self.n_features)
         if step != 1:
             raise ValueError(f"only slices of step 1 exist, got step {step}")
-        return self._at(self.feature_offset + start, max(0, stop - start))
-
-    def _at(self, feature_offset: int, n_features: int) -> Sketch:
-        if feature_offset + n_features > MAX_FEATURES:
-            raise ValueError(
-                f"feature_offset + n_features must be at most {MAX_FEATURES}, got {feature_offset} + {n_features}"
-            )
-        part = Sketch(n_features, self.n_components, nnz=self.nnz, seed=self.seed)
-        object.__setattr__(part, "feature_offset", feature_offset)
-        return part
+        offset = self.feature_offset + start
+        return replace(self, n_features=max(0, stop - start), feature_offset=offset)
 
     # --------------------------------------------------------------------------------- products
 
@@ -231,7 +227,7 @@ class Sketch(_Operator):
             ``S[:, a:b].project(x[:, a:b], out=y, accumulate=True)``.
         dense_output : bool, default True
             False with sparse x gives a CSR matrix (array, for a sparse array) with sorted indices. CSC is
-            converted to CSR first.
+            converted to CSR first, a copy of it.
 
         Returns
         -------
@@ -246,7 +242,7 @@ class Sketch(_Operator):
 
         Notes
         -----
-        Norm-wise error against exact arithmetic: at most 1e-6 for fp32, 1e-14 for fp64. Results do not depend, to
+        Error against exact arithmetic: at most 1e-6 ||x|| for fp32, 1e-14 ||x|| for fp64. Results do not depend, to
         the bit, on the number of threads or on which rows are projected together. A non-finite number reaches
         exactly the nnz components of its feature.
         """
@@ -289,6 +285,8 @@ class Sketch(_Operator):
         """The sketch as a `scipy.sparse` array of shape (n_components, n_features), indices sorted."""
         import scipy.sparse
 
+        if np.dtype(dtype).kind != "f":
+            raise TypeError(f"the entries are +-1/sqrt(nnz): they need a floating dtype, got {np.dtype(dtype)}")
         rows, signs = self.entries()  # rows ascend in each column: sub-block t lies below t + 1
         index = np.int32 if max(rows.size, *self.shape) <= np.iinfo(np.int32).max else np.int64
         indptr = np.arange(0, rows.size + 1, self.nnz, dtype=index)

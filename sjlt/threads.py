@@ -7,10 +7,12 @@ workqueue refuses two callers at once, so neither is used.)
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 _ENVIRONMENT = ("SJLT_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
@@ -42,9 +44,9 @@ def get_num_threads() -> int:
 def set_num_threads(n: int) -> None:
     """Use `n` >= 1 threads for CPU work in this process, from the next call on. Results do not depend on it."""
     global _num_threads
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if isinstance(n, bool) or not hasattr(n, "__index__") or operator.index(n) < 1:
         raise ValueError(f"the number of threads must be an integer >= 1, got {n!r}")
-    _num_threads = n
+    _num_threads = operator.index(n)
 
 
 def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers: int) -> None:
@@ -73,14 +75,19 @@ def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers:
             todo.clear()
             raise
 
-    executor = _executor(workers - 1)
-    futures = [executor.submit(work) for _ in range(workers - 1)]
+    futures: list[Future[None]] = []
     try:
+        with contextlib.suppress(RuntimeError):  # no thread can be started: too many, or the interpreter is ending
+            executor = _executor(workers - 1)
+            for _ in range(workers - 1):
+                futures.append(executor.submit(work))
         work()
     finally:
-        wait(futures)
+        # Those that wait behind another caller's work are not needed any more: all tasks are taken.
+        wait([future for future in futures if not future.cancel()])
     for future in futures:
-        future.result()
+        if not future.cancelled():
+            future.result()
 
 
 def _executor(size: int) -> ThreadPoolExecutor:

@@ -16,7 +16,7 @@ from . import dense_kernels as kernels
 from .dense_kernels import TILE_FEATURES
 from .entries import FILL
 from .jit import compiled
-from .plan import STAGE_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
+from .plan import SCRATCH_BYTES, STAGE_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
 
 if TYPE_CHECKING:
     from ...sketch import Sketch
@@ -46,8 +46,12 @@ def _compute_dtype(x: np.ndarray) -> np.dtype:
     return np.dtype(np.float32 if x.dtype.kind == "f" and x.dtype.itemsize <= 4 else np.float64)
 
 
-def _is_column_major(x: np.ndarray) -> bool:
-    return abs(x.strides[0]) < abs(x.strides[1])
+def _together(x: np.ndarray, tile_bytes: int, rows: int) -> int:
+    """How many tiles a thread works on at a time, where `rows` rows give every thread one."""
+    if abs(x.strides[0]) >= abs(x.strides[1]):
+        return 1
+    # Column-major: tiles side by side touch whole stretches of memory.
+    return max(1, min(TOGETHER_BYTES // tile_bytes, -(-x.shape[0] // rows)))
 
 
 def project(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
@@ -82,9 +86,7 @@ def _project_many(
 ) -> None:
     n, k = out.shape
     kernel = compiled(kernels.project_rows, x.dtype, compute, out.dtype)
-    together = 1
-    if _is_column_major(x):  # tiles side by side read whole stretches of memory
-        together = max(1, min(TOGETHER_BYTES // (k * lanes * compute.itemsize), -(-n // (lanes * workers))))
+    together = _together(x, k * lanes * compute.itemsize, lanes * workers)
     scratch = Scratch(lambda: (np.zeros((TILE_FEATURES, lanes), compute), np.empty((together * k, lanes), compute)))
 
     def task(
@@ -123,7 +125,8 @@ def _project_few(
     n, k = out.shape
     project_blocks = compiled(kernels.project_blocks, _readable(x[:0]).dtype, compute)
     fold_blocks = compiled(kernels.fold_blocks, compute=compute, out=out.dtype)
-    per_task = max(1, RUN_FEATURES // plan.block)
+    fitting = SCRATCH_BYTES // (workers * k * lanes * compute.itemsize)
+    per_task = max(1, min(RUN_FEATURES // plan.block, fitting))
     workers = min(workers, -(-plan.n_blocks // per_task))
     scratch = [
         (
@@ -183,9 +186,7 @@ def _adjoint_many(
 ) -> None:
     n, k = y.shape
     kernel = compiled(kernels.adjoint_rows, y.dtype, compute, out.dtype)
-    together = 1
-    if _is_column_major(out):
-        together = max(1, min(TOGETHER_BYTES // (k * lanes * compute.itemsize), -(-n // (lanes * workers))))
+    together = _together(out, k * lanes * compute.itemsize, lanes * workers)
     scratch = Scratch(lambda: (np.empty((TILE_FEATURES, lanes), compute), np.zeros((together * k, lanes), compute)))
 
     def task(i: int, end: int, columns: np.ndarray, table: np.ndarray) -> None:

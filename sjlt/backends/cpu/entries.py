@@ -15,7 +15,7 @@ part_start, pick, sign_bit = _words.part_start, _words.pick, _words.sign_bit
 chunk_tile, chunk_keys, chunk_signs = _words.chunk_tile, _words.chunk_keys, _words.chunk_signs
 row_in_sub_block = _words.row_in_sub_block
 
-ZERO, ONE, TWO, THREE, SIX, SIX_BITS = (np.uint64(v) for v in (0, 1, 2, 3, 6, 63))
+ONE, TWO, THREE = (np.uint64(v) for v in (1, 2, 3))
 
 
 @leaf

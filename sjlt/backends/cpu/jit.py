@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
@@ -13,10 +14,19 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
+from numba.core.compiler_lock import global_compiler_lock
 
 from ... import law, philox
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
+if hasattr(os, "register_at_fork"):  # a child must not inherit the lock of a thread that was compiling
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=global_compiler_lock.release,
+    )
 
 
 def leaf(function: Callable[..., Any]) -> Any:
@@ -51,11 +61,11 @@ def _argument_type(name: str, data: Any, compute: Any, out: Any, index: Any, out
         return array(index, 1, readonly=True)
     if name == "data":
         return array(data, 1, readonly=True)
-    if name in ("bounds", "counts", "out_indptr"):
+    if name in ("bounds", "counts"):
         return array(types.int64, 1)
     if name == "hit":
         return array(types.uint64, 1)
-    if name == "out_indices":
+    if name in ("out_indptr", "out_indices"):
         return array(out_index, 1)
     if name == "out_data":
         return array(out, 1)
@@ -63,7 +73,11 @@ def _argument_type(name: str, data: Any, compute: Any, out: Any, index: Any, out
         return types.UniTuple(types.uint64, len(law.Geometry._fields))
     if name in ("first", "last", "is_sorted", "accumulate"):
         return types.boolean
-    return {"scale": types.float64, "first_column": types.uint64}.get(name, types.int64)
+    if name in ("scale", "first_column"):
+        return types.float64 if name == "scale" else types.uint64
+    if name in ("i0", "i1", "k", "n"):
+        return types.int64
+    raise TypeError(f"no kernel has had an argument {name} before: say here what it is")
 
 
 @functools.cache
@@ -91,5 +105,5 @@ def compiled(
     named.__module__, named.__qualname__ = kernel.__module__, f"{kernel.__name__}_{_digest()}"
     try:
         return numba.njit(signature, cache=True, **OPTIONS)(named)
-    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+    except (RuntimeError, OSError):  # neither the package's folder nor the user's cache can be written, or no space
         return numba.njit(signature, **OPTIONS)(named)

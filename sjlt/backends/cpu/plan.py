@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 TABLE_CODES = 4 * MIB  # codes in a table of 4-byte codes
-TOTALS_BYTES = 16 * MIB  # fp64 totals of the rows under way
 SCRATCH_BYTES = 20 * MIB  # tiles of all threads
-TOGETHER_BYTES = MIB // 2  # tiles that one thread works on together: they should stay in its L2 cache
 STAGE_BYTES = 4 * MIB  # data converted, or made dense, at a time
-RUN_FEATURES = 1 << 16  # features of a task where a task is a run of features
 TERMS = 256  # terms, about, of a sum in the data's own precision
 
 
@@ -108,4 +105,5 @@ def staged(function: Callable[..., None], sketch: Sketch, x: Any, out: np.ndarra
     for i in range(0, out.shape[0], step):
         stage = np.empty((min(step, out.shape[0] - i), out.shape[1]))
         function(sketch, x[i : i + step], stage, False)
-        out[i : i + step] = stage
+        with np.errstate(over="ignore"):  # to inf, as in every other dtype
+            out[i : i + step] = stage

@@ -60,7 +60,9 @@ def _project_csc(plan: Plan, x: Any, out: np.ndarray, accumulate: bool) -> None:
     workers = threads.get_num_threads()
     rows = max(1, min(-(-n // workers), SCRATCH_BYTES // (16 * k * workers)))
     workers = min(workers, max(1, SCRATCH_BYTES // (16 * k * rows)))
-    is_sorted = bool(x.has_sorted_indices)
+    unsorted = np.empty(1, np.int64)  # scipy's own flag is stale after the indices have been written to
+    compiled(kernels.find_unsorted, index=x.indices.dtype)(x.indptr, x.indices, unsorted)
+    is_sorted = bool(unsorted[0] == 0)
     scratch = Scratch(
         lambda: (
             np.empty((FILL, plan.s), np.int32),
@@ -86,24 +88,23 @@ def project_to_csr(sketch: Sketch, x: Any, dtype: np.dtype) -> tuple[np.ndarray,
     """(data, indices, indptr) of x S' for x (n, d) in CSR: sorted indices, one for each component that x reaches."""
     plan = Plan(sketch)
     n, k = x.shape[0], plan.k
-    count = compiled(kernels.count_csr, index=x.indices.dtype)
     table = _csr_table(plan, x)
     _, workers = plan.lanes_and_workers(1, 17)
     scratch = Scratch(
         lambda: (np.empty((1, plan.s), np.int32), np.zeros(-(-k // 64), np.uint64), np.zeros(k), np.empty(k))
     )
-    counts = np.empty(n, np.int64)
+    index = np.dtype(np.int32 if min(x.nnz * plan.s, n * k) <= np.iinfo(np.int32).max else np.int64)
+    indptr = np.zeros(n + 1, index)
+    count = compiled(kernels.count_csr, index=x.indices.dtype, out_index=index)
     tasks = row_tasks(n, 1, workers)
 
     def count_task(i: int, end: int) -> None:
         one, hit, *_ = arrays = scratch.take()
-        count(x.indptr, x.indices, i, end, plan.column(0), table, one, plan.geometry, hit, counts)
+        count(x.indptr, x.indices, i, end, plan.column(0), table, one, plan.geometry, hit, indptr)
         scratch.give(arrays)
 
     threads.run(count_task, tasks, workers)
-    indptr = np.zeros(n + 1, np.int64)
-    np.cumsum(counts, out=indptr[1:])
-    index = np.dtype(np.int32 if indptr[-1] <= np.iinfo(np.int32).max else np.int64)
+    np.cumsum(indptr, dtype=index, out=indptr)
     indices, data = np.empty(indptr[-1], index), np.empty(indptr[-1], dtype)
     fill = compiled(kernels.fill_csr, x.data.dtype, out=dtype, index=x.indices.dtype, out_index=index)
 
@@ -116,7 +117,7 @@ def project_to_csr(sketch: Sketch, x: Any, dtype: np.dtype) -> tuple[np.ndarray,
         scratch.give(arrays)
 
     threads.run(fill_task, tasks, workers)
-    return data, indices, indptr.astype(index, copy=False)
+    return data, indices, indptr
 
 
 def adjoint_sparse(sketch: Sketch, y: Any, out: np.ndarray, accumulate: bool) -> None:

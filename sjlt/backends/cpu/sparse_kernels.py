@@ -69,8 +69,8 @@ def _count_bits(word):
 @leaf
 def _store_row(sums, out, i, scale, accumulate):
     for r in range(out.shape[1]):
-        before = out[i, r] if accumulate else 0.0
-        out[i, r] = before + scale * sums[r]
+        value = scale * sums[r]
+        out[i, r] = out[i, r] + value if accumulate else value
 
 
 @inlined
@@ -96,6 +96,16 @@ def project_csr(
         row_sums[:] = 0
         _sum_row(indices, data, indptr[i], indptr[i + 1], first_column, table, one, geometry, row_sums, row_totals)
         _store_row(row_sums, out, i, scale, accumulate)
+
+
+def find_unsorted(indptr, indices, counts):
+    """counts[0] = the columns (rows) of a CSC (CSR) matrix whose indices do not ascend."""
+    counts[0] = 0
+    for j in range(indptr.size - 1):
+        for e in range(indptr[j] + 1, indptr[j + 1]):
+            if indices[e] < indices[e - 1]:
+                counts[0] += 1
+                break
 
 
 def project_csc(
@@ -132,15 +142,16 @@ def project_csc(
         _store_row(row_sums[(i - i0) * k : (i - i0 + 1) * k], out, i, scale, accumulate)
 
 
-def count_csr(indptr, indices, i0, i1, first_column, table, one, geometry, hit, counts):
-    """counts[i] = the components that row i of a CSR matrix reaches; hit : a bit for each component, all 0."""
+def count_csr(indptr, indices, i0, i1, first_column, table, one, geometry, hit, out_indptr):
+    """out_indptr[i + 1] = the components that row i of a CSR matrix reaches; hit : a bit for each, all 0."""
     for i in range(i0, i1):
         for e in range(indptr[i], indptr[i + 1]):
             _mark_column(indices[e], first_column, table, one, geometry, hit)
-        counts[i] = 0
+        count = np.int64(0)
         for w in range(hit.size):
-            counts[i] += np.int64(_count_bits(hit[w]))
+            count += np.int64(_count_bits(hit[w]))
             hit[w] = 0
+        out_indptr[i + 1] = count
 
 
 def fill_csr(

@@ -320,10 +320,10 @@ def store_tile(tile, base, out, i, n, j0, nj, scale, accumulate):
     if abs(out.strides[0]) < abs(out.strides[1]):
         for j in range(nj):
             for lane in range(lanes if j < features else 0, n):
-                before = out[i + lane, j0 + j] if accumulate else 0.0
-                out[i + lane, j0 + j] = before + scale * tile[base + j, lane]
+                value = scale * tile[base + j, lane]
+                out[i + lane, j0 + j] = out[i + lane, j0 + j] + value if accumulate else value
     else:
         for lane in range(n):
             for j in range(features if lane < lanes else 0, nj):
-                before = out[i + lane, j0 + j] if accumulate else 0.0
-                out[i + lane, j0 + j] = before + scale * tile[base + j, lane]
+                value = scale * tile[base + j, lane]
+                out[i + lane, j0 + j] = out[i + lane, j0 + j] + value if accumulate else value
