@@ -8,6 +8,7 @@ import pytest
 import scipy.sparse as sp
 from data import DTYPES, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
+import sjlt
 from sjlt import Sketch
 
 KINDS = [sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix]
@@ -121,6 +122,60 @@ def test_unsorted_indices_and_duplicates(kind):
     same(x @ adjoint, exact_adjoint(adjoint, dense))
     for before, after in zip(kept, (x.data, x.indices, x.indptr), strict=True):
         np.testing.assert_array_equal(after, before, "the input was written to")
+
+
+@each_kind
+@pytest.mark.parametrize("threads", [1, 3])
+def test_indices_that_were_written_to(kind, threads):
+    """scipy remembers that indices are sorted, and does not see them change."""
+    before = sjlt.get_num_threads()
+    sjlt.set_num_threads(threads)
+    S = Sketch(50, 40, nnz=4)
+    x = kind(sparse_integers((30, 50), density=0.5))
+    assert x.has_sorted_indices
+    for a, b in itertools.pairwise(x.indptr):
+        x.indices[a:b] = x.indices[a:b][::-1].copy()
+    dense = x.toarray()
+    assert x.has_sorted_indices, "the case that is to be tested"
+    try:
+        same(x @ S.T, exact_project(S, dense))
+        same(S.project(x, dense_output=False).toarray(), exact_project(S, dense))
+    finally:
+        sjlt.set_num_threads(before)
+
+
+def strided(a):
+    """`a` in every second place of other memory."""
+    return np.repeat(a, 2)[::2]
+
+
+def backwards(a):
+    return a[::-1].copy()[::-1]
+
+
+def unaligned(a):
+    view = np.zeros(a.nbytes + 1, np.uint8)[1:].view(a.dtype)
+    view[...] = a
+    assert not view.flags.aligned
+    return view
+
+
+@each_kind
+@pytest.mark.parametrize("layout", [strided, backwards, unaligned])
+@pytest.mark.parametrize("parts", [["data"], ["indices"], ["indptr"], ["data", "indices", "indptr"]], ids=str)
+def test_layouts_of_sparse_parts(kind, layout, parts):
+    S = Sketch(50, 40, nnz=4)
+    for dense, check_products in (
+        (sparse_integers((20, 50)), check),
+        (sparse_integers((20, 40)), check_adjoint),
+    ):
+        x = kind(dense)
+        for part in parts:
+            setattr(x, part, layout(getattr(x, part)))
+        kept = [getattr(x, part).copy() for part in parts]
+        check_products(S, x, dense)
+        for part, before in zip(parts, kept, strict=True):
+            np.testing.assert_array_equal(getattr(x, part), before, "the input was written to")
 
 
 @pytest.mark.parametrize("start", [0, 2**33 - 20, 2**40])

@@ -94,6 +94,35 @@ def test_numpy_integers_are_integers(dtype):
     assert Sketch(100, 64)[:, number(3) : number(50)] == Sketch(100, 64)[:, 3:50]
 
 
+def test_offset_of_the_law():
+    assert Sketch(5, 128, seed=2, feature_offset=7) == Sketch(1000, 128, seed=2)[:, 7:12]
+    assert Sketch(5, 128, feature_offset=np.int64(7)).to_dict() == Sketch(1000, 128)[:, 7:12].to_dict()
+    assert Sketch(10, 5, feature_offset=LAST - 10)[:, 3:].feature_offset == LAST - 7
+    part = dataclasses.replace(Sketch(1000, 128)[:, 5:10], seed=9)
+    assert part == Sketch(1000, 128, seed=9)[:, 5:10]
+    np.testing.assert_array_equal(part.toarray(), Sketch(1000, 128, seed=9).toarray()[:, 5:10])
+    with pytest.raises(TypeError):
+        Sketch(10, 5, 1)  # the options have no order
+
+
+class Named(Sketch):
+    """A subclass with a method of its own."""
+
+    def name(self):
+        return f"sketch of {self.n_components}"
+
+
+def test_subclasses_stay_themselves():
+    S = Named(1000, 128, seed=3)
+    for other in (S[:, 5:10], S[:, 5:10][:, 1:], pickle.loads(pickle.dumps(S)), pickle.loads(pickle.dumps(S[:, 5:])),
+                  copy.deepcopy(S), Named.from_dict(S.to_dict()), dataclasses.replace(S, seed=4), S.T.T):  # fmt: skip
+        assert type(other) is Named
+        assert other.name() == "sketch of 128"
+    assert S[:, 5:10].to_dict() == Sketch(1000, 128, seed=3)[:, 5:10].to_dict()
+    assert pickle.loads(pickle.dumps(S[:, 5:])) == S[:, 5:]
+    assert pickle.loads(pickle.dumps(S.T)) == S.T
+
+
 def test_auto_nnz():
     assert Sketch(10, 128, nnz="auto") == Sketch(10, 128, nnz=4) == Sketch(10, 128)
     assert Sketch(10, 3) == Sketch(10, 3, nnz=3)
@@ -162,7 +191,8 @@ def test_slices_of_slices_keep_the_laws_offset():
     "key",
     [5, slice(0, 5), (slice(0, 5), slice(None)), (slice(None), 3), (slice(None), [1, 2]), (slice(None),) * 3, ...,
      None, (0, slice(None)), np.arange(3), "a", (slice(None), slice(0, 9, 2)), (slice(None), slice(None, None, -1)),
-     (slice(None, None, 1), slice(0, 0, 3))],
+     (slice(None, None, 1), slice(0, 0, 3)), (np.array([1, 2]), slice(None)), (slice(None), np.array([1, 2])),
+     (np.zeros((2, 2)), slice(0, 5))],
     ids=str,
 )  # fmt: skip
 def test_other_slices_are_refused(key):
@@ -179,7 +209,7 @@ def test_a_sketch_is_not_a_sequence():
 # --------------------------------------------------------------------------------- arguments
 
 
-@pytest.mark.parametrize("name", ["n_features", "n_components", "nnz", "seed"])
+@pytest.mark.parametrize("name", ["n_features", "n_components", "nnz", "seed", "feature_offset"])
 @pytest.mark.parametrize("value", [True, np.True_, 1.0, np.float64(2), "3", None, 2j, [4], np.array([4])], ids=repr)
 def test_arguments_that_are_no_integers_are_refused(name, value):
     arguments = {"n_features": 10, "n_components": 5, name: value}
@@ -190,7 +220,8 @@ def test_arguments_that_are_no_integers_are_refused(name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("n_features", -1), ("n_features", 2**63), ("n_components", 0), ("n_components", -3),
-     ("n_components", 8_388_481), ("nnz", 0), ("nnz", -1), ("nnz", 6), ("seed", 2**64), ("seed", -(2**63) - 1)],
+     ("n_components", 8_388_481), ("nnz", 0), ("nnz", -1), ("nnz", 6), ("seed", 2**64), ("seed", -(2**63) - 1),
+     ("feature_offset", -1), ("feature_offset", LAST - 9), ("feature_offset", 2**63)],
 )  # fmt: skip
 def test_arguments_out_of_range_are_refused(name, value):
     arguments = {"n_features": 10, "n_components": 5, name: value}
@@ -231,6 +262,15 @@ def test_to_scipy_holds_the_entries(S, format, dtype):
             assert matrix.has_canonical_format
         same(matrix.toarray(), expected.astype(dtype))
         same(operator.toarray(dtype), expected.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [int, "int8", "uint64", bool, complex, object])
+def test_entries_are_no_integers(dtype):
+    # They would all become 0 for nnz > 1.
+    for operator in (Sketch(20, 10, nnz=4), Sketch(20, 10, nnz=1), Sketch(20, 10).T):
+        for call in (operator.toarray, lambda dtype, operator=operator: operator.to_scipy(dtype=dtype)):
+            with pytest.raises(TypeError, match="float"):
+                call(dtype)
 
 
 # --------------------------------------------------------------------------------- scipy's protocol

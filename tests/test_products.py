@@ -5,9 +5,11 @@ nnz is 1, 4, 16 or 64 throughout: the scale 1/sqrt(nnz) is then a power of two, 
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from data import DTYPES, FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
 import sjlt
+import sjlt.backends.cpu
 from sjlt import Sketch
 
 
@@ -73,6 +75,27 @@ def test_out_may_have_another_float_dtype(dtype, out_dtype):
         x, y = integers((n, 200), dtype), integers((n, 64), dtype)
         same(S.project(x, out=poisoned((n, 64), out_dtype)), exact_project(S, x, out_dtype))
         same(S.project_adjoint(y, out=poisoned((n, 200), out_dtype)), exact_adjoint(S, y, out_dtype))
+
+
+@pytest.mark.parametrize("n", [3, 70])
+def test_overflow_of_fp16_gives_infinities(n):
+    """Without a warning, as in the other dtypes."""
+    S = Sketch(200, 64, nnz=4, seed=1)
+    for dtype in ("float16", "float32", "float64"):
+        x, y = np.full((n, 200), 60_000, dtype), np.full((n, 64), 60_000, dtype)
+        x[:, ::2] *= -1
+        results = (
+            S.project(x, out=poisoned((n, 64), "float16")),
+            S.project_adjoint(y, out=poisoned((n, 200), "float16")),
+        )
+        wide = x.astype("float64") @ S.T, y.astype("float64") @ S
+        for result, exact in zip(results, wide, strict=True):
+            with np.errstate(over="ignore"):
+                same(result, exact.astype(np.float16))
+            assert np.isinf(result).any()
+            assert np.isfinite(result).any()
+    same(S.project(sp.csr_array(x), out=poisoned((n, 64), "float16")), results[0])
+    same(x.astype("float16") @ S.T, results[0])
 
 
 # --------------------------------------------------------------------------------- shapes
@@ -227,6 +250,25 @@ def test_leading_axes(dtype):
         check(S, x[::2, ::-1, 1:3])
         check(S, np.moveaxis(np.ascontiguousarray(np.moveaxis(x, -1, 0)), 0, -1))
         check(S, np.broadcast_to(x[:, :1], x.shape))
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (2, 1, 0, 3), (1, 2, 0, 3), (1, 0, 2, 3)], ids=str)
+def test_leading_axes_without_merged_strides_take_few_calls(axes, monkeypatch):
+    calls, project, adjoint = [], sjlt.backends.cpu.project, sjlt.backends.cpu.adjoint
+    monkeypatch.setattr(sjlt.backends.cpu, "project", lambda *a: calls.append("project") or project(*a))
+    monkeypatch.setattr(sjlt.backends.cpu, "adjoint", lambda *a: calls.append("adjoint") or adjoint(*a))
+    S = Sketch(32, 32, nnz=3)
+    x = np.random.default_rng(0).normal(size=(4, 64, 8, 32)).astype(np.float32).transpose(axes)
+    for function in (S.project, S.project_adjoint):
+        expected = function(np.ascontiguousarray(x))
+        assert len(calls) == 1
+        calls.clear()
+        result = function(x)
+        assert 1 <= len(calls) <= 4 * 8
+        assert result.tobytes() == expected.tobytes()
+        out = np.empty((4, 64, 8, 32), np.float32).transpose(axes)
+        assert function(np.ascontiguousarray(x), out=out).tobytes() == expected.tobytes()
+        calls.clear()
 
 
 def test_leading_axes_of_out_without_merged_strides():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from data import integers
+from scipy.sparse.linalg import aslinearoperator
 
 import sjlt
 from sjlt import Sketch
@@ -39,6 +40,18 @@ def test_sparse_dtypes(dtype, kind):
     for product in products(kind((3, 50), dtype=dtype), kind((3, 40), dtype=dtype)):
         with pytest.raises(TypeError, match=str(np.dtype(dtype))):
             product()
+
+
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csr_matrix, sp.csc_array], ids=lambda k: k.__name__)
+def test_sparse_float16(kind):
+    """scipy makes none, but numbers can be assigned."""
+    x, y = kind(integers((3, 50))), kind(integers((3, 40)))
+    for matrix in (x, y):
+        matrix.data = matrix.data.astype(np.float16)
+    calls = [lambda: x @ S.T, lambda: y @ S, lambda: S.project(x), lambda: S.project_adjoint(y)]
+    for call in [*calls, lambda: S.project(x, out=np.zeros((3, 40))), lambda: S.project(x, dense_output=False)]:
+        with pytest.raises(TypeError, match="float16"):
+            call()
 
 
 @pytest.mark.parametrize("x", ["abc", None, object(), {1: 2}, [[1, 2], ["a", "b"]]], ids=repr)
@@ -91,8 +104,10 @@ def test_scalars():
 
 
 def test_operator_times_operator():
-    with pytest.raises((TypeError, ValueError)):
-        S @ S.T
+    linear = aslinearoperator(np.ones((50, 50)))
+    for product in (lambda: S @ S.T, lambda: S.T @ S, lambda: S @ linear, lambda: S.project(linear)):
+        with pytest.raises(TypeError, match="aslinearoperator"):
+            product()
 
 
 @pytest.mark.parametrize("format", ["coo", "lil", "dok", "dia", "bsr"])
@@ -249,7 +264,11 @@ def test_options_are_named():
         S.project(integers((7, 50)), np.zeros((7, 40)))
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5, "2", None, True])
+@pytest.mark.parametrize(
+    "n",
+    [0, -1, 1.5, 2.0, "2", None, True, np.True_, np.float64(2), np.int64(0), [2], -(2**70)],
+    ids=repr,
+)
 def test_numbers_of_threads(n):
     before = sjlt.get_num_threads()
     with pytest.raises((TypeError, ValueError), match="threads"):

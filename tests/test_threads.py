@@ -3,14 +3,17 @@
 import multiprocessing
 import sys
 import threading
+import time
 import warnings
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from numba.core.compiler_lock import global_compiler_lock
 
 import sjlt
 from sjlt import Sketch
+from sjlt.backends.cpu.jit import compiled
 
 # Sums in one block of features and in many; many components; more features than one table or task takes.
 WIDE = Sketch(70_000, 64, nnz=63)
@@ -93,6 +96,23 @@ def test_entries(S):
     assert results == results[:1] * 4
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("container", ["C", "F", "csr_array", "csc_array", "adjoint C", "adjoint F"])
+def test_signs_of_zeros(dtype, container):
+    """Half of the smallest number below 0 rounds to -0, wherever in the batch and by whichever instructions."""
+    S, is_adjoint, kind = Sketch(300, 100, nnz=4), container.startswith("adjoint"), container.split()[-1]
+    product = (lambda x: x @ S) if is_adjoint else (lambda x: x @ S.T)
+    x = np.zeros((300, 100 if is_adjoint else 300), dtype)
+    x[:, 0] = -np.finfo(dtype).smallest_subnormal
+    x = np.asarray(x, order=kind) if kind in ("C", "F") else getattr(sp, kind)(x)
+    for threads in (1, 3):
+        sjlt.set_num_threads(threads)
+        results = [product(rows) for rows in (x, x[:1], x[4:9], x[100:133])]
+        assert len({row.tobytes() for result in results for row in result}) == 1
+        assert np.signbit(results[0]).any()
+        assert not results[0].any()
+
+
 def test_repeated_calls():
     for container in ("C float32", "csr float32", "csc float32", "adjoint float32"):
         function, x = make(SKETCHES[1], container)
@@ -145,7 +165,13 @@ def child(S, threads, queue):
     queue.put([bits(x @ S.T), bits(sp.csr_array(x) @ S.T), bits(normal((N, S.n_components)) @ S)])
 
 
-def results_of_child(context, S, threads=3):
+def compiling_child(S, threads, queue):
+    """`child` that has no machine code yet, in memory."""
+    compiled.cache_clear()
+    child(S, threads, queue)
+
+
+def results_of_child(context, S, threads=3, child=child):
     queue = context.SimpleQueue()
     process = context.Process(target=child, args=(S, threads, queue), daemon=True)
     with warnings.catch_warnings():
@@ -204,6 +230,32 @@ def test_a_fork_while_others_project():
             thread.join()
 
 
+@forks
+def test_a_fork_while_another_thread_compiles():
+    """The child would inherit the compiler's lock and never get it."""
+    S, held = SKETCHES[1], threading.Event()
+    x = normal((N, S.n_features))
+    expected = [bits(x @ S.T), bits(sp.csr_array(x) @ S.T), bits(normal((N, S.n_components)) @ S)]
+
+    def compile_for_a_while():
+        with global_compiler_lock:
+            held.set()
+            time.sleep(1)
+
+    compiling = threading.Thread(target=compile_for_a_while)
+    compiling.start()
+    assert held.wait(30)
+    try:
+        assert results_of_child(multiprocessing.get_context("fork"), S, child=compiling_child) == expected
+    finally:
+        compiling.join()
+    # Both processes have given the lock back.
+    other = threading.Thread(target=compile_for_a_while, daemon=True)
+    other.start()
+    other.join(30)
+    assert not other.is_alive()
+
+
 def test_a_spawned_process():
     S = SKETCHES[1]
     x = normal((N, S.n_features))
@@ -212,6 +264,13 @@ def test_a_spawned_process():
 
 
 # --------------------------------------------------------------------------------- how many
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_numpy_integers_are_numbers_of_threads(dtype):
+    sjlt.set_num_threads(np.dtype(dtype).type(2))
+    assert type(sjlt.get_num_threads()) is int
+    assert sjlt.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(
