@@ -12,7 +12,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _ENVIRONMENT = ("SJLT_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
@@ -44,9 +44,13 @@ def get_num_threads() -> int:
 def set_num_threads(n: int) -> None:
     """Use `n` >= 1 threads for CPU work in this process, from the next call on. Results do not depend on it."""
     global _num_threads
-    if isinstance(n, bool) or not hasattr(n, "__index__") or operator.index(n) < 1:
+    try:
+        number = 0 if isinstance(n, bool) else operator.index(n)
+    except TypeError:
+        number = 0
+    if number < 1:
         raise ValueError(f"the number of threads must be an integer >= 1, got {n!r}")
-    _num_threads = operator.index(n)
+    _num_threads = number
 
 
 def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers: int) -> None:
@@ -62,8 +66,12 @@ def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers:
             task(*a)
         return
     todo.reverse()
+    working, failures, changed = 0, list[BaseException](), threading.Condition()
 
     def work() -> None:
+        nonlocal working
+        with changed:
+            working += 1
         try:
             while True:
                 try:
@@ -71,23 +79,24 @@ def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers:
                 except IndexError:
                     return
                 task(*a)
-        except BaseException:
+        except BaseException as failure:
             todo.clear()
-            raise
+            failures.append(failure)
+        finally:
+            with changed:
+                working -= 1
+                changed.notify_all()
 
-    futures: list[Future[None]] = []
-    try:
-        with contextlib.suppress(RuntimeError):  # no thread can be started: too many, or the interpreter is ending
-            executor = _executor(workers - 1)
-            for _ in range(workers - 1):
-                futures.append(executor.submit(work))
-        work()
-    finally:
-        # Those that wait behind another caller's work are not needed any more: all tasks are taken.
-        wait([future for future in futures if not future.cancel()])
-    for future in futures:
-        if not future.cancelled():
-            future.result()
+    with contextlib.suppress(RuntimeError):  # no thread can be started: too many, or the interpreter is ending
+        executor = _executor(workers - 1)
+        for _ in range(workers - 1):
+            executor.submit(work)  # even where this raises, the pool may have taken it
+    work()
+    # No task is left. Work that begins from now on, because it waited behind another caller's, finds none.
+    with changed:
+        changed.wait_for(lambda: working == 0)
+    if failures:
+        raise failures[0]
 
 
 def _executor(size: int) -> ThreadPoolExecutor:
