@@ -1,11 +1,16 @@
-"""The examples run, and do what they say."""
+"""The examples run, and do what they say: those of examples/, of the README and of docstrings."""
 
+import doctest
+import importlib
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
 
 
 def load(name):
@@ -28,3 +33,20 @@ def test_least_squares(capsys):
     assert steps < 60
     example.main(2000, 10)
     assert "condition number 1e+06" in capsys.readouterr().out
+
+
+def test_the_readme():
+    """Its Python blocks run one after the other, as a reader would."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) >= 4
+    scope = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), scope)
+    assert scope["X_small"].shape == scope["Y"].shape == (1000, 256)
+
+
+@pytest.mark.parametrize("name", ["sjlt.sketch", "sjlt.estimator"])
+def test_docstrings(name):
+    failed, tried = doctest.testmod(importlib.import_module(name))
+    assert tried > 0
+    assert failed == 0
