@@ -1,7 +1,7 @@
-"""The data that is measured on, and who competes on it. Every case is a dict of methods: name -> Method.
+"""The data that is measured on, and the methods that compete on it.
 
-A method's `prepare` makes what it would have at hand (a stored matrix, a converted input) outside the clock; what
-it returns is timed. `answer` brings the result to fp64 rows that `check` compares with a float64 product on a sample.
+A method is a function of the case and its data. It makes what would be at hand (a stored matrix, a converted input)
+outside the clock, and returns the call that is timed.
 """
 
 from __future__ import annotations
@@ -76,21 +76,23 @@ def sklearn_fit_transform(case: Case, x: Any) -> Callable[[], Any]:
     ).fit_transform(x)
 
 
-def torch_bf16(case: Case, x: Any) -> Callable[[], Any]:
+def torch_operands(case: Case, x: Any) -> tuple[Any, Any]:
+    """X in fp32, and the stored S' in bf16."""
     import torch
 
     torch.set_num_threads(sjlt.get_num_threads())
-    left = torch.from_numpy(x).bfloat16()
-    right = torch.from_numpy(sketch_of(case, x).toarray(np.float32)).bfloat16().T.contiguous()
+    stored = torch.from_numpy(sketch_of(case, x).toarray(np.float32)).bfloat16().T.contiguous()
+    return torch.from_numpy(x), stored
+
+
+def torch_bf16(case: Case, x: Any) -> Callable[[], Any]:
+    left, right = torch_operands(case, x)
+    left = left.bfloat16()
     return lambda: left @ right
 
 
 def torch_bf16_from_fp32(case: Case, x: Any) -> Callable[[], Any]:
-    import torch
-
-    torch.set_num_threads(sjlt.get_num_threads())
-    left = torch.from_numpy(x)
-    right = torch.from_numpy(sketch_of(case, x).toarray(np.float32)).bfloat16().T.contiguous()
+    left, right = torch_operands(case, x)
     return lambda: left.bfloat16() @ right
 
 

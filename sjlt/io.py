@@ -125,6 +125,8 @@ class CsrSource(Source):
                 file.seek(0)
                 matrix = scipy.sparse.load_npz(file)  # without pickles
                 matrix.check_format(full_check=True)
+        except MemoryError:  # nothing is wrong with the file
+            raise
         except Exception as e:
             raise UserError(f"{path}: not a readable sparse .npz file: {one_line(e)}") from None
         if held != self._WANTED:

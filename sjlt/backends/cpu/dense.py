@@ -66,14 +66,13 @@ def project(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool) ->
             out[...] = 0
         return
     compute = _compute_dtype(x)
+    rows = n
+    if _is_foreign(x):  # the few rows that are copied at a time, a run of features of them
+        rows = max(1, min(8, STAGE_BYTES // (x.itemsize * max(plan.block, RUN_FEATURES))))
+    lanes, workers = plan.lanes_and_workers(rows, compute.itemsize)
     if _is_foreign(x):
-        rows = max(1, min(8, STAGE_BYTES // (x.itemsize * max(plan.block, RUN_FEATURES))))  # copied at a time
-        (lanes, _), workers, is_few = plan.lanes_and_workers(rows, compute.itemsize), 1, True
-    else:
-        rows = n
-        lanes, workers = plan.lanes_and_workers(n, compute.itemsize)
-        is_few = n <= lanes or (-(-n // lanes) < workers and plan.n_blocks > 1)
-    if not is_few:
+        workers = 1
+    elif n > lanes and (-(-n // lanes) >= workers or plan.n_blocks == 1):
         _project_many(plan, _readable(x), out, accumulate, compute, lanes, workers)
         return
     step = min(rows, lanes)
