@@ -106,17 +106,24 @@ def first_calls() -> dict[str, dict[str, float]]:
     return seconds
 
 
+def versions(*packages: str) -> dict[str, str]:
+    names = {name: version(name) for name in packages}
+    return {"python": platform.python_version(), "sjlt": sjlt.__version__, **names}
+
+
 def environment() -> dict[str, Any]:
     import cpuinfo
 
-    packages = ("numpy", "scipy", "scikit-learn", "numba", "torch")
     return {
         "processor": cpuinfo.get_cpu_info()["brand_raw"],
         "threads": sjlt.get_num_threads(),
-        "python": platform.python_version(),
-        "sjlt": sjlt.__version__,
-        **{name: version(name) for name in packages},
+        **versions("numpy", "scipy", "scikit-learn", "numba", "torch"),
     }
+
+
+def save(path: Path, results: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def show(title: str, rows: dict[str, dict[str, float]]) -> None:
@@ -153,8 +160,7 @@ def main(names: list[str]) -> None:
     if not names:
         results["first call, seconds"] = first_calls()
         show_first_calls(results["first call, seconds"])
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        save(RESULTS, results)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ TAG_KEYS, TAG_SIGNS, TAG_TILES = 1, 2, 3
 TILE_ROWS = 128
 MAX_N_COMPONENTS = TILE_ROWS * 65535  # tiles are counted in 16 bits
 
-ZERO, ONE = 0, 1
-FIVE_BITS, TWELVE_BITS, ALL_ONES = 0x1F, 0xFFF, 0xFFFFFFFFFFFFFFFF
+ZERO, ONE, TWO, THREE = 0, 1, 2, 3
+FIVE_BITS, TWELVE_BITS, SIXTEEN_BITS, ALL_ONES = 0x1F, 0xFFF, 0xFFFF, 0xFFFFFFFFFFFFFFFF
 
 
 class Geometry(NamedTuple):
@@ -91,19 +91,61 @@ def beta(x, a1, b1, a2, b2, p):
     return (x * (a2 | ONE) + b2) & mask
 
 
+def odd_inverse(a):
+    """The inverse of an odd a mod 2^16: 3a xor 2 is right in 5 bits, and a step of Newton's doubles them."""
+    a = a & SIXTEEN_BITS
+    x = ((a * THREE) ^ TWO) & SIXTEEN_BITS
+    x = (x * (SIXTEEN_BITS + THREE - ((a * x) & SIXTEEN_BITS))) & SIXTEEN_BITS
+    return (x * (SIXTEEN_BITS + THREE - ((a * x) & SIXTEEN_BITS))) & SIXTEEN_BITS
+
+
+def beta_inverse(y, a1, b1, a2, b2, p):
+    """The x whose `beta` is y; its xor-shift is its own inverse."""
+    mask = (ONE << p) - ONE
+    y = ((y + mask + ONE - (b2 & mask)) * odd_inverse(a2 | ONE)) & mask
+    y = y ^ (y >> ((p + ONE) >> ONE))
+    return ((y + mask + ONE - (b1 & mask)) * odd_inverse(a1 | ONE)) & mask
+
+
+def spread(i, n, theta, p):
+    """Takes [0, 2^p) into [0, n), n >= 2^p, in ascending order: a rounding that starts at theta < n."""
+    return (i * n + theta) >> p
+
+
+def unspread(r, n, theta, p):
+    """The i whose `spread` is r, where there is one: else an i whose `spread` is not r."""
+    return ((r << p) + (n - ONE - theta)) // n
+
+
 def pick(i, w0, w1, w2, w3):
     """Word i, 0 <= i < 4, of the four."""
     pair = (w0 | (w1 << HALF)) ^ (((w0 ^ w2) | ((w1 ^ w3) << HALF)) & ((i >> ONE) * ALL_ONES))
     return (pair >> ((i & ONE) * HALF)) & LOW
 
 
+def group_words(group, k0, k1):
+    """The words that deal the chunks of a group to tiles."""
+    return philox(group & LOW, group >> HALF, group & ZERO, TAG_TILES, k0, k1)
+
+
+def tile_theta(w1, n_tiles):
+    """Where the rounding of a group's places to tiles starts."""
+    return ((w1 >> 16) * n_tiles) >> 16
+
+
 def chunk_tile(c, n_tiles, log_group, k0, k1):
     """The tile m that chunk c touches."""
-    group = c >> log_group
-    place = c & ((ONE << log_group) - ONE)
-    w0, w1, w2, w3 = philox(group & LOW, group >> HALF, c & ZERO, TAG_TILES, k0, k1)
-    theta = ((w1 >> 16) * n_tiles) >> 16
-    return (beta(place, w0, w1, w2, w3, log_group) * n_tiles + theta) >> log_group
+    w0, w1, w2, w3 = group_words(c >> log_group, k0, k1)
+    mu = beta(c & ((ONE << log_group) - ONE), w0, w1, w2, w3, log_group)
+    return spread(mu, n_tiles, tile_theta(w1, n_tiles), log_group)
+
+
+def tile_place(m, group, n_tiles, log_group, k0, k1):
+    """(i, found): the place i in its group of the chunk that touches tile m, where there is one."""
+    w0, w1, w2, w3 = group_words(group, k0, k1)
+    theta = tile_theta(w1, n_tiles)
+    mu = unspread(m, n_tiles, theta, log_group)
+    return beta_inverse(mu, w0, w1, w2, w3, log_group), spread(mu, n_tiles, theta, log_group) == m
 
 
 def chunk_keys(c, quad, k0, k1):
@@ -116,11 +158,19 @@ def chunk_signs(c, k0, k1):
     return philox(c & LOW, c >> HALF, c & ZERO, TAG_SIGNS, k0, k1)
 
 
+def row_theta(w, b):
+    """Where the rounding of a chunk's slots to rows starts."""
+    return (((w >> 4) & TWELVE_BITS) * b) >> 12
+
+
 def row_in_sub_block(i, w, b, p):
     """The row, 0 <= row < b, that place i of a chunk of 2^p takes in a sub-block of b rows with key word w."""
-    slot = beta(i, w, w >> 8, w >> 16, w >> 24, p)
-    theta = (((w >> 4) & TWELVE_BITS) * b) >> 12
-    return (slot * b + theta) >> p
+    return spread(beta(i, w, w >> 8, w >> 16, w >> 24, p), b, row_theta(w, b), p)
+
+
+def sub_block_of_row(row, s, rows):
+    """The sub-block t that owns a row of a tile of `rows` rows."""
+    return ((row + ONE) * s - ONE) // rows
 
 
 def sign_bit(i, t, p, g0, g1, g2, g3):
@@ -129,4 +179,23 @@ def sign_bit(i, t, p, g0, g1, g2, g3):
     return (pick(e >> 5, g0, g1, g2, g3) >> (e & FIVE_BITS)) & ONE
 
 
-FUNCTIONS = (philox, part_start, beta, pick, chunk_tile, chunk_keys, chunk_signs, row_in_sub_block, sign_bit)
+FUNCTIONS = (
+    philox,
+    part_start,
+    beta,
+    odd_inverse,
+    beta_inverse,
+    spread,
+    unspread,
+    pick,
+    group_words,
+    tile_theta,
+    chunk_tile,
+    tile_place,
+    chunk_keys,
+    chunk_signs,
+    row_theta,
+    row_in_sub_block,
+    sub_block_of_row,
+    sign_bit,
+)

@@ -40,6 +40,7 @@ def define(
     jit: Callable[[FunctionType], Any],
     word: Callable[[int], Any],
     unrolled: Any = range,
+    **native: Any,
 ) -> SimpleNamespace:
     """Bind word functions to a backend.
 
@@ -52,10 +53,15 @@ def define(
     jit : the backend's decorator (``numba.njit``, ``triton.jit``, or the identity for NumPy).
     word : makes the backend's 64-bit unsigned constant of a Python integer (``numpy.uint64``, ``tl.constexpr``).
     unrolled : the backend's range for loops of fixed length (``tl.static_range``).
+    native : names for the scope: functions that take the place of those of their name, where the backend
+        knows a faster way.
     """
-    scope: dict[str, Any] = {"unrolled": unrolled}
+    scope: dict[str, Any] = {"unrolled": unrolled, **native}
     bound: dict[str, Any] = {}
     for function in functions:
+        if function.__name__ in native:
+            bound[function.__name__] = native[function.__name__]
+            continue
         assert isinstance(function, FunctionType)
         constants = {name: word(v) for name, v in function.__globals__.items() if type(v) is int}
         scope.update(constants)

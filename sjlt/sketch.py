@@ -11,6 +11,7 @@ import numpy as np
 from . import law, projection
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import ArrayLike, DTypeLike
 
 MAX_FEATURES = 2**63 - 1
@@ -31,6 +32,14 @@ class _Operator:
 
     def __rmatmul__(self, x: Any) -> Any:
         raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """tensor @ operator and torch.matmul are left to the operator. (Without this, @ arrives after an error.)"""
+        if function.__name__ != "matmul" or len(args) != 2 or kwargs:
+            return NotImplemented
+        left, right = args
+        return left @ right if isinstance(left, _Operator) else right.__rmatmul__(left)
 
     @property
     def T(self) -> _Operator:
@@ -198,8 +207,8 @@ class Sketch(_Operator):
         return Transposed(self)
 
     def __matmul__(self, a: Any) -> Any:
-        """S @ A for A (n_features,) or (n_features, n): dense, in A's dtype (integers become fp64)."""
-        return projection.multiply("S", self.project, self.shape, a)
+        """S @ A for A (n_features,) or (n_features, n): dense, in A's dtype (an array's integers become fp64)."""
+        return projection.multiply(self, a)
 
     def __rmatmul__(self, y: Any) -> Any:
         """Y @ S: `project_adjoint`."""
@@ -209,7 +218,7 @@ class Sketch(_Operator):
         self,
         x: Any,
         *,
-        out: np.ndarray | None = None,
+        out: np.ndarray | torch.Tensor | None = None,
         accumulate: bool = False,
         dense_output: bool = True,
     ) -> Any:
@@ -217,10 +226,11 @@ class Sketch(_Operator):
 
         Parameters
         ----------
-        x : {ndarray, CSR or CSC matrix or array} of shape (..., n_features)
-            fp16, fp32 and fp64 keep their dtype (sums of fp16 run in fp32); integers and bool become fp64.
-            Strides are free: nothing is copied. Sparse input has two dimensions.
-        out : ndarray of shape (..., n_components), fp16, fp32 or fp64, optional
+        x : {ndarray, CUDA tensor, CSR or CSC matrix or array} of shape (..., n_features)
+            fp16, bf16 (of torch), fp32 and fp64 keep their dtype (sums of fp16 and bf16 run in fp32). An array's
+            integers and bool become fp64; a tensor's are refused, as torch.matmul refuses them. Strides are free:
+            nothing is copied. Sparse input has two dimensions, and is scipy's.
+        out : {ndarray, tensor on x's device} of shape (..., n_components), fp16, bf16, fp32 or fp64, optional
             Where to write; it may not share memory with x.
         accumulate : bool, default False
             Add to `out` (fp32 or fp64) instead, so that features can stream through slice by slice:
@@ -231,36 +241,50 @@ class Sketch(_Operator):
 
         Returns
         -------
-        {ndarray, CSR matrix} of shape (..., n_components); `out` where given.
+        {ndarray, tensor, CSR matrix} of shape (..., n_components); `out` where given, else on x's device. A new
+        tensor's leading axes lie in memory in the order of x's.
 
         Raises
         ------
         TypeError
-            For dtypes (complex, object, longdouble) and containers it does not take.
+            For dtypes (complex, object, longdouble), devices and containers it does not take.
         ValueError
             For wrong shapes.
+        NotImplementedError
+            For tensors that require gradients, which are not supported yet.
 
         Notes
         -----
-        Error against exact arithmetic: at most 1e-6 ||x|| for fp32, 1e-14 ||x|| for fp64. Results do not depend, to
-        the bit, on the number of threads or on which rows are projected together. A non-finite number reaches
-        exactly the nnz components of its feature.
+        Error against exact arithmetic: at most 1e-6 ||x|| for fp32, 1e-14 ||x|| for fp64. On the CPU results do not
+        depend, to the bit, on the number of threads or on which rows are projected together, and a non-finite number
+        reaches exactly the nnz components of its feature.
+
+        CUDA tensors are projected on their own device, in the caller's current stream, by the same entries. Results
+        are the same to the bit in every run on one device with data of one shape. fp32 is as accurate as on the CPU
+        unless `torch.set_float32_matmul_precision` has traded that for speed, as it does for torch.matmul. A
+        non-finite number reaches the nnz components of its feature, and may reach others among the 128 around them,
+        but no other data vector.
         """
         return projection.project(self, x, out=out, accumulate=accumulate, dense_output=dense_output)
 
-    def project_adjoint(self, y: Any, *, out: np.ndarray | None = None, accumulate: bool = False) -> Any:
+    def project_adjoint(self, y: Any, *, out: np.ndarray | torch.Tensor | None = None, accumulate: bool = False) -> Any:
         """Apply the adjoint to projected vectors: ``y @ S``.
 
         Parameters
         ----------
-        y : {ndarray, CSR or CSC matrix or array} of shape (..., n_components)
-        out : ndarray of shape (..., n_features), fp16, fp32 or fp64, optional
+        y : {ndarray, CUDA tensor, CSR or CSC matrix or array} of shape (..., n_components)
+        out : {ndarray, tensor on y's device} of shape (..., n_features), fp16, bf16, fp32 or fp64, optional
         accumulate : bool, default False
-            As in `project`.
+            As in `project`, and so are dtypes, devices, strides and refusals.
 
         Returns
         -------
-        ndarray of shape (..., n_features), always dense.
+        {ndarray, tensor} of shape (..., n_features), always dense.
+
+        Notes
+        -----
+        As for `project`. A non-finite number reaches the features that have an entry in its component; on a GPU it
+        may reach others of the same data vector.
         """
         return projection.project_adjoint(self, y, out=out, accumulate=accumulate)
 
@@ -318,7 +342,7 @@ class Transposed(_Operator):
 
     def __matmul__(self, b: Any) -> Any:
         """S.T @ B for B (n_components,) or (n_components, n)."""
-        return projection.multiply("S.T", self.sketch.project_adjoint, self.shape, b)
+        return projection.multiply_transposed(self.sketch, b)
 
     def __rmatmul__(self, x: Any) -> Any:
         """X @ S.T: `Sketch.project`."""
@@ -339,11 +363,12 @@ def project(
     *,
     nnz: int | Literal["auto"] = "auto",
     seed: int = 0,
-    out: np.ndarray | None = None,
+    out: np.ndarray | torch.Tensor | None = None,
 ) -> Any:
     """Project the last axis of `x` to `n_components`: ``Sketch(x.shape[-1], n_components, ...).project(x)``.
 
-    Parameters and returned value are those of `Sketch` and `Sketch.project`.
+    Parameters and returned value are those of `Sketch` and `Sketch.project`: arrays give arrays, and CUDA tensors
+    give tensors of their dtype on their device.
 
     Examples
     --------

@@ -1,0 +1,202 @@
+"""Products of a sketch with tensors, and what a user of torch alone has for them: the matrix or its entries stored.
+
+A baseline is a function of the product. It makes what is stored, and returns the call that is timed, a function of
+the data; where it has no sensible way, it raises `AbsentError` with the reason. `reference` is the answer they are all
+checked against.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+import sjlt
+from sjlt.backends import cpu
+
+from .cases import SEED
+
+MAX_STORED = 8e9  # bytes of a stored matrix
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+Call = Callable[[torch.Tensor], torch.Tensor]
+
+
+class AbsentError(Exception):
+    """Why a baseline is not measured on a product."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """n vectors, rows (axis 1) or columns (axis 0) of a tensor, from d features to k components, or back (adjoint).
+
+    reach : what issue 3 asks for, as a multiple of the floor.
+    """
+
+    n: int
+    d: int
+    k: int
+    reach: float | None = None
+    nnz: int = 4
+    dtype: torch.dtype = torch.float32
+    axis: int = 1
+    adjoint: bool = False
+
+    @property
+    def sketch(self) -> sjlt.Sketch:
+        return sjlt.Sketch(self.d, self.k, nnz=self.nnz, seed=SEED)
+
+    @property
+    def title(self) -> str:
+        letter = ("BY" if self.adjoint else "AX")[self.axis]
+        shape = ", ".join(map(short, self.shape))
+        return f"{letter} ({shape}) → {short(self.width)}, {SHORT[self.dtype]}, nnz {self.nnz}"
+
+    @property
+    def width(self) -> int:
+        """The length of a result's vector."""
+        return self.d if self.adjoint else self.k
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the data."""
+        width = self.k if self.adjoint else self.d
+        return (self.n, width) if self.axis else (width, self.n)
+
+    @property
+    def result_shape(self) -> tuple[int, int]:
+        return (self.n, self.width) if self.axis else (self.width, self.n)
+
+    @property
+    def bytes(self) -> int:
+        """Of the data and the result: what no method can avoid to move."""
+        return (math.prod(self.shape) + math.prod(self.result_shape)) * self.dtype.itemsize
+
+    def data(self, device: Any, seed: int = SEED) -> torch.Tensor:
+        return normal(self.shape, self.dtype, device, seed)
+
+    def vectors(self, x: torch.Tensor) -> torch.Tensor:
+        """The view of data or result that has vectors for rows."""
+        return x if self.axis else x.T
+
+    def apply(self, operator: Any, x: torch.Tensor) -> torch.Tensor:
+        """The product itself, by an operator of S's shape: a sketch or a stored matrix."""
+        operator = operator.T if self.adjoint else operator
+        return x @ operator.T if self.axis else operator @ x
+
+
+def short(number: int) -> str:
+    log = number.bit_length() - 1
+    return f"2^{log}" if number == 1 << log >= 1 << 24 else str(number)
+
+
+def normal(shape: tuple[int, ...], dtype: torch.dtype, device: Any, seed: int = SEED) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(shape, dtype=dtype, device=device, generator=generator)
+
+
+@lru_cache(maxsize=1)
+def entries(sketch: sjlt.Sketch, device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Sketch.entries` on the device: rows (nnz, d) int32 and signs (nnz, d) int8."""
+    # Decoded there: a billion of them take a second, and a minute on the host.
+    codes = torch.from_numpy(cpu.codes(sketch, 0, sketch.n_features)).to(device).T.contiguous()
+    return codes >> 1, 1 - 2 * (codes & 1).to(torch.int8)
+
+
+# ------------------------------------------------------------------------------------- the answer
+
+
+def probe(vectors: torch.Tensor) -> torch.Tensor:
+    """Three of the vectors and a random combination of all, float64, as rows: every element counts in the last."""
+    sample = torch.linspace(0, len(vectors) - 1, min(len(vectors), 3)).long()
+    weights = normal((1, len(vectors)), torch.float64, vectors.device)
+    return torch.cat([vectors[sample].double(), weights @ vectors.double()])
+
+
+def reference(case: Product, x: torch.Tensor) -> torch.Tensor:
+    """`probe` of the exact result: the product is linear, so that it may be taken of the data."""
+    few = probe(case.vectors(x))
+    rows, signs = entries(case.sketch, x.device)
+    return indexed(replace(case, n=len(few), axis=1), few, rows, signs.double() / case.nnz**0.5)
+
+
+def relative_error(case: Product, result: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest of the probed vectors' norm-wise errors."""
+    if result.shape != case.result_shape:
+        raise ValueError(f"the result has the shape {tuple(result.shape)}, not {case.result_shape}")
+    return ((probe(case.vectors(result)) - want).norm(dim=1) / want.norm(dim=1)).max().item()
+
+
+def indexed(case: Product, x: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The product by indexing along the features, for each of the nnz entries of a column in turn."""
+    out = x.new_zeros(case.result_shape)
+    for row, value in zip(rows, values, strict=True):
+        value = value if case.axis else value[:, None]
+        if case.adjoint:
+            out.addcmul_(x.index_select(case.axis, row), value)
+        else:
+            out.index_add_(case.axis, row, x * value)
+    return out
+
+
+# ------------------------------------------------------------------------------------- baselines
+
+
+def check_size(stored: float) -> None:
+    if stored > MAX_STORED:
+        raise AbsentError(f"S would take {stored / 1e9:.0f} GB")
+
+
+def scaled_entries(case: Product, device: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, signs = entries(case.sketch, device)
+    return rows, signs.to(dtype) / case.nnz**0.5
+
+
+def stored_dense(case: Product, device: Any) -> Call:
+    return dense_of(case, device, case.dtype)
+
+
+def stored_bf16(case: Product, device: Any) -> Call:
+    return dense_of(case, device, torch.bfloat16)
+
+
+def dense_of(case: Product, device: Any, dtype: torch.dtype) -> Call:
+    """cuBLAS; data of another dtype is converted within the call, and the result stays in the stored one."""
+    check_size(case.k * case.d * dtype.itemsize)
+    rows, values = scaled_entries(case, device, dtype)
+    stored = torch.zeros(case.k, case.d, dtype=dtype, device=device).scatter_(0, rows.long(), values)
+    return lambda x: case.apply(stored, x.to(dtype))
+
+
+def stored_csr(case: Product, device: Any) -> Call:
+    """cuSPARSE, the matrix stored as it multiplies: S, or its transpose for the adjoint."""
+    check_size(case.nnz * case.d * (4 + case.dtype.itemsize))
+    rows, values = scaled_entries(case, device, case.dtype)
+    if case.adjoint:
+        starts = torch.arange(0, rows.numel() + 1, case.nnz, dtype=torch.int32, device=device)
+        parts = starts, rows.T.flatten(), values.T.flatten()
+    else:  # stable: a row has its entries from one sub-block, so its columns stay in order
+        ordered, order = rows.flatten().sort(stable=True)
+        starts = torch.searchsorted(ordered, torch.arange(case.k + 1, dtype=torch.int32, device=device), out_int32=True)
+        parts = starts, (order % case.d).int(), values.flatten()[order]
+    stored = torch.sparse_csr_tensor(*parts, size=(case.width, case.shape[case.axis]))
+    return lambda x: stored @ x if case.axis == 0 else (stored @ x.T).T
+
+
+def index_add(case: Product, device: Any) -> Call:
+    """index_add_, one for each of the nnz entries of a column; index_select for the adjoint."""
+    if case.dtype.itemsize < 4:
+        raise AbsentError(f"it sums in {SHORT[case.dtype]}")
+    rows, values = scaled_entries(case, device, case.dtype)
+    return lambda x: indexed(case, x, rows, values)
+
+
+def copy(case: Product, device: Any) -> Call:
+    """A device copy of the wider side, the data or, for an adjoint, as much as the result: a read and a write."""
+    if not case.adjoint:
+        return torch.clone
+    wide = normal(case.result_shape, case.dtype, device)
+    return lambda x: wide.clone()

@@ -1,0 +1,316 @@
+"""Time the CUDA backend beside its rivals: ``python -m benchmarks.gpu [CASE ...] [--baselines-only]``.
+
+A CASE is a key of `CASES`, or a pattern of keys such as ``X*``. Every answer is checked before it is timed. Times are
+of the device: calls queue up behind a wait, so that the host's time is hidden (a row of its own has it), and a time is
+the median over repeats. Data is several times the L2 cache; where one tensor is not, several are used in rotation.
+The floor is (bytes of data read once + bytes of result written once) / the bandwidth of a large device copy, bytes
+read and written, measured in the same run. Without arguments it writes benchmarks/results/h200.json too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import gc
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from . import baselines
+from .baselines import AbsentError, Call, Product
+from .cases import SEED
+from .run import save, versions
+
+RESULTS = Path(__file__).parent / "results" / "h200.json"
+WARM_UPS, REPEATS = 3, 10
+SLOW = 2000  # ms after which a method is not repeated further
+WAIT = 4_000_000  # cycles, about 2 ms: longer than the host takes to queue a repeat's calls
+BF16 = torch.bfloat16
+
+GROUPS = {
+    "X S'": {
+        "X768": Product(2**20, 768, 256, 1.2),
+        "X4096": Product(2**18, 4096, 512, 1.25),
+        "X4096-nnz2": Product(2**18, 4096, 512, nnz=2),
+        "X4096-nnz8": Product(2**18, 4096, 512, nnz=8),
+        "X4096-bf16": Product(2**18, 4096, 512, 1.2, dtype=BF16),
+        "X16384": Product(2**16, 16384, 2048, 1.3),
+        "X16384-bf16": Product(2**16, 16384, 2048, 1.3, dtype=BF16),
+    },
+    "S A": {
+        "A512": Product(512, 2**18, 1024, 1.3, axis=0),
+        "A512-nnz1": Product(512, 2**18, 1024, 1.15, nnz=1, axis=0),
+        "A512-nnz2": Product(512, 2**18, 1024, nnz=2, axis=0),
+        "A512-nnz8": Product(512, 2**18, 1024, nnz=8, axis=0),
+        "A1024": Product(1024, 2**16, 4096, 1.35, axis=0),
+        "A1024-nnz1": Product(1024, 2**16, 4096, 1.2, nnz=1, axis=0),
+        "A1024-short": Product(1024, 2**14, 1024, 2.0, axis=0),
+        "A1024-short-nnz1": Product(1024, 2**14, 1024, 1.5, nnz=1, axis=0),
+        "A8": Product(8, 2**24, 4096, 2.0, axis=0),
+    },
+    "X S', few vectors": {
+        "rows8": Product(8, 2**27, 4096, 2.5),
+        "rows8-nnz1": Product(8, 2**27, 4096, 1.3, nnz=1),
+        "rows1": Product(1, 2**28, 4096, 3.0),
+        "rows1-nnz1": Product(1, 2**28, 4096, 1.3, nnz=1),
+    },
+    "adjoints": {
+        "adjoint-X768": Product(2**20, 768, 256, 1.3, adjoint=True),
+        "adjoint-A512": Product(512, 2**18, 1024, 1.5, axis=0, adjoint=True),
+        "adjoint-rows8": Product(8, 2**27, 4096, 2.5, adjoint=True),
+    },
+}
+CASES = {key: case for group in GROUPS.values() for key, case in group.items()}
+SMALL = Product(64, 768, 128, 3.0)  # its reach is in times of a torch.matmul
+
+
+# ------------------------------------------------------------------------------------- methods
+
+
+class Method(NamedTuple):
+    """prepare : makes the timed call.  error : the largest allowed, None for a copy.  precision : torch's setting."""
+
+    prepare: Callable[[Product, Any], Call]
+    error: float | None
+    precision: str = "highest"
+
+
+def sjlt_product(case: Product, device: Any) -> Call:
+    return lambda x: case.apply(case.sketch, x)
+
+
+def sjlt_into(case: Product, x: torch.Tensor) -> torch.Tensor:
+    """The product by way of `out`, which held NaN."""
+    out = torch.full(case.result_shape, math.nan, dtype=x.dtype, device=x.device)
+    function = case.sketch.project_adjoint if case.adjoint else case.sketch.project
+    function(case.vectors(x), out=case.vectors(out))
+    return out
+
+
+def methods(case: Product) -> dict[str, Method]:
+    """sjlt's under the names that begin so; then the rivals'."""
+    if case.dtype == BF16:
+        return {
+            "sjlt": Method(sjlt_product, 5e-3),
+            "cuBLAS bf16": Method(baselines.stored_dense, 5e-3),
+            "cuSPARSE": Method(baselines.stored_csr, 5e-3),
+            "index_add_": Method(baselines.index_add, 5e-3),
+            "copy": Method(baselines.copy, None),
+        }
+    growth = max(1, math.log2(case.d) / 20) ** 0.5  # DESIGN.md section 8
+    lower = {"sjlt high": Method(sjlt_product, 2e-5, "high"), "sjlt medium": Method(sjlt_product, 5e-3, "medium")}
+    return {
+        "sjlt": Method(sjlt_product, 1e-6 * growth),
+        **(lower if case.n >= 256 and case.nnz == 4 else {}),  # a choice where the products can be matrix units'
+        "cuBLAS fp32": Method(baselines.stored_dense, 1e-4),
+        "cuBLAS tf32": Method(baselines.stored_dense, 1e-3, "high"),
+        "cuBLAS bf16": Method(baselines.stored_bf16, 5e-3),
+        "cuSPARSE": Method(baselines.stored_csr, 1e-4),
+        "index_add_": Method(baselines.index_add, 1e-4),
+        "copy": Method(baselines.copy, None),
+    }
+
+
+# ------------------------------------------------------------------------------------- measurements
+
+
+def device_ms(call: Call, data: list[torch.Tensor]) -> float:
+    """Median milliseconds of a call."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    laps: list[float] = []
+    while len(laps) < WARM_UPS + REPEATS and sum(laps) < SLOW:
+        torch.cuda._sleep(WAIT)
+        start.record()
+        for x in data:
+            call(x)
+        end.record()
+        end.synchronize()
+        laps.append(start.elapsed_time(end))
+    return statistics.median(laps[WARM_UPS:] or laps) / len(data)
+
+
+def host_us(call: Call, x: torch.Tensor, calls: int = 300) -> float:
+    """Median microseconds that a call keeps the host: many calls in a row, none waited for."""
+    laps = []
+    for _ in range(WARM_UPS + 2 * REPEATS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call(x)
+        laps.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(laps[WARM_UPS:])
+
+
+def extra_bytes(call: Call, x: torch.Tensor) -> int:
+    """The most device memory that a call takes beyond its input and its result."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    result = call(x)
+    return torch.cuda.max_memory_allocated() - held - result.nbytes
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second of a large device copy, read and written."""
+    source = baselines.normal((2**30,), torch.float32, "cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / device_ms(target.copy_, [source]) * 1e3
+
+
+def enough_data(case: Product) -> list[torch.Tensor]:
+    """As many tensors of data as push each other out of the L2 cache, with what is made of them."""
+    cache = torch.cuda.get_device_properties("cuda").L2_cache_size
+    return [case.data("cuda", SEED + i) for i in range(math.ceil(4 * cache / case.bytes))]
+
+
+def checked(name: str, method: Method, case: Product, call: Call, x: torch.Tensor, want: torch.Tensor) -> float:
+    """The error of the call's result; nothing is timed of a wrong answer."""
+    result = call(x)
+    error = baselines.relative_error(case, result, want)
+    if not error <= method.error:  # NaN neither
+        raise AssertionError(f"{name}: error {error:.2e}, allowed is {method.error:.1e}")
+    if name.startswith("sjlt") and not torch.equal(result, sjlt_into(case, x)):
+        raise AssertionError(f"{name}: another result in a given `out`: elements unwritten, or it varies between runs")
+    return error
+
+
+def measure(case: Product, floor: float, names: Callable[[str], bool]) -> dict[str, Any]:
+    """The methods' times in ms, errors and, for sjlt, memory; `floor` in ms."""
+    data = enough_data(case)
+    want = baselines.reference(case, data[0])
+    device, rows = data[0].device, {}
+    for name, method in methods(case).items():
+        if not names(name):
+            continue
+        torch.set_float32_matmul_precision(method.precision)
+        try:
+            call = method.prepare(case, device)
+        except AbsentError as reason:
+            rows[name] = {"absent": str(reason)}
+            continue
+        row: dict[str, float] = {}
+        if method.error is not None:
+            row["error"] = checked(name, method, case, call, data[0], want)
+        if name == "sjlt":
+            row["extra_bytes"] = extra_bytes(call, data[0])
+        row["ms"] = device_ms(call, data)
+        row["times floor"] = row["ms"] / floor
+        rows[name] = row
+    torch.set_float32_matmul_precision("highest")
+    return {"floor_ms": floor, "reach": case.reach, "tensors": len(data), "methods": rows}
+
+
+def measure_small(names: Callable[[str], bool]) -> dict[str, float]:
+    """Host microseconds of a small call."""
+    x, sketch = SMALL.data("cuda"), SMALL.sketch
+    stored = torch.from_numpy(sketch.T.toarray().astype("float32")).cuda()
+    microseconds = {"torch.matmul": host_us(lambda x: torch.matmul(x, stored), x)}
+    if names("sjlt"):
+        checked("sjlt", Method(sjlt_product, 1e-6), SMALL, sketch.project, x, baselines.reference(SMALL, x))
+        microseconds["sjlt"] = host_us(sketch.project, x)
+    return microseconds
+
+
+def environment() -> dict[str, Any]:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    gpu = torch.cuda.get_device_name()
+    return {"gpu": gpu, "driver": driver, "cuda": torch.version.cuda, **versions("numpy", "torch", "triton")}
+
+
+# ------------------------------------------------------------------------------------- output
+
+RIVALS = ("sjlt high", "sjlt medium", "cuBLAS fp32", "cuBLAS tf32", "cuBLAS bf16", "cuSPARSE", "index_add_", "copy")
+console = Console(width=180)
+
+
+def judged(value: float, limit: float | None, text: str) -> str:
+    return text if limit is None or value <= limit else f"[red]{text} ![/red]"
+
+
+def show(title: str, results: dict[str, Any]) -> None:
+    """A line a case, times in ms; in brackets, a rival's time over sjlt's."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("case", no_wrap=True)
+    for name in ("floor", "sjlt", "x floor", "reach", "MiB", *RIVALS):
+        table.add_column(name, justify="right", min_width=5)
+    notes = []
+    for result in results.values():
+        case, rows = result["case"], result["methods"]
+        ours = rows.get("sjlt")
+        cells = ["", "", str(case.reach or ""), ""]
+        if ours:
+            times, extra = ours["times floor"], ours["extra_bytes"]
+            allowed = max(0.05 * math.prod(case.shape) * case.dtype.itemsize, 64 * 2**20)
+            cells[:2] = f"{ours['ms']:.3f}", judged(times, case.reach, f"{times:.2f}")
+            cells[3] = judged(extra, allowed, f"{extra / 2**20:.0f}")
+        for row in (rows.get(name, {}) for name in RIVALS):
+            ratio = f" ({row['ms'] / ours['ms']:.1f})" if ours and "ms" in row else ""
+            cells.append(f"{row['ms']:.3g}{ratio}" if "ms" in row else "-" if "absent" in row else "")
+        table.add_row(case.title, f"{result['floor_ms']:.3f}", *cells)
+        note = [f"{name}: {row['absent']}" for name, row in rows.items() if "absent" in row]
+        note += [f"{result['tensors']} tensors in rotation"] * (result["tensors"] > 1)
+        notes += [f"- {case.title}: {'; '.join(note)}"] * bool(note)
+    console.print(table, *notes, sep="\n")
+
+
+def show_small(microseconds: dict[str, float]) -> None:
+    text = f"{SMALL.title}, host µs a call: torch.matmul {microseconds['torch.matmul']:.1f}"
+    if "sjlt" in microseconds:
+        ratio = microseconds["sjlt"] / microseconds["torch.matmul"]
+        text += f", S.project {microseconds['sjlt']:.1f} = " + judged(ratio, SMALL.reach, f"{ratio:.2f}x")
+    console.print(text + f" (reach {SMALL.reach}x)")
+
+
+def main(patterns: list[str], baselines_only: bool) -> None:
+    keys = [key for key in (*CASES, "small") if any(fnmatch.fnmatch(key, p) for p in patterns or ["*"])]
+    if not keys:
+        raise SystemExit(f"no such case: {', '.join(patterns)}; there are: {', '.join([*CASES, 'small'])}")
+    begin = time.perf_counter()
+    bandwidth = copy_bandwidth()
+    about = {**environment(), "copy bandwidth, TB/s": bandwidth / 1e12}
+    print(json.dumps(about), flush=True)
+    names = (lambda name: not name.startswith("sjlt")) if baselines_only else lambda name: True
+    results: dict[str, Any] = {"environment": about, "cases": {}}
+    failures = {}
+    for group, cases in GROUPS.items():
+        done = {}
+        for key in filter(cases.__contains__, keys):
+            case, start = cases[key], time.perf_counter()
+            try:
+                done[key] = {"case": case, **measure(case, case.bytes / bandwidth * 1e3, names)}
+            except Exception as error:  # the other cases are still worth their time; the run fails in the end
+                failures[key] = f"{type(error).__name__}: {error}"
+            gc.collect()
+            torch.cuda.empty_cache()
+            print(f"{key}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
+        if done:
+            show(group, done)
+        results["cases"] |= {r["case"].title: {k: v for k, v in r.items() if k != "case"} for r in done.values()}
+    if "small" in keys:
+        results["small call, host µs"] = measure_small(names)
+        show_small(results["small call, host µs"])
+    print(f"{time.perf_counter() - begin:.0f} s")
+    if failures:
+        raise SystemExit("\n".join(f"{key} FAILED: {message}" for key, message in failures.items()))
+    if not patterns and not baselines_only:
+        save(RESULTS, results)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--baselines-only", action="store_true", help="leave sjlt's own calls out")
+    arguments = parser.parse_args()
+    main(arguments.cases, arguments.baselines_only)

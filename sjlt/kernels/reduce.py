@@ -1,0 +1,47 @@
+"""The sum of partial results in a fixed order: results are the same to the bit on every run."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["splits"])
+def reduce_partials(
+    partial,
+    out,
+    splits,
+    rows,
+    columns,
+    stride_ps,
+    stride_pr,
+    stride_pc,
+    stride_or,
+    stride_oc,
+    NNZ: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """out = 1/sqrt(NNZ) * sum of partial over its first axis (+ out); grid (blocks of ROWS, blocks of COLUMNS).
+
+    partial (splits, rows, columns) is in DTYPE, out (rows, columns) is rounded once. Columns are the axis along which
+    memory is contiguous. Sums run over SPLITS parts, then over these sums.
+    """
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (r < rows)[:, None] & (c < columns)[None, :]
+    partial += r[:, None] * stride_pr + c[None, :] * stride_pc
+    split = tl.arange(0, SPLITS)
+    total = tl.zeros((ROWS, COLUMNS), DTYPE)
+    for first in range(0, splits, SPLITS):
+        s = first + split
+        address = partial[None, :, :] + (s.to(tl.int64) * stride_ps)[:, None, None]
+        total += tl.sum(tl.load(address, mask=(s < splits)[:, None, None] & inside[None, :, :], other=0), 0)
+    total *= NNZ**-0.5
+    out += r[:, None] * stride_or + c[None, :] * stride_oc
+    if ACCUMULATE:
+        total += tl.load(out, mask=inside).to(DTYPE)
+    tl.store(out, total.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,380 @@
+"""Kernels for many data vectors: tensor cores multiply a block of them by one-hot tiles of the sketch.
+
+A chunk of B = 2^p features meets one tile of at most 128 rows, so a program that owns (tile, block of vectors) reads
+only the chunks of its tile, and all programs together read the data once. Entries come by batches (see `batch`).
+
+Data in fp32 is multiplied as a pair of fp16 numbers: x scale = high + low, exact to 2^-22, where scale is a power of
+two of the data vector's own, from a sample of its features. If others are 2^9 times larger, fp16 overflows: the result
+is not finite, and the program does its work again with three bf16 numbers, whose range is that of fp32. (Three bf16
+numbers bind on the tensor cores: 1.3 times the memory floor where the pair takes 1.15, H200.)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .batch import BATCH, TILE, batch, entries
+from .words import part_start, seed_words
+
+# How the data is multiplied.
+NATIVE = tl.constexpr(0)  # fp16 or bf16 data, as it is
+BF16 = tl.constexpr(1)  # fp32 as 1, 2, 3 numbers in bf16: 8, 16, 24 bits
+BF16_PAIR = tl.constexpr(2)
+BF16_TRIPLE = tl.constexpr(3)
+FP16_PAIR = tl.constexpr(4)  # fp32 as a scaled pair in fp16: 22 bits
+
+
+@triton.jit
+def _scale(x, TARGET: tl.constexpr):
+    """The power of two that takes the largest magnitude of each row of x, fp32, into [2^TARGET, 2^(TARGET+1)).
+
+    A row of zeros gets the largest scale: whatever else its vector holds overflows, and is seen.
+    """
+    largest = tl.max(tl.abs(x), 1).to(tl.uint32, bitcast=True)
+    exponent = tl.maximum(largest & 0x7F800000, (TARGET + 1) << 23)  # biased, in place
+    return (0 - exponent + ((254 + TARGET) << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _inverse(scale):
+    """1/scale, for a power of two."""
+    return (0 - scale.to(tl.uint32, bitcast=True) + (254 << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_vectors(x, scales, n, first, stride_xv, stride_xf, V: tl.constexpr, SAMPLE: tl.constexpr):
+    """scales[v] for FP16_PAIR, fp32 (n), from the SAMPLE features of x from `first` on; grid (blocks of V vectors).
+
+    They leave room for features 2^9 times larger than the sampled.
+    """
+    v = tl.program_id(0).to(tl.int64) * V + tl.arange(0, V)
+    j = first + tl.arange(0, SAMPLE)
+    z = tl.load(x + v[:, None] * stride_xv + (j * stride_xf)[None, :], mask=(v < n)[:, None], other=0.0)
+    tl.store(scales + v, _scale(z, 6), mask=v < n)
+
+
+@triton.jit
+def _truncated(x):
+    """fp32 x as bf16 and the exact rest: by bits, since conversions back and forth are slow (16 a clock and core)."""
+    bits = x.to(tl.uint32, bitcast=True)
+    high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return high, x - (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _dot(a, b, acc, INTERPRETED: tl.constexpr):
+    if INTERPRETED:  # the interpreter multiplies bit patterns of bf16, and adds in fp16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def _multiply(x, scale, tile, acc, MODE: tl.constexpr, INTERPRETED: tl.constexpr):
+    """acc + x tile, for x in parts by MODE."""
+    if MODE == NATIVE:
+        acc = _dot(x, tile, acc, INTERPRETED)
+    elif MODE == FP16_PAIR:
+        scaled = x * scale[:, None]
+        high = scaled.to(tl.float16)
+        acc = _dot(high, tile, acc, INTERPRETED)
+        acc = _dot((scaled - high.to(tl.float32)).to(tl.float16), tile, acc, INTERPRETED)
+    else:
+        rest = x
+        for _ in tl.static_range(MODE - 1):
+            part, rest = _truncated(rest)
+            acc = _dot(part, tile, acc, INTERPRETED)
+        acc = _dot(rest.to(tl.bfloat16), tile, acc, INTERPRETED)
+    return acc
+
+
+@triton.jit
+def _one_hot(
+    chunk,
+    keys,
+    thetas,
+    signs,
+    m,
+    K: tl.constexpr,
+    NNZ: tl.constexpr,
+    N_TILES: tl.constexpr,
+    LOG_CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    U: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """The entries, +-1 or 0, of chunks `chunk` .. `chunk` + U - 1 of the batch in their tile: [U B, 128]."""
+    B: tl.constexpr = 1 << LOG_CHUNK
+    i, negative = entries(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U)
+    one = 0x3C00 if tl.float16 == DTYPE else 0x3F80
+    value = negative << 15 | one
+    j = tl.arange(0, B).to(tl.uint32)[None, :, None]
+    tile = tl.where(i[:, None, :] == j, value[:, None, :], 0)
+    return tl.reshape(tile.to(tl.uint16), U * B, TILE).to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def _load_chunks(
+    x,
+    v,
+    n,
+    d,
+    stride_xv,
+    stride_xf,
+    column,
+    chunk,
+    offset,
+    LOG_CHUNK: tl.constexpr,
+    U: tl.constexpr,
+    EVEN: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """x at vectors v and the features of chunks `chunk` .. `chunk` + U - 1 of the batch: [V, U B]."""
+    B: tl.constexpr = 1 << LOG_CHUNK
+    k = tl.arange(0, U * B)
+    j = tl.gather(column, chunk + (k >> LOG_CHUNK), 0)
+    found = j >= 0
+    j = j - offset + (k & (B - 1))
+    if ALIGN > 1:
+        j = tl.max_contiguous(tl.multiple_of(j, ALIGN), ALIGN)
+    address = x + v[:, None] * stride_xv + (j * stride_xf)[None, :]
+    if EVEN:
+        z = tl.load(address)
+    else:
+        known = found & (j >= 0) & (j < d)
+        if ALIGN > 1:
+            known = tl.max_constancy(known, ALIGN)
+        z = tl.load(address, mask=(v < n)[:, None] & known[None, :], other=0.0)
+    return z
+
+
+@triton.jit
+def _sum_of_chunks(
+    x,
+    n,
+    d,
+    stride_xv,
+    stride_xf,
+    v,
+    scale,
+    m,
+    first_group,
+    groups,
+    offset,
+    k0,
+    k1,
+    K: tl.constexpr,
+    NNZ: tl.constexpr,
+    N_TILES: tl.constexpr,
+    LOG_GROUP: tl.constexpr,
+    LOG_CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SIGNS: tl.constexpr,
+    U: tl.constexpr,
+    EVEN: tl.constexpr,
+    ALIGN: tl.constexpr,
+    FOLD: tl.constexpr,
+    MODE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """The sum over groups first_group .. first_group + groups - 1 of x S' for tile m: [V, 128] fp32."""
+    V: tl.constexpr = v.shape[0]
+    if MODE == FP16_PAIR:
+        DTYPE: tl.constexpr = tl.float16
+    elif MODE == NATIVE:
+        DTYPE: tl.constexpr = x.dtype.element_ty
+    else:
+        DTYPE: tl.constexpr = tl.bfloat16
+    total = tl.zeros((V, TILE), tl.float32)
+    acc = tl.zeros((V, TILE), tl.float32)
+    for start in range(0, groups, BATCH):
+        column, keys, thetas, signs = batch(
+            m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS
+        )
+        for chunk in range(0, tl.minimum(BATCH, groups - start), U):
+            z = _load_chunks(
+                x, v, n, d, stride_xv, stride_xf, column, chunk, offset, LOG_CHUNK, U, EVEN, ALIGN
+            )
+            tile = _one_hot(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U, DTYPE)
+            acc = _multiply(z, scale, tile, acc, MODE, INTERPRETED)
+        if FOLD:
+            total += acc
+            acc = tl.zeros((V, TILE), tl.float32)
+    if FOLD:
+        acc = total
+    return acc
+
+
+@triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
+def project_tiles(
+    x,
+    out,
+    scales,
+    n,
+    d,
+    stride_xv,
+    stride_xf,
+    stride_os,
+    stride_ov,
+    stride_or,
+    seed: tl.int64,
+    feature_offset: tl.int64,
+    groups_per_split,
+    K: tl.constexpr,
+    NNZ: tl.constexpr,
+    N_TILES: tl.constexpr,
+    LOG_GROUP: tl.constexpr,
+    LOG_CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SIGNS: tl.constexpr,
+    V: tl.constexpr,
+    U: tl.constexpr,
+    EVEN: tl.constexpr,
+    ALIGN: tl.constexpr,
+    FOLD: tl.constexpr,
+    MODE: tl.constexpr,
+    FINAL: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (N_TILES * blocks of V vectors, splits).
+
+    A partial sum (FINAL = False) is stored as it is, in fp32; else it is scaled, added to `out` where ACCUMULATE, and
+    rounded to out's dtype. `scales` (n), of `scale_vectors`, is read where MODE is FP16_PAIR.
+    """
+    LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK  # columns of a group
+    k0, k1 = seed_words(seed)
+    m = (tl.program_id(0) % N_TILES).to(tl.uint32)
+    split = tl.program_id(1).to(tl.int64)
+    rows_v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
+    v = tl.minimum(rows_v, n - 1) if EVEN else rows_v
+    if ALIGN > 1:
+        stride_xv = stride_xv // ALIGN * ALIGN  # for the compiler to see
+        d = d // ALIGN * ALIGN
+    end = ((feature_offset + d - 1) >> LOG_WIDTH) + 1
+    first_group = (feature_offset >> LOG_WIDTH) + split * groups_per_split
+    groups = tl.minimum(end - first_group, groups_per_split).to(tl.int32)
+
+    scale = 1.0
+    if MODE == FP16_PAIR:
+        # Loaded, as is all that the data is multiplied by in the loop: only then the compiler takes the data from
+        # shared memory straight to the tensor cores' registers.
+        scale = tl.load(scales + v, mask=v < n, other=1.0)
+    acc = _sum_of_chunks(
+        x, n, d, stride_xv, stride_xf, v, scale, m, first_group, groups, feature_offset, k0, k1,
+        K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, MODE, INTERPRETED,
+    )  # fmt: skip
+    if MODE == FP16_PAIR:
+        acc *= _inverse(scale)[:, None]
+        overflown = tl.max(tl.max((tl.abs(acc) < float("inf")).to(tl.int32) ^ 1, 1), 0)
+        if overflown != 0:
+            acc = _sum_of_chunks(
+                x, n, d, stride_xv, stride_xf, v, 1.0, m, first_group, groups, feature_offset, k0, k1,
+                K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, BF16_TRIPLE,
+                INTERPRETED,
+            )  # fmt: skip
+
+    tile_row = part_start(m.to(tl.int64), K, N_TILES)
+    r = tl.arange(0, TILE)
+    keep = (rows_v < n)[:, None] & (tile_row + r < part_start(m.to(tl.int64) + 1, K, N_TILES))[None, :]
+    out += split * stride_os + rows_v[:, None] * stride_ov + (tile_row + r)[None, :] * stride_or
+    if FINAL:
+        acc *= NNZ**-0.5
+        if ACCUMULATE:
+            acc += tl.load(out, mask=keep)
+    tl.store(out, acc.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
+def adjoint_tiles(
+    y,
+    out,
+    n,
+    d,
+    stride_yv,
+    stride_yr,
+    stride_ov,
+    stride_of,
+    seed: tl.int64,
+    feature_offset: tl.int64,
+    groups_per_split,
+    K: tl.constexpr,
+    NNZ: tl.constexpr,
+    N_TILES: tl.constexpr,
+    LOG_GROUP: tl.constexpr,
+    LOG_CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SIGNS: tl.constexpr,
+    V: tl.constexpr,
+    U: tl.constexpr,
+    EVEN: tl.constexpr,
+    ALIGN: tl.constexpr,
+    MODE: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (N_TILES * blocks of V vectors, splits of the
+    columns).
+
+    A program holds its vectors' 128 components of one tile and writes the columns of the chunks that meet it: every
+    element of out is written once.
+    """
+    LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK
+    B: tl.constexpr = 1 << LOG_CHUNK
+    k0, k1 = seed_words(seed)
+    m = (tl.program_id(0) % N_TILES).to(tl.uint32)
+    v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
+    if ALIGN > 1:
+        stride_ov = stride_ov // ALIGN * ALIGN
+        d = d // ALIGN * ALIGN
+    end = ((feature_offset + d - 1) >> LOG_WIDTH) + 1
+    first_group = (feature_offset >> LOG_WIDTH) + tl.program_id(1).to(tl.int64) * groups_per_split
+    groups = tl.minimum(end - first_group, groups_per_split).to(tl.int32)
+
+    tile_row = part_start(m.to(tl.int64), K, N_TILES)
+    r = tl.arange(0, TILE)
+    keep = (v < n)[:, None] & (tile_row + r < part_start(m.to(tl.int64) + 1, K, N_TILES))[None, :]
+    z = tl.load(y + v[:, None] * stride_yv + (tile_row + r)[None, :] * stride_yr, mask=keep, other=0.0)
+    if MODE == FP16_PAIR:
+        DTYPE: tl.constexpr = tl.float16
+        scale = _scale(z, 14)
+        scaled = z * scale[:, None]
+        z = scaled.to(tl.float16)
+        low = (scaled - z.to(tl.float32)).to(tl.float16)
+    elif MODE == NATIVE:
+        DTYPE: tl.constexpr = y.dtype.element_ty
+    else:
+        DTYPE: tl.constexpr = tl.bfloat16
+        if MODE == BF16_PAIR:
+            z, rest = _truncated(z)
+            low = rest.to(tl.bfloat16)
+        else:
+            z = z.to(tl.bfloat16)
+    for start in range(0, groups, BATCH):
+        column, keys, thetas, signs = batch(
+            m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS
+        )
+        for chunk in range(0, tl.minimum(BATCH, groups - start), U):
+            tile = tl.trans(_one_hot(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U, DTYPE))
+            acc = _dot(z, tile, tl.zeros((V, U * B), tl.float32), INTERPRETED)
+            if (MODE == FP16_PAIR) | (MODE == BF16_PAIR):
+                acc = _dot(low, tile, acc, INTERPRETED)
+            if MODE == FP16_PAIR:
+                acc = acc * _inverse(scale)[:, None]
+            acc *= NNZ**-0.5
+            k = tl.arange(0, U * B)
+            j = tl.gather(column, chunk + (k >> LOG_CHUNK), 0)
+            known = (j >= 0) & (chunk + (k >> LOG_CHUNK) < groups - start)
+            j = j - feature_offset + (k & (B - 1))
+            known &= (j >= 0) & (j < d)
+            if ALIGN > 1:
+                j = tl.max_contiguous(tl.multiple_of(j, ALIGN), ALIGN)
+                known = tl.max_constancy(known, ALIGN)
+            address = out + v[:, None] * stride_ov + (j * stride_of)[None, :]
+            mask = (v < n)[:, None] & known[None, :]
+            if ACCUMULATE:
+                acc += tl.load(address, mask=mask)
+            tl.store(address, acc.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,224 @@
+"""Accuracy of the kernels, norm-wise against fp64: every way to multiply, data of every scale; non-finite data."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from data import integers
+from kernels import FLOATS, filled, integral_matrix
+
+from sjlt import Sketch
+from sjlt.backends import triton as backend
+
+pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
+    "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
+)
+S = Sketch(2500, 256, nnz=4, seed=5)[:, 100:2404]  # more groups of chunks than are summed in one go
+SHORT = S[:, :150]
+
+
+@pytest.fixture
+def precision():
+    """Sets torch's precision of fp32 products, for one test."""
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+def normal(n, d, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, d)).astype(np.float32)
+
+
+def project(S, x, out_dtype=None):
+    out = torch.full((x.shape[0], S.n_components), math.nan, dtype=out_dtype or x.dtype, device=x.device)
+    backend.project(S, x, out, False)
+    return out.cpu().double().numpy()
+
+
+def adjoint(S, y, out_dtype=None):
+    out = torch.full((y.shape[0], S.n_features), math.nan, dtype=out_dtype or y.dtype, device=y.device)
+    backend.adjoint(S, y, out, False)
+    return out.cpu().double().numpy()
+
+
+def products(S, x, y, dtype, device):
+    """(result, exact) of both products of the numbers of arrays x and y in dtype."""
+    x, y = filled("rows", x, dtype, device), filled("rows", y, dtype, device)
+    scale = S.nnz**-0.5
+    yield project(S, x), (integral_matrix(S) @ x.cpu().double().numpy().T).T * scale
+    yield adjoint(S, y), (integral_matrix(S).T @ y.cpu().double().numpy().T).T * scale
+
+
+def errors(result, exact):
+    """Norm-wise, of each vector."""
+    assert np.isfinite(result).all()
+    return np.linalg.norm(result - exact, axis=1) / np.linalg.norm(exact, axis=1)
+
+
+# --------------------------------------------------------------------------------- fp32
+
+
+def scaled_rows(z):
+    return z * np.logspace(-30, 30, len(z))[:, None]
+
+
+def scaled_features(z):
+    return z * np.exp(8 * normal(*z.shape, seed=1))
+
+
+def with_zeros(first, last):
+    """Zeros from one fraction of the width to another: padding, and all that a sample sees."""
+
+    def make(z):
+        z = z.copy()
+        z[:, int(first * z.shape[1]) : math.ceil(last * z.shape[1])] = 0
+        return z
+
+    return make
+
+
+def with_outlier(place, factor):
+    def make(z):
+        z = z.copy()
+        z[:, int(place * z.shape[1])] *= factor
+        return z
+
+    return make
+
+
+NUMBERS = {
+    "normal": lambda z: z,
+    "rows of all scales": scaled_rows,
+    "features of many scales": scaled_features,
+    "zeros first": with_zeros(0, 0.9),
+    "zeros last": with_zeros(0.1, 1),
+    "zeros in the middle": with_zeros(0.3, 0.8),
+    "outlier": with_outlier(0.1, 1e9),
+    "outlier in the middle": with_outlier(0.501, 1e9),
+    "small outlier": with_outlier(0.1, 300),
+    "one vector with an outlier": lambda z: np.concatenate([with_outlier(0.1, 1e30)(z[:1]), z[1:]]),
+    "integers": lambda z: np.rint(100 * z),
+    "positive": np.abs,
+    "tiny": lambda z: z * 1e-30,
+    "huge": lambda z: z * 1e35,
+}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_fp32(numbers, parts, kernels_on):
+    n = 66
+    x, y = NUMBERS[numbers](normal(n, 150)), NUMBERS[numbers](normal(n, 256))
+    for result, exact in products(SHORT, x, y, "float32", kernels_on):
+        assert errors(result, exact).max() <= 1e-6
+
+
+@pytest.mark.parametrize("numbers", ["normal", "positive"])
+def test_long_sums(numbers, parts, kernels_on):
+    x, y = NUMBERS[numbers](normal(2, S.n_features)), normal(2, 256)
+    for result, exact in products(S, x, y, "float32", kernels_on):
+        assert errors(result, exact).max() <= 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [128, 1000])
+@pytest.mark.parametrize("n", [1, 8, 70])
+def test_very_long_sums(n, k, parts):
+    S = Sketch(2**20, k, nnz=4)
+    torch.manual_seed(0)
+    for make in (torch.randn, torch.rand):
+        x = make(n, 2**20)
+        exact = (integral_matrix(S) @ x.double().numpy().T).T / 2
+        assert errors(project(S, x.cuda()), exact).max() <= 1e-6
+        assert errors(project(S, x.T.contiguous().cuda().T), exact).max() <= 1e-6
+
+
+def test_largest_numbers(parts, kernels_on):
+    """Up to bf16's largest: the results are finite wherever fp32 holds them."""
+    x, y = np.zeros((66, 150)), np.zeros((66, 256))
+    x[:, 7] = y[:, 7] = np.linspace(3.3e38, 3.389e38, 66)
+    x[::2], y[::2] = -x[::2], -y[::2]
+    for result, exact in products(SHORT, x, y, "float32", kernels_on):
+        assert errors(result, exact).max() <= 1e-6
+
+
+@pytest.mark.gpu  # the interpreter takes bf16's subnormal numbers for others
+@pytest.mark.parametrize("scale", [1e-34, 1e-36, 1e-38, 1e-41])
+def test_subnormal_numbers(scale, parts):
+    """bf16 resolves 2^-133: near and below fp32's smallest normal numbers that is the accuracy."""
+    x, y = normal(66, 150) * scale, normal(66, 256) * scale
+    for result, exact in products(SHORT, x, y, "float32", "cuda"):
+        assert np.abs(result - exact).max() <= 20 * 2.0**-133 + 1e-6 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(("name", "bound"), [("highest", 1e-6), ("high", 2e-5), ("medium", 5e-3)])
+def test_precision_is_torchs_setting(name, bound, parts, precision, kernels_on):
+    precision(name)
+    for result, exact in products(SHORT, normal(66, 150), normal(66, 256), "float32", kernels_on):
+        error = errors(result, exact).max()
+        assert error <= bound
+        if name != "highest":
+            assert error > bound / 100  # no more is done than asked for
+    x, y = scaled_rows(normal(66, 150)), scaled_rows(normal(66, 256))
+    for result, exact in products(SHORT, x, y, "float32", kernels_on):
+        assert errors(result, exact).max() <= bound
+
+
+# --------------------------------------------------------------------------------- other dtypes
+
+
+@pytest.mark.parametrize("n", [2, 66])
+def test_fp64(n, precision, kernels_on):
+    rng = np.random.default_rng(0)
+    precision("medium")  # fp32's matter
+    for result, exact in products(SHORT, rng.random((n, 150)) - 0.5, rng.random((n, 256)), "float64", kernels_on):
+        assert errors(result, exact).max() <= 1e-14
+
+
+@pytest.mark.parametrize("n", [2, 66])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bits_are_rounded_once(n, dtype, precision, kernels_on):
+    precision("medium")
+    rounding = torch.finfo(FLOATS[dtype]).eps / (1 if kernels_on == "cpu" else 2)  # the interpreter truncates bf16
+    for result, exact in products(SHORT, normal(n, 150), normal(n, 256), dtype, kernels_on):
+        assert (np.abs(result - exact) <= rounding * np.abs(exact) * (1 + 1e-5) + 1e-5).all()
+
+
+@pytest.mark.parametrize("n", [2, 66])
+def test_overflow_of_fp16_gives_infinities(n, kernels_on):
+    x = np.full((n, 150), 60_000.0)
+    x[:, ::2] *= -1
+    x = filled("rows", x, "float16", kernels_on)
+    wide, narrow = project(SHORT, x, torch.float32), project(SHORT, x)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(narrow, wide.astype(np.float16))
+    assert np.isinf(narrow).any()
+    assert np.isfinite(narrow).any()
+
+
+# --------------------------------------------------------------------------------- non-finite numbers
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("n", "dtype"), [(66, "float32"), (66, "bfloat16"), (2, "float32"), (2, "float64")])
+def test_non_finite_numbers(n, dtype, value, kernels_on, parts):
+    """They reach each of their entries, no other tile, and no other vector, whose result stays exact."""
+    row, feature = n // 2, 77
+    array = integers((n, 150), "float64")
+    x = filled("rows", array, dtype, kernels_on)
+    x[row, feature] = value
+    reached = SHORT.entries(feature, feature + 1)[0][:, 0]
+    tile = np.arange(256) // 128
+    others = np.arange(n) != row
+    result = project(SHORT, x)
+    assert not np.isfinite(result[row, reached]).any()
+    assert np.isfinite(result[row, tile != tile[reached[0]]]).all()
+    np.testing.assert_array_equal(result[others], (SHORT.to_scipy() @ array[others].T).T)
+
+    array = integers((n, 256), "float64")
+    y = filled("rows", array, dtype, kernels_on)
+    y[row, reached[0]] = value
+    result = adjoint(SHORT, y)
+    assert not np.isfinite(result[row, SHORT.to_scipy("csr")[[reached[0]]].indices]).any()
+    assert np.isfinite(result[row, ~np.isin(tile[SHORT.entries()[0][0]], tile[reached[0]])]).all()
+    np.testing.assert_array_equal(result[others], (SHORT.to_scipy().T @ array[others].T).T)

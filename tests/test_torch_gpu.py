@@ -1,0 +1,126 @@
+"""What only a GPU has: streams, several devices, work that runs on after a call; and its numerics."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from data import exact_adjoint, exact_project, integers
+
+from sjlt import Sketch
+
+pytestmark = pytest.mark.gpu
+S = Sketch(5000, 300, nnz=4, seed=1)
+
+
+def products(x, y):
+    """Everything that takes rows x of 5000 features or y of 300 components, with the exact answer's function."""
+    yield lambda: x @ S.T
+    yield lambda: (S @ x.T.contiguous()).T
+    yield lambda: S.project(x[0])
+    yield lambda: S.project(x, out=torch.ones((len(x), 300), device=x.device), accumulate=True)
+    yield lambda: y @ S
+    yield lambda: (S.T @ y.T.contiguous()).T
+    yield lambda: S.project_adjoint(y[0])
+
+
+def data(n=70, dtype=torch.float32, device="cuda"):
+    return (torch.from_numpy(integers((n, width))).to(device, dtype) for width in (5000, 300))
+
+
+def test_the_callers_stream():
+    """A call sees what was queued before it in its stream, and is seen by what is queued after it."""
+    x, y = data()
+    expected = [product() for product in products(x, y)]
+    late_x, late_y = torch.full_like(x, math.nan), torch.full_like(y, math.nan)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late_x.copy_(x)
+        late_y.copy_(y)
+        results = [product().clone() for product in products(late_x, late_y)]
+    stream.synchronize()
+    for result, exact in zip(results, expected, strict=True):
+        assert torch.equal(result, exact)
+
+
+def test_the_host_never_waits():
+    x, y = data()
+    for product in products(x, y):
+        product()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for product in products(x, y):
+            product()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def test_calls_are_captured_in_graphs():
+    x, y = data()
+    expected = [product() for product in products(x, y)]  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [product() for product in products(x, y)]
+    for result in results:
+        result.fill_(math.nan)
+    graph.replay()
+    for result, exact in zip(results, expected, strict=True):
+        assert torch.equal(result, exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_tensors_device(dtype):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    expected = [product() for product in products(*data(dtype=dtype))]
+    with torch.cuda.device(0):
+        for product, exact in zip(products(*data(dtype=dtype, device="cuda:1")), expected, strict=True):
+            result = product()
+            assert result.device == torch.device("cuda:1")
+            assert torch.equal(result.cpu(), exact.cpu())
+        assert torch.cuda.current_device() == 0
+        x, _ = data()
+        with pytest.raises(ValueError, match=r"cuda:0.*cuda:1"):
+            S.project(x, out=torch.zeros((70, 300), device="cuda:1"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_same_bits_in_every_run(dtype):
+    torch.manual_seed(0)
+    for n in (1, 70):
+        x, y = (torch.randn((n, width), device="cuda", dtype=dtype) for width in (5000, 300))
+        first = [product() for product in products(x, y)]
+        for _ in range(3):
+            for result, before in zip([product() for product in products(x, y)], first, strict=True):
+                assert torch.equal(result, before)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("n", [1, 3, 70])
+def test_non_finite_numbers(n, dtype, value):
+    """They reach every component that has an entry of theirs, none outside its tile, and no other vector."""
+    row, feature = n // 2, 1234
+    array = integers((n, 5000))
+    x = torch.from_numpy(array).to("cuda", dtype)
+    x[row, feature] = value
+    entries = S.entries(feature, feature + 1)[0][:, 0]
+    tile = np.arange(300) // 100
+    for result in (x @ S.T, (S @ x.T.contiguous()).T):
+        bad = ~torch.isfinite(result[row]).cpu().numpy()
+        assert bad[entries].all()
+        assert not bad[tile != tile[entries[0]]].any()
+        others = np.arange(n) != row
+        np.testing.assert_array_equal(result.cpu().double().numpy()[others], exact_project(S, array[others]))
+    array = integers((n, 300))
+    y = torch.from_numpy(array).to("cuda", dtype)
+    component = int(entries[0])
+    y[row, component] = value
+    for result in (y @ S, (S.T @ y.T.contiguous()).T):
+        bad = ~torch.isfinite(result[row]).cpu().numpy()
+        assert bad[S.to_scipy("csr")[[component]].indices].all()
+        others = np.arange(n) != row
+        np.testing.assert_array_equal(result.cpu().double().numpy()[others], exact_adjoint(S, array[others]))
