@@ -77,7 +77,8 @@ def compile_all(target):
     from sjlt import Sketch
     from sjlt.backends import triton as backend
 
-    backend._multiprocessors = lambda device: 132
+    backend._resources = lambda device: (132, TARGETS[target][-1])
+    backend.NVIDIA = not target.startswith("gfx")
     launches = {}
     for name, value in list(vars(backend).items()):
         if isinstance(value, triton.JITFunction):
@@ -105,8 +106,6 @@ def compile_all(target):
             key = (name, source.hash(), str(options))
             if key not in done:
                 done.add(key)
-                if target.startswith("gfx"):
-                    options.pop("maxnreg", None)
                 found = {
                     "kernel": name,
                     "constants": {made.kernel.arg_names[i]: str(v) for (i,), v in source.constants.items()},

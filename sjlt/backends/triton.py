@@ -18,7 +18,7 @@ from .. import law
 from ..kernels import launch
 from ..kernels.gather import adjoint_gather, project_gather
 from ..kernels.reduce import reduce_partials
-from ..kernels.rows import project_rows
+from ..kernels.rows import adjoint_rows, project_rows
 from ..kernels.tiles import adjoint_tiles, project_tiles, scale_vectors
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ Launch = launch.Tiles | launch.Rows | launch.Gather
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+NVIDIA = not INTERPRETED and torch.version.hip is None
+REDUCED = 1024  # elements of a result that a program sums
+MOST_COMPILED = 4096  # launches remembered
+
+_compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
 
 def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
@@ -38,7 +43,7 @@ def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
             out.zero_()
         return
     with _on(x.device):
-        chosen = launch.choose(_product(sketch, x, x))
+        chosen = launch.choose(_product(sketch, x, x, out))
         if chosen.splits == 1:
             _project(chosen, sketch, x, out, (0, *out.stride()), True, accumulate)
         else:
@@ -53,19 +58,20 @@ def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
     if n == 0 or d == 0:
         return
     with _on(y.device):
-        chosen = launch.choose(_product(sketch, y, out), adjoint=True)
-        constants = _constants(chosen, sketch.n_components, sketch.nnz, True)
-        operands = (y, out, n, d, *y.stride(), *out.stride(), _signed(sketch.seed), sketch.feature_offset)
-        programs = -(-n // chosen.vectors)
+        chosen = launch.choose(_product(sketch, y, out, y), adjoint=True)
+        blocks = -(-n // chosen.vectors)
+        strides = (*y.stride(), *out.stride())
         if isinstance(chosen, launch.Gather):
-            log_chunk = constants["LOG_CHUNK"]
+            log_chunk = law.geometry(sketch.n_components, sketch.nnz, 0).log_chunk
             offset = sketch.feature_offset
             chunks = ((offset + d - 1) >> log_chunk) - (offset >> log_chunk) + 1
-            grid = (-(-chunks // (chosen.qi * chosen.qw)) * programs,)
-            adjoint_gather[grid](*operands, ACCUMULATE=accumulate, **constants)
+            grid = (-(-chunks // (chosen.qi * chosen.qw)) * blocks, 1, 1)
+            _launch(adjoint_gather, grid, sketch, chosen, (y, out), (n, d, *strides), (), ACCUMULATE=accumulate)
         else:
-            grid = (constants["N_TILES"] * programs, chosen.splits)
-            adjoint_tiles[grid](*operands, chosen.groups_per_split, ACCUMULATE=accumulate, **constants)
+            grid = (_tiles_of(sketch) * blocks, chosen.splits, 1)
+            kernel = adjoint_rows if isinstance(chosen, launch.Rows) else adjoint_tiles
+            last = (chosen.groups_per_split,)
+            _launch(kernel, grid, sketch, chosen, (y, out), (n, d, *strides), last, ACCUMULATE=accumulate)
 
 
 def _project(
@@ -73,26 +79,20 @@ def _project(
 ) -> None:
     """The launch on x into out, or into partial sums."""
     n, d = x.shape
-    constants = _constants(chosen, sketch.n_components, sketch.nnz, False)
-    grid = (constants["N_TILES"] * -(-n // chosen.vectors), chosen.splits)
-    law_and_strides = (n, d, *x.stride(), *strides, _signed(sketch.seed), sketch.feature_offset)
+    grid = (_tiles_of(sketch) * -(-n // chosen.vectors), chosen.splits, 1)
+    sizes = (n, d, *x.stride(), *strides)
+    flags = {"FINAL": final, "ACCUMULATE": accumulate}
     if isinstance(chosen, launch.Gather):
-        project_gather[grid](
-            x, out, *law_and_strides, chosen.batches, FINAL=final, ACCUMULATE=accumulate, **constants
-        )
+        _launch(project_gather, grid, sketch, chosen, (x, out), sizes, (chosen.batches,), **flags)
     elif isinstance(chosen, launch.Rows):
-        project_rows[grid](
-            x, out, *law_and_strides, chosen.groups_per_split, FINAL=final, ACCUMULATE=accumulate, **constants
-        )
+        _launch(project_rows, grid, sketch, chosen, (x, out), sizes, (chosen.groups_per_split,), **flags)
     else:
         scales = x
         if chosen.mode == launch.FP16_PAIR:
             scales = x.new_empty(n)
             first = d // 2 // launch.SAMPLE * launch.SAMPLE
             scale_vectors[(-(-n // 256),)](x, scales, n, first, *x.stride(), V=256, SAMPLE=launch.SAMPLE)
-        project_tiles[grid](
-            x, out, scales, *law_and_strides, chosen.groups_per_split, FINAL=final, ACCUMULATE=accumulate, **constants
-        )
+        _launch(project_tiles, grid, sketch, chosen, (x, out, scales), sizes, (chosen.groups_per_split,), **flags)
 
 
 def _partial(chosen: Launch, x: Tensor, out: Tensor) -> Tensor:
@@ -108,19 +108,20 @@ def _reduce(nnz: int, partial: Tensor, out: Tensor, accumulate: bool) -> None:
     if partial.stride(1) < partial.stride(2):
         partial, out = partial.transpose(1, 2), out.t()
     splits, rows, columns = partial.shape
-    block = min(triton.next_power_of_2(columns), 256)
-    reduce_partials[(rows, -(-columns // block))](
+    columns_each = min(triton.next_power_of_2(columns), REDUCED)
+    rows_each = min(triton.next_power_of_2(rows), REDUCED // columns_each)
+    reduce_partials[(-(-rows // rows_each), -(-columns // columns_each))](
         partial, out, splits, rows, columns, *partial.stride(), *out.stride(), NNZ=nnz, ACCUMULATE=accumulate,
         DTYPE=tl.float64 if partial.dtype == torch.float64 else tl.float32,
-        SPLITS=min(triton.next_power_of_2(splits), 16), ROWS=1, COLUMNS=block,
+        SPLITS=min(triton.next_power_of_2(splits), 8), ROWS=rows_each, COLUMNS=columns_each,
     )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- launches
 
 
-def _product(sketch: Sketch, data: Tensor, wide: Tensor) -> launch.Product:
-    """The product of data with the sketch whose wide side, x or the adjoint's out, is `wide`."""
+def _product(sketch: Sketch, data: Tensor, wide: Tensor, narrow: Tensor) -> launch.Product:
+    """The product of data with the sketch between the wide side, x or the adjoint's out, and the narrow one."""
     n, d = wide.shape
     return launch.Product(
         n,
@@ -129,10 +130,45 @@ def _product(sketch: Sketch, data: Tensor, wide: Tensor) -> launch.Product:
         sketch.nnz,
         sketch.feature_offset,
         wide.stride(),
+        narrow.stride(),
         DTYPES[data.dtype],
         torch.get_float32_matmul_precision(),
-        _multiprocessors(data.device),
+        *_resources(data.device),
     )
+
+
+def _launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    sketch: Sketch,
+    chosen: Launch,
+    tensors: tuple[Tensor, ...],
+    sizes: tuple[int, ...],
+    last: tuple[int, ...],
+    **flags: bool,
+) -> None:
+    """``kernel[grid](*tensors, *sizes, seed, feature offset, *last, **flags and constants)``.
+
+    Where all that Triton compiles for has been seen before, its search for the compiled kernel, about half of the
+    host's time, is saved. (An integer matters to it by its value; a tensor by its dtype and the alignment of its
+    memory.)
+    """
+    arguments = (*tensors, *sizes, _signed(sketch.seed), sketch.feature_offset, *last)
+    described = tuple((t.dtype, t.data_ptr() % 16) for t in tensors)
+    device, options = tensors[0].device.index, tuple(flags.values())
+    law_of = (sketch.n_components, sketch.nnz, sketch.feature_offset)
+    key = (kernel.__name__, chosen, law_of, sizes, described, device, options)
+    known = _compiled.get(key)
+    if known is not None:
+        compiled, constants = known
+        compiled[grid](*arguments, *constants)
+        return
+    by_name = {**flags, **_constants(chosen, sketch.n_components, sketch.nnz, len(flags) == 1)}
+    compiled = kernel[grid](*arguments, **by_name)
+    if not INTERPRETED:
+        if len(_compiled) >= MOST_COMPILED:
+            _compiled.clear()
+        _compiled[key] = compiled, tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
 
 
 @lru_cache(maxsize=4096)
@@ -154,19 +190,28 @@ def _constants(chosen: Launch, k: int, nnz: int, adjoint: bool) -> dict[str, Any
     if isinstance(chosen, launch.Gather):
         constants |= {"T": chosen.t, "H": chosen.h, "L": chosen.lane, "QI": chosen.qi, "QW": chosen.qw}
         constants |= {"VECTORS_LAST": chosen.vectors_last}
-        constants |= {"OFFSET": tl.int64 if chosen.long else tl.uint32, "DTYPE": tl.float64 if chosen.wide else tl.float32}
+        constants |= {
+            "OFFSET": tl.int64 if chosen.long else tl.uint32,
+            "DTYPE": tl.float64 if chosen.wide else tl.float32,
+        }
         if not adjoint:
             constants |= {"PARTS": chosen.parts, "LINES": chosen.lines, "FOLD": 64}
     else:
         constants |= {"KEYS": chosen.keys, "SIGNS": chosen.signs}
         if not adjoint:
             constants |= {"FOLD": chosen.fold}
+        if isinstance(chosen, launch.Rows) and not adjoint:
+            constants |= {"PREFETCH": NVIDIA}
         if isinstance(chosen, launch.Tiles):
             constants |= {"U": chosen.chunks, "MODE": chosen.mode, "INTERPRETED": INTERPRETED}
             constants |= {"num_stages": chosen.num_stages}
-    if chosen.registers and torch.version.hip is None:
+    if chosen.registers and NVIDIA:
         constants["maxnreg"] = chosen.registers
     return constants
+
+
+def _tiles_of(sketch: Sketch) -> int:
+    return -(-sketch.n_components // law.TILE_ROWS)
 
 
 def _signed(seed: int) -> int:
@@ -174,8 +219,12 @@ def _signed(seed: int) -> int:
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+def _resources(device: torch.device) -> tuple[int, int]:
+    """The device's multiprocessors, and the bytes of shared memory that a program may take."""
+    if device.type != "cuda":
+        return 4, 232448
+    properties: Any = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:

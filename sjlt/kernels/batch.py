@@ -17,6 +17,7 @@ import triton.language as tl
 from .words import (
     chunk_keys,
     chunk_signs,
+    forward_keys,
     inverse_keys,
     part_start,
     permute,
@@ -55,11 +56,13 @@ def batch(
     WHOLE: tl.constexpr,
     KEYS: tl.constexpr,
     SIGNS: tl.constexpr,
+    FORWARD: tl.constexpr = False,
 ):
     """For BATCH groups: (column of the chunk of tile m, or -1; keys, thetas of KEYS sub-blocks; SIGNS sign words).
 
     Keys and thetas are [KEYS, 1, 4, BATCH], sign words [SIGNS, 1, 4, BATCH]. In whole geometries, k = 128 2^a and
-    nnz = 2^b, block h of 32 rows needs few of the tile's sub-blocks and sign words; in others it has all.
+    nnz = 2^b, block h of 32 rows needs few of the tile's sub-blocks and sign words; in others it has all. Keys are for
+    the place of a row, or FORWARD, for the row of a place.
     """
     g = group + tl.arange(0, BATCH)
     place, found = tile_place(m, g, N_TILES, LOG_GROUP, k0, k1)
@@ -81,7 +84,8 @@ def batch(
         _, b = _sub_block(m, t, K, NNZ, N_TILES)
         theta = row_theta(w, b)
     g0, g1, g2, g3 = chunk_signs(c, k0, k1)
-    return column, inverse_keys(w, LOG_CHUNK), theta, pick(word, g0, g1, g2, g3)
+    keys = forward_keys(w, LOG_CHUNK) if FORWARD else inverse_keys(w, LOG_CHUNK)
+    return column, keys, theta, pick(word, g0, g1, g2, g3)
 
 
 @triton.jit

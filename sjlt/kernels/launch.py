@@ -16,6 +16,7 @@ BATCH = 32  # groups of chunks that a program of the tile kernels takes at a tim
 NATIVE, BF16, BF16_PAIR, BF16_TRIPLE, FP16_PAIR = range(5)  # how tiles multiply; see tiles.py
 SAMPLE = 16  # features of a data vector that give its scale, from its middle: padding lies at the ends
 PAIR_ELEMENTS = 1 << 22  # of data below which a launch for the scales costs more than it gains
+SMALL = 1 << 20  # elements of data for which a second launch, to sum splits, takes longer than they gain
 SCRATCH_BYTES = 64 << 20  # that partial results may take
 VECTOR_BYTES = 16  # of the widest access to memory
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -26,9 +27,9 @@ MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor core
 class Product(NamedTuple):
     """X S' or Y S, as it comes.
 
-    n : vectors.  d : features.  k, nnz : of the sketch.  offset : its first column.  strides : of the wide side (x, or
-    the adjoint's out) along vectors and features, in elements.  dtype : of the data.  precision : as torch names it.
-    multiprocessors : of the device.
+    n : vectors.  d : features.  k, nnz : of the sketch.  offset : its first column.  strides : of the wide side, x or
+    the adjoint's out, along vectors and features, in elements.  narrow : of the other side.  dtype : of the data.
+    precision : as torch names it.  multiprocessors, shared_memory : of the device, and bytes of a program there.
     """
 
     n: int
@@ -36,10 +37,12 @@ class Product(NamedTuple):
     k: int
     nnz: int
     offset: int
-    strides: tuple[int, int]
+    strides: tuple[int, ...]
+    narrow: tuple[int, ...]
     dtype: str
     precision: str
     multiprocessors: int
+    shared_memory: int
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Rows:
 class Gather:
     """A launch of a gather kernel: constants of the kernel (names as there), how the work is split, and options.
 
-    t, h, lane, parts, qi, qw, vectors : T, H, L, PARTS, QI, QW, V.  wide : sums in fp64.  long : offsets in a batch need 64
-    bits.  batches x splits cover the columns.
+    t, h, lane, parts, qi, qw, vectors : T, H, L, PARTS, QI, QW, V.  wide : sums in fp64.  long : offsets in a batch
+    need 64 bits.  batches x splits cover the columns.
     """
 
     whole: bool
@@ -142,8 +145,11 @@ def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather:
     """The launch for a product with n > 0 and d > 0."""
     if product.dtype == "float64" or product.n < FEW:
         return gather(product, adjoint)
-    if not adjoint and vectors_last(product) and product.nnz <= MOST_READS:
-        return rows(product)
+    if vectors_last(product) and product.nnz <= MOST_READS:
+        if product.nnz == 1 and not adjoint:
+            return gather(product)
+        if not adjoint or is_whole(product.k, product.nnz):
+            return rows(product, adjoint)
     return tiles(product, adjoint)
 
 
@@ -165,6 +171,9 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
     small = fold or adjoint or product.n <= 64 or chunk > (64 if mode == NATIVE else 32)
     vectors = 64 if small else 128
     splits, per_split = split(product, geometry, vectors, groups, 2, chunks, adjoint)
+    # Two programs share a multiprocessor; each holds a tile of entries and a step of data for every stage but one.
+    step = vectors * chunks * chunk * ITEM_BYTES[product.dtype]
+    stages = 1 + (product.shared_memory // 2 - law.TILE_ROWS * chunks * chunk * 2) // step
     return Tiles(
         vectors=vectors,
         chunks=chunks,
@@ -177,26 +186,27 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
         align=alignment(product, chunk),
         splits=splits,
         groups_per_split=per_split,
-        num_stages=6 if mode == NATIVE else 3 if chunk >= 64 else 4,
+        num_stages=max(1, min(stages, 6 if mode == NATIVE else 3 if chunk >= 64 else 4)),
         registers=168 if chunk == 64 and mode != NATIVE else 0,
     )
 
 
-def rows(product: Product) -> Rows:
-    """The launch of `project_rows`."""
+def rows(product: Product, adjoint: bool = False) -> Rows:
+    """The launch of `project_rows`, or of `adjoint_rows`."""
     geometry = law.geometry(product.k, product.nnz, 0)
     whole = is_whole(product.k, product.nnz)
     groups = groups_of(product, geometry)
     vectors = 64
-    splits, per_split = split(product, geometry, vectors, groups, 4, 1, False)
+    widest = VECTOR_BYTES // ITEM_BYTES[product.dtype]
+    splits, per_split = split(product, geometry, vectors, groups, 4, 1, adjoint)
     return Rows(
         vectors=vectors,
         whole=whole,
         keys=keys_of(product, whole),
         signs=signs_of(product, whole),
-        fold=per_split > 1024,
-        even=whole and is_even(product, geometry) and product.n % vectors == 0,
-        align=math.gcd(VECTOR_BYTES // ITEM_BYTES[product.dtype], product.strides[1]),
+        fold=not adjoint and per_split > 1024,
+        even=product.n % vectors == 0 and (adjoint or (whole and is_even(product, geometry))),
+        align=math.gcd(widest, product.strides[1], product.narrow[1] if adjoint else 0),
         splits=splits,
         groups_per_split=per_split,
         registers=128,
@@ -208,7 +218,8 @@ def gather(product: Product, adjoint: bool = False) -> Gather:
     geometry = law.geometry(product.k, product.nnz, 0)
     last, wide = vectors_last(product), product.dtype == "float64"
     chunk, sub_blocks = 1 << geometry.log_chunk, above(product.nnz)
-    inner = chunk if adjoint else above(-(-(-(-product.k // geometry.n_tiles)) // product.nnz))
+    tile_rows = -(-product.k // geometry.n_tiles)
+    inner = chunk if adjoint else above(-(-tile_rows // product.nnz))
     h = 1 if last else max(1, inner // 32)
     lane = inner // h
     lines_qw = max(1, 128 // lane)  # with which a program's threads hold whole chunks, no more
@@ -246,6 +257,7 @@ def gather(product: Product, adjoint: bool = False) -> Gather:
     bytes_of_split = (8 if wide else 4) * product.n * product.k
     splits = max(1, min(batches, max(256, 2048 // vectors) // programs, SCRATCH_BYTES // bytes_of_split))
     per_split = -(-batches // splits)
+    splits = -(-batches // per_split)
     return Gather(
         whole=is_whole(product.k, product.nnz),
         t=sub_blocks,
@@ -256,11 +268,11 @@ def gather(product: Product, adjoint: bool = False) -> Gather:
         qw=qw,
         vectors=vectors,
         even=product.n % vectors == 0,
-        align=math.gcd(product.strides[1], 16),
+        align=math.gcd(product.strides[1], product.narrow[1] if adjoint else 0, 16),
         lines=lines,
         vectors_last=last,
         wide=wide,
-        long=(product.k if adjoint else width) * product.strides[1] >= 1 << 32,
+        long=(product.k * product.narrow[1] if adjoint else width * product.strides[1]) >= 1 << 32,
         splits=splits,
         batches=per_split,
         registers=128 if sub_blocks <= 2 and not last and not adjoint else 0,
@@ -271,6 +283,8 @@ def split(
     product: Product, geometry: law.Geometry, vectors: int, groups: int, programs_each: int, unit: int, adjoint: bool
 ) -> tuple[int, int]:
     """(splits, groups in each, of whole units): so that every multiprocessor has `programs_each` programs."""
+    if product.n * product.d < SMALL:
+        return 1, -(-groups // unit) * unit
     programs = geometry.n_tiles * -(-product.n // vectors)
     splits = min(programs_each * product.multiprocessors // programs, -(-groups // (4 * unit)))
     if not adjoint:

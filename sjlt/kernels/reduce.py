@@ -28,18 +28,19 @@ def reduce_partials(
     """out = 1/sqrt(NNZ) * sum of partial over its first axis (+ out); grid (blocks of ROWS, blocks of COLUMNS).
 
     partial (splits, rows, columns) is in DTYPE, out (rows, columns) is rounded once. Columns are the axis along which
-    memory is contiguous. Sums run over SPLITS parts, then over these sums.
+    memory is contiguous. Sums run over SPLITS parts, whose loads are under way together, then over these sums.
     """
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     c = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (r < rows)[:, None] & (c < columns)[None, :]
     partial += r[:, None] * stride_pr + c[None, :] * stride_pc
-    split = tl.arange(0, SPLITS)
     total = tl.zeros((ROWS, COLUMNS), DTYPE)
     for first in range(0, splits, SPLITS):
-        s = first + split
-        address = partial[None, :, :] + (s.to(tl.int64) * stride_ps)[:, None, None]
-        total += tl.sum(tl.load(address, mask=(s < splits)[:, None, None] & inside[None, :, :], other=0), 0)
+        part = tl.zeros((ROWS, COLUMNS), DTYPE)
+        for s in tl.static_range(SPLITS):
+            part += tl.load(partial, mask=inside & (first + s < splits), other=0)
+            partial += stride_ps
+        total += part
     total *= NNZ**-0.5
     out += r[:, None] * stride_or + c[None, :] * stride_oc
     if ACCUMULATE:

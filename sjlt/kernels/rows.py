@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .batch import BATCH, TILE, batch, entries
-from .words import part_start, seed_words
+from .batch import BATCH, TILE, batch, entries, from_batch
+from .words import part_start, permute, seed_words
 
 
 @triton.jit
@@ -20,6 +20,17 @@ def _hand_out(z):
     """z, [128], by a shuffle to where it is: the compiler moves no computation past it, into the threads of a row."""
     lane = tl.broadcast_to(tl.arange(0, BATCH)[None, :], 4, BATCH)
     return tl.reshape(tl.gather(tl.reshape(z, 4, BATCH), lane, 1), TILE)
+
+
+@triton.jit
+def _prefetch(x, first, chunk, d, stride_xf, v, LOG_CHUNK: tl.constexpr, V: tl.constexpr):
+    """Asks for a chunk's rows, at the program's vectors, in the L2 cache: a hint, without registers to wait for."""
+    SECTORS: tl.constexpr = V * x.dtype.element_ty.primitive_bitwidth // 256
+    p = tl.arange(0, SECTORS << LOG_CHUNK)
+    j = tl.gather(first, p * 0 + chunk, 0) + p // SECTORS
+    j = tl.minimum(tl.maximum(j, 0), d - 1)
+    address = x + j * stride_xf + tl.min(v, 0) + p % SECTORS * (V // SECTORS)
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], tl.int32, False, 1)
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
@@ -48,6 +59,7 @@ def project_rows(
     EVEN: tl.constexpr,
     ALIGN: tl.constexpr,
     FOLD: tl.constexpr,
+    PREFETCH: tl.constexpr,
     FINAL: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):
@@ -71,8 +83,11 @@ def project_rows(
         column, keys, thetas, signs = batch(
             m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS
         )
+        first = column - feature_offset
         column = tl.broadcast_to(column[None, :], 4, BATCH)
         for chunk in range(tl.minimum(BATCH, groups - start)):
+            if PREFETCH:
+                _prefetch(x, first, tl.minimum(chunk + 1, BATCH - 1), d, stride_xf, v, LOG_CHUNK, V)
             i, negative = entries(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, 1)
             i, negative = tl.reshape(i, TILE), tl.reshape(negative, TILE)
             j = tl.reshape(tl.gather(column, tl.full([4, BATCH], 0, tl.int32) + chunk, 1), TILE)
@@ -104,3 +119,69 @@ def project_rows(
         if ACCUMULATE:
             acc += tl.load(out, mask=keep)
     tl.store(out, acc.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
+def adjoint_rows(
+    y,
+    out,
+    n,
+    d,
+    stride_yv,
+    stride_yr,
+    stride_ov,
+    stride_of,
+    seed: tl.int64,
+    feature_offset: tl.int64,
+    groups_per_split,
+    K: tl.constexpr,
+    NNZ: tl.constexpr,
+    N_TILES: tl.constexpr,
+    LOG_GROUP: tl.constexpr,
+    LOG_CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SIGNS: tl.constexpr,
+    V: tl.constexpr,
+    EVEN: tl.constexpr,
+    ALIGN: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):
+    """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (N_TILES * blocks of V vectors, splits of the columns).
+
+    Whole geometries only. A program writes the columns of the chunks that meet its tile; the tile's rows of y stay in
+    the L1 cache.
+    """
+    tl.static_assert(WHOLE)
+    B: tl.constexpr = 1 << LOG_CHUNK
+    LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK
+    k0, k1 = seed_words(seed)
+    m = (tl.program_id(0) % N_TILES).to(tl.uint32)
+    v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
+    end = ((feature_offset + d - 1) >> LOG_WIDTH) + 1
+    first_group = (feature_offset >> LOG_WIDTH) + tl.program_id(1).to(tl.int64) * groups_per_split
+    groups = tl.minimum(end - first_group, groups_per_split).to(tl.int32)
+    y += m.to(tl.int64) * TILE * stride_yr
+    live = v < n
+    e = tl.arange(0, TILE).to(tl.uint32)  # t B + i: sub-block and place
+    t = e >> LOG_CHUNK
+    i = tl.arange(0, B)
+    for start in range(0, groups, BATCH):
+        column, keys, _, signs = batch(
+            m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, FORWARD=True
+        )
+        for chunk in range(tl.minimum(BATCH, groups - start)):
+            which = (t % KEYS)[None, :]
+            row = t * B + permute(e & (B - 1), tl.reshape(from_batch(keys, chunk, which), TILE), LOG_CHUNK)
+            word = tl.reshape(from_batch(signs, chunk, ((e >> 5) % SIGNS)[None, :]), TILE)
+            offset = _hand_out(row.to(tl.int64) * (stride_yr // ALIGN))
+            sign = _hand_out(((word >> (e & 31)) << 31 | 0x3F800000).to(tl.float32, bitcast=True)) * NNZ**-0.5
+            address = y + (offset * ALIGN)[:, None] + (v * stride_yv)[None, :]
+            z = tl.load(address) if EVEN else tl.load(address, mask=live[None, :], other=0.0)
+            z = tl.sum(tl.reshape(z.to(tl.float32) * sign[:, None], NNZ, B, V), 0)
+            j = tl.max(tl.where(tl.arange(0, BATCH) == chunk, column, -1), 0) - feature_offset + i
+            address = out + (j * stride_of)[:, None] + (v * stride_ov)[None, :]
+            mask = ((j >= 0) & (j < d))[:, None] & live[None, :]
+            if ACCUMULATE:
+                z += tl.load(address, mask=mask)
+            tl.store(address, z.to(out.dtype.element_ty), mask=mask)

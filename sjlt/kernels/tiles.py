@@ -49,7 +49,7 @@ def scale_vectors(x, scales, n, first, stride_xv, stride_xf, V: tl.constexpr, SA
     They leave room for features 2^9 times larger than the sampled.
     """
     v = tl.program_id(0).to(tl.int64) * V + tl.arange(0, V)
-    j = first + tl.arange(0, SAMPLE)
+    j = first + tl.arange(0, SAMPLE).to(tl.int64)
     z = tl.load(x + v[:, None] * stride_xv + (j * stride_xf)[None, :], mask=(v < n)[:, None], other=0.0)
     tl.store(scales + v, _scale(z, 6), mask=v < n)
 
@@ -180,12 +180,8 @@ def _sum_of_chunks(
 ):
     """The sum over groups first_group .. first_group + groups - 1 of x S' for tile m: [V, 128] fp32."""
     V: tl.constexpr = v.shape[0]
-    if MODE == FP16_PAIR:
-        DTYPE: tl.constexpr = tl.float16
-    elif MODE == NATIVE:
-        DTYPE: tl.constexpr = x.dtype.element_ty
-    else:
-        DTYPE: tl.constexpr = tl.bfloat16
+    HALF: tl.constexpr = tl.float16 if MODE == FP16_PAIR else tl.bfloat16
+    DTYPE: tl.constexpr = x.dtype.element_ty if MODE == NATIVE else HALF
     total = tl.zeros((V, TILE), tl.float32)
     acc = tl.zeros((V, TILE), tl.float32)
     for start in range(0, groups, BATCH):
@@ -193,9 +189,7 @@ def _sum_of_chunks(
             m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS
         )
         for chunk in range(0, tl.minimum(BATCH, groups - start), U):
-            z = _load_chunks(
-                x, v, n, d, stride_xv, stride_xf, column, chunk, offset, LOG_CHUNK, U, EVEN, ALIGN
-            )
+            z = _load_chunks(x, v, n, d, stride_xv, stride_xf, column, chunk, offset, LOG_CHUNK, U, EVEN, ALIGN)
             tile = _one_hot(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U, DTYPE)
             acc = _multiply(z, scale, tile, acc, MODE, INTERPRETED)
         if FOLD:
@@ -338,21 +332,18 @@ def adjoint_tiles(
     r = tl.arange(0, TILE)
     keep = (v < n)[:, None] & (tile_row + r < part_start(m.to(tl.int64) + 1, K, N_TILES))[None, :]
     z = tl.load(y + v[:, None] * stride_yv + (tile_row + r)[None, :] * stride_yr, mask=keep, other=0.0)
+    HALF: tl.constexpr = tl.float16 if MODE == FP16_PAIR else tl.bfloat16
+    DTYPE: tl.constexpr = y.dtype.element_ty if MODE == NATIVE else HALF
     if MODE == FP16_PAIR:
-        DTYPE: tl.constexpr = tl.float16
         scale = _scale(z, 14)
         scaled = z * scale[:, None]
         z = scaled.to(tl.float16)
         low = (scaled - z.to(tl.float32)).to(tl.float16)
-    elif MODE == NATIVE:
-        DTYPE: tl.constexpr = y.dtype.element_ty
-    else:
-        DTYPE: tl.constexpr = tl.bfloat16
-        if MODE == BF16_PAIR:
-            z, rest = _truncated(z)
-            low = rest.to(tl.bfloat16)
-        else:
-            z = z.to(tl.bfloat16)
+    elif MODE == BF16_PAIR:
+        z, rest = _truncated(z)
+        low = rest.to(tl.bfloat16)
+    elif MODE != NATIVE:
+        z = z.to(tl.bfloat16)
     for start in range(0, groups, BATCH):
         column, keys, thetas, signs = batch(
             m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS
