@@ -38,6 +38,7 @@ class Launches(list):
 
     def __init__(self, kernel):
         self.kernel = kernel
+        self.__name__, self.arg_names = kernel.__name__, kernel.arg_names
 
     def __getitem__(self, grid):
         return lambda *arguments, **options: self.append((arguments, options))

@@ -211,7 +211,7 @@ VARIANTS = [
     ({"mode": launch.NATIVE, "whole": True, "even": True}, (65, 256, 256, 4, 128, "bfloat16", "rows"), 1),
     ({"mode": launch.NATIVE, "whole": True, "even": False}, (66, 200, 128, 4, 7, "bfloat16", "rows"), 2),
     ({"mode": launch.NATIVE, "whole": False, "even": False}, (66, 100, 300, 4, 7, "float16", "rows"), 1),
-    ({"mode": launch.NATIVE, "whole": True, "fold": True}, (65, 1100, 128, 128, 7, "float16", "rows"), 1),
+    ({"mode": launch.NATIVE, "whole": True, "fold": True}, (65, 8300, 128, 16, 7, "float16", "rows"), 1),
     ({"mode": launch.FP16_PAIR, "whole": True, "even": True}, (130, 128, 128, 4, 64, "float32", "rows"), 1),
     ({"mode": launch.FP16_PAIR, "whole": True, "even": False}, (130, 100, 128, 4, 3, "float32", "rows"), 1),
     ({"mode": launch.FP16_PAIR, "even": True, "fold": True}, (65, 2048, 128, 4, 0, "float32", "rows"), 1),

@@ -222,3 +222,31 @@ def test_non_finite_numbers(n, dtype, value, kernels_on, parts):
     assert not np.isfinite(result[row, SHORT.to_scipy("csr")[[reached[0]]].indices]).any()
     assert np.isfinite(result[row, ~np.isin(tile[SHORT.entries()[0][0]], tile[reached[0]])]).all()
     np.testing.assert_array_equal(result[others], (SHORT.to_scipy().T @ array[others].T).T)
+
+
+@pytest.mark.parametrize("n", [2, 70])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [150, 2304])
+def test_what_is_accumulated_in_fp64_stays_in_fp64(n, dtype, width, kernels_on):
+    x = torch.zeros((n, width), dtype=FLOATS[dtype], device=kernels_on)
+    y = torch.zeros((n, S.n_components), dtype=FLOATS[dtype], device=kernels_on)
+    for product, data, size in ((backend.project, x, S.n_components), (backend.adjoint, y, width)):
+        out = torch.tensor([1 / 3, 1e300], dtype=torch.float64, device=kernels_on).repeat(n, size // 2)
+        before = out.clone()
+        product(S[:, :width], data, out, True)
+        assert torch.equal(out, before)
+
+
+def test_precision_by_torchs_newer_names(precision):
+    """They make the older question an error, for fp32; whoever asks for tf32 gets what "high" gives."""
+    matmul = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("this torch has the older names alone")
+    before = matmul.fp32_precision
+    try:
+        for value in ("tf32", "ieee"):
+            matmul.fp32_precision = value
+            assert backend._precision(torch.float64) == backend._precision(torch.bfloat16) == "highest"
+            assert backend._precision(torch.float32) in ("highest", "high")
+    finally:
+        matmul.fp32_precision = before

@@ -45,6 +45,7 @@ def test_the_callers_stream():
         assert torch.equal(result, exact)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_the_host_never_waits():
     x, y = data()
     for product in products(x, y):

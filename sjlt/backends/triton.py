@@ -132,7 +132,7 @@ def _product(sketch: Sketch, data: Tensor, wide: Tensor, narrow: Tensor) -> laun
         wide.stride(),
         narrow.stride(),
         DTYPES[data.dtype],
-        torch.get_float32_matmul_precision(),
+        _precision(data.dtype),
         *_resources(data.device),
     )
 
@@ -165,7 +165,7 @@ def _launch(
         return
     by_name = {**flags, **_constants(chosen, sketch.n_components, sketch.nnz, len(flags) == 1)}
     compiled = kernel[grid](*arguments, **by_name)
-    if not INTERPRETED:
+    if compiled is not None:  # as it is where the interpreter ran
         if len(_compiled) >= MOST_COMPILED:
             _compiled.clear()
         _compiled[key] = compiled, tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
@@ -201,13 +201,24 @@ def _constants(chosen: Launch, k: int, nnz: int, adjoint: bool) -> dict[str, Any
         if not adjoint:
             constants |= {"FOLD": chosen.fold}
         if isinstance(chosen, launch.Rows) and not adjoint:
-            constants |= {"PREFETCH": NVIDIA}
+            constants |= {"PREFETCH": NVIDIA and chosen.prefetch}
         if isinstance(chosen, launch.Tiles):
             constants |= {"U": chosen.chunks, "MODE": chosen.mode, "INTERPRETED": INTERPRETED}
             constants |= {"num_stages": chosen.num_stages}
     if chosen.registers and NVIDIA:
         constants["maxnreg"] = chosen.registers
     return constants
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """What torch's user asks of products in fp32, by torch's older names. No other dtype asks."""
+    if dtype != torch.float32:
+        return "highest"
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by torch's newer names, for which the older question has no answer
+        matmul: Any = torch.backends.cuda.matmul
+        return "high" if matmul.fp32_precision == "tf32" else "highest"
 
 
 def _tiles_of(sketch: Sketch) -> int:

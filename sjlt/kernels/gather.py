@@ -1,15 +1,6 @@
 """Kernels for few data vectors and for fp64: entries act as addresses, sums run on the ordinary cores.
 
-Both kernels work on batches of Q = QI * QW chunks and hold their numbers in tensors of axes
-
-    QI, T, H, QW, L:  chunk (outer part), sub-block, row of it (outer part), chunk (inner part), row (inner part)
-
-(`adjoint_gather`: column of the chunk for row), all powers of two with T >= s. The data vectors V are one more axis:
-the last where they are contiguous in memory, so that loads of V coalesce, and the first elsewhere. Memory is
-addressed in tensors flattened to one axis (two with vectors last), so that lanes of a warp fall to L (V and L), warps
-to QW, and all other axes to the registers of a thread, whatever the version of Triton: a warp works on whole chunks
-and its gathers stay in a chunk's few cache lines. What belongs to a chunk (Philox, the inverse keys) is computed in
-tensors of [Q] or, for each of its sub-blocks, [Q T], and only then handed to the threads of its rows.
+`axes` says how their numbers lie over threads.
 """
 
 from __future__ import annotations
@@ -17,148 +8,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .words import (
-    chunk_keys,
-    chunk_signs,
-    chunk_tile,
-    forward_keys,
-    inverse_keys,
-    pair,
-    part_start,
-    permute,
-    pick,
-    row_theta,
-    seed_words,
-    spread,
-    tile_place,
+from .axes import (
+    addresses,
+    and_vectors,
+    axis,
+    entry_sign,
+    expand,
+    hand_out,
+    hand_out_keys,
+    inner,
+    key_words,
+    sub_blocks,
 )
-
-
-@triton.jit
-def _hand_out(z, PART: tl.constexpr, T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr):
-    """Part PART of z, [QI QW] with T = 1 or [QI T QW] for each part -> [QI, T, 1, QW, 1].
-
-    A gather, because the compiler moves no computation past one: else it would move Philox into every thread.
-    """
-    N: tl.constexpr = QI * T * QW
-    return tl.reshape(tl.gather(z, PART * N + tl.arange(0, N), 0), QI, T, 1, QW, 1)
-
-
-@triton.jit
-def _axis(i, AXIS: tl.constexpr, RANK: tl.constexpr = 5):
-    """The 1-D i along axis AXIS of RANK."""
-    for a in tl.static_range(RANK):
-        if a != AXIS:
-            i = tl.expand_dims(i, a)
-    return i
-
-
-@triton.jit
-def _sub_blocks(T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr):
-    """(q, t) for the elements of [QI T QW]."""
-    e = tl.arange(0, QI * T * QW)
-    return e // (T * QW) * QW + e % QW, e // QW % T
-
-
-@triton.jit
-def _key_words(c, T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr, k0, k1):
-    """The key word of each sub-block of chunks c: [Q] -> [QI T QW]."""
-    q, t = _sub_blocks(T, QI, QW)
-    t = t.to(tl.uint32)
-    w0, w1, w2, w3 = chunk_keys(tl.gather(c, q, 0), t >> 2, k0, k1)
-    return pick(t & 3, w0, w1, w2, w3)
-
-
-@triton.jit
-def _hand_out_keys(
-    c,
-    tile_rows,
-    PART: tl.constexpr,
-    NNZ: tl.constexpr,
-    LOG_CHUNK: tl.constexpr,
-    T: tl.constexpr,
-    Q: tl.constexpr,
-    QI: tl.constexpr,
-    QW: tl.constexpr,
-    k0,
-    k1,
-):
-    """The keys from rows of a tile to places in part PART of chunks c, [Q], and the thetas: [QI, T, 1, QW, 1]."""
-    if T <= 4:  # a thread computes a chunk's keys
-        w0, w1, w2, w3 = chunk_keys(c, (c & 0).to(tl.uint32), k0, k1)
-        keys = tl.zeros((QI, T, 1, QW, 1), tl.uint64)
-        theta = tl.zeros((QI, T, 1, QW, 1), tl.uint32)
-        t = _axis(tl.arange(0, T), 1)
-        for i in tl.static_range(T):
-            w = w0 if i == 0 else (w1 if i == 1 else (w2 if i == 2 else w3))
-            b = part_start(i + 1, tile_rows, NNZ) - part_start(i, tile_rows, NNZ)
-            keys = tl.where(t == i, _hand_out(inverse_keys(w, LOG_CHUNK), PART, 1, QI, QW), keys)
-            theta = tl.where(t == i, _hand_out(row_theta(w, b.to(tl.uint32)), PART, 1, QI, QW), theta)
-    else:  # a thread computes a sub-block's keys
-        _, i = _sub_blocks(T, Q // QW, QW)
-        b = part_start(i + 1, tile_rows, NNZ) - part_start(i, tile_rows, NNZ)
-        w = _key_words(c, T, Q // QW, QW, k0, k1)
-        keys = _hand_out(inverse_keys(w, LOG_CHUNK), PART, T, QI, QW)
-        theta = _hand_out(row_theta(w, b.to(tl.uint32)), PART, T, QI, QW)
-    return keys, theta
-
-
-@triton.jit
-def _inner(H: tl.constexpr, L: tl.constexpr):
-    """0 .. H L - 1 along the axes H and L."""
-    return (_axis(tl.arange(0, H), 2) * L + _axis(tl.arange(0, L), 4)).to(tl.uint32)
-
-
-@triton.jit
-def _addresses(z, stride, v, VECTORS_LAST: tl.constexpr):
-    """z * stride, z of any shape, plus pointers v, [V], flattened to [N, V] with vectors last, else to [V N]."""
-    z = tl.reshape(z, z.numel) * stride  # in this order: the compiler knows more of stride than of z
-    return z[:, None] + v[None, :] if VECTORS_LAST else tl.reshape(v[:, None] + z[None, :], v.numel * z.numel)
-
-
-@triton.jit
-def _and_vectors(z, v, VECTORS_LAST: tl.constexpr):
-    """The same for masks."""
-    z = tl.reshape(z, z.numel)
-    return z[:, None] & v[None, :] if VECTORS_LAST else tl.reshape(v[:, None] & z[None, :], v.numel * z.numel)
-
-
-@triton.jit
-def _expand(z, VECTORS_LAST: tl.constexpr):
-    """Adds the axis of vectors."""
-    return tl.expand_dims(z, len(z.shape)) if VECTORS_LAST else tl.expand_dims(z, 0)
-
-
-@triton.jit
-def _sign(
-    c,
-    i,
-    PART: tl.constexpr,
-    T: tl.constexpr,
-    QI: tl.constexpr,
-    QW: tl.constexpr,
-    LOG_CHUNK: tl.constexpr,
-    DTYPE: tl.constexpr,
-    k0,
-    k1,
-):
-    """+-1 for the places i, [QI, T, H, QW, L], of part PART of chunks c, [Q]."""
-    g0, g1, g2, g3 = chunk_signs(c, k0, k1)
-    low, high = _hand_out(pair(g0, g1), PART, 1, QI, QW), _hand_out(pair(g2, g3), PART, 1, QI, QW)
-    first = (_axis(tl.arange(0, T), 1) << LOG_CHUNK).to(tl.uint32)
-    if LOG_CHUNK == 7:
-        word, shift = tl.where(i < 64, low, high), i & 63
-    else:  # choices that the compiler makes where T falls to registers
-        word, shift = tl.where(first < 64, low, high), i
-        if LOG_CHUNK <= 5:
-            word = tl.where((first & 32) == 0, word.to(tl.uint32), (word >> 32).to(tl.uint32))
-            shift = (first & 31) + i
-    bit = (word >> shift).to(tl.uint32) << 31
-    if tl.float32 == DTYPE:
-        sign = (bit | 0x3F800000).to(tl.float32, bitcast=True)
-    else:
-        sign = tl.where(bit == 0, 1.0, -1.0).to(DTYPE)
-    return sign
+from .words import chunk_tile, forward_keys, part_start, permute, row_theta, seed_words, spread, tile_place
 
 
 @triton.jit
@@ -181,17 +43,17 @@ def _load_lines(
     OFFSET: tl.constexpr,
 ):
     """Whole chunks: part PART of those at places `place`, [Q], of their groups: [V, QI, 1, 1, QW, L]."""
-    lane = _axis(tl.arange(0, L), 4).to(tl.uint32)
+    lane = axis(tl.arange(0, L), 4).to(tl.uint32)
     chunk_column = ((tl.arange(0, place.numel) << LOG_GROUP) + place.to(tl.int32)) << LOG_CHUNK
-    column = _hand_out(chunk_column.to(tl.uint32), PART, 1, QI, QW) + lane
-    address = _addresses(column.to(OFFSET), stride_xf, x + begin * stride_xf, VECTORS_LAST)
+    column = hand_out(chunk_column.to(tl.uint32), PART, 1, QI, QW) + lane
+    address = addresses(column.to(OFFSET), stride_xf, x + begin * stride_xf, VECTORS_LAST)
     if PLAIN and (begin >= 0) & (begin <= d - WIDTH):
         z = tl.load(address)
     else:
         known = column >= tl.maximum(-begin, 0).to(tl.uint32)
         known &= column < tl.maximum(tl.minimum(d - begin, WIDTH), 0).to(tl.uint32)
         known &= lane < (1 << LOG_CHUNK)
-        z = tl.load(address, mask=_and_vectors(known, live, VECTORS_LAST), other=0)
+        z = tl.load(address, mask=and_vectors(known, live, VECTORS_LAST), other=0)
     if VECTORS_LAST:
         z = tl.permute(z, 1, 0)
     return tl.reshape(z, live.numel, QI, 1, 1, QW, L)
@@ -266,12 +128,12 @@ def project_gather(
     t = tl.arange(0, T)
     first = part_start(t, tile_rows, NNZ)  # where the tile's sub-blocks begin
     rows = part_start(t + 1, tile_rows, NNZ) - first
-    r = _inner(H, L)
+    r = inner(H, L)
     if not WHOLE:
-        b = _axis(rows, 1).to(tl.uint32)
+        b = axis(rows, 1).to(tl.uint32)
         # z // b = z * reciprocal >> 22 for z < b (b + 1): for what `unspread` divides
         reciprocal = ((1 << 22) + b - 1) // b
-        in_block = (r < b) & (_axis(t, 1) < NNZ)
+        in_block = (r < b) & (axis(t, 1) < NNZ)
 
     q = tl.arange(0, Q)
     first_group = feature_offset >> LOG_WIDTH
@@ -307,22 +169,22 @@ def project_gather(
                         x, stride_xf, live, first_column, limit, places,
                         (PART + 1) % PARTS, WIDTH, QI, QW, L, LOG_GROUP, LOG_CHUNK, PLAIN, VECTORS_LAST, OFFSET
                     )  # fmt: skip
-                keys, theta = _hand_out_keys(c, tile_rows, PART, NNZ, LOG_CHUNK, T, Q, QI, QW, k0, k1)
+                keys, theta = hand_out_keys(c, tile_rows, PART, NNZ, LOG_CHUNK, T, Q, QI, QW, k0, k1)
                 i = r
                 if not WHOLE:
                     i = ((r << LOG_CHUNK) + (b - 1 - theta)) * reciprocal >> 22  # as `unspread`
                     there = in_block & (spread(i, b, theta, LOG_CHUNK) == r)
-                    there &= _hand_out(here, PART, 1, QI, QW) != 0
+                    there &= hand_out(here, PART, 1, QI, QW) != 0
                 i = permute(i, keys, LOG_CHUNK)
-                sign = _sign(c, i, PART, T, QI, QW, LOG_CHUNK, DTYPE, k0, k1)
+                sign = entry_sign(c, i, PART, T, QI, QW, LOG_CHUNK, DTYPE, k0, k1)
                 if LINES:
                     z = tl.broadcast_to(z, V, QI, T, H, QW, L)
-                    z = tl.gather(z, tl.broadcast_to(_expand(i.to(tl.int32), False), V, QI, T, H, QW, L), 5)
+                    z = tl.gather(z, tl.broadcast_to(expand(i.to(tl.int32), False), V, QI, T, H, QW, L), 5)
                     if not WHOLE:
-                        z = tl.where(_expand(there, False), z, 0)
+                        z = tl.where(expand(there, False), z, 0)
                 else:
-                    column = _hand_out(chunk_column, PART, 1, QI, QW) + i
-                    address = _addresses(column.to(OFFSET), stride_xf, x + begin * stride_xf, VECTORS_LAST)
+                    column = hand_out(chunk_column, PART, 1, QI, QW) + i
+                    address = addresses(column.to(OFFSET), stride_xf, x + begin * stride_xf, VECTORS_LAST)
                     if PLAIN and (begin >= 0) & (begin <= d - WIDTH):
                         flat = tl.load(address)
                     else:
@@ -330,9 +192,9 @@ def project_gather(
                         known &= column < tl.minimum(d - begin, WIDTH).to(tl.uint32)
                         if not WHOLE:
                             known &= there
-                        flat = tl.load(address, mask=_and_vectors(known, live, VECTORS_LAST), other=0)
+                        flat = tl.load(address, mask=and_vectors(known, live, VECTORS_LAST), other=0)
                     z = tl.reshape(flat, QI, T, H, QW, L, V) if LAST else tl.reshape(flat, V, QI, T, H, QW, L)
-                acc += tl.sum(z.to(DTYPE) * _expand(sign, LAST), CHUNK_AXIS)
+                acc += tl.sum(z.to(DTYPE) * expand(sign, LAST), CHUNK_AXIS)
         total += acc
 
     if LAST:
@@ -346,7 +208,7 @@ def project_gather(
     if FINAL:
         y *= NNZ**-0.5
         if ACCUMULATE:
-            y += tl.load(out, mask=keep).to(DTYPE)
+            y += tl.load(out, mask=keep)
     tl.store(out, y.to(out.dtype.element_ty), mask=keep)
 
 
@@ -402,38 +264,38 @@ def adjoint_gather(
     begin = (first_chunk << LOG_CHUNK) - feature_offset  # the first column in out
     c = first_chunk + q
     tile_row = part_start(chunk_tile(c, N_TILES, LOG_GROUP, k0, k1).to(tl.int64), K, N_TILES)
-    w = _key_words(c, T, QI, QW, k0, k1)
-    i = _inner(H, L)
-    slot = permute(i, _hand_out(forward_keys(w, LOG_CHUNK), 0, T, QI, QW), LOG_CHUNK)
-    row = _hand_out(tile_row.to(tl.uint32), 0, 1, QI, QW)
+    w = key_words(c, T, QI, QW, k0, k1)
+    i = inner(H, L)
+    slot = permute(i, hand_out(forward_keys(w, LOG_CHUNK), 0, T, QI, QW), LOG_CHUNK)
+    row = hand_out(tile_row.to(tl.uint32), 0, 1, QI, QW)
     if WHOLE:
-        row += (_axis(tl.arange(0, T), 1) << LOG_CHUNK).to(tl.uint32)
+        row += (axis(tl.arange(0, T), 1) << LOG_CHUNK).to(tl.uint32)
         row = row + slot
     else:
         m = chunk_tile(c, N_TILES, LOG_GROUP, k0, k1).to(tl.int64)
         tile_rows = (part_start(m + 1, K, N_TILES) - tile_row).to(tl.int32)
-        q_e, t_e = _sub_blocks(T, QI, QW)
+        q_e, t_e = sub_blocks(T, QI, QW)
         tile_rows = tl.gather(tile_rows, q_e, 0)
         first = part_start(t_e, tile_rows, NNZ)
         b = (part_start(t_e + 1, tile_rows, NNZ) - first).to(tl.uint32)
         theta = row_theta(w, b)
-        row += _hand_out(first.to(tl.uint32), 0, T, QI, QW)
-        row += spread(slot, _hand_out(b, 0, T, QI, QW), _hand_out(theta, 0, T, QI, QW), LOG_CHUNK)
-    address = _addresses(row.to(OFFSET), stride_yr, y + v * stride_yv, VECTORS_LAST)
+        row += hand_out(first.to(tl.uint32), 0, T, QI, QW)
+        row += spread(slot, hand_out(b, 0, T, QI, QW), hand_out(theta, 0, T, QI, QW), LOG_CHUNK)
+    address = addresses(row.to(OFFSET), stride_yr, y + v * stride_yv, VECTORS_LAST)
     if T == NNZ and EVEN:
         z = tl.load(address)
     else:
-        known = tl.broadcast_to(_axis(tl.arange(0, T), 1) < NNZ, QI, T, H, QW, L)
-        z = tl.load(address, mask=_and_vectors(known, live, VECTORS_LAST), other=0)
+        known = tl.broadcast_to(axis(tl.arange(0, T), 1) < NNZ, QI, T, H, QW, L)
+        z = tl.load(address, mask=and_vectors(known, live, VECTORS_LAST), other=0)
     z = tl.reshape(z, QI, T, H, QW, L, V) if VECTORS_LAST else tl.reshape(z, V, QI, T, H, QW, L)
-    sign = _sign(c, tl.broadcast_to(i, QI, T, H, QW, L), 0, T, QI, QW, LOG_CHUNK, DTYPE, k0, k1)
-    z = tl.sum(z.to(DTYPE) * _expand(sign, VECTORS_LAST), SUB_BLOCK_AXIS) * NNZ**-0.5
+    sign = entry_sign(c, tl.broadcast_to(i, QI, T, H, QW, L), 0, T, QI, QW, LOG_CHUNK, DTYPE, k0, k1)
+    z = tl.sum(z.to(DTYPE) * expand(sign, VECTORS_LAST), SUB_BLOCK_AXIS) * NNZ**-0.5
 
     i = tl.arange(0, H)[None, :, None, None] * L + tl.arange(0, L)[None, None, None, :]
     j = begin + ((tl.reshape(q, QI, 1, QW, 1) << LOG_CHUNK) + i)
-    known = _and_vectors((j >= 0) & (j < d), live, VECTORS_LAST)
-    out = _addresses(j, stride_of, out + v * stride_ov, VECTORS_LAST)
+    known = and_vectors((j >= 0) & (j < d), live, VECTORS_LAST)
+    out = addresses(j, stride_of, out + v * stride_ov, VECTORS_LAST)
     z = tl.reshape(z, out.shape)
     if ACCUMULATE:
-        z += tl.load(out, mask=known).to(DTYPE)
+        z += tl.load(out, mask=known)
     tl.store(out, z.to(out.dtype.element_ty), mask=known)

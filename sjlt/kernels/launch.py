@@ -14,13 +14,15 @@ from .. import law
 
 BATCH = 32  # groups of chunks that a program of the tile kernels takes at a time
 NATIVE, BF16, BF16_PAIR, BF16_TRIPLE, FP16_PAIR = range(5)  # how tiles multiply; see tiles.py
-SAMPLE = 16  # features of a data vector that give its scale, from its middle: padding lies at the ends
+SAMPLE = 8  # features of a data vector that give its scale, from its middle: padding lies at the ends
 PAIR_ELEMENTS = 1 << 22  # of data below which a launch for the scales costs more than it gains
+PAIR_FEATURES = 1 << 23  # beyond which, next to an outlier in the sample, the others' rounding adds up to 1e-6
 SMALL = 1 << 20  # elements of data for which a second launch, to sum splits, takes longer than they gain
 SCRATCH_BYTES = 64 << 20  # that partial results may take
 VECTOR_BYTES = 16  # of the widest access to memory
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FEW = 16  # vectors for which a block of 64 for the tensor cores would be mostly empty
+MOST_KEYS = 64  # of sub-blocks and chunks that a thread of a tile kernel looks through in a step
 MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor cores are faster
 
 
@@ -47,9 +49,10 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """A launch of `project_rows`. vectors : V.  The rest as in `Tiles`."""
+    """A launch of `project_rows` or `adjoint_rows`. vectors : V.  The rest as in `Tiles`."""
 
     vectors: int
+    prefetch: bool
     whole: bool
     keys: int
     signs: int
@@ -120,7 +123,7 @@ def mode_of(product: Product, adjoint: bool) -> int:
     if product.dtype != "float32":
         return NATIVE
     if product.precision == "highest":
-        scaled = adjoint or (product.d >= SAMPLE and product.n * product.d >= PAIR_ELEMENTS)
+        scaled = adjoint or (SAMPLE <= product.d <= PAIR_FEATURES and product.n * product.d >= PAIR_ELEMENTS)
         return FP16_PAIR if scaled else BF16_TRIPLE
     return {"high": BF16_PAIR, "medium": BF16}[product.precision]
 
@@ -150,12 +153,13 @@ def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather:
             return gather(product)
         if not adjoint or is_whole(product.k, product.nnz):
             return rows(product, adjoint)
-    return tiles(product, adjoint)
+    chosen = tiles(product, adjoint)
+    return chosen if chosen.keys * chosen.chunks <= MOST_KEYS else gather(product, adjoint)
 
 
 def vectors_last(product: Product) -> bool:
     """Whether neighbours in memory belong to neighbouring vectors: S A with a row-major A."""
-    return product.n > 1 and product.strides[0] < product.strides[1]
+    return product.n > 1 and 0 < product.strides[0] < product.strides[1]
 
 
 def tiles(product: Product, adjoint: bool = False) -> Tiles:
@@ -201,6 +205,7 @@ def rows(product: Product, adjoint: bool = False) -> Rows:
     splits, per_split = split(product, geometry, vectors, groups, 4, 1, adjoint)
     return Rows(
         vectors=vectors,
+        prefetch=product.strides[0] == 1 and product.n % vectors == 0,
         whole=whole,
         keys=keys_of(product, whole),
         signs=signs_of(product, whole),

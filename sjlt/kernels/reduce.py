@@ -44,5 +44,5 @@ def reduce_partials(
     total *= NNZ**-0.5
     out += r[:, None] * stride_or + c[None, :] * stride_oc
     if ACCUMULATE:
-        total += tl.load(out, mask=inside).to(DTYPE)
+        total += tl.load(out, mask=inside)
     tl.store(out, total.to(out.dtype.element_ty), mask=inside)
