@@ -175,10 +175,10 @@ def adjoint_rows(
             row = t * B + permute(e & (B - 1), tl.reshape(from_batch(keys, chunk, which), TILE), LOG_CHUNK)
             word = tl.reshape(from_batch(signs, chunk, ((e >> 5) % SIGNS)[None, :]), TILE)
             offset = _hand_out(row.to(tl.int64) * (stride_yr // ALIGN))
-            sign = _hand_out(((word >> (e & 31)) << 31 | 0x3F800000).to(tl.float32, bitcast=True)) * NNZ**-0.5
+            sign = _hand_out(((word >> (e & 31)) << 31 | 0x3F800000).to(tl.float32, bitcast=True))
             address = y + (offset * ALIGN)[:, None] + (v * stride_yv)[None, :]
             z = tl.load(address) if EVEN else tl.load(address, mask=live[None, :], other=0.0)
-            z = tl.sum(tl.reshape(z.to(tl.float32) * sign[:, None], NNZ, B, V), 0)
+            z = tl.sum(tl.reshape(z.to(tl.float32) * sign[:, None], NNZ, B, V), 0) * NNZ**-0.5
             j = tl.max(tl.where(tl.arange(0, BATCH) == chunk, column, -1), 0) - feature_offset + i
             address = out + (j * stride_of)[:, None] + (v * stride_ov)[None, :]
             mask = ((j >= 0) & (j < d))[:, None] & live[None, :]
