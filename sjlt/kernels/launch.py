@@ -260,7 +260,7 @@ def gather(product: Product, adjoint: bool = False) -> Gather:
     batches = -(-(product.offset + product.d - start) // width)
     programs = geometry.n_tiles * -(-product.n // vectors)
     bytes_of_split = (8 if wide else 4) * product.n * product.k
-    wanted = max(256, min(1536, 2048 // vectors)) // programs
+    wanted = max(256, 2048 // vectors) // programs
     splits = max(1, min(batches, wanted, SCRATCH_BYTES // bytes_of_split))
     per_split = -(-batches // splits)
     splits = -(-batches // per_split)
@@ -281,7 +281,7 @@ def gather(product: Product, adjoint: bool = False) -> Gather:
         long=(product.k * product.narrow[1] if adjoint else width * product.strides[1]) >= 1 << 32,
         splits=splits,
         batches=per_split,
-        registers=128 if sub_blocks <= 2 and vectors >= 4 and not last and not adjoint else 0,
+        registers=128 if sub_blocks <= 2 and not last and not adjoint else 0,
     )
 
 
