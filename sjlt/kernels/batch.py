@@ -34,10 +34,25 @@ TILE = tl.constexpr(128)
 
 
 @triton.jit
+def rows_of_tile(m, K: tl.constexpr, N_TILES: tl.constexpr):
+    """(first, end): the sketch's rows that tile m owns."""
+    m = m.to(tl.int64)
+    return part_start(m, K, N_TILES), part_start(m + 1, K, N_TILES)
+
+
+@triton.jit
+def groups_of_split(split, groups_per_split, feature_offset, d, LOG_WIDTH: tl.constexpr):
+    """(first, number): a split's groups of chunks, 2^LOG_WIDTH columns each, of the d from feature_offset on."""
+    first = (feature_offset >> LOG_WIDTH) + split.to(tl.int64) * groups_per_split
+    end = ((feature_offset + d - 1) >> LOG_WIDTH) + 1
+    return first, tl.minimum(end - first, groups_per_split).to(tl.int32)
+
+
+@triton.jit
 def _sub_block(m, t, K: tl.constexpr, NNZ: tl.constexpr, N_TILES: tl.constexpr):
     """(first row in the tile, rows) of sub-blocks t of tile m."""
-    first = part_start(m.to(tl.int64), K, N_TILES)
-    rows = (part_start(m.to(tl.int64) + 1, K, N_TILES) - first).to(tl.uint32)
+    first, end = rows_of_tile(m, K, N_TILES)
+    rows = (end - first).to(tl.uint32)
     begin = part_start(t, rows, NNZ)
     return begin, part_start(t + 1, rows, NNZ) - begin
 
@@ -128,8 +143,8 @@ def entries(
         t = r >> LOG_CHUNK
         i = permute(r & (B - 1), from_batch(keys, chunk, t % keys.shape[0]), LOG_CHUNK)
     else:
-        tile_row = part_start(m.to(tl.int64), K, N_TILES)
-        rows = (part_start(m.to(tl.int64) + 1, K, N_TILES) - tile_row).to(tl.uint32)
+        tile_row, tile_end = rows_of_tile(m, K, N_TILES)
+        rows = (tile_end - tile_row).to(tl.uint32)
         inside = r < rows
         t = tl.where(inside, sub_block_of_row(r, NNZ, rows), 0)
         first, b = _sub_block(m, t, K, NNZ, N_TILES)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .batch import BATCH, TILE, batch, entries, from_batch
-from .words import part_start, permute, seed_words
+from .batch import BATCH, TILE, batch, entries, from_batch, groups_of_split, rows_of_tile
+from .words import permute, seed_words
 
 
 @triton.jit
@@ -73,9 +73,7 @@ def project_rows(
     m = (tl.program_id(0) % N_TILES).to(tl.uint32)
     v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
     split = tl.program_id(1).to(tl.int64)
-    end = ((feature_offset + d - 1) >> LOG_WIDTH) + 1
-    first_group = (feature_offset >> LOG_WIDTH) + split * groups_per_split
-    groups = tl.minimum(end - first_group, groups_per_split).to(tl.int32)
+    first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, LOG_WIDTH)
 
     acc = tl.zeros((TILE, V), tl.float32)
     total = tl.zeros((TILE, V), tl.float32)
@@ -110,9 +108,9 @@ def project_rows(
     if FOLD:
         acc = total
 
-    tile_row = part_start(m.to(tl.int64), K, N_TILES)
+    tile_row, tile_end = rows_of_tile(m, K, N_TILES)
     r = tl.arange(0, TILE)
-    keep = (tile_row + r < part_start(m.to(tl.int64) + 1, K, N_TILES))[:, None] & (v < n)[None, :]
+    keep = (tile_row + r < tile_end)[:, None] & (v < n)[None, :]
     out += split * stride_os + (tile_row + r)[:, None] * stride_or + v[None, :] * stride_ov
     if FINAL:
         acc *= NNZ**-0.5
@@ -158,9 +156,7 @@ def adjoint_rows(
     k0, k1 = seed_words(seed)
     m = (tl.program_id(0) % N_TILES).to(tl.uint32)
     v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
-    end = ((feature_offset + d - 1) >> LOG_WIDTH) + 1
-    first_group = (feature_offset >> LOG_WIDTH) + tl.program_id(1).to(tl.int64) * groups_per_split
-    groups = tl.minimum(end - first_group, groups_per_split).to(tl.int32)
+    first_group, groups = groups_of_split(tl.program_id(1), groups_per_split, feature_offset, d, LOG_WIDTH)
     y += m.to(tl.int64) * TILE * stride_yr
     live = v < n
     e = tl.arange(0, TILE).to(tl.uint32)  # t B + i: sub-block and place

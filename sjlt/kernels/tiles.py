@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .batch import BATCH, TILE, batch, entries
-from .words import part_start, seed_words
+from .batch import BATCH, TILE, batch, entries, groups_of_split, rows_of_tile
+from .words import seed_words
 
 # How the data is multiplied.
 NATIVE = tl.constexpr(0)  # fp16 or bf16 data, as it is
@@ -247,9 +247,7 @@ def project_tiles(
     if ALIGN > 1:
         stride_xv = stride_xv // ALIGN * ALIGN  # for the compiler to see
         d = d // ALIGN * ALIGN
-    end = ((feature_offset + d - 1) >> LOG_WIDTH) + 1
-    first_group = (feature_offset >> LOG_WIDTH) + split * groups_per_split
-    groups = tl.minimum(end - first_group, groups_per_split).to(tl.int32)
+    first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, LOG_WIDTH)
 
     scale = 1.0
     if MODE == FP16_PAIR:
@@ -270,9 +268,9 @@ def project_tiles(
                 INTERPRETED,
             )  # fmt: skip
 
-    tile_row = part_start(m.to(tl.int64), K, N_TILES)
+    tile_row, tile_end = rows_of_tile(m, K, N_TILES)
     r = tl.arange(0, TILE)
-    keep = (rows_v < n)[:, None] & (tile_row + r < part_start(m.to(tl.int64) + 1, K, N_TILES))[None, :]
+    keep = (rows_v < n)[:, None] & (tile_row + r < tile_end)[None, :]
     out += split * stride_os + rows_v[:, None] * stride_ov + (tile_row + r)[None, :] * stride_or
     if FINAL:
         acc *= NNZ**-0.5
@@ -324,13 +322,11 @@ def adjoint_tiles(
     if ALIGN > 1:
         stride_ov = stride_ov // ALIGN * ALIGN
         d = d // ALIGN * ALIGN
-    end = ((feature_offset + d - 1) >> LOG_WIDTH) + 1
-    first_group = (feature_offset >> LOG_WIDTH) + tl.program_id(1).to(tl.int64) * groups_per_split
-    groups = tl.minimum(end - first_group, groups_per_split).to(tl.int32)
+    first_group, groups = groups_of_split(tl.program_id(1), groups_per_split, feature_offset, d, LOG_WIDTH)
 
-    tile_row = part_start(m.to(tl.int64), K, N_TILES)
+    tile_row, tile_end = rows_of_tile(m, K, N_TILES)
     r = tl.arange(0, TILE)
-    keep = (v < n)[:, None] & (tile_row + r < part_start(m.to(tl.int64) + 1, K, N_TILES))[None, :]
+    keep = (v < n)[:, None] & (tile_row + r < tile_end)[None, :]
     z = tl.load(y + v[:, None] * stride_yv + (tile_row + r)[None, :] * stride_yr, mask=keep, other=0.0)
     HALF: tl.constexpr = tl.float16 if MODE == FP16_PAIR else tl.bfloat16
     DTYPE: tl.constexpr = y.dtype.element_ty if MODE == NATIVE else HALF
