@@ -61,14 +61,19 @@ class Geometry(NamedTuple):
     key_high: int
 
 
+def count_tiles(k: int) -> int:
+    """M, the tiles of k rows."""
+    return -(-k // TILE_ROWS)
+
+
 def max_nnz(k: int) -> int:
     """The largest nnz the law allows: the rows of the smallest tile."""
-    return k // -(-k // TILE_ROWS)
+    return k // count_tiles(k)
 
 
 def geometry(k: int, s: int, seed: int) -> Geometry:
     """The geometry of 1 <= k <= MAX_N_COMPONENTS, 1 <= s <= max_nnz(k), 0 <= seed < 2^64."""
-    n_tiles = -(-k // TILE_ROWS)
+    n_tiles = count_tiles(k)
     log_group = n_tiles.bit_length() - 1
     log_chunk = (k // n_tiles // s).bit_length() - 1
     return Geometry(k, s, n_tiles, log_group, log_chunk, seed & LOW, seed >> HALF)

@@ -68,7 +68,7 @@ def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
             grid = (-(-chunks // (chosen.qi * chosen.qw)) * blocks, 1, 1)
             _launch(adjoint_gather, grid, sketch, chosen, (y, out), (n, d, *strides), (), ACCUMULATE=accumulate)
         else:
-            grid = (_tiles_of(sketch) * blocks, chosen.splits, 1)
+            grid = (law.count_tiles(sketch.n_components) * blocks, chosen.splits, 1)
             kernel = adjoint_rows if isinstance(chosen, launch.Rows) else adjoint_tiles
             last = (chosen.groups_per_split,)
             _launch(kernel, grid, sketch, chosen, (y, out), (n, d, *strides), last, ACCUMULATE=accumulate)
@@ -79,7 +79,7 @@ def _project(
 ) -> None:
     """The launch on x into out, or into partial sums."""
     n, d = x.shape
-    grid = (_tiles_of(sketch) * -(-n // chosen.vectors), chosen.splits, 1)
+    grid = (law.count_tiles(sketch.n_components) * -(-n // chosen.vectors), chosen.splits, 1)
     sizes = (n, d, *x.stride(), *strides)
     flags = {"FINAL": final, "ACCUMULATE": accumulate}
     if isinstance(chosen, launch.Gather):
@@ -163,9 +163,9 @@ def _launch(
         compiled, constants = known
         compiled[grid](*arguments, *constants)
         return
-    by_name = {**flags, **_constants(chosen, sketch.n_components, sketch.nnz, len(flags) == 1)}
+    by_name = {**flags, **_constants(chosen, sketch.n_components, sketch.nnz, adjoint="FINAL" not in flags)}
     compiled = kernel[grid](*arguments, **by_name)
-    if compiled is not None:  # as it is where the interpreter ran
+    if compiled is not None:  # the interpreter has nothing to remember
         if len(_compiled) >= MOST_COMPILED:
             _compiled.clear()
         _compiled[key] = compiled, tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
@@ -219,10 +219,6 @@ def _precision(dtype: torch.dtype) -> str:
     except RuntimeError:  # set by torch's newer names, for which the older question has no answer
         matmul: Any = torch.backends.cuda.matmul
         return "high" if matmul.fp32_precision == "tf32" else "highest"
-
-
-def _tiles_of(sketch: Sketch) -> int:
-    return -(-sketch.n_components // law.TILE_ROWS)
 
 
 def _signed(seed: int) -> int:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .. import law
+from . import launch
 from .words import (
     chunk_keys,
     chunk_signs,
@@ -29,8 +31,16 @@ from .words import (
     unspread,
 )
 
-BATCH = tl.constexpr(32)
-TILE = tl.constexpr(128)
+BATCH = tl.constexpr(launch.BATCH)
+TILE = tl.constexpr(law.TILE_ROWS)
+
+
+@triton.jit
+def stay(z):
+    """z, [.., 128], by a shuffle to where it is: compilers move no computation past one."""
+    U: tl.constexpr = z.numel // TILE
+    lane = tl.broadcast_to(tl.arange(0, BATCH)[None, None, :], U, 4, BATCH)
+    return tl.reshape(tl.gather(tl.reshape(z, U, 4, BATCH), lane, 2), z.shape)
 
 
 @triton.jit
@@ -79,6 +89,7 @@ def batch(
     nnz = 2^b, block h of 32 rows needs few of the tile's sub-blocks and sign words; in others it has all. Keys are for
     the place of a row, or FORWARD, for the row of a place.
     """
+    # The columns are for loads, a step ahead of the entries and in other threads: cheaper made twice than carried over.
     g = group + tl.arange(0, BATCH)
     place, found = tile_place(m, g, N_TILES, LOG_GROUP, k0, k1)
     column = tl.where(found, ((g << LOG_GROUP) + place.to(tl.int64)) << LOG_CHUNK, -1)
@@ -153,10 +164,9 @@ def entries(
         there = inside & (spread(slot, b, theta, LOG_CHUNK) == r - first)
         i = tl.where(there, permute(slot, from_batch(keys, chunk, t), LOG_CHUNK), B)
     if U > 1:
-        # A shuffle to where it is: past one LLVM sees no vector of chunks, whose comparisons in `tiles` it would pack
+        # Past a shuffle LLVM sees no vector of chunks, whose comparisons in `tiles` it would pack
         # into bits, at twice the instructions.
-        lane = tl.broadcast_to(tl.arange(0, BATCH)[None, None, :], U, 4, BATCH)
-        i = tl.reshape(tl.gather(tl.reshape(i, U, 4, BATCH), lane, 2), U, TILE)
+        i = stay(i)
     e = (t << LOG_CHUNK) + i
     word = from_batch(signs, chunk, (e >> 5) % signs.shape[0])
     return i, (word >> (e & 31)) & 1

@@ -1,4 +1,4 @@
-"""A kernel for many data vectors that are contiguous in memory, as the columns of a row-major A in S A.
+"""Kernels for many data vectors that are contiguous in memory, as the columns of a row-major A in S A.
 
 A program owns (tile, block of vectors) and reads only the chunks of its tile: each of the tile's 128 rows adds its one
 row of A from the chunk, a run of neighbouring numbers, with its sign. With nnz > 1 a row of A is read nnz times, but
@@ -11,15 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .batch import BATCH, TILE, batch, entries, from_batch, groups_of_split, rows_of_tile
+from .batch import BATCH, TILE, batch, entries, from_batch, groups_of_split, rows_of_tile, stay
 from .words import permute, seed_words
-
-
-@triton.jit
-def _hand_out(z):
-    """z, [128], by a shuffle to where it is: the compiler moves no computation past it, into the threads of a row."""
-    lane = tl.broadcast_to(tl.arange(0, BATCH)[None, :], 4, BATCH)
-    return tl.reshape(tl.gather(tl.reshape(z, 4, BATCH), lane, 1), TILE)
 
 
 @triton.jit
@@ -94,8 +87,8 @@ def project_rows(
             offset = j * (stride_xf // ALIGN)
             if not EVEN:
                 offset = tl.where(found & (j >= 0) & (j < d), offset, -1)
-            offset = _hand_out(offset)
-            sign = _hand_out((negative << 31 | 0x3F800000).to(tl.float32, bitcast=True))
+            offset = stay(offset)  # else each thread of a row would compute it again
+            sign = stay((negative << 31 | 0x3F800000).to(tl.float32, bitcast=True))
             address = x + (offset * ALIGN)[:, None] + (v * stride_xv)[None, :]
             if EVEN:
                 z = tl.load(address)
@@ -170,8 +163,8 @@ def adjoint_rows(
             which = (t % KEYS)[None, :]
             row = t * B + permute(e & (B - 1), tl.reshape(from_batch(keys, chunk, which), TILE), LOG_CHUNK)
             word = tl.reshape(from_batch(signs, chunk, ((e >> 5) % SIGNS)[None, :]), TILE)
-            offset = _hand_out(row.to(tl.int64) * (stride_yr // ALIGN))
-            sign = _hand_out(((word >> (e & 31)) << 31 | 0x3F800000).to(tl.float32, bitcast=True))
+            offset = stay(row.to(tl.int64) * (stride_yr // ALIGN))
+            sign = stay(((word >> (e & 31)) << 31 | 0x3F800000).to(tl.float32, bitcast=True))
             address = y + (offset * ALIGN)[:, None] + (v * stride_yv)[None, :]
             z = tl.load(address) if EVEN else tl.load(address, mask=live[None, :], other=0.0)
             z = tl.sum(tl.reshape(z.to(tl.float32) * sign[:, None], NNZ, B, V), 0) * NNZ**-0.5

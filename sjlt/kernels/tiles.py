@@ -14,15 +14,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from . import launch
 from .batch import BATCH, TILE, batch, entries, groups_of_split, rows_of_tile
 from .words import seed_words
 
 # How the data is multiplied.
-NATIVE = tl.constexpr(0)  # fp16 or bf16 data, as it is
-BF16 = tl.constexpr(1)  # fp32 as 1, 2, 3 numbers in bf16: 8, 16, 24 bits
-BF16_PAIR = tl.constexpr(2)
-BF16_TRIPLE = tl.constexpr(3)
-FP16_PAIR = tl.constexpr(4)  # fp32 as a scaled pair in fp16: 22 bits
+NATIVE = tl.constexpr(launch.NATIVE)  # fp16 or bf16 data, as it is
+BF16_PAIR = tl.constexpr(launch.BF16_PAIR)  # fp32 as 2 numbers in bf16, 16 bits; BF16 is 1 of them, 8 bits
+BF16_TRIPLE = tl.constexpr(launch.BF16_TRIPLE)  # 3 of them, 24 bits
+FP16_PAIR = tl.constexpr(launch.FP16_PAIR)  # fp32 as a scaled pair in fp16: 22 bits
 
 
 @triton.jit
