@@ -6,7 +6,6 @@ NumPy's and scipy's here, for the CPU; torch tensors in `tensors`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,8 +73,12 @@ def multiply_transposed(sketch: Sketch, b: Any) -> Any:
     return _from_left("S.T", project_adjoint, sketch, sketch.shape[::-1], b)
 
 
-@cache
-def _tensors() -> Any:
+def project_tree(sketch: Sketch, tensors: Any, out: Any, batched: bool) -> Any:
+    """Several tensors as if concatenated; see `Sketch.project_tree`."""
+    return _tensors().project_tree(sketch, tensors, out, batched)
+
+
+def _tensors() -> Any:  # without a cache of its own, of which torch.compile warns
     from . import tensors  # imports torch
 
     return tensors

@@ -3,63 +3,19 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from . import law, projection
+from .operators import Operator
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import ArrayLike, DTypeLike
+    from numpy.typing import DTypeLike
 
 MAX_FEATURES = 2**63 - 1
-
-
-class _Operator:
-    """Products of a linear operator of `shape` (m, n) from either side, and scipy's LinearOperator protocol."""
-
-    shape: tuple[int, int]
-
-    __array_ufunc__ = None  # ndarray @ operator is left to the operator
-    __array_priority__ = 1000  # numpy.matrix and scipy.sparse look at this one
-    ndim = 2
-    dtype = np.dtype(np.float64)  # what scipy's solvers should work in; results have the dtype of the data
-
-    def __matmul__(self, a: Any) -> Any:
-        raise NotImplementedError
-
-    def __rmatmul__(self, x: Any) -> Any:
-        raise NotImplementedError
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """tensor @ operator and torch.matmul are left to the operator. (Without this, @ arrives after an error.)"""
-        if function.__name__ != "matmul" or len(args) != 2 or kwargs:
-            return NotImplemented
-        left, right = args
-        return left @ right if isinstance(left, _Operator) else right.__rmatmul__(left)
-
-    @property
-    def T(self) -> _Operator:
-        raise NotImplementedError
-
-    def matvec(self, x: ArrayLike) -> np.ndarray:
-        """The operator times a vector of shape (n,) or (n, 1)."""
-        return np.asarray(self @ x)
-
-    def rmatvec(self, y: ArrayLike) -> np.ndarray:
-        """The transpose times a vector of shape (m,) or (m, 1)."""
-        return np.asarray(self.T @ y)
-
-    def matmat(self, a: ArrayLike) -> np.ndarray:
-        """The operator times a matrix of shape (n, columns)."""
-        return np.asarray(self @ a)
-
-    def rmatmat(self, b: ArrayLike) -> np.ndarray:
-        """The transpose times a matrix of shape (m, columns)."""
-        return np.asarray(self.T @ b)
 
 
 def _integer(name: str, value: Any, low: int, high: int, condition: str = "") -> int:
@@ -75,7 +31,7 @@ def _integer(name: str, value: Any, low: int, high: int, condition: str = "") ->
 
 
 @dataclass(frozen=True, repr=False)
-class Sketch(_Operator):
+class Sketch(Operator):
     """A sparse Johnson-Lindenstrauss transform S of shape (n_components, n_features), regenerated from its seed.
 
     Each column has exactly `nnz` nonzeros +-1/sqrt(nnz) in distinct rows, placed by Philox4x32-10 (see
@@ -128,6 +84,8 @@ class Sketch(_Operator):
     nnz: int = field(default=cast(int, "auto"), kw_only=True)
     seed: int = field(default=0, kw_only=True)
     feature_offset: int = field(default=0, kw_only=True)
+    # The description as torch's operators take it, the seed as a signed number.
+    numbers: tuple[int, int, int, int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         n_features = _integer("n_features", self.n_features, 0, MAX_FEATURES)
@@ -144,6 +102,8 @@ class Sketch(_Operator):
         checked = {"n_features": n_features, "n_components": k, "nnz": nnz, "seed": seed, "feature_offset": offset}
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+        signed = seed - 2**64 if seed >> 63 else seed
+        object.__setattr__(self, "numbers", (n_features, k, nnz, signed, offset))
 
     # --------------------------------------------------------------------------------- description
 
@@ -196,8 +156,18 @@ class Sketch(_Operator):
         start, stop, step = key[1].indices(self.n_features)
         if step != 1:
             raise ValueError(f"only slices of step 1 exist, got step {step}")
-        offset = self.feature_offset + start
-        return replace(self, n_features=max(0, stop - start), feature_offset=offset)
+        return self._part(max(0, stop - start), self.feature_offset + start)
+
+    def _part(self, n_features: int, feature_offset: int) -> Sketch:
+        """Unchecked, as torch.compile would check it for one seed and one slice, and compile anew for the next."""
+        part = object.__new__(type(self))
+        for name in ("n_components", "nnz", "seed"):
+            object.__setattr__(part, name, getattr(self, name))
+        _, k, nnz, seed, _ = self.numbers
+        object.__setattr__(part, "n_features", n_features)
+        object.__setattr__(part, "feature_offset", feature_offset)
+        object.__setattr__(part, "numbers", (n_features, k, nnz, seed, feature_offset))
+        return part
 
     # --------------------------------------------------------------------------------- products
 
@@ -288,6 +258,37 @@ class Sketch(_Operator):
         """
         return projection.project_adjoint(self, y, out=out, accumulate=accumulate)
 
+    def project_tree(self, tensors: Any, *, out: torch.Tensor | None = None, batched: bool = False) -> torch.Tensor:
+        """Project the numbers of several tensors, such as a model's gradients, as if they were concatenated.
+
+        Nothing is concatenated, staged or copied: each tensor is read where it lies and meets the columns of the
+        sketch that belong to it.
+
+        Parameters
+        ----------
+        tensors : dict or list of torch tensors, nested if you like, on one device
+            n_features numbers in all. They are numbered as ``torch.cat([t.reshape(-1) for t in tensors])`` would: a
+            dict's values in the order of their insertion (as `named_parameters` has it), each tensor in its logical
+            order, whatever its strides; the first tensor owns the columns ``S[:, :t.numel()]``, the next one those
+            that follow. (A tensor whose numbers are not evenly spaced in that order, such as a transposed one, is read
+            in as many pieces as it takes.)
+        out : tensor of shape (n_components,) or (batch, n_components), optional
+            Where to write.
+        batched : bool, default False
+            Whether every tensor has a leading dimension of the same length, as per-example gradients have.
+
+        Returns
+        -------
+        tensor of shape (n_components,), or (batch, n_components) where batched; of the dtype that the tensors' promote
+        to. (Sums run in fp32 at least.)
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `project`; and where the tensors have more or fewer than n_features numbers or lie on several devices.
+        """
+        return projection.project_tree(self, tensors, out, batched)  # type: ignore[no-any-return]
+
     # --------------------------------------------------------------------------------- entries
 
     def entries(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -324,7 +325,7 @@ class Sketch(_Operator):
 
 
 @dataclass(frozen=True, repr=False)
-class Transposed(_Operator):
+class Transposed(Operator):
     """The transpose of a sketch, ``S.T``: an operator of shape (n_features, n_components)."""
 
     sketch: Sketch

@@ -2,8 +2,6 @@
 
 import math
 import os
-from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,51 +38,27 @@ def parts(request, monkeypatch):
     choose.cache_clear()
 
 
-@cache
-def _matrix(sketch):
-    return torch.from_numpy(sketch.toarray())
-
-
-def _stand_in():
-    """A backend by torch.matmul with the materialised sketch, where the kernels cannot run, or take long."""
-
-    def product(x, matrix, out, accumulate):
-        assert x.ndim == out.ndim == 2
-        assert x.data_ptr() is not None  # a kernel follows it
-        result = x.double() @ matrix
-        out.copy_(out + result if accumulate else result)
-
-    return SimpleNamespace(
-        project=lambda sketch, x, out, accumulate: product(x, _matrix(sketch).T, out, accumulate),
-        adjoint=lambda sketch, y, out, accumulate: product(y, _matrix(sketch), out, accumulate),
-    )
-
-
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    """Where a test's tensors lie: on a GPU, and, refused no longer, on the CPU, where the backend is a stand-in."""
-    from sjlt import tensors
-
-    if request.param == "cpu":
-        monkeypatch.setattr(tensors, "refuse_device", lambda x: None)
-        monkeypatch.setattr(tensors, "_triton", _stand_in)
+def device(request):
+    """Where a test's tensors lie."""
     return request.param
 
 
 @pytest.fixture
 def calls(device, monkeypatch):
     """The (x, out) of each call of the backend."""
-    from sjlt import tensors
+    from sjlt.torch_ops import projection
 
-    made, backend = [], tensors._triton()
+    made, backend = [], projection._function
 
-    def recorded(function):
+    def recorded(forward, cuda):
+        function = backend(forward, cuda)
+
         def call(sketch, x, out, accumulate):
             made.append((x, out))
             function(sketch, x, out, accumulate)
 
         return call
 
-    recorder = SimpleNamespace(project=recorded(backend.project), adjoint=recorded(backend.adjoint))
-    monkeypatch.setattr(tensors, "_triton", lambda: recorder)
+    monkeypatch.setattr(projection, "_function", recorded)
     return made

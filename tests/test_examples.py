@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+import sjlt
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -33,6 +36,22 @@ def test_least_squares(capsys):
     assert steps < 60
     example.main(2000, 10)
     assert "condition number 1e+06" in capsys.readouterr().out
+
+
+def test_gradient_projection(capsys):
+    example = load("gradient_projection")
+    model, text = example.Transformer(16, layers=1), example.examples_of_text(3)
+    gradients = example.per_example_gradients(model, text)
+    for i, piece in enumerate(text):  # as one by one
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(piece[None, :-1])[0], piece[1:]).backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(gradients[name][i], parameter.grad, rtol=1e-4, atol=1e-6)
+    flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
+    S = sjlt.Sketch(flat.shape[1], 256)
+    torch.testing.assert_close(S.project_tree(gradients, batched=True), S.project(flat), rtol=1e-5, atol=1e-6)
+    example.main(8, 16)
+    assert "8 gradients of" in capsys.readouterr().out
 
 
 def test_the_readme():

@@ -1,6 +1,7 @@
 """The CPU backend, on Numba.
 
-Every function takes 2-D data, one data vector a row, and writes an `out` of that many rows.
+Every function takes 2-D data, one data vector a row, and writes an `out` of that many rows. Where torch's bf16 comes in
+or goes out, the array's dtype is `BFLOAT16`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .dense import adjoint, project
-from .plan import Plan
+from .plan import BFLOAT16, Plan
 from .sparse import adjoint_sparse, project_sparse, project_to_csr
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...sketch import Sketch
 
-__all__ = ["adjoint", "adjoint_sparse", "codes", "project", "project_sparse", "project_to_csr"]
+__all__ = ["BFLOAT16", "adjoint", "adjoint_sparse", "codes", "project", "project_sparse", "project_to_csr"]
 
 
 def codes(sketch: Sketch, start: int, stop: int) -> np.ndarray:

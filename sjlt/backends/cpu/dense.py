@@ -16,7 +16,7 @@ from . import dense_kernels as kernels
 from .dense_kernels import TILE_FEATURES
 from .entries import FILL
 from .jit import compiled
-from .plan import SCRATCH_BYTES, STAGE_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
+from .plan import BFLOAT16, SCRATCH_BYTES, STAGE_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
 
 if TYPE_CHECKING:
     from ...sketch import Sketch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TOTALS_BYTES = 16 << 20  # fp64 totals of the rows under way
 TOGETHER_BYTES = 1 << 19  # tiles that one thread works on together: they should stay in its L2 cache
 RUN_FEATURES = 1 << 16  # features of a task where a task is a run of features
+STAGED = (np.float16, BFLOAT16)  # what results are rounded to from a wider dtype
 
 
 def _is_foreign(x: np.ndarray) -> bool:
@@ -36,14 +37,15 @@ def _native(x: np.ndarray) -> np.ndarray:
 
 
 def _readable(x: np.ndarray) -> np.ndarray:
-    """`x` as the kernels read it: copied if it is foreign, fp16 as its bits."""
+    """`x` as the kernels read it: copied if it is foreign, fp16 and bf16 as their bits."""
     x = _native(x)
-    return x.view(np.uint16) if x.dtype == np.float16 else x
+    bits = {np.dtype(np.float16): np.uint16, BFLOAT16: np.int16}.get(x.dtype)
+    return x if bits is None else x.view(bits)
 
 
 def _compute_dtype(x: np.ndarray) -> np.dtype:
     """What sums over x run in."""
-    return np.dtype(np.float32 if x.dtype.kind == "f" and x.dtype.itemsize <= 4 else np.float64)
+    return np.dtype(np.float32 if x.dtype.kind in "fV" and x.dtype.itemsize <= 4 else np.float64)
 
 
 def _together(x: np.ndarray, tile_bytes: int, rows: int) -> int:
@@ -56,7 +58,7 @@ def _together(x: np.ndarray, tile_bytes: int, rows: int) -> int:
 
 def project(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or out += that."""
-    if out.dtype == np.float16:
+    if out.dtype in STAGED:
         staged(project, sketch, x, out)
         return
     plan = Plan(sketch)
@@ -157,7 +159,7 @@ def _project_few(
 
 def adjoint(sketch: Sketch, y: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, or out += that."""
-    if out.dtype == np.float16:
+    if out.dtype in STAGED:
         for j in range(0, out.shape[1], RUN_FEATURES):
             staged(adjoint, sketch[:, j : min(j + RUN_FEATURES, out.shape[1])], y, out[:, j : j + RUN_FEATURES])
         return

@@ -17,6 +17,8 @@ from .tiles import LANES
 if TYPE_CHECKING:
     from ...sketch import Sketch
 
+BFLOAT16 = np.dtype([("bfloat16", np.int16)])  # the bits of bf16, for which NumPy has no dtype
+
 MIB = 1 << 20
 TABLE_CODES = 4 * MIB  # codes in a table of 4-byte codes
 SCRATCH_BYTES = 20 * MIB  # tiles of all threads
@@ -100,10 +102,20 @@ def row_tasks(n: int, unit: int, workers: int) -> list[tuple[int, int]]:
 
 
 def staged(function: Callable[..., None], sketch: Sketch, x: Any, out: np.ndarray) -> None:
-    """`function` into an fp16 `out`: rounded once from fp64, some rows at a time."""
+    """`function` into an `out` of fp16 or bf16 by way of one of fp64 or fp32, some rows at a time."""
     step = max(1, STAGE_BYTES // (8 * max(1, out.shape[1])))
     for i in range(0, out.shape[0], step):
-        stage = np.empty((min(step, out.shape[0] - i), out.shape[1]))
+        stage = np.empty(
+            (min(step, out.shape[0] - i), out.shape[1]), np.float32 if out.dtype == BFLOAT16 else np.float64
+        )
         function(sketch, x[i : i + step], stage, False)
         with np.errstate(over="ignore"):  # to inf, as in every other dtype
-            out[i : i + step] = stage
+            out[i : i + step] = _to_bfloat16(stage) if out.dtype == BFLOAT16 else stage
+
+
+def _to_bfloat16(numbers: np.ndarray) -> np.ndarray:
+    """fp32 rounded to the nearest, to even on a tie."""
+    bits = numbers.view(np.uint32)
+    bits += np.where(np.isnan(numbers), 0, 0x7FFF + (bits >> 16 & 1)).astype(np.uint32)
+    np.bitwise_or(bits, 0x400000, out=bits, where=np.isnan(numbers))  # a NaN stays one when its low bits go
+    return (bits >> 16).astype(np.uint16).view(BFLOAT16)

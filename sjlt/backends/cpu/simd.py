@@ -84,6 +84,17 @@ def _halves_to_floats(builder: Any, halves: Any) -> Any:
     return builder.bitcast(builder.or_(magnitude, sign), floats)
 
 
+def _bfloats_to_floats(builder: Any, bfloats: Any) -> Any:
+    """Vectors of the bits of bf16 as fp32."""
+    width = bfloats.type.count
+    words = ir.VectorType(ir.IntType(32), width)
+    bits = builder.shl(builder.zext(bfloats, words), ir.Constant(words, [16] * width))
+    return builder.bitcast(bits, ir.VectorType(ir.FloatType(), width))
+
+
+_HALVES = {types.uint16: _halves_to_floats, types.int16: _bfloats_to_floats}
+
+
 def _square(context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: Any, axis: int, side: int) -> list[Any]:
     """Pointers to `side` vectors of `side` numbers in an array of any strides: from (i, j) on, one a step of `axis`."""
     array = context.make_array(array_type)(context, builder, array)
@@ -100,7 +111,7 @@ def _square(context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: 
 
 def moves_by_squares(x: Any, tile: Any) -> bool:
     """Whether squares can be moved between an array x and a tile: a matter of their dtypes."""
-    return x.dtype is tile.dtype or (x.dtype is types.uint16 and tile.dtype is types.float32)
+    return x.dtype is tile.dtype or (x.dtype in _HALVES and tile.dtype is types.float32)
 
 
 def _define_load_square(transposed: bool) -> Any:
@@ -114,8 +125,8 @@ def _define_load_square(transposed: bool) -> Any:
             x_type, _, _, tile_type, _, _ = signature.args
             sources = _square(context, builder, x_type, x, i, j, 0 if transposed else 1, side)
             vectors = [builder.load(pointer, align=x_type.dtype.bitwidth // 8) for pointer in sources]
-            if x_type.dtype is types.uint16:
-                vectors = [_halves_to_floats(builder, vector) for vector in vectors]
+            if tile_type.dtype is not x_type.dtype:
+                vectors = [_HALVES[x_type.dtype](builder, vector) for vector in vectors]
             if transposed:
                 vectors = _transpose(builder, vectors)
             targets = _square(context, builder, tile_type, tile, row, lane, 0, side)

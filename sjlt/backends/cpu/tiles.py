@@ -83,7 +83,11 @@ def gather(codes, j0, nj, features, components, base):
 
 
 def _convert(value, tile):
-    """`value` in the tile's dtype. Numba's CPU target has no fp16: uint16 into an fp32 tile is the bits of one."""
+    """`value` in the tile's dtype.
+
+    Numba's CPU target has no 16-bit floats: into an fp32 tile, uint16 is the bits of fp16, and int16 those of bf16.
+    (An array of integers is computed in fp64.)
+    """
     raise NotImplementedError
 
 
@@ -101,6 +105,8 @@ def _overload_convert(value, tile):
             return np.uint32(bits | sign).view(np.float32)
 
         return half
+    if value is types.int16 and dtype is types.float32:
+        return lambda value, tile: np.uint32(np.uint32(np.uint16(value)) << np.uint32(16)).view(np.float32)
     return lambda value, tile: dtype(value)
 
 

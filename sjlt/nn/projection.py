@@ -1,0 +1,126 @@
+"""The projection as a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sketch import Sketch
+
+
+class _Layer(nn.Module):
+    """A layer that is a sketch: no parameters; its state is the sketch's description."""
+
+    _like: Tensor
+
+    def __init__(self, sketch: Sketch, device: Any, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.sketch = sketch
+        self._checks_device, self._checks_dtype = device is not None, dtype is not None
+        # Without numbers: it is there for `.to()`, `.cuda()`, `.half()` and the like to change.
+        self.register_buffer("_like", torch.empty(0, device=device, dtype=dtype), persistent=False)
+
+    def _place(self) -> dict[str, Any]:
+        return {
+            "device": self._like.device if self._checks_device else None,
+            "dtype": self._like.dtype if self._checks_dtype else None,
+        }
+
+    def _check(self, x: Tensor) -> None:
+        if self._checks_device and x.device != self._like.device:
+            raise RuntimeError(f"the layer is on {self._like.device}, its input on {x.device}")
+        if self._checks_dtype and x.dtype != self._like.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise RuntimeError(f"the layer is of {self._like.dtype}, its input of {x.dtype}")
+
+    def get_extra_state(self) -> dict[str, int]:
+        """The sketch's description (`Sketch.to_dict`), which is all that a state dict holds."""
+        return self.sketch.to_dict()
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Refuse, by ValueError, the state of another sketch: its results would mean something else."""
+        loaded = Sketch.from_dict(state)
+        if loaded != self.sketch:
+            raise ValueError(f"the state is that of {loaded!r}, the layer has {self.sketch!r}")
+
+
+class SparseProjection(_Layer):
+    """A layer that projects by a sparse Johnson-Lindenstrauss transform: ``x @ S.T`` (`sjlt.Sketch`).
+
+    It has no parameters: the seed regenerates its entries, so it costs no memory, no optimizer state and no
+    communication. Gradients pass through it to its input. Its state dict holds the sketch's description, and loading
+    that of another sketch is refused with a ValueError that shows both.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+        n_features and n_components of the sketch.
+    nnz : int or "auto", default 4
+        Nonzeros per column.
+    seed : int
+        There is no default: layers of one seed and one out_features have the same entries.
+    device, dtype : optional
+        Where and as what inputs have to come, as for a layer that has weights (RuntimeError otherwise); `.to()`
+        changes them. By default inputs come from anywhere, in any dtype of `Sketch.project`.
+
+    Shape
+    -----
+    (..., in_features) -> (..., out_features)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sjlt.nn import SparseProjection
+    >>> model = torch.nn.Sequential(torch.nn.Linear(10, 4096), SparseProjection(4096, 64, seed=0))
+    >>> model(torch.ones(3, 10)).shape
+    torch.Size([3, 64])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        nnz: Any = 4,
+        seed: int,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(Sketch(in_features, out_features, nnz=nnz, seed=seed), device, dtype)
+        self.in_features, self.out_features = in_features, out_features
+
+    @property
+    def T(self) -> SparseProjectionAdjoint:
+        """The transpose as a layer, (..., out_features) -> (..., in_features)."""
+        return SparseProjectionAdjoint(self.sketch, **self._place())
+
+    adjoint = T
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        return self.sketch.project(x)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        s = self.sketch
+        return f"in_features={s.n_features}, out_features={s.n_components}, nnz={s.nnz}, seed={s.seed}"
+
+
+class SparseProjectionAdjoint(_Layer):
+    """The transpose of a `SparseProjection`, which makes it: ``y @ S``, (..., n_components) -> (..., n_features)."""
+
+    @property
+    def T(self) -> SparseProjection:
+        """The layer that this one is the transpose of."""
+        s = self.sketch
+        return SparseProjection(s.n_features, s.n_components, nnz=s.nnz, seed=s.seed, **self._place())
+
+    adjoint = T
+
+    def forward(self, y: Tensor) -> Tensor:
+        self._check(y)
+        return self.sketch.project_adjoint(y)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        s = self.sketch
+        return f"in_features={s.n_components}, out_features={s.n_features}, nnz={s.nnz}, seed={s.seed}"

@@ -1,0 +1,229 @@
+"""The projection and its adjoint as operators of torch: ``torch.ops.sjlt.project`` and ``project_adjoint``.
+
+One pair for CPU and CUDA, with what torch has to know of them: the results' shapes (fakes), derivatives, batching and
+autocast. `tensors` has checked the arguments.
+
+Both are linear, and each is the other's transpose. So a derivative needs the sketch's description and nothing else: no
+tensor is saved for backward. ``project_into`` and ``project_adjoint_into`` write into a tensor that is given, and have
+no derivatives.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
+from torch.autograd.function import _SingleLevelFunction
+
+from ..sketch import Sketch
+from . import views
+
+# A sketch is its five numbers here, the seed a signed one. Those that an operator takes as symbols, SymInt, do not
+# make torch.compile begin anew when they change.
+Description = tuple[int, int, int, int, int]
+_SKETCH = "SymInt n_features, int n_components, int nnz, SymInt seed, SymInt feature_offset"
+
+_library = torch.library.Library("sjlt", "FRAGMENT")
+for _name in ("project", "project_adjoint"):
+    _library.define(
+        f"{_name}(Tensor x, {_SKETCH}, int axis, ScalarType? dtype) -> Tensor",
+        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+    )
+    _library.define(
+        f"{_name}_into(Tensor x, Tensor(a!) out, {_SKETCH}, bool accumulate) -> ()",
+        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+    )
+
+project, project_adjoint = torch.ops.sjlt.project.default, torch.ops.sjlt.project_adjoint.default
+project_into, project_adjoint_into = torch.ops.sjlt.project_into.default, torch.ops.sjlt.project_adjoint_into.default
+_TRANSPOSE = {project: project_adjoint, project_adjoint: project}
+
+
+# ------------------------------------------------------------------------------------- results
+
+
+def _width(op: Any, n_features: int, n_components: int) -> int:
+    return n_components if op is project else n_features
+
+
+def _fake(op: Any, x: Tensor, *arguments: Any) -> Tensor:
+    n_features, n_components, *_, axis, dtype = arguments
+    return views.new_result(x, _width(op, n_features, n_components), axis, dtype)
+
+
+def _compute(op: Any, x: Tensor, *arguments: Any) -> Tensor:
+    *description, axis, dtype = arguments
+    out = views.new_result(x, _width(op, *description[:2]), axis, dtype)
+    _run(op, x, out, description, False, axis)
+    return out
+
+
+def _compute_into(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
+    *description, accumulate = arguments
+    if views.repeats(out):
+        raise ValueError(f"out has elements that share memory (strides {out.stride()}): it cannot hold a result")
+    if views.share_memory(x, out):
+        raise ValueError("out shares memory with the input")
+    _run(op, x, out, description, accumulate, -1)
+
+
+def _run(op: Any, x: Tensor, out: Tensor, description: Any, accumulate: bool, axis: int) -> None:
+    function = _function(op is project, x.is_cuda)
+    sketch = _sketch(*description)
+    for rows, result in views.matrices(x, out, axis):
+        function(sketch, rows, result, accumulate)
+
+
+@lru_cache(maxsize=1024)
+def _sketch(n_features: int, n_components: int, nnz: int, seed: int, feature_offset: int) -> Sketch:
+    return Sketch(n_features, n_components, nnz=nnz, seed=seed, feature_offset=feature_offset)
+
+
+@cache
+def _function(forward: bool, cuda: bool) -> Any:
+    """The backend's function. It takes some time to import: not before it is needed."""
+    if not cuda:
+        from ..backends import cpu
+
+        return partial(_on_arrays, cpu.project if forward else cpu.adjoint)
+    try:
+        from ..backends import triton
+    except ImportError as error:
+        if error.name != "triton":
+            raise
+        raise ImportError(
+            "a sketch of CUDA tensors runs on Triton, which is not installed: pip install triton "
+            "(triton-windows on Windows)",
+            name="triton",
+        ) from error
+    return triton.project if forward else triton.adjoint
+
+
+def _on_arrays(function: Any, sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
+    function(sketch, _array(x), _array(out), accumulate)
+
+
+def _array(x: Tensor) -> Any:
+    """A CPU tensor's memory as an array. NumPy has no bf16: the CPU backend's own dtype is its bits."""
+    x = x.detach()
+    if x.dtype != torch.bfloat16:
+        return x.numpy()
+    from ..backends.cpu import BFLOAT16
+
+    return x.view(torch.int16).numpy().view(BFLOAT16)
+
+
+# ------------------------------------------------------------------------------------- derivatives
+
+
+class _Linear(_SingleLevelFunction):
+    """One level of differentiation, as torch's own operators have it: what is below it is dispatched anew."""
+
+    @staticmethod
+    def forward(op: Any, x: Tensor, *arguments: Any) -> Any:
+        with torch.enable_grad(), _set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
+            return op(x, *arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.op, x, *arguments = inputs
+        *ctx.description, ctx.axis, ctx.result_dtype = arguments
+        ctx.dtype = x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x_gradient = _TRANSPOSE[ctx.op](gradient, *ctx.description, ctx.axis, ctx.dtype)
+        return None, x_gradient, *(None,) * 7
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> Any:
+        return ctx.op(tangent, *ctx.description, ctx.axis, ctx.result_dtype)
+
+
+def _one_level() -> AbstractContextManager[Any]:
+    """torch.func asks that a function of one level says that it means to be one."""
+    if torch._C._are_functorch_transforms_active():
+        return enable_single_level_autograd_function()
+    return nullcontext()
+
+
+def _is_differentiated(x: Tensor) -> bool:
+    """Backward or forward."""
+    return (x.requires_grad and torch.is_grad_enabled()) or unpack_dual(x).tangent is not None
+
+
+def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
+    if _is_differentiated(x):
+        with _one_level():
+            return _Linear.apply(op, x, *arguments)  # type: ignore[attr-defined]
+    with _AutoDispatchBelowAutograd():
+        return op(x, *arguments)
+
+
+def _not_differentiable(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
+    differentiated = "the data" if _is_differentiated(x) else "out" if _is_differentiated(out) else None
+    if differentiated:
+        raise RuntimeError(
+            f"out= does not support automatic differentiation, but {differentiated} requires grad: leave out= away, detach, or "
+            "call under torch.no_grad()"
+        )
+    with _AutoDispatchBelowAutograd():
+        op(x, out, *arguments)
+    torch.autograd.graph.increment_version(out)  # so that a backward pass that needs the old values says so
+
+
+def _negated(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
+    """Views that negate their memory. (torch's own way of clones asks that an operator return what it writes to.)"""
+    plain = out.resolve_neg()
+    op(x.resolve_neg(), plain, *arguments)
+    if plain is not out:
+        out.copy_(plain)
+
+
+# ------------------------------------------------------------------------------------- batches, autocast
+
+
+def _batched(op: Any, info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) -> tuple[Tensor, int]:
+    """`op` over a further axis of x, in one call."""
+    *description, axis, dtype = arguments
+    if axis == 0 and x.ndim == 2:  # vectors become a matrix's columns
+        return op(x.movedim(in_dims[0], 1), *description, 0, dtype), 1
+    x = x.movedim(in_dims[0], 0)
+    if axis == 0:
+        return op(x.transpose(1, 2), *description, -1, dtype).transpose(1, 2), 0
+    return op(x, *description, -1, dtype), 0
+
+
+def _autocast(op: Any, device: str, key: DispatchKey, x: Tensor, *arguments: Any) -> Tensor:
+    """As torch.matmul: in a region of autocast everything but fp64 is taken in the region's dtype."""
+    if x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype(device))
+    with _ExcludeDispatchKeyGuard(DispatchKeySet(key)):
+        return op(x, *arguments)  # type: ignore[no-any-return]
+
+
+def _register() -> None:
+    for op in (project, project_adjoint):
+        name = op._schema.name
+        torch.library.register_fake(name, partial(_fake, op), lib=_library)
+        torch.library.register_vmap(name, partial(_batched, op), lib=_library)
+        for key in ("CPU", "CUDA"):
+            _library.impl(op, partial(_compute, op), key)
+        _library.impl(op, partial(_differentiable, op), "Autograd")
+        _library.impl(op, partial(_autocast, op, "cpu", DispatchKey.AutocastCPU), "AutocastCPU")
+        _library.impl(op, partial(_autocast, op, "cuda", DispatchKey.AutocastCUDA), "AutocastCUDA")
+    for op, into in ((project, project_into), (project_adjoint, project_adjoint_into)):
+        torch.library.register_fake(into._schema.name, lambda *_: None, lib=_library)
+        for key in ("CPU", "CUDA"):
+            _library.impl(into, partial(_compute_into, op), key)
+        _library.impl(into, partial(_not_differentiable, into), "Autograd")
+        _library.impl(into, partial(_negated, into), "Negative")
+
+
+_register()

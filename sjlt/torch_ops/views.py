@@ -1,0 +1,119 @@
+"""Tensors of any shape as the 2-D views that backends take, and the memory of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..containers import overlap
+
+
+def new_result(x: Tensor, width: int, axis: int, dtype: torch.dtype | None) -> Tensor:
+    """A tensor like x, but with `width` numbers along `axis`, which is the last one, or the first of at most two.
+
+    Its leading axes lie in memory in the order of x's, as torch's own functions do it. So the rows of a transposed
+    batch remain one matrix. Where x repeats itself (stride 0) the axis comes first.
+    """
+    if axis == 0:
+        return x.new_empty((width, *x.shape[1:]), dtype=dtype)
+    shape = (*x.shape[:-1], width)
+    if x.ndim <= 2 or x.is_contiguous():
+        return x.new_empty(shape, dtype=dtype)
+    strides, axes = x.stride(), range(x.ndim - 1)
+    order = sorted(axes, key=lambda a: -(strides[a] or inf))
+    if order == list(axes):
+        return x.new_empty(shape, dtype=dtype)
+    memory = x.new_empty([shape[a] for a in (*order, -1)], dtype=dtype)
+    return memory.permute([order.index(a) for a in axes] + [-1])
+
+
+def matrices(x: Tensor, out: Tensor, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """x and out as pairs of matrices whose rows are the vectors along `axis`, few as strides allow, never copies."""
+    if x.ndim == 2:
+        yield (x, out) if axis else (x.t(), out.t())
+        return
+    if x.ndim == 1:
+        yield x.unsqueeze(0), out.unsqueeze(0)
+        return
+    if x.is_contiguous() and out.is_contiguous():
+        n = prod(x.shape[:-1])
+        yield x.view(n, x.shape[-1]), out.view(n, out.shape[-1])
+        return
+    axes = _merged(x.shape[:-1], x.stride()[:-1], out.stride()[:-1])
+    longest = max(axes)
+    axes.remove(longest)
+    n, *steps = longest
+    for index in product(*(range(a[0]) for a in axes)):
+        yield tuple(  # type: ignore[misc]
+            t.as_strided(
+                (n, t.shape[-1]),
+                (steps[which], t.stride(-1)),
+                t.storage_offset() + sum(i * a[1 + which] for i, a in zip(index, axes, strict=True)),
+            )
+            for which, t in enumerate((x, out))
+        )
+
+
+def _merged(shape: Sequence[int], x_strides: Sequence[int], out_strides: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Axes as (length, x's stride, out's stride), at least one, merged where both tensors' strides allow it.
+
+    Rows may come in any order: so may the axes, and out's is taken.
+    """
+    merged = [(1, 0, 0)]
+    for n, i, j in sorted(zip(shape, x_strides, out_strides, strict=True), key=lambda axis: axis[2]):
+        length, x_step, out_step = merged[-1]
+        if length == 1:
+            merged[-1] = (n, i, j)
+        elif i == length * x_step and j == length * out_step:
+            merged[-1] = (n * length, x_step, out_step)
+        elif n != 1:
+            merged.append((n, i, j))
+    return merged
+
+
+# ------------------------------------------------------------------------------------- memory
+
+
+def repeats(out: Tensor) -> bool:
+    """Whether elements may share memory: some axis does not step over all that the axes of smaller steps reach."""
+    if out.is_contiguous():
+        return False
+    reach = 0
+    for step, n in sorted(zip(out.stride(), out.shape, strict=True)):
+        if n > 1 and step <= reach:
+            return out.numel() > 0
+        reach += step * (n - 1)
+    return False
+
+
+def share_memory(x: Tensor, out: Tensor) -> bool:
+    """Whether two tensors have memory in common."""
+    if not (x.numel() and out.numel()):
+        return False
+    x_start, out_start = x.data_ptr(), out.data_ptr()
+    if x_start + _reach(x) <= out_start or out_start + _reach(out) <= x_start:
+        return False
+    return overlap(np.asarray(_Addresses(x)), np.asarray(_Addresses(out)))
+
+
+class _Addresses:
+    """A tensor's memory as NumPy sees it, for questions about addresses: to be read it may be on the wrong device."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (x.data_ptr(), True),
+            "typestr": f"|V{x.itemsize}",
+            "shape": tuple(x.shape),
+            "strides": tuple(step * x.itemsize for step in x.stride()),
+        }
+
+
+def _reach(x: Tensor) -> int:
+    """Bytes from the first element of a tensor that has one to the end of the last."""
+    return x.itemsize * (1 + sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True)))

@@ -1,0 +1,190 @@
+"""`sjlt.nn.SparseProjection`: a layer without parameters, whose state is its sketch's description."""
+
+import copy
+import io
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sjlt import Sketch
+from sjlt.nn import SparseProjection, SparseProjectionAdjoint
+
+S = Sketch(50, 16, nnz=4, seed=7)
+
+
+def layer(**options):
+    return SparseProjection(50, 16, **{"seed": 7, **options})
+
+
+def test_products(device):
+    x = torch.randn((3, 4, 50), device=device)
+    assert torch.equal(layer()(x), x @ S.T)
+    assert torch.equal(layer().T(x[..., :16]), x[..., :16] @ S)
+    assert torch.equal(layer().adjoint(x[..., :16]), x[..., :16] @ S)
+    assert isinstance(layer().T, SparseProjectionAdjoint)
+    assert layer().T.T.sketch == layer().sketch == layer().T.sketch == S
+    assert layer(nnz="auto").sketch.nnz == 4
+    assert layer(nnz=1).sketch == Sketch(50, 16, nnz=1, seed=7)
+
+
+def test_what_it_says_of_itself():
+    text = "in_features=50, out_features=16, nnz=4, seed=7"
+    assert repr(layer()) == f"SparseProjection({text})"
+    assert repr(layer().T) == "SparseProjectionAdjoint(in_features=16, out_features=50, nnz=4, seed=7)"
+    assert (layer().in_features, layer().out_features) == (50, 16)
+    assert not list(layer().parameters())
+    with pytest.raises(TypeError, match="seed"):
+        SparseProjection(50, 16)
+
+
+def test_the_state_is_the_description():
+    model = nn.Sequential(nn.Linear(20, 50), layer())
+    state = model.state_dict()
+    assert list(state) == ["0.weight", "0.bias", "1._extra_state"]
+    assert state["1._extra_state"] == S.to_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    twin = nn.Sequential(nn.Linear(20, 50), layer())
+    twin.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(twin(torch.ones(20)), model(torch.ones(20)))
+
+
+@pytest.mark.parametrize("other", [{"seed": 8}, {"nnz": 2}, {"seed": 2**64 - 1}])
+def test_another_sketch_is_refused(other):
+    state = layer(**other).state_dict()
+    with pytest.raises(ValueError, match="the state is that of") as refusal:
+        layer().load_state_dict(state)
+    assert repr(S) in str(refusal.value)
+    assert repr(layer(**other).sketch) in str(refusal.value)
+    with pytest.raises(ValueError, match="law 1, the description has 2"):
+        layer().load_state_dict({"_extra_state": {**S.to_dict(), "law": 2}})
+    with pytest.raises(RuntimeError, match="_extra_state"):
+        layer().load_state_dict({})
+
+
+def test_copies():
+    x = torch.randn(2, 50)
+    for twin in (copy.deepcopy(layer()), copy.copy(layer()), pickle.loads(pickle.dumps(layer()))):
+        assert twin.sketch == S
+        assert torch.equal(twin(x), x @ S.T)
+
+
+def test_gradients_pass_through(device):
+    model = nn.Sequential(nn.Linear(20, 50), layer(), nn.ReLU(), layer().T).to(device)
+    x = torch.randn((6, 20), device=device)
+    model(x).square().sum().backward()
+    reference = copy.deepcopy(model[0])
+    reference.zero_grad()
+    M = torch.from_numpy(S.toarray("float32")).to(device)
+    (torch.relu(reference(x) @ M.T) @ M).square().sum().backward()
+    torch.testing.assert_close(model[0].weight.grad, reference.weight.grad)
+
+
+def test_where_and_as_what_inputs_come():
+    x = torch.ones(50)
+    assert layer()(x.double()).dtype == torch.float64
+    strict = layer(dtype=torch.float64)
+    assert strict(x.double()).dtype == torch.float64
+    with pytest.raises(RuntimeError, match=r"float64.*float32"):
+        strict(x)
+    assert strict.float()(x).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert strict(x.half()).dtype == torch.bfloat16
+    with pytest.raises(RuntimeError, match=r"float32.*float16"):
+        strict.T(x[:16].half())
+    elsewhere = layer(device="meta")
+    with pytest.raises(RuntimeError, match=r"meta.*cpu"):
+        elsewhere(x)
+    assert elsewhere(x.to("meta")).shape == (16,)
+    with torch.device("meta"):
+        assert layer()(x).shape == (16,)
+
+
+@pytest.mark.gpu
+def test_moved():
+    model = layer(device="cpu").to("cuda")
+    assert model(torch.ones(50, device="cuda")).is_cuda
+    with pytest.raises(RuntimeError, match=r"cuda.*cpu"):
+        model(torch.ones(50))
+
+
+def test_compiled(device):
+    model = nn.Sequential(nn.Linear(20, 50), layer()).to(device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn((6, 20), device=device)
+    assert torch.equal(compiled(x), model(x))
+
+
+DISTRIBUTED = """
+import os, sys, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.nn.parallel import DistributedDataParallel
+from sjlt.nn import SparseProjection
+
+device, rank = sys.argv[1], int(os.environ["RANK"])
+if device == "cuda":
+    torch.cuda.set_device(rank)
+dist.init_process_group("nccl" if device == "cuda" else "gloo")
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 50), SparseProjection(50, 16, seed=7), nn.Linear(16, 3)).to(device)
+
+x = torch.randn((2, 8, 20), generator=torch.Generator().manual_seed(1)).to(device)
+single = model()
+(sum(single(part).square().mean() for part in x) / 2).backward()
+replicated = DistributedDataParallel(model())
+replicated(x[rank]).square().mean().backward()
+for a, b in zip(single.parameters(), replicated.module.parameters(), strict=True):
+    torch.testing.assert_close(a.grad, b.grad)
+mesh = dist.device_mesh.init_device_mesh(device, (2,))
+sharded = fully_shard(model(), mesh=mesh)
+loss = sharded(x[rank]).square().mean()
+loss.backward()
+for a, b in zip(single.parameters(), sharded.parameters(), strict=True):
+    torch.testing.assert_close(a.grad, b.grad.full_tensor())
+state = get_model_state_dict(sharded)
+assert state["1._extra_state"]["seed"] == 7, state.keys()
+set_model_state_dict(sharded, state)
+print("agrees", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_replicated_and_sharded(device, tmp_path):
+    """DDP and FSDP2 over two processes give the gradients of one."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    program = tmp_path / "program.py"
+    program.write_text(DISTRIBUTED)
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        rendezvous["MASTER_PORT"] = str(s.getsockname()[1])
+    root = str(Path(__file__).parent.parent)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(program), device],
+            env={**os.environ, **rendezvous, "RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"},
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    results = [process.communicate(timeout=240) for process in processes]
+    for process, (out, err) in zip(processes, results, strict=True):
+        assert process.returncode == 0, err
+        assert "agrees" in out

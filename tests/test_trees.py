@@ -1,0 +1,135 @@
+"""`Sketch.project_tree`: several tensors as if concatenated, exactly, on integer data."""
+
+import math
+import re
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from data import exact_project, integers
+
+from sjlt import Sketch
+
+
+def leaf(device, *shape, dtype=torch.float32, seed=0):
+    return torch.from_numpy(np.array(integers(shape, seed=seed + len(shape)))).to(device, dtype)
+
+
+def expected(leaves, batch_ndim=0, nnz=4, dtype=torch.float32):
+    at_least = [x.cpu().double() if x.ndim > batch_ndim else x.cpu().double().unsqueeze(-1) for x in leaves]
+    flat = np.concatenate([x.flatten(batch_ndim).numpy() for x in at_least], axis=-1)
+    S = Sketch(flat.shape[-1], 96, nnz=nnz, seed=5)
+    return S, torch.from_numpy(np.array(exact_project(S, flat, "float64"))).to(dtype)
+
+
+def same(actual, exact):
+    assert actual.dtype == exact.dtype
+    assert torch.equal(actual.cpu(), exact)
+
+
+SHAPES = [(10, 6), (0,), (7,), (), (3, 1, 5), (1,), (4, 0, 2), (129,)]
+
+
+@pytest.mark.parametrize("nnz", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_as_if_concatenated(device, dtype, nnz):
+    leaves = [leaf(device, *shape, dtype=dtype, seed=i) for i, shape in enumerate(SHAPES)]
+    S, exact = expected(leaves, nnz=nnz, dtype=dtype)
+    for tree in (
+        leaves,
+        tuple(leaves),
+        {str(i): x for i, x in enumerate(leaves)},
+        {"b": leaves[:3], "a": {"z": leaves[3], "y": OrderedDict(x=leaves[4:6])}, "c": (tuple(leaves[6:]), [])},
+    ):
+        same(S.project_tree(tree), exact)
+    same(S.project_tree([torch.cat([x.flatten() for x in leaves])]), exact)
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_per_example(device, n):
+    leaves = [leaf(device, n, *shape, seed=i) for i, shape in enumerate(SHAPES)]
+    S, exact = expected(leaves, 1)
+    same(S.project_tree(leaves, batched=True), exact)
+    out = torch.full((n, 96), math.nan, device=device)
+    assert S.project_tree(leaves, batched=True, out=out) is out
+    same(out, exact)
+    if n:
+        same(torch.func.vmap(S.project_tree)(leaves), exact)
+
+
+def test_strides(device):
+    """In the logical order of each tensor, whatever lies where in memory; and the tensors are not written to."""
+    matrix, cube = leaf(device, 12, 9), leaf(device, 4, 5, 6)
+    leaves = [
+        matrix.T,
+        matrix[2:7, 1:8:3],
+        matrix[3:4].expand(3, 9),
+        cube.permute(2, 0, 1),
+        cube[:, ::2].mT,
+        cube[..., 1],
+    ]
+    before = [x.clone() for x in leaves]
+    S, exact = expected(leaves)
+    same(S.project_tree(leaves), exact)
+    assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True))
+    batches = [cube, cube[:, :, 0], cube[:, 1:3, 2:4], cube.mT]
+    S, exact = expected(batches, 1)
+    same(S.project_tree(batches, batched=True), exact)
+
+
+def test_nothing_is_concatenated_or_copied(device, calls):
+    leaves = [leaf(device, *shape, seed=i) for i, shape in enumerate([(10, 6), (7,), (3, 1, 5)])]
+    S, _ = expected(leaves)
+    S.project_tree(leaves)
+    assert [x.data_ptr() for x, _ in calls] == [x.data_ptr() for x in leaves]
+
+
+def test_dtypes(device):
+    """Of the dtype that all promote to; 16-bit numbers are summed in fp32, and rounded once."""
+    leaves = [leaf(device, 300, dtype=torch.bfloat16, seed=i) for i in range(4)]
+    S, exact = expected(leaves, dtype=torch.bfloat16)
+    same(S.project_tree(leaves), exact)
+    mixed = [leaves[0], leaves[1].to(torch.float16), leaves[2]]
+    S, exact = expected(mixed)
+    same(S.project_tree(mixed), exact)
+    out = torch.full((96,), math.nan, device=device, dtype=torch.float64)
+    same(S.project_tree(mixed, out=out), exact.double())
+
+
+def test_gradients(device):
+    leaves = {name: leaf(device, *shape).requires_grad_() for name, shape in (("a", (4, 5)), ("b", (6,)))}
+    S, _ = expected([x.detach() for x in leaves.values()])
+    weight = leaf(device, 96)
+    (S.project_tree(leaves) @ weight).backward()
+    gradient = weight @ S
+    assert torch.equal(leaves["a"].grad, gradient[:20].view(4, 5))
+    assert torch.equal(leaves["b"].grad, gradient[20:])
+
+
+def test_compiled(device):
+    leaves = {"a": leaf(device, 3, 4, 5), "b": leaf(device, 3, 6)}
+    S, exact = expected(leaves.values(), 1)
+    compiled = torch.compile(lambda tree: S.project_tree(tree, batched=True), fullgraph=True, backend="aot_eager")
+    same(compiled(leaves), exact)
+
+
+def test_refusals(device):
+    a, b = torch.zeros((3, 4), device=device), torch.zeros(5, device=device)
+    S = Sketch(17, 40)
+    for error, message, call in (
+        (ValueError, r"n_features = 17 numbers, got 12", lambda: S.project_tree([a])),
+        (ValueError, r"n_features = 17 numbers, got 29", lambda: S.project_tree({"a": a, "b": b, "c": a})),
+        (ValueError, r"\[\(3,\), \(5,\)\]", lambda: S.project_tree([a, b], batched=True)),
+        (ValueError, r"leading dimension", lambda: S.project_tree([torch.tensor(1.0, device=device)], batched=True)),
+        (ValueError, r"17 numbers for each of the batch, got 8", lambda: S.project_tree([a, a], batched=True)),
+        (ValueError, r"at least one tensor", lambda: S.project_tree({})),
+        (TypeError, r"ndarray", lambda: S.project_tree([a, np.zeros(5)])),
+        (TypeError, r"int64", lambda: S.project_tree([a, b.long()])),
+        (ValueError, r"one device.*meta", lambda: S.project_tree([a, torch.zeros(5, device="meta")])),
+        (ValueError, re.escape("(40,), got (39,)"), lambda: S.project_tree([a, b], out=b.new_zeros(39))),
+        (TypeError, r"int32", lambda: S.project_tree([a, b], out=torch.zeros(40, dtype=torch.int32, device=device))),
+        (TypeError, r"list", lambda: S.project_tree([a, b], out=[0.0] * 40)),
+    ):
+        with pytest.raises(error, match=message):
+            call()
