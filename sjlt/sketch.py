@@ -196,8 +196,8 @@ class Sketch(Operator):
 
         Parameters
         ----------
-        x : {ndarray, CUDA tensor, CSR or CSC matrix or array} of shape (..., n_features)
-            fp16, bf16 (of torch), fp32 and fp64 keep their dtype (sums of fp16 and bf16 run in fp32). An array's
+        x : {ndarray, tensor, CSR or CSC matrix or array} of shape (..., n_features)
+            Tensors on the CPU or on CUDA. fp16, bf16 (of torch), fp32 and fp64 keep their dtype (sums of fp16 and bf16 run in fp32). An array's
             integers and bool become fp64; a tensor's are refused, as torch.matmul refuses them. Strides are free:
             nothing is copied. Sparse input has two dimensions, and is scipy's.
         out : {ndarray, tensor on x's device} of shape (..., n_components), fp16, bf16, fp32 or fp64, optional
@@ -220,8 +220,8 @@ class Sketch(Operator):
             For dtypes (complex, object, longdouble), devices and containers it does not take.
         ValueError
             For wrong shapes.
-        NotImplementedError
-            For tensors that require gradients, which are not supported yet.
+        RuntimeError
+            For `out` together with tensors that require gradients, as torch's own functions say it.
 
         Notes
         -----
@@ -234,6 +234,11 @@ class Sketch(Operator):
         unless `torch.set_float32_matmul_precision` has traded that for speed, as it does for torch.matmul. A
         non-finite number reaches the nnz components of its feature, and may reach others among the 128 around them,
         but no other data vector.
+
+        To torch it is an operator of its own (``torch.ops.sjlt.project``): gradients of every order, `torch.func`'s
+        transforms, `torch.compile` (other seeds, slices and numbers of rows compile nothing anew where shapes are
+        dynamic), `torch.export`, CUDA graphs and autocast work as they do for a matrix product. Nothing is saved for
+        the backward pass.
         """
         return projection.project(self, x, out=out, accumulate=accumulate, dense_output=dense_output)
 
@@ -242,7 +247,7 @@ class Sketch(Operator):
 
         Parameters
         ----------
-        y : {ndarray, CUDA tensor, CSR or CSC matrix or array} of shape (..., n_components)
+        y : {ndarray, tensor, CSR or CSC matrix or array} of shape (..., n_components)
         out : {ndarray, tensor on y's device} of shape (..., n_features), fp16, bf16, fp32 or fp64, optional
         accumulate : bool, default False
             As in `project`, and so are dtypes, devices, strides and refusals.

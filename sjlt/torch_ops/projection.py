@@ -30,15 +30,11 @@ Description = tuple[int, int, int, int, int]
 _SKETCH = "SymInt n_features, int n_components, int nnz, SymInt seed, SymInt feature_offset"
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
+# Any strides do, but a result's follow from them: a compiler may not choose others after it has looked.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 for _name in ("project", "project_adjoint"):
-    _library.define(
-        f"{_name}(Tensor x, {_SKETCH}, int axis, ScalarType? dtype) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-    )
-    _library.define(
-        f"{_name}_into(Tensor x, Tensor(a!) out, {_SKETCH}, bool accumulate) -> ()",
-        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-    )
+    _library.define(f"{_name}(Tensor x, {_SKETCH}, int axis, ScalarType? dtype) -> Tensor", tags=_TAGS)
+    _library.define(f"{_name}_into(Tensor x, Tensor(a!) out, {_SKETCH}, bool accumulate) -> ()", tags=_TAGS)
 
 project, project_adjoint = torch.ops.sjlt.project.default, torch.ops.sjlt.project_adjoint.default
 project_into, project_adjoint_into = torch.ops.sjlt.project_into.default, torch.ops.sjlt.project_adjoint_into.default
@@ -175,7 +171,8 @@ def _not_differentiable(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> Non
         )
     with _AutoDispatchBelowAutograd():
         op(x, out, *arguments)
-    torch.autograd.graph.increment_version(out)  # so that a backward pass that needs the old values says so
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # so that a backward pass that needs the old values says so
 
 
 def _negated(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
