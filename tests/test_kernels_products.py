@@ -64,10 +64,10 @@ def test_counts(n, d, k, dtype, kernels_on):
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("k", "nnz"), [*SKETCHES, (5000, 1), (8_388_480, 2)])
 def test_every_shape_on_a_gpu(k, nnz, dtype):
-    for n, d in itertools.product((1, 2, 8, 64, 65, 130), (1, 31, 1000, 8192)):
+    for n, d in itertools.product((1, 8, 130), (31, 8192)):  # each is minutes of compilation over all sketches
         if n * k > 10**8:
             continue
         S = Sketch(d + 3, k, nnz=nnz, seed=d)[:, 3:]
