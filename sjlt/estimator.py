@@ -16,8 +16,10 @@ from sklearn.exceptions import DataDimensionalityWarning
 from sklearn.random_projection import johnson_lindenstrauss_min_dim
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .containers import is_tensor
 from .sketch import Sketch
 
 _ACCEPTED: dict[str, Any] = {"accept_sparse": ["csr", "csc"], "dtype": [np.float64, np.float32]}
@@ -59,12 +61,13 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     n_components_ : int
         The number of components, also where it was "auto".
     components_ : CSR matrix of shape (n_components, n_features)
-        The projection, built anew each time it is asked for, in the dtype of the validated training data. A CSR
-        array where scikit-learn is configured for sparse arrays.
+        The projection, built anew each time it is asked for, in the dtype of the validated training data (float32
+        where that was a tensor of half precision). A CSR array where scikit-learn is configured for sparse arrays.
     density_ : float
         The fraction of nonzeros in `components_`: nnz / n_components.
-    inverse_components_ : ndarray of shape (n_features, n_components)
-        The pseudo-inverse of `components_`. Only with compute_inverse_components=True.
+    inverse_components_ : {ndarray, tensor} of shape (n_features, n_components)
+        The pseudo-inverse of `components_`, in their dtype; a tensor, on its device, where `fit` was given one. Only
+        with compute_inverse_components=True.
     n_features_in_ : int
         Number of features seen in `fit`.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -85,6 +88,13 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     - The same `random_state` gives other entries than scikit-learn's.
     - The result of `transform` has the dtype of its input, float32 or float64, whichever `fit` saw.
     - `get_feature_names_out` and pandas output work with n_components="auto" too.
+    - Torch tensors are taken, on the CPU and on CUDA devices, and give tensors on their device, whether or not
+      scikit-learn's array API dispatch is on. float16, bfloat16, float32 and float64 keep their dtype; others are
+      refused. What was fitted on an array projects tensors, and the other way round: the sketch is the same.
+
+    Tensors are checked as arrays are, for their shape and for NaN and infinity. On a GPU the latter reads the data
+    once more and waits for the answer; ``sklearn.config_context(assume_finite=True)`` saves both, and the GPU's work
+    then runs behind the caller's.
 
     `fit` takes nothing from X but its shape and dtype. A pipeline that never holds X can fit on an empty sparse
     matrix of that shape, which has no elements to be read::
@@ -146,8 +156,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
         Parameters
         ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            Only its shape and dtype matter.
+        X : {array-like, sparse matrix, tensor} of shape (n_samples, n_features)
+            Only its shape and dtype matter, and with compute_inverse_components=True its device.
         y : ignored
 
         Returns
@@ -159,6 +169,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         ValueError
             For invalid parameters and data, and where n_components="auto" would need more components than there
             are features.
+        TypeError
+            For tensors of other dtypes.
         NotImplementedError
             Where `density` is given.
         """
@@ -167,7 +179,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
                 f"density={self.density!r} asks for independent entries, which this version of sjlt does not have: "
                 "leave it None, and choose the number of nonzeros in each column by nnz"
             )
-        X = validate_data(self, X, **_ACCEPTED)
+        X = self._validated(X, reset=True)
         n_samples, n_features = X.shape
         if self.n_components == "auto":
             n_components = self._safe_n_components(n_samples, n_features)
@@ -181,10 +193,20 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
                     stacklevel=3,  # past scikit-learn's wrapper of fit
                 )
         self.sketch_ = Sketch(n_features, n_components, nnz=cast(int, self.nnz), seed=_seed(self.random_state))
-        self._fit_dtype = X.dtype
+        self._fit_dtype = _numpy_dtype(X)
         if self.compute_inverse_components:
-            self.inverse_components_ = self.sketch_.project_adjoint(self._gram_inverse().astype(X.dtype)).T
+            gram_inverse = self._gram_inverse().astype(self._fit_dtype)
+            self.inverse_components_ = self.sketch_.project_adjoint(_beside(X, gram_inverse)).T
         return self
+
+    def _validated(self, X: Any, *, reset: bool) -> Any:
+        """X as it is projected, once it has been checked against what was fitted, or been remembered as that."""
+        if not is_tensor(X):
+            return validate_data(self, X, reset=reset, **_ACCEPTED)
+        _check_tensor(X)
+        validate_data(self, X, reset=reset, skip_check_array=True)  # its names, of which it has none, and its width
+        _check_finite(X)
+        return X
 
     def _safe_n_components(self, n_samples: int, n_features: int) -> int:
         n_components = int(johnson_lindenstrauss_min_dim(n_samples, eps=self.eps))
@@ -204,38 +226,59 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
         Parameters
         ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            float32 and float64 keep their dtype, everything else becomes float64.
+        X : {array-like, sparse matrix, tensor} of shape (n_samples, n_features)
+            float32 and float64 keep their dtype, and so do a tensor's float16 and bfloat16; everything else becomes
+            float64, a tensor's is refused.
 
         Returns
         -------
-        {ndarray, sparse matrix} of shape (n_samples, n_components)
-            Sparse where X is and dense_output=False: CSC for CSC, else CSR.
+        {ndarray, sparse matrix, tensor} of shape (n_samples, n_components)
+            A tensor for a tensor, on its device. Sparse where X is and dense_output=False: CSC for CSC, else CSR.
+
+        Raises
+        ------
+        ValueError
+            For data of another width than the fitted one's, for NaN and infinity, and for tensors where `set_output`
+            asks for data frames.
+        TypeError
+            For tensors of other dtypes.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, **_ACCEPTED)
+        X = self._validated(X, reset=False)
+        if is_tensor(X):
+            frames = _get_output_config("transform", self)["dense"]
+            if frames != "default":
+                raise ValueError(
+                    f"set_output asks for transform={frames!r}, but tensors give tensors: pass an array, as from "
+                    "X.numpy(force=True), or ask for transform='default'"
+                )
+            return self.sketch_.project(X)
         projected = self.sketch_.project(X, dense_output=self.dense_output)
         return _configured(projected.asformat(X.format)) if scipy.sparse.issparse(projected) else projected
 
-    def inverse_transform(self, X: Any) -> np.ndarray:
+    def inverse_transform(self, X: Any) -> Any:
         """Map projected data back: to the shortest of the vectors whose projection is nearest to X.
 
         Parameters
         ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_components)
+        X : {array-like, sparse matrix, tensor} of shape (n_samples, n_components)
 
         Returns
         -------
-        ndarray of shape (n_samples, n_features)
-            Always dense, in the dtype of X.
+        {ndarray, tensor} of shape (n_samples, n_features)
+            Always dense, in the dtype of X; a tensor for a tensor, on its device.
         """
         check_is_fitted(self)
-        X = check_array(X, input_name="X", **_ACCEPTED)
+        if is_tensor(X):
+            _check_tensor(X)
+            _check_finite(X)
+        else:
+            X = check_array(X, input_name="X", **_ACCEPTED)
         if X.shape[1] != self.n_components_:
             raise ValueError(f"X has {X.shape[1]} components, inverse_transform expects {self.n_components_}")
         if self.compute_inverse_components:
-            return cast(np.ndarray, (X @ self.inverse_components_.T).astype(X.dtype, copy=False))
-        return cast(np.ndarray, self.sketch_.project_adjoint((X @ self._gram_inverse()).astype(X.dtype, copy=False)))
+            return _times(X, self.inverse_components_.T)
+        return self.sketch_.project_adjoint(_times(X, self._gram_inverse()))
 
     def _gram_inverse(self) -> np.ndarray:
         """(S S')^+ in fp64, so that S^+ = S' (S S')^+ needs no decomposition of a matrix as wide as the data."""
@@ -248,7 +291,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     @property
     def density_(self) -> float:
-        return self.sketch_.nnz / self.sketch_.n_components
+        return self.sketch_.density
 
     @property
     def components_(self) -> Any:
@@ -276,6 +319,62 @@ def _seed(random_state: Any) -> int:
         return int(random_state)
     generator = random_state if isinstance(random_state, np.random.Generator) else check_random_state(random_state)
     return int.from_bytes(generator.bytes(8), "little")
+
+
+# ------------------------------------------------------------------------------------- tensors
+
+
+def _check_tensor(X: Any) -> None:
+    """What check_array asks of an array's form."""
+    from .tensors import DTYPES
+
+    if X.ndim != 2:
+        raise ValueError(f"expected a 2-D tensor, (n_samples, n_features), got one of shape {tuple(X.shape)}")
+    if 0 in X.shape:
+        raise ValueError(f"at least 1 sample and 1 feature are required, got a tensor of shape {tuple(X.shape)}")
+    if X.dtype not in DTYPES:
+        raise TypeError(f"tensors of {', '.join(map(str, DTYPES))} are projected, got {X.dtype}: convert it")
+
+
+def _check_finite(X: Any) -> None:
+    """Refuse what check_array refuses, unless scikit-learn is told that all is finite."""
+    if sklearn.get_config()["assume_finite"]:
+        return
+    import torch
+
+    # A sum, in which whatever is not finite stays, takes no memory. Finite numbers may overflow it: then all are asked.
+    if not torch.isfinite(X.detach().sum(dtype=torch.float32 if X.itemsize < 4 else None)):
+        for name, found in (("NaN", X.isnan().any()), ("infinity", X.isinf().any())):
+            if found:
+                raise ValueError(f"Input X contains {name}.")
+
+
+def _numpy_dtype(X: Any) -> np.dtype:
+    """The dtype of an array, or the nearest for a tensor that scipy's matrices have too."""
+    return np.dtype(f"float{max(32, 8 * X.itemsize)}") if is_tensor(X) else cast(np.dtype, X.dtype)
+
+
+def _beside(X: Any, matrix: Any) -> Any:
+    """`matrix` as a tensor on X's device where X is a tensor, else as an array."""
+    if is_tensor(X):
+        import torch
+
+        return torch.as_tensor(matrix, device=X.device)
+    return matrix.numpy(force=True) if is_tensor(matrix) else matrix
+
+
+def _times(X: Any, matrix: Any) -> Any:
+    """X @ matrix in X's dtype and on its device, computed in the wider of both dtypes."""
+    matrix = _beside(X, matrix)
+    if is_tensor(X):
+        import torch
+
+        wide = torch.promote_types(X.dtype, matrix.dtype)
+        return (X.to(wide) @ matrix.to(wide)).to(X.dtype)
+    return (X @ matrix).astype(X.dtype, copy=False)
+
+
+# ------------------------------------------------------------------------------------- sparse matrices
 
 
 def _configured(matrix: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,12 +17,13 @@ from .output import Output, UserError, differences, explain, one_line
 from .sketch import Sketch
 
 BATCH_BYTES = 16 << 20  # of input or output, whichever is more; 4 to 32 MiB are equally fast with 768 features
+GPU_BATCH_BYTES = 32 << 20  # see stream.py
 
 
 class Source:
     """A file that holds a matrix, one data vector a row. Leaving its ``with`` block closes it."""
 
-    order: str
+    order: Literal["C", "F", "CSR"]
     shape: tuple[int, int]
     dtype: np.dtype
     row_bytes: int
@@ -30,6 +33,10 @@ class Source:
 
     def batches(self, start: int, rows: int) -> Iterator[Any]:
         """Rows start, start + 1, ..., `rows` of them at a time. A batch may overwrite the one before it."""
+        raise NotImplementedError
+
+    def not_for_a_gpu(self) -> str | None:
+        """Why a GPU does not take such rows; None where it does."""
         raise NotImplementedError
 
     def description(self) -> dict[str, Any]:
@@ -79,33 +86,44 @@ class NpySource(Source):
         if held < needed:
             raise UserError(f"{path}: truncated: {shape} of {self.dtype} take {needed} bytes, the file has {held}")
 
+    def not_for_a_gpu(self) -> str | None:
+        if self.dtype.kind != "f" or not self.dtype.isnative:
+            return f"holds {self.dtype}, and a GPU takes float16, float32 and float64 of this machine's byte order"
+        return None
+
     def batches(self, start: int, rows: int) -> Iterator[np.ndarray]:
         n, width = self.shape
-        buffer = np.empty(min(rows, n) * width, self.dtype)
-        read = self._read_columns if self.order == "F" else self._read_rows
+        buffer = np.empty((min(rows, n), width), self.dtype, order=cast(Literal["C", "F"], self.order))
         for i in range(start, n, rows):
-            yield read(i, min(i + rows, n), buffer)
+            batch = buffer[: n - i]
+            self.fill(self.parts(batch, i, batch.nbytes))
+            yield batch
 
-    def _read_rows(self, i: int, end: int, buffer: np.ndarray) -> np.ndarray:
-        batch = buffer[: (end - i) * self.shape[1]]
-        self._fill(batch, i * self.row_bytes)
-        return batch.reshape(end - i, self.shape[1])
+    def parts(self, batch: np.ndarray, i: int, size: int) -> list[tuple[np.ndarray, int]]:
+        """What to read for the rows from i on that fill `batch`, an array of the file's order.
 
-    def _read_columns(self, i: int, end: int, buffer: np.ndarray) -> np.ndarray:
-        n, width = self.shape
-        batch = buffer[: width * (end - i)].reshape(width, end - i)
-        for j, column in enumerate(batch):
-            self._fill(column, (j * n + i) * self.dtype.itemsize)
-        return batch.T
+        Contiguous parts of the batch, columns or pieces of about `size` bytes, each with the byte at which it begins
+        in the file's array.
+        """
+        itemsize = self.dtype.itemsize
+        if self.order == "F":
+            return [(column, (j * self.shape[0] + i) * itemsize) for j, column in enumerate(batch.T)]
+        numbers, step = batch.reshape(-1), max(1, size // itemsize)
+        return [(numbers[a : a + step], i * self.row_bytes + a * itemsize) for a in range(0, numbers.size, step)]
 
-    def _fill(self, part: np.ndarray, position: int) -> None:
-        left = memoryview(part.view(np.uint8))  # type: ignore[arg-type]  # NumPy's stubs before Python 3.12
-        self.file.seek(self._start + position)
-        while left:
-            count = self.file.readinto(left)
-            if not count:
-                raise UserError(f"{self.path}: ends early: it was truncated while it was read")
-            left = left[count:]
+    def fill(self, parts: list[tuple[np.ndarray, int]]) -> None:
+        """Read what belongs into the `parts`; any number of threads may do so."""
+        for part, position in parts:
+            left = memoryview(part.view(np.uint8))  # type: ignore[arg-type]  # NumPy's stubs before Python 3.12
+            position += self._start
+            while left:
+                try:
+                    count = os.preadv(self.file.fileno(), [left], position)
+                except OSError as e:
+                    raise OSError(e.errno, e.strerror, str(self.path)) from None
+                if not count:
+                    raise UserError(f"{self.path}: ends early: it was truncated while it was read")
+                left, position = left[count:], position + count
 
 
 class CsrSource(Source):
@@ -142,6 +160,9 @@ class CsrSource(Source):
                 return f"the arrays {', '.join(members)}"
             return f"a sparse {len(members['shape'])}-D {str(members['format'].astype(str)).upper()}"
 
+    def not_for_a_gpu(self) -> str | None:
+        return "sparse, and a GPU takes dense rows"
+
     def batches(self, start: int, rows: int) -> Iterator[Any]:
         for i in range(start, self.shape[0], rows):
             yield self._matrix[i : i + rows]
@@ -177,6 +198,7 @@ def project_file(
     seed: int = 0,
     dtype: str | None = None,
     batch_rows: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
     resume: bool = False,
     force: bool = False,
     progress: Callable[[int, int], None] = lambda rows, of: None,
@@ -192,9 +214,13 @@ def project_file(
     dtype : {"float16", "float32", "float64"}, optional
         Of the result; by default that of `Sketch.project`.
     batch_rows : int >= 1, optional
-        Rows in memory at a time, by default about 16 MiB of them. Results do not depend on it.
+        Rows of a batch, by default about 16 MiB of them, 32 on a GPU. On the CPU results do not depend on it; on a
+        GPU they may, in their last bits.
+    device : {"auto", "cpu", "cuda"}
+        "auto" is a GPU where there is one and it takes such rows (dense, float16, float32 or float64). It is torch's
+        current CUDA device, and a few batches are in memory at a time.
     resume : bool
-        Continue an interrupted run of the same parameters on the same source.
+        Continue an interrupted run of the same parameters on the same source and the same kind of device.
     force : bool
         Replace what stands in the way.
     progress : callable
@@ -214,25 +240,28 @@ def project_file(
     _refuse_names(source, out)
     with open_source(source, note) as rows:
         sketch, result = _operator(rows, n_components, nnz, seed, dtype)
+        on_gpu = _chosen(device, rows, note)
         if batch_rows is None:
-            batch_rows = _batch_rows(max(1, rows.row_bytes, n_components * result.itemsize))
+            row_bytes = max(1, rows.row_bytes, n_components * result.itemsize)
+            batch_rows = _batch_rows(row_bytes, GPU_BATCH_BYTES if on_gpu else BATCH_BYTES)
         description: dict[str, Any] = {
             "sjlt": __version__,
             "sketch": sketch.to_dict(),
             "source": rows.description(),
             "result": {"shape": [rows.shape[0], n_components], "dtype": str(result)},
             "batch_rows": batch_rows,
+            "device": _device_name(on_gpu),
         }
         output = Output(out, description, resume=resume, force=force, note=note)
         if output.complete:
             note(f"{out}: complete already, from the same source and parameters")
             return
         try:
-            with output, np.errstate(over="ignore", invalid="ignore"):  # inf and NaN go their way unremarked
-                buffer = np.empty((min(batch_rows, rows.shape[0]), n_components), result)
+            projected = _on_gpu if on_gpu else _on_cpu
+            with output, closing(projected(rows, sketch, result, output.rows, batch_rows)) as batches:
                 progress(output.rows, rows.shape[0])
-                for batch in rows.batches(output.rows, batch_rows):
-                    output.append(sketch.project(batch, out=buffer[: batch.shape[0]]))
+                for batch in batches:
+                    output.append(batch)
                     progress(output.rows, rows.shape[0])
                 if different := differences(description["source"], rows.description(), "source."):
                     output.discard()
@@ -269,9 +298,65 @@ def _operator(
     return sketch, np.dtype(dtype or natural)
 
 
-def _batch_rows(row_bytes: int) -> int:
+def _on_cpu(source: Source, sketch: Sketch, dtype: np.dtype, start: int, rows: int) -> Generator[np.ndarray]:
+    """The projections of rows start, start + 1, ..., `rows` at a time. Each overwrites the one before it."""
+    buffer = np.empty((min(rows, source.shape[0]), sketch.n_components), dtype)
+    for batch in source.batches(start, rows):
+        with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN go their way unremarked
+            yield sketch.project(batch, out=buffer[: batch.shape[0]])
+
+
+def _on_gpu(source: Source, sketch: Sketch, dtype: np.dtype, start: int, rows: int) -> Generator[np.ndarray]:
+    """As `_on_cpu`, on torch's current CUDA device."""
+    import torch
+
+    from . import stream
+
+    try:
+        yield from stream.projected(cast(NpySource, source), sketch, dtype, start, rows, torch.device("cuda"))
+    except (torch.OutOfMemoryError, torch.AcceleratorError) as e:
+        raise OSError(f"{_device_name(True)}: {str(e).partition(chr(10))[0]}") from None
+
+
+def _chosen(device: str, rows: Source, note: Callable[[str], None]) -> bool:
+    """Whether the rows go through a GPU. Without a driver "auto" says so at once, before torch is imported."""
+    if device == "cpu" or (device == "auto" and not _has_driver()):
+        return False
+    import torch
+
+    available, reason = torch.cuda.is_available(), rows.not_for_a_gpu()
+    if device == "auto":
+        if available and reason:
+            note(f"{rows.path}: {reason}: it is projected on the CPU")
+        return available and not reason
+    if reason:
+        raise UserError(f"{rows.path}: {reason}: it cannot be projected on the device cuda")
+    if not available:
+        raise UserError(f"no device cuda: torch {torch.__version__} finds no GPU that it can use")
+    return True
+
+
+def _has_driver() -> bool:
+    """Whether a driver for NVIDIA's GPUs is installed."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _device_name(gpu: bool) -> str:
+    """What a description calls the device: GPUs of different kinds may round differently."""
+    if not gpu:
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+def _batch_rows(row_bytes: int, batch_bytes: int) -> int:
     """As many as fill a batch, but 16 of long rows if they stay below 256 MiB: they share the work per feature."""
-    return max(1, BATCH_BYTES // row_bytes, min(16, (256 << 20) // row_bytes))
+    return max(1, batch_bytes // row_bytes, min(16, (256 << 20) // row_bytes))
 
 
 def _kept(output: Output) -> str:

@@ -192,6 +192,7 @@ def test_parameters_out_of_range(run: Run, arguments: tuple[object, ...], messag
         (("project", "x.npy", "y.npy", "-k", K, "--batch-rows", ""), "'' is not an integer"),
         (("project", "x.npy", "y.npy", "-k", K, "--threads", "1e3"), "'1e3' is not an integer"),
         (("project", "x.npy", "y.npy", "-k", K, "--dtype", "int8"), "'int8' is not one of 'float16', 'float32', "),
+        (("project", "x.npy", "y.npy", "-k", K, "--device", "gpu"), "'gpu' is not one of 'auto', 'cpu', 'cuda'"),
         (("project", "x.npy", "y.npy", "-k", K, "--quick"), "No such option: --quick"),
         (("project", "x.npy", "y.npy", "-k", K, "--qui\nck"), "No such option: --qui"),
         (("info",), "Missing argument 'OUT.json'"),
@@ -331,7 +332,7 @@ def test_a_disk_that_fills_up(run: Run) -> None:
     import resource
 
     np.save("x.npy", np.ones((20_000, D), np.float32))
-    arguments = ("project", "x.npy", "y.npy", "-k", K, "--batch-rows", 100)
+    arguments = ("project", "x.npy", "y.npy", "-k", K, "--batch-rows", 100, "--device", "cpu")
     assert run(*arguments).code == 0  # leaves machine code in the cache, which is larger than the limit
     Path("y.npy").unlink()
     Path("y.npy.json").unlink()

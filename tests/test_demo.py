@@ -1,5 +1,6 @@
 """The demo, end to end on fewer patches."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,8 @@ def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         cli.main()
     said = capsys.readouterr()
     assert (ended.value.code or 0, said.err) == (0, "")
+    on = json.loads(Path("kept/sjlt.npy.json").read_text())["device"]
+    assert ("sjlt on" in said.out) == (on != "cpu")
     for shown in ("2,080 image patches, 768 dimensions to 256", "peak memory", "50 % quantile", "Plot: demo.png"):
         assert shown in said.out
     assert Path("demo.png").read_bytes().startswith(b"\x89PNG")

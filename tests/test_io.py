@@ -139,6 +139,7 @@ def test_the_sidecar(tmp_path: Path) -> None:
         },
         "result": {"shape": [N, K], "dtype": "float64"},
         "batch_rows": 17,
+        "device": "cpu",
     }
 
 

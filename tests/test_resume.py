@@ -283,9 +283,14 @@ def test_a_failing_disk_leaves_what_the_last_checkpoint_has(monkeypatch: pytest.
 LARGE = (40_000, 768)  # 123 MB
 
 
-def start(*options: str) -> subprocess.Popen[str]:
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def start(device: str, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sjlt", "project", "large.npy", "y.npy", "-k", "256", "--batch-rows", "16"]
-    return subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*command, "--device", device, *options], stderr=subprocess.PIPE, text=True)
 
 
 def wait_until_part_way(process: subprocess.Popen[str], share: float) -> None:
@@ -299,45 +304,45 @@ def wait_until_part_way(process: subprocess.Popen[str], share: float) -> None:
 
 
 @pytest.fixture
-def large() -> bytes:
+def large(device: Any) -> bytes:
     """A large file, and what an uninterrupted run makes of it."""
     x = np.random.default_rng(1).normal(size=(1000, LARGE[1])).astype(np.float32)
     np.save("large.npy", np.concatenate([x + i for i in range(LARGE[0] // 1000)]))
-    project_file(Path("large.npy"), Path("whole.npy"), 256)
+    project_file(Path("large.npy"), Path("whole.npy"), 256, batch_rows=16, device=device)
     return Path("whole.npy").read_bytes()
 
 
-def test_kill_and_resume(large: bytes) -> None:
+def test_kill_and_resume(large: bytes, device: str) -> None:
     share = random.Random().uniform(0.05, 0.7)
-    with start() as process:
+    with start(device) as process:
         wait_until_part_way(process, share)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     assert not Path("y.npy").exists()
-    with start("--resume") as process:  # and once more, now that there may be rows to continue from
+    with start(device, "--resume") as process:  # and once more, now that there may be rows to continue from
         wait_until_part_way(process, share + 0.1)
         process.kill()
     assert not Path("y.npy").exists()
-    with start("--resume") as process:
+    with start(device, "--resume") as process:
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, ""), f"killed at {share:.0%}"
     assert Path("y.npy").read_bytes() == large, f"killed at {share:.0%}"
     assert not list(Path().glob("y.npy.partial*"))
 
 
-def test_control_c(large: bytes) -> None:
-    with start() as process:
+def test_control_c(large: bytes, device: str) -> None:
+    with start(device) as process:
         wait_until_part_way(process, 0.3)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    command = "sjlt project large.npy y.npy -k 256 --batch-rows 16 --resume"
+    command = f"sjlt project large.npy y.npy -k 256 --batch-rows 16 --device {device} --resume"
     assert said.startswith("Interrupted: ")
     assert said.endswith(f" of {LARGE[0]} rows are kept, --resume continues: {command}\n")
     assert said.count("\n") == 1
     done = json.loads(Path("y.npy.partial.json").read_text())["rows_done"]
     assert done >= 0.3 * LARGE[0] - 16
-    with start("--resume") as process:
+    with start(device, "--resume") as process:
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "")
     assert Path("y.npy").read_bytes() == large

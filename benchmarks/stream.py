@@ -1,0 +1,220 @@
+"""Time the stages of ``sjlt project --device cuda``: ``python -m benchmarks.stream [--gb 8] [--directory DIRECTORY]``.
+
+The file is in the page cache, on a file system that is no tmpfs (whose small pages are read more slowly). Each stage
+runs alone first, with the pipeline's own buffers, threads and sizes; then all of them in `sjlt.io.project_file`, whose
+answer is checked. Rates are of bytes of the file, but for copying back and writing, which are of bytes of the result.
+Writing, too, is writing to the page cache: checkpoints are off, and the last fsync is timed by itself, as how fast a
+disk is is its own affair. Rates are medians of REPEATS runs. Writes benchmarks/results/stream_h200.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import sjlt
+from sjlt import io, output, stream
+
+from .cases import SEED
+from .gpu import environment
+from .run import save
+
+RESULTS = Path(__file__).parent / "results" / "stream_h200.json"
+DEVICE = torch.device("cuda")
+REPEATS = 3
+WIDTHS = 768, 4096
+HEADER = 128  # bytes
+
+
+class Case(NamedTuple):
+    d: int
+    k: int
+    dtype: str = "float32"  # of the result
+
+    @property
+    def title(self) -> str:
+        return f"{self.d} to {self.k}, {self.dtype}"
+
+
+CASES = (Case(768, 16), Case(4096, 256), Case(768, 64, "float16"), Case(768, 64), Case(768, 256))
+
+
+def write_file(path: Path, size: int) -> int:
+    """A file of about `size` bytes of fp32 normals in blocks that repeat; how many numbers."""
+    block = np.random.default_rng(SEED).standard_normal((4096, math.lcm(*WIDTHS)), np.float32)
+    times = max(1, size // block.nbytes)
+    with open(path, "wb", buffering=0) as file:
+        file.write(bytes(HEADER))
+        for _ in range(times):
+            file.write(block.data)
+    subprocess.run(["sync", path], check=True)  # else the disk would be busy with it during the runs
+    return times * block.size
+
+
+def set_shape(path: Path, numbers: int, d: int) -> None:
+    """Make the file one of rows of d numbers."""
+    with open(path, "r+b") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (numbers // d, d)})
+        assert file.tell() == HEADER
+
+
+def rate(amount: int, call: Callable[[], object]) -> float:
+    """GB/s of a call that moves so many bytes."""
+    call()
+    rates = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        rates.append(amount / (time.perf_counter() - start) / 1e9)
+    return statistics.median(rates)
+
+
+def write_rate(path: Path, results: list[np.ndarray]) -> float:
+    """GB/s of writing them to a new file, without what closing and removing it takes."""
+    rates = []
+    for _ in range(1 + REPEATS):
+        with open(path, "xb", buffering=0) as file:
+            start = time.perf_counter()
+            for y in results:
+                file.write(y.reshape(-1).view(np.uint8))
+            rates.append(file.tell() / (time.perf_counter() - start) / 1e9)
+        path.unlink()
+    return statistics.median(rates[1:])
+
+
+def stages(case: Case, path: Path, directory: Path) -> dict[str, float]:
+    """Each stage alone."""
+    sketch = sjlt.Sketch(case.d, case.k)
+    with io.open_source(path, print) as source:
+        assert isinstance(source, io.NpySource)
+        rows = io._batch_rows(max(source.row_bytes, case.k * np.dtype(case.dtype).itemsize), io.GPU_BATCH_BYTES)
+        start = time.perf_counter()
+        slots = [stream._Slot(source, sketch, np.dtype(case.dtype), rows, DEVICE, Lock()) for _ in range(stream.SLOTS)]
+        buffers = time.perf_counter() - start
+        batches = list(zip(range(0, source.shape[0] - rows, rows), cycle(slots), strict=False))
+
+        def read(readers: ThreadPoolExecutor) -> None:
+            parts = (part for i, slot in batches for part in source.parts(slot.read_x.numpy(), i, stream.PART_BYTES))
+            list(readers.map(lambda part: source.fill([part]), parts))
+
+        size = len(batches) * slots[0].read_x.nbytes
+        size_y = len(batches) * slots[0].read_y.nbytes
+        with ThreadPoolExecutor(min(stream.READERS, sjlt.get_num_threads())) as readers:
+            measured = {
+                "read": rate(size, lambda: read(readers)),
+                "to device": rate(size, lambda: [s.x.copy_(s.read_x, non_blocking=True) for _, s in batches]),
+                "project": rate(size, lambda: [s.project(s.x, s.y) for _, s in batches]),
+                "back": rate(size_y, lambda: [s.read_y.copy_(s.y, non_blocking=True) for _, s in batches]),
+                "write": write_rate(directory / "written", [slot.read_y.numpy() for _, slot in batches]),
+            }
+    return {**measured, "batch rows": rows, "buffers, s": buffers}
+
+
+def whole(case: Case, path: Path, out: Path) -> dict[str, float]:
+    """From file to file."""
+    times: list[float] = []
+    start = time.perf_counter()
+    io.project_file(
+        path, out, case.k, dtype=case.dtype, device="cuda", force=True,
+        progress=lambda rows, of: times.append(time.perf_counter()),
+    )  # fmt: skip
+    end = time.perf_counter()
+    size = path.stat().st_size
+    return {
+        "whole": size / (times[-1] - start) / 1e9,
+        "after the first batch": size * (len(times) - 2) / (len(times) - 1) / (times[-1] - times[1]) / 1e9,
+        "first batch, s": times[1] - start,
+        "fsync, s": end - times[-1],
+    }
+
+
+def check(case: Case, path: Path, out: Path) -> None:
+    """Nothing is said of a wrong answer."""
+    x, y = (np.load(p, mmap_mode="r") for p in (path, out))
+    assert y.shape == (x.shape[0], case.k)
+    assert y.dtype == case.dtype
+    rows = np.unique(np.r_[:50, np.random.default_rng(0).integers(0, len(x), 500), len(x) - 50 : len(x)])
+    want = sjlt.Sketch(case.d, case.k).project(x[rows].astype(np.float64))
+    error = np.linalg.norm(y[rows] - want) / np.linalg.norm(want)
+    assert error <= (1e-6 if case.dtype == "float32" else 5e-4), error
+
+
+def processes(directory: Path) -> dict[str, float]:
+    """Seconds of a process that projects a file of 1000 rows, when all it compiles is on disk."""
+    np.save(directory / "small.npy", np.ones((1000, 768), np.float32))
+    seconds = {}
+    for device in ("cuda", "cpu"):
+        command = [sys.executable, "-m", "sjlt", "project", directory / "small.npy", directory / "small_y.npy"]
+        for _ in range(2):
+            start = time.perf_counter()
+            subprocess.run([*command, "-k", "256", "--force", "--device", device], check=True)
+            seconds[device] = time.perf_counter() - start
+    return seconds
+
+
+def show(results: dict[str, Any]) -> None:
+    columns = ["read", "to device", "project", "back", "write", "whole", "of the bus", "first batch, s"]
+    table = Table("768 or 4096 features to", *columns, title="GB/s, fp32 in", title_justify="left")
+    for title, row in results["cases"].items():
+        cells = [f"{row[name]:.1f}" for name in columns[:-2]]
+        table.add_row(title, *cells, f"{100 * row['of the bus']:.0f} %", f"{row['first batch, s']:.3f}")
+    Console(width=130).print(table)
+
+
+def main(gigabytes: float, directory: Path) -> None:
+    output.CHECKPOINT_SECONDS = math.inf
+    path, out = directory / "x.npy", directory / "y.npy"
+    start = time.perf_counter()
+    numbers = write_file(path, int(gigabytes * 1e9))
+    results: dict[str, Any] = {
+        "environment": {**environment(), "CPUs": sjlt.get_num_threads()},
+        "file, GB": path.stat().st_size / 1e9,
+        "readers": stream.READERS,
+        "slots": stream.SLOTS,
+        "cases": {},
+    }
+    print(f"file written in {time.perf_counter() - start:.0f} s", flush=True)
+    for case in CASES:
+        set_shape(path, numbers, case.d)
+        row = stages(case, path, directory)
+        torch.cuda.empty_cache()
+        whole(case, path, out)  # compiles
+        check(case, path, out)
+        runs = [whole(case, path, out) for _ in range(REPEATS)]
+        row |= {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        row["of the bus"] = row["whole"] / row["to device"]
+        results["cases"][case.title] = row
+        save(RESULTS, results)
+        print(case.title, json.dumps({name: round(value, 3) for name, value in row.items()}), flush=True)
+    results["a small file in a process of its own, s"] = processes(directory)
+    show(results)
+    print(json.dumps(results["a small file in a process of its own, s"]), f"{time.perf_counter() - start:.0f} s")
+    save(RESULTS, results)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stream", description=__doc__.partition("\n")[0])
+    parser.add_argument("--gb", type=float, default=8, help="of the file")
+    parser.add_argument("--directory", type=Path, help="where to put the files; a temporary one by default")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as temporary:
+        main(arguments.gb, Path(temporary))

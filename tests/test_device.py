@@ -1,0 +1,137 @@
+"""Where ``sjlt project`` runs: what --device asks for, what there is, and what the file allows."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+import sjlt
+from sjlt import cli, io
+from sjlt.io import project_file
+from sjlt.output import UserError
+
+N, D, K = 50, 30, 16
+NOT_FOR_A_GPU = {
+    "int8": (lambda: np.save("x.npy", np.ones((N, D), np.int8)), "x.npy: holds int8, and a GPU takes float16, "),
+    "bool": (lambda: np.save("x.npy", np.ones((N, D), bool)), "x.npy: holds bool, and a GPU takes float16, "),
+    "big-endian": (lambda: np.save("x.npy", np.ones((N, D), ">f4")), "x.npy: holds >f4, and a GPU takes float16, "),
+    "sparse": (
+        lambda: scipy.sparse.save_npz("x.npz", scipy.sparse.csr_array(np.ones((N, D)))),
+        "x.npz: sparse, and a GPU takes dense rows",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=["no driver", "a driver alone", "a GPU"])
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A machine that has that much, and projects on the CPU what is for its GPU."""
+    monkeypatch.setattr(io, "_has_driver", lambda: request.param != "no driver")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param == "a GPU")
+    monkeypatch.setattr(io, "_device_name", lambda gpu: "A GPU" if gpu else "cpu")
+    monkeypatch.setattr(io, "_on_gpu", io._on_cpu)
+    return request.param
+
+
+def project(device: Any, source: str = "x.npy") -> tuple[str, list[str]]:
+    """The device of the result, and what the user was told."""
+    notes: list[str] = []
+    project_file(Path(source), Path("y.npy"), K, device=device, note=notes.append)
+    return json.loads(Path("y.npy.json").read_text())["device"], notes
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_auto_takes_a_gpu_where_there_is_one(machine: str, dtype: str, order: Any) -> None:
+    np.save("x.npy", np.ones((N, D), dtype, order=order))
+    assert project("auto") == ("A GPU" if machine == "a GPU" else "cpu", [])
+
+
+@pytest.mark.usefixtures("machine")
+def test_cpu_is_the_cpu() -> None:
+    np.save("x.npy", np.ones((N, D), np.float32))
+    assert project("cpu") == ("cpu", [])
+
+
+@pytest.mark.parametrize("case", NOT_FOR_A_GPU)
+def test_what_a_gpu_does_not_take(machine: str, case: str) -> None:
+    save, reason = NOT_FOR_A_GPU[case]
+    save()
+    (source,) = (path.name for path in Path().iterdir())
+    on, notes = project("auto", source)
+    notes = [note for note in notes if "loaded whole" not in note]
+    assert on == "cpu"
+    assert len(notes) == (machine == "a GPU")  # else there is nothing to explain
+    assert all(note.startswith(reason) and note.endswith("it is projected on the CPU") for note in notes)
+    Path("y.npy").unlink()
+    with pytest.raises(UserError, match=f"^{reason}.*: it cannot be projected on the device cuda$"):
+        project("cuda", source)
+
+
+def test_cuda_without_a_gpu_is_an_error(machine: str) -> None:
+    np.save("x.npy", np.ones((N, D), np.float32))
+    if machine == "a GPU":
+        assert project("cuda") == ("A GPU", [])
+        return
+    with pytest.raises(UserError, match=r"^no device cuda: torch .* finds no GPU that it can use$"):
+        project("cuda")
+    assert [path.name for path in Path().iterdir()] == ["x.npy"]
+
+
+def test_without_a_driver_torch_is_not_imported() -> None:
+    """It takes seconds, where a small file takes tenths of one."""
+    np.save("x.npy", np.ones((N, D), np.float32))
+    program = (
+        "import sys; from pathlib import Path; from sjlt import io\n"
+        "io._has_driver = lambda: False\n"
+        f"io.project_file(Path('x.npy'), Path('y.npy'), {K}, device='auto')\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_question_for_a_driver_is_answered_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert io._has_driver() or not torch.cuda.is_available()
+
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(io.ctypes, "CDLL", missing)
+    assert not io._has_driver()
+
+
+@pytest.mark.usefixtures("machine")
+def test_info_shows_the_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("x.npy", np.ones((N, D), np.float32))
+    on, _ = project("auto")
+    monkeypatch.setattr(sys, "argv", ["sjlt", "info", "y.npy"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("device"))
+    assert line.split(maxsplit=1)[1].strip() == on
+
+
+@pytest.mark.parametrize("device", ["cuda", pytest.param("auto", marks=pytest.mark.gpu)])
+def test_from_the_shell(device: str) -> None:
+    x = np.arange(N * D, dtype=np.float32).reshape(N, D)
+    np.save("x.npy", x)
+    command = [sys.executable, "-m", "sjlt", "project", "x.npy", "y.npy", "-k", str(K), "--device", device]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if torch.cuda.is_available():
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        np.testing.assert_array_equal(np.load("y.npy"), sjlt.Sketch(D, K).project(x))
+        assert json.loads(Path("y.npy.json").read_text())["device"] == torch.cuda.get_device_name()
+    else:
+        message = f"Error: no device cuda: torch {torch.__version__} finds no GPU that it can use\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", message)

@@ -1,0 +1,314 @@
+"""The pipeline of a file through a GPU: the same steps on the CPU's tensors, and on a GPU where there is one."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sjlt
+from sjlt import io, output, stream
+from sjlt.io import NpySource, open_source, project_file
+from sjlt.output import UserError
+
+N, D, K = 333, 70, 24
+CASES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
+
+
+def integers(shape: tuple[int, int], dtype: str = "float32", order: Any = "C") -> np.ndarray:
+    """Small ones: with nnz=4 every device gets exact results."""
+    return np.asarray(np.random.default_rng(0).integers(-8, 9, shape), dtype, order=order)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty directory, small parts, and after the test no reader that still runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stream, "PART_BYTES", 2000)
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "sjlt-read"]
+
+
+def source(array: np.ndarray) -> NpySource:
+    np.save("x.npy", array)
+    opened = open_source(Path("x.npy"), print)
+    assert isinstance(opened, NpySource)
+    return opened
+
+
+def through(array: np.ndarray, device: str, rows: int, dtype: str | None = None, start: int = 0) -> list[np.ndarray]:
+    """The batches that come out."""
+    sketch, wanted = sjlt.Sketch(array.shape[1], K, seed=5), np.dtype(dtype or array.dtype)
+    with source(array) as opened:
+        return [y.copy() for y in stream.projected(opened, sketch, wanted, start, rows, torch.device(device))]
+
+
+# ------------------------------------------------------------------------------------- what comes out
+
+
+@pytest.mark.parametrize("device", CASES)
+@pytest.mark.parametrize("rows", [1, 7, 111, N - 1, N, 10**6])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_batches(order: str, rows: int, device: str) -> None:
+    x = integers((N, D), order=order)
+    batches = through(x, device, rows)
+    assert [len(batch) for batch in batches] == [min(rows, N - i) for i in range(0, N, rows)]
+    np.testing.assert_array_equal(np.concatenate(batches), sjlt.Sketch(D, K, seed=5).project(x))
+
+
+@pytest.mark.parametrize("device", CASES)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(0, D), (N, 0), (0, 0), (1, 1), (1, D), (N, 1)])
+def test_thin_and_empty_files(shape: tuple[int, int], order: str, device: str) -> None:
+    x = integers(shape, order=order)
+    batches = through(x, device, 50)
+    y = np.concatenate(batches) if batches else np.empty((0, K), np.float32)
+    np.testing.assert_array_equal(y, sjlt.Sketch(shape[1], K, seed=5).project(x))
+
+
+@pytest.mark.parametrize("device", CASES)
+@pytest.mark.parametrize("given", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("wanted", ["float16", "float32", "float64"])
+def test_dtypes(given: str, wanted: str, device: str) -> None:
+    x = integers((N, D), given)
+    y = np.concatenate(through(x, device, 100, wanted))
+    assert y.dtype == wanted
+    np.testing.assert_array_equal(y, sjlt.Sketch(D, K, seed=5).project(x.astype("float64")).astype(wanted))
+
+
+@pytest.mark.parametrize("device", CASES)
+@pytest.mark.parametrize("rest", [1, 49, 50, 51, 173])
+def test_from_a_row_on_the_bytes_are_those_of_the_whole_run(rest: int, device: str) -> None:
+    """Also where fewer rows are left than a batch has: it is projected like a full one."""
+    x = np.random.default_rng(0).normal(size=(200 + rest, D)).astype(np.float32)
+    whole = np.concatenate(through(x, device, 50))
+    assert np.concatenate(through(x, device, 50, start=200)).tobytes() == whole[200:].tobytes()
+
+
+@pytest.mark.parametrize("readers", [1, 2, 30])
+@pytest.mark.parametrize("slots", [1, 2, 9])
+def test_readers_and_slots_do_not_matter(slots: int, readers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SLOTS", slots)
+    monkeypatch.setattr(stream, "get_num_threads", lambda: readers)
+    x = integers((N, D))
+    np.testing.assert_array_equal(np.concatenate(through(x, "cpu", 20)), sjlt.Sketch(D, K, seed=5).project(x))
+
+
+def test_parts_cover_a_batch_once() -> None:
+    for order in "CF":
+        x = integers((N, D), order=order)
+        with source(x) as opened:
+            batch = np.full((40, D), np.nan, np.float32, order=order)  # type: ignore[call-overload]
+            for part in opened.parts(batch, 100, 1000):
+                opened.fill([part])
+        np.testing.assert_array_equal(batch, x[100:140])
+
+
+def test_reading_and_writing_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the caller holds a result, the batches that follow are read: as many as there are slots besides its own."""
+    x, began, fill = integers((N, D)), list[int](), NpySource.fill
+
+    def slow(self: NpySource, parts: list[tuple[np.ndarray, int]]) -> None:
+        began.append(parts[0][1])
+        fill(self, parts)
+
+    monkeypatch.setattr(NpySource, "fill", slow)
+    monkeypatch.setattr(stream, "PART_BYTES", 1 << 20)  # a batch is one part
+    with (
+        source(x) as opened,
+        closing(stream.projected(opened, sjlt.Sketch(D, K), x.dtype, 0, 10, torch.device("cpu"))) as batches,
+    ):
+        for held in range(1, 5):
+            next(batches)
+            deadline = time.monotonic() + 10
+            while len(began) < held + stream.SLOTS - 1 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert len(began) == held + stream.SLOTS - 1
+
+
+# ------------------------------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize("device", CASES)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_failing_read_is_the_callers_after_the_batches_before_it(
+    order: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, fill = integers((N, D), order=order), NpySource.fill
+    broken = {"C": 205 * D * 4, "F": 205 * 4}[order]  # of the 70 columns, the first: row 205
+
+    def failing(self: NpySource, parts: list[tuple[np.ndarray, int]]) -> None:
+        for part, position in parts:
+            if position <= broken < position + part.nbytes:
+                raise OSError(5, "Input/output error", "x.npy")
+        fill(self, parts)
+
+    monkeypatch.setattr(NpySource, "fill", failing)
+    good = list[np.ndarray]()
+    with source(x) as opened:
+        batches = stream.projected(opened, sjlt.Sketch(D, K), x.dtype, 0, 50, torch.device(device))
+        with pytest.raises(OSError, match="Input/output error"):
+            good.extend(y.copy() for y in batches)
+    np.testing.assert_array_equal(np.concatenate(good), sjlt.Sketch(D, K).project(x[:200]))
+
+
+def test_a_failing_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(sjlt.Sketch, "project", failing)
+    with pytest.raises(RuntimeError, match="no more"):
+        through(integers((N, D)), "cpu", 50)
+
+
+@pytest.mark.parametrize("device", CASES)
+def test_leaving_early(device: str) -> None:
+    with source(integers((N, D))) as opened:
+        batches = stream.projected(opened, sjlt.Sketch(D, K), np.dtype("float32"), 0, 10, torch.device(device))
+        next(batches)
+        batches.close()  # the fixture sees that nobody reads any more
+
+
+# ------------------------------------------------------------------------------------- from file to file
+
+
+@pytest.fixture(params=CASES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `project_file` takes for a GPU: one, or the CPU by way of the same pipeline."""
+    if request.param == "cpu":
+        projected = stream.projected
+        monkeypatch.setattr(io, "_chosen", lambda device, *_: device == "cuda")
+        monkeypatch.setattr(io, "_device_name", lambda gpu: "Stand-in" if gpu else "cpu")
+        monkeypatch.setattr(stream, "projected", lambda *a: projected(*a[:-1], torch.device("cpu")))
+    return request.param
+
+
+def project(**options: Any) -> None:
+    given = {"source": Path("x.npy"), "out": Path("y.npy"), "n_components": K, "batch_rows": 10, "device": "cuda"}
+    project_file(**{**given, **options})
+
+
+def interrupted(rows: int, error: type[BaseException] = KeyboardInterrupt) -> Any:
+    def progress(done: int, of: int) -> None:
+        if done >= rows:
+            raise error
+
+    return progress
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("rows", [1, 100, None])
+def test_the_file(rows: int | None) -> None:
+    x = integers((N, D))
+    np.save("x.npy", x)
+    seen: list[tuple[int, int]] = []
+    project(batch_rows=rows, progress=lambda *rows: seen.append(rows))
+    np.save("expected.npy", sjlt.Sketch(D, K).project(x))
+    assert Path("y.npy").read_bytes() == Path("expected.npy").read_bytes()
+    assert not list(Path().glob("*partial*"))
+    step = rows or N
+    assert seen == [(min(i, N), N) for i in range(0, N + step, step)]
+
+
+def test_the_sidecar_names_the_device(device: str) -> None:
+    np.save("x.npy", integers((N, D)))
+    project()
+    content = json.loads(Path("y.npy.json").read_text())
+    assert content["device"] == ("Stand-in" if device == "cpu" else torch.cuda.get_device_name())
+    project(device="cpu", out=Path("z.npy"))
+    assert json.loads(Path("z.npy.json").read_text())["device"] == "cpu"
+
+
+@pytest.mark.usefixtures("device")
+def test_an_interrupted_run_continues_to_the_same_bytes() -> None:
+    np.save("x.npy", np.random.default_rng(0).normal(size=(N, D)))
+    project(out=Path("whole.npy"))
+    for rows in (50, 120, 330):
+        with pytest.raises(KeyboardInterrupt, match=f"^{rows} of {N} rows are kept, --resume continues$"):
+            project(resume=rows > 50, progress=interrupted(rows))
+    project(resume=True)
+    assert Path("y.npy").read_bytes() == Path("whole.npy").read_bytes()
+    assert not list(Path().glob("*partial*"))
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"device": "cpu"}, "device is cpu, was "), ({"batch_rows": 20}, "batch_rows is 20, was 10")],
+)
+def test_a_run_continues_on_its_device_with_its_batches(options: dict[str, Any], message: str) -> None:
+    np.save("x.npy", integers((N, D)))
+    with pytest.raises(KeyboardInterrupt):
+        project(progress=interrupted(100))
+    with pytest.raises(UserError, match=message):
+        project(resume=True, **options)
+
+
+@pytest.mark.usefixtures("device")
+def test_a_file_that_is_cut_under_way_leaves_nothing() -> None:
+    np.save("x.npy", integers((5000, D)))
+
+    def cut(rows: int, of: int) -> None:
+        with open("x.npy", "r+b") as file:
+            file.truncate(1000)
+
+    with pytest.raises(UserError, match=r"x.npy: (ends early|changed while it was read)"):
+        project(progress=cut)
+    assert [path.name for path in Path().iterdir()] == ["x.npy"]
+
+
+@pytest.mark.usefixtures("device")
+def test_a_disk_that_fails_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save("x.npy", integers((N, D)))
+    monkeypatch.setattr(output, "CHECKPOINT_SECONDS", 0)  # after each batch
+    fill = NpySource.fill
+
+    def failing(self: NpySource, parts: list[tuple[np.ndarray, int]]) -> None:
+        if parts[0][1] > 200 * D * 4:
+            raise OSError(5, "Input/output error", "x.npy")
+        fill(self, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NpySource, "fill", failing)
+        with pytest.raises(UserError, match=f"^x.npy: Input/output error; 200 of {N} rows are kept, --resume"):
+            project()
+    project(resume=True)
+    np.testing.assert_array_equal(np.load("y.npy"), sjlt.Sketch(D, K).project(np.load("x.npy")))
+
+
+@pytest.mark.usefixtures("device")
+def test_a_device_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save("x.npy", integers((N, D)))
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 EiB.\nSee the documentation.")
+
+    monkeypatch.setattr(torch, "empty_like", full)
+    with pytest.raises(UserError, match=rf": CUDA out of memory. Tried to allocate 3 EiB.; 0 of {N} rows are kept$"):
+        project()
+
+
+@pytest.mark.gpu
+def test_numbers_as_accurate_as_on_the_cpu() -> None:
+    x = np.random.default_rng(0).normal(size=(20_000, 768)).astype(np.float32)
+    np.save("x.npy", x)
+    project(n_components=256, batch_rows=None)
+    exact = sjlt.Sketch(768, 256).project(x.astype(np.float64))
+    error = np.linalg.norm(np.load("y.npy") - exact, axis=1) / np.linalg.norm(x, axis=1)
+    assert error.max() <= 1e-6
+
+
+@pytest.mark.gpu
+def test_the_rows_of_a_file_of_many_batches() -> None:
+    """With the parts and batches of a large file."""
+    stream.PART_BYTES = 4 << 20  # the fixture puts it back
+    x = integers((300_001, 100))
+    np.save("x.npy", x)
+    project(batch_rows=None)
+    np.testing.assert_array_equal(np.load("y.npy"), sjlt.Sketch(100, K).project(x))
