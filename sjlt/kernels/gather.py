@@ -31,7 +31,7 @@ def _load_lines(
     begin,
     d,
     place,
-    PART: tl.constexpr,
+    part,
     WIDTH: tl.constexpr,
     QI: tl.constexpr,
     QW: tl.constexpr,
@@ -42,10 +42,10 @@ def _load_lines(
     VECTORS_LAST: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
-    """Whole chunks: part PART of those at places `place`, [Q], of their groups: [V, QI, 1, 1, QW, L]."""
+    """Whole chunks: part `part` of those at places `place`, [Q], of their groups: [V, QI, 1, 1, QW, L]."""
     lane = axis(tl.arange(0, L), 4).to(tl.uint32)
     chunk_column = ((tl.arange(0, place.numel) << LOG_GROUP) + place.to(tl.int32)) << LOG_CHUNK
-    column = hand_out(chunk_column.to(tl.uint32), PART, 1, QI, QW) + lane
+    column = hand_out(chunk_column.to(tl.uint32), part, 1, QI, QW) + lane
     address = addresses(column.to(OFFSET), stride_xf, x + begin * stride_xf, VECTORS_LAST)
     if PLAIN and (begin >= 0) & (begin <= d - WIDTH):
         z = tl.load(address)
@@ -159,32 +159,39 @@ def project_gather(
             this_place = place
             if LINES:
                 place, found = tile_place(m.to(tl.uint32), group + Q + q, N_TILES, LOG_GROUP, k0, k1)
-            for PART in tl.static_range(PARTS):
+            # A loop for the cache of instructions; where a line is under way, steps in a row need no copies of it.
+            for part in tl.range(0, PARTS, loop_unroll_factor=PARTS if LINES else 1):
                 if LINES:  # the next part's lines are under way while this one's are summed
                     z = line
-                    first_column, limit, places = begin, d, this_place
-                    if PART + 1 == PARTS:
-                        first_column, limit, places = begin + WIDTH, tl.where(batch + 1 < stop, d, 0), place
+                    last = part + 1 == PARTS
+                    first_column = begin + tl.where(last, WIDTH, 0)
+                    limit = tl.where(last & (batch + 1 == stop), 0, d)
+                    places = tl.where(last, place, this_place)
                     line = _load_lines(
                         x, stride_xf, live, first_column, limit, places,
-                        (PART + 1) % PARTS, WIDTH, QI, QW, L, LOG_GROUP, LOG_CHUNK, PLAIN, VECTORS_LAST, OFFSET
+                        (part + 1) % PARTS, WIDTH, QI, QW, L, LOG_GROUP, LOG_CHUNK, PLAIN, VECTORS_LAST, OFFSET
                     )  # fmt: skip
-                keys, theta = hand_out_keys(c, tile_rows, PART, NNZ, LOG_CHUNK, T, Q, QI, QW, k0, k1)
+                keys, theta = hand_out_keys(c, tile_rows, part, NNZ, LOG_CHUNK, T, Q, QI, QW, k0, k1)
                 i = r
                 if not WHOLE:
                     i = ((r << LOG_CHUNK) + (b - 1 - theta)) * reciprocal >> 22  # as `unspread`
                     there = in_block & (spread(i, b, theta, LOG_CHUNK) == r)
-                    there &= hand_out(here, PART, 1, QI, QW) != 0
+                    there &= hand_out(here, part, 1, QI, QW) != 0
                 i = permute(i, keys, LOG_CHUNK)
-                sign = entry_sign(c, i, PART, T, QI, QW, LOG_CHUNK, DTYPE, k0, k1)
                 if LINES:
                     z = tl.broadcast_to(z, V, QI, T, H, QW, L)
                     z = tl.gather(z, tl.broadcast_to(expand(i.to(tl.int32), False), V, QI, T, H, QW, L), 5)
                     if not WHOLE:
                         z = tl.where(expand(there, False), z, 0)
                 else:
-                    column = hand_out(chunk_column, PART, 1, QI, QW) + i
-                    address = addresses(column.to(OFFSET), stride_xf, x + begin * stride_xf, VECTORS_LAST)
+                    column = hand_out(chunk_column, part, 1, QI, QW) + i
+                    if VECTORS_LAST:
+                        address = addresses(column.to(OFFSET), stride_xf, x + begin * stride_xf, True)
+                    else:  # 64 bits once a chunk; a row adds its place
+                        first_column = hand_out((begin + chunk_column) * stride_xf, part, 1, QI, QW)
+                        address = addresses(tl.broadcast_to(first_column, i.shape), 1, x, False)
+                        place_offset = expand(i.to(OFFSET) * stride_xf, False)
+                        address += tl.reshape(tl.broadcast_to(place_offset, V, QI, T, H, QW, L), address.shape)
                     if PLAIN and (begin >= 0) & (begin <= d - WIDTH):
                         flat = tl.load(address)
                     else:
@@ -194,6 +201,7 @@ def project_gather(
                             known &= there
                         flat = tl.load(address, mask=and_vectors(known, live, VECTORS_LAST), other=0)
                     z = tl.reshape(flat, QI, T, H, QW, L, V) if LAST else tl.reshape(flat, V, QI, T, H, QW, L)
+                sign = entry_sign(c, i, part, T, QI, QW, LOG_CHUNK, DTYPE, True, k0, k1)
                 acc += tl.sum(z.to(DTYPE) * expand(sign, LAST), CHUNK_AXIS)
         total += acc
 
@@ -288,7 +296,7 @@ def adjoint_gather(
         known = tl.broadcast_to(axis(tl.arange(0, T), 1) < NNZ, QI, T, H, QW, L)
         z = tl.load(address, mask=and_vectors(known, live, VECTORS_LAST), other=0)
     z = tl.reshape(z, QI, T, H, QW, L, V) if VECTORS_LAST else tl.reshape(z, V, QI, T, H, QW, L)
-    sign = entry_sign(c, tl.broadcast_to(i, QI, T, H, QW, L), 0, T, QI, QW, LOG_CHUNK, DTYPE, k0, k1)
+    sign = entry_sign(c, tl.broadcast_to(i, QI, T, H, QW, L), 0, T, QI, QW, LOG_CHUNK, DTYPE, False, k0, k1)
     z = tl.sum(z.to(DTYPE) * expand(sign, VECTORS_LAST), SUB_BLOCK_AXIS) * NNZ**-0.5
 
     i = tl.arange(0, H)[None, :, None, None] * L + tl.arange(0, L)[None, None, None, :]

@@ -172,7 +172,8 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
     chunks = min(BATCH, max(1, (64 if mode == NATIVE or adjoint else 32) // chunk))
     # A tensor core's sum loses 2e-8 of itself a term: more terms than these are summed by parts.
     fold = not adjoint and groups > (1024 if mode == NATIVE else BATCH)
-    small = fold or adjoint or product.n <= 64 or chunk > (64 if mode == NATIVE else 32)
+    rows_first = mode == NATIVE and whole and not adjoint  # the kernel's sums of 64 vectors leave room for 3 programs
+    small = fold or adjoint or rows_first or product.n <= 64 or chunk > (64 if mode == NATIVE else 32)
     vectors = 64 if small else 128
     splits, per_split = split(product, geometry, vectors, groups, 2, chunks, adjoint)
     # Two programs share a multiprocessor; each holds a tile of entries and a step of data for every stage but one.

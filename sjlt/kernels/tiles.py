@@ -89,28 +89,29 @@ def _multiply(x, scale, tile, acc, MODE: tl.constexpr, INTERPRETED: tl.constexpr
 
 
 @triton.jit
-def _one_hot(
-    chunk,
-    keys,
-    thetas,
-    signs,
-    m,
-    K: tl.constexpr,
-    NNZ: tl.constexpr,
-    N_TILES: tl.constexpr,
-    LOG_CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr,
-    U: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """The entries, +-1 or 0, of chunks `chunk` .. `chunk` + U - 1 of the batch in their tile: [U B, 128]."""
+def _one_hot(i, negative, LOG_CHUNK: tl.constexpr, DTYPE: tl.constexpr):
+    """The entries, +-1 or 0, of U chunks in their tile, from `entries`: [U B, 128]."""
     B: tl.constexpr = 1 << LOG_CHUNK
-    i, negative = entries(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U)
+    U: tl.constexpr = i.shape[0]
     one = 0x3C00 if tl.float16 == DTYPE else 0x3F80
     value = negative << 15 | one
     j = tl.arange(0, B).to(tl.uint32)[None, :, None]
     tile = tl.where(i[:, None, :] == j, value[:, None, :], 0)
     return tl.reshape(tile.to(tl.uint16), U * B, TILE).to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def _one_hot_rows(i, negative, LOG_CHUNK: tl.constexpr, DTYPE: tl.constexpr):
+    """The same as [128, U B], made of pairs of features: so a thread makes what it gives to the tensor cores."""
+    B: tl.constexpr = 1 << LOG_CHUNK
+    U: tl.constexpr = i.shape[0]
+    one = 0x3C00 if tl.float16 == DTYPE else 0x3F80
+    pair = (negative << 15 | one) << ((i & 1) << 4)
+    j = tl.arange(0, B // 2).to(tl.uint32)[None, :, None]
+    tile = tl.where((i >> 1)[:, None, :] == j, pair[:, None, :], 0)
+    tile = tl.trans(tl.reshape(tile, U * B // 2, TILE))
+    tile = tl.join(tile.to(tl.uint16), (tile >> 16).to(tl.uint16))
+    return tl.reshape(tile, TILE, U * B).to(DTYPE, bitcast=True)
 
 
 @triton.jit
@@ -178,26 +179,40 @@ def _sum_of_chunks(
     MODE: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """The sum over groups first_group .. first_group + groups - 1 of x S' for tile m: [V, 128] fp32."""
+    """The sum over groups first_group .. first_group + groups - 1 of x S' for tile m: [V, 128] fp32.
+
+    Of 16-bit data it is made as (S x')': the tensor cores read the second factor, the data, where it is loaded to,
+    shared memory, and the first, the entries, from registers. (The other way round, entries pass through shared memory
+    and bind there: 1.22 times the memory floor where this takes 1.18, with nnz 1 1.88 and 1.10, H200.) Data that is
+    split into parts passes through registers, and is the first factor; so it is where entries cost more to make.
+    """
     V: tl.constexpr = v.shape[0]
+    ROWS_FIRST: tl.constexpr = MODE == NATIVE and WHOLE and LOG_CHUNK > 0
     HALF: tl.constexpr = tl.float16 if MODE == FP16_PAIR else tl.bfloat16
     DTYPE: tl.constexpr = x.dtype.element_ty if MODE == NATIVE else HALF
-    total = tl.zeros((V, TILE), tl.float32)
-    acc = tl.zeros((V, TILE), tl.float32)
+    total = tl.zeros((TILE, V) if ROWS_FIRST else (V, TILE), tl.float32)
+    acc = tl.zeros_like(total)
     for start in range(0, groups, BATCH):
         column, keys, thetas, signs = batch(
             m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS
         )
         for chunk in range(0, tl.minimum(BATCH, groups - start), U):
             z = _load_chunks(x, v, n, d, stride_xv, stride_xf, column, chunk, offset, LOG_CHUNK, U, EVEN, ALIGN)
-            tile = _one_hot(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U, DTYPE)
-            acc = _multiply(z, scale, tile, acc, MODE, INTERPRETED)
+            i, negative = entries(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U)
+            if ROWS_FIRST:
+                tile = _one_hot_rows(i, negative, LOG_CHUNK, DTYPE)
+                # `scale` is a 1 that the compiler does not know. Where nothing uses the sums in the loop, Triton 3.6
+                # and 3.7 let the tensor cores read the entries while the next step overwrites them (wrong results).
+                acc = _dot(tile, tl.trans(z), acc * scale, INTERPRETED)
+            else:
+                tile = _one_hot(i, negative, LOG_CHUNK, DTYPE)
+                acc = _multiply(z, scale, tile, acc, MODE, INTERPRETED)
         if FOLD:
             total += acc
-            acc = tl.zeros((V, TILE), tl.float32)
+            acc = tl.zeros_like(total)
     if FOLD:
         acc = total
-    return acc
+    return tl.trans(acc) if ROWS_FIRST else acc
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
@@ -249,7 +264,7 @@ def project_tiles(
         d = d // ALIGN * ALIGN
     first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, LOG_WIDTH)
 
-    scale = 1.0
+    scale = tl.minimum(groups_per_split, 1).to(tl.float32)  # 1
     if MODE == FP16_PAIR:
         # Loaded, as is all that the data is multiplied by in the loop: only then the compiler takes the data from
         # shared memory straight to the tensor cores' registers.
@@ -345,7 +360,8 @@ def adjoint_tiles(
             m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS
         )
         for chunk in range(0, tl.minimum(BATCH, groups - start), U):
-            tile = tl.trans(_one_hot(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U, DTYPE))
+            i, negative = entries(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U)
+            tile = tl.trans(_one_hot(i, negative, LOG_CHUNK, DTYPE))
             acc = _dot(z, tile, tl.zeros((V, U * B), tl.float32), INTERPRETED)
             if (MODE == FP16_PAIR) | (MODE == BF16_PAIR):
                 acc = _dot(low, tile, acc, INTERPRETED)

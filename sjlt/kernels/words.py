@@ -64,15 +64,21 @@ def pair(low, high):
 
 
 @triton.jit
-def _affine(a, b, LOG_CHUNK: tl.constexpr):
-    """What `permute` takes for x -> a x + b mod 2^p: a in the top p bits, b in the lowest."""
-    return a & 0 if LOG_CHUNK == 0 else (a << (32 - LOG_CHUNK)) | (b & ((1 << LOG_CHUNK) - 1))
+def _key_pair(a1, b1, a2, b2, LOG_CHUNK: tl.constexpr):
+    """What `permute` takes for x -> a1 x + b1 and then, after the xor, x -> a2 x + b2, each mod 2^p."""
+    MASK: tl.constexpr = (1 << LOG_CHUNK) - 1
+    if LOG_CHUNK == 0:
+        keys = pair(a1 & 0, a1 & 0)
+    else:
+        first = (b1 << (32 - LOG_CHUNK)) | ((a1 & MASK) << (24 - LOG_CHUNK)) | 1
+        keys = pair(first, (b2 << (32 - LOG_CHUNK)) | (a2 & MASK))
+    return keys
 
 
 @triton.jit
 def forward_keys(w, LOG_CHUNK: tl.constexpr):
     """The keys with which `permute` is the law's `beta` under word w."""
-    return pair(_affine(w | 1, w >> 8, LOG_CHUNK), _affine((w >> 16) | 1, w >> 24, LOG_CHUNK))
+    return _key_pair(w | 1, w >> 8, (w >> 16) | 1, w >> 24, LOG_CHUNK)
 
 
 @triton.jit
@@ -88,17 +94,21 @@ def _odd_inverse(a, LOG_CHUNK: tl.constexpr):
 def inverse_keys(w, LOG_CHUNK: tl.constexpr):
     """The keys with which `permute` is the inverse of the law's `beta` under word w."""
     a, b = _odd_inverse((w >> 16) | 1, LOG_CHUNK), _odd_inverse(w | 1, LOG_CHUNK)
-    return pair(_affine(a, a * (0 - (w >> 24)), LOG_CHUNK), _affine(b, b * (0 - (w >> 8)), LOG_CHUNK))
+    return _key_pair(a, a * (0 - (w >> 24)), b, b * (0 - (w >> 8)), LOG_CHUNK)
 
 
 @triton.jit
 def permute(x, keys, LOG_CHUNK: tl.constexpr):
-    """The law's `beta` in few instructions: in the top p bits, a product is mod 2^p by itself, and b is added by it."""
+    """The law's `beta` in few instructions: numbers mod 2^p are the top p bits of words.
+
+    There a product with 2^(32-p) b + a adds b as well, where the other factor has a 1 in its lowest bit. That 1 is in
+    the first key too, and neither what is multiplied nor the xor carries anything to where it, or the number, is.
+    """
+    TOP: tl.constexpr = 32 - LOG_CHUNK
     if LOG_CHUNK == 0:
         x = x * 0 + keys.to(tl.uint32) * 0
     else:
-        TOP: tl.constexpr = 32 - LOG_CHUNK
-        x = ((x | (1 << TOP)) * keys.to(tl.uint32)) >> TOP
-        x = x ^ (x >> ((LOG_CHUNK + 1) // 2))
-        x = ((x | (1 << TOP)) * (keys >> 32).to(tl.uint32)) >> TOP
+        x = ((x << 8) | 1) * keys.to(tl.uint32)
+        x = (x ^ (x >> ((LOG_CHUNK + 1) // 2))) & ((((1 << LOG_CHUNK) - 1) << TOP) | 1)
+        x = (x * (keys >> 32).to(tl.uint32)) >> TOP
     return x
