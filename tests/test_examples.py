@@ -54,6 +54,31 @@ def test_gradient_projection(capsys):
     assert "8 gradients of" in capsys.readouterr().out
 
 
+def test_low_memory_dropout(capsys, monkeypatch):
+    example = load("low_memory_dropout")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    example.main()
+    shown = capsys.readouterr().out
+    rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
+    outputs = [[float(value) for value in row[1:]] for row in rows if row[0].strip().startswith("output")]
+    assert len(outputs) == 4
+    assert outputs[0] == outputs[1] == outputs[2] != outputs[3]  # by a mask, by its seed twice, by another
+    memory = [float(row[2].split()[0]) for row in rows if "dropout" in row[0].lower() and "output" not in row[0]]
+    masks = example.LAYERS * 256 * 128 * 4 / 2**20  # torch on a CPU stores them in the data's dtype
+    assert memory[0] - memory[1] == pytest.approx(masks, abs=0.1)
+    assert memory[2] > memory[3]
+
+    x = torch.randn(20, 16)
+    gradients = []
+    for checkpointed in (False, True):
+        layers = example.make(16, seeded=True)
+        for _ in range(2):
+            example.train_step(layers, x, checkpointed)
+        gradients.append([weight.grad for weight in layers.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
 def test_the_readme():
     """Its Python blocks run one after the other, as a reader would."""
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)

@@ -1,6 +1,7 @@
 """Layers whose state is a seed."""
 
+from .dropout import SeededDropout as SeededDropout
 from .projection import SparseProjection as SparseProjection
 from .projection import SparseProjectionAdjoint as SparseProjectionAdjoint
 
-__all__ = ["SparseProjection", "SparseProjectionAdjoint"]
+__all__ = ["SeededDropout", "SparseProjection", "SparseProjectionAdjoint"]

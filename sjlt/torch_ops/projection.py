@@ -10,24 +10,30 @@ no derivatives.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _AutoDispatchBelowAutograd,
+    _ExcludeDispatchKeyGuard,
+    _is_any_autocast_enabled,
+)
+from torch.autograd import forward_ad
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
 from ..sketch import Sketch
-from . import views
+from . import dispatch, views
 
-# A sketch is its five numbers here, the seed a signed one. Those that an operator takes as symbols, SymInt, do not
+# A sketch is its `numbers` here, of either law. Those that an operator takes as symbols, SymInt, do not
 # make torch.compile begin anew when they change.
-Description = tuple[int, int, int, int, int]
-_SKETCH = "SymInt n_features, int n_components, int nnz, SymInt seed, SymInt feature_offset"
+_SKETCH = (
+    "SymInt n_features, int n_components, int nnz, int lane_bits, int threshold, SymInt seed, SymInt feature_offset"
+)
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
 # Any strides do, but a result's follow from them: a compiler may not choose others after it has looked.
@@ -39,6 +45,13 @@ for _name in ("project", "project_adjoint"):
 project, project_adjoint = torch.ops.sjlt.project.default, torch.ops.sjlt.project_adjoint.default
 project_into, project_adjoint_into = torch.ops.sjlt.project_into.default, torch.ops.sjlt.project_adjoint_into.default
 _TRANSPOSE = {project: project_adjoint, project_adjoint: project}
+
+
+def call(op: Any, x: Tensor, *arguments: Any) -> Tensor:
+    """`op`, directly where torch has nothing to do with it."""
+    if dispatch.is_plain(x) and not (x.requires_grad and torch.is_grad_enabled()) and not _is_any_autocast_enabled():
+        return _compute(op, x, *arguments)
+    return op(x, *arguments)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------- results
@@ -76,9 +89,7 @@ def _run(op: Any, x: Tensor, out: Tensor, description: Any, accumulate: bool, ax
         function(sketch, rows, result, accumulate)
 
 
-@lru_cache(maxsize=1024)
-def _sketch(n_features: int, n_components: int, nnz: int, seed: int, feature_offset: int) -> Sketch:
-    return Sketch(n_features, n_components, nnz=nnz, seed=seed, feature_offset=feature_offset)
+_sketch = lru_cache(maxsize=1024)(Sketch._from_numbers)
 
 
 @cache
@@ -102,17 +113,7 @@ def _function(forward: bool, cuda: bool) -> Any:
 
 
 def _on_arrays(function: Any, sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    function(sketch, _array(x), _array(out), accumulate)
-
-
-def _array(x: Tensor) -> Any:
-    """A CPU tensor's memory as an array. NumPy has no bf16: the CPU backend's own dtype is its bits."""
-    x = x.detach()
-    if x.dtype != torch.bfloat16:
-        return x.numpy()
-    from ..backends.cpu import BFLOAT16
-
-    return x.view(torch.int16).numpy().view(BFLOAT16)
+    function(sketch, views.array(x), views.array(out), accumulate)
 
 
 # ------------------------------------------------------------------------------------- derivatives
@@ -135,28 +136,26 @@ class _Linear(_SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x_gradient = _TRANSPOSE[ctx.op](gradient, *ctx.description, ctx.axis, ctx.dtype)
-        return None, x_gradient, *(None,) * 7
+        return None, x_gradient, *(None,) * (len(ctx.description) + 2)
 
     @staticmethod
     def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> Any:
-        return ctx.op(tangent, *ctx.description, ctx.axis, ctx.result_dtype)
-
-
-def _one_level() -> AbstractContextManager[Any]:
-    """torch.func asks that a function of one level says that it means to be one."""
-    if torch._C._are_functorch_transforms_active():
-        return enable_single_level_autograd_function()
-    return nullcontext()
+        with _set_fwd_grad_enabled(True):  # torch disables it here, which would cut an outer level's derivative
+            return ctx.op(tangent, *ctx.description, ctx.axis, ctx.result_dtype)
 
 
 def _is_differentiated(x: Tensor) -> bool:
-    """Backward or forward."""
-    return (x.requires_grad and torch.is_grad_enabled()) or unpack_dual(x).tangent is not None
+    """Backward or forward. (torch.compile enters forward levels that forward_ad.unpack_dual does not see.)"""
+    if x.requires_grad and torch.is_grad_enabled():
+        return True
+    if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
+        return False
+    return torch._VF._unpack_dual(x, level=0)[1] is not None
 
 
 def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
     if _is_differentiated(x):
-        with _one_level():
+        with dispatch.one_level():
             return _Linear.apply(op, x, *arguments)  # type: ignore[attr-defined]
     with _AutoDispatchBelowAutograd():
         return op(x, *arguments)
@@ -166,8 +165,8 @@ def _not_differentiable(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> Non
     differentiated = "the data" if _is_differentiated(x) else "out" if _is_differentiated(out) else None
     if differentiated:
         raise RuntimeError(
-            f"out= does not support automatic differentiation, but {differentiated} requires grad: leave out= away, detach, or "
-            "call under torch.no_grad()"
+            f"out= does not support automatic differentiation, but {differentiated} requires grad: leave out= away, "
+            "detach, or call under torch.no_grad()"
         )
     with _AutoDispatchBelowAutograd():
         op(x, out, *arguments)

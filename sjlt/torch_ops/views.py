@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf, prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,6 +78,16 @@ def _merged(shape: Sequence[int], x_strides: Sequence[int], out_strides: Sequenc
 
 
 # ------------------------------------------------------------------------------------- memory
+
+
+def array(x: Tensor) -> Any:
+    """A CPU tensor's memory as an array. NumPy has no bf16: the CPU backend's own dtype is its bits."""
+    x = x.detach()
+    if x.dtype != torch.bfloat16:
+        return x.numpy()
+    from ..backends.cpu import BFLOAT16
+
+    return x.view(torch.int16).numpy().view(BFLOAT16)
 
 
 def repeats(out: Tensor) -> bool:

@@ -1,0 +1,288 @@
+"""Attention in Triton, forward and backward, whose dropout is regenerated tile by tile and never stored.
+
+    O = dropout(softmax(Q K' / sqrt(D))) V        for each of B * H heads, Q, K, V of shape (T, D)
+
+The mask belongs to the (B * H, T, T) tensor of probabilities, which never exists: element (head, row, column) has the
+index ``(head T + row) T' + column``, with T' = T rounded up to whole calls of Philox, and the seed decides whether it
+is kept. Forward and backward walk over the probabilities in different orders and tiles; the mask is the same, and it
+is ``sjlt.dropout_mask((B * H, T, T), p, seed, step=step, row_stride=T', bits=bits)``.
+
+A call of Philox decides 128 / bits consecutive columns, 16 with lanes of 8 bits (the width of FlashAttention's
+dropout) and 8 with lanes of 16. `keep_tile` makes the calls of a tile and spreads their words over its columns: copy
+it into a kernel of yours. (`sjlt.kernels.philox.dropout_keep_lanes` of the same calls is the same mask in one line; an
+attention forward with it takes 1.03 to 1.3 times as long on an H200, because lanes cross between threads, not words.)
+
+Tiles and online softmax: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", ICLR
+2024.
+
+    python examples/attention_dropout.py       (without a GPU: Triton's interpreter, on small tensors)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import partial
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+
+import triton
+import triton.language as tl
+
+import sjlt
+from sjlt.dropout_law import scale as scale_of
+from sjlt.dropout_law import threshold as threshold_of
+from sjlt.kernels.philox import dropout_words
+
+LN_2 = tl.constexpr(math.log(2))
+
+
+# ------------------------------------------------------------------------------------- kernels
+
+
+@triton.jit
+def keep_tile(seed, step, rows, col, row_stride, threshold, BITS: tl.constexpr, N: tl.constexpr):
+    """Which elements of a tile (M, N) are kept: of `rows` (M,) int64 and columns col, col + 1, ..., col + N - 1.
+
+    col, N and row_stride are multiples of 128 / BITS, the columns of a call. The threshold lies between 0 and 2^BITS.
+    """
+    M: tl.constexpr = rows.shape[0]
+    CALLS: tl.constexpr = N * BITS // 128
+    IN_WORD: tl.constexpr = 32 // BITS
+    calls = (rows * row_stride + col)[:, None] // (4 * IN_WORD) + tl.arange(0, CALLS)[None, :]
+    w0, w1, w2, w3 = dropout_words(seed, calls, step)
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(M, 4 * CALLS)  # side by side, as their columns are
+    # Each word goes to the threads that hold its columns, a byte or two a column; there a shift brings a column's lane
+    # to the top. What is below the lane does not matter: the threshold is zero there.
+    words = tl.broadcast_to(words[:, :, None], (M, 4 * CALLS, IN_WORD)).reshape(M, N)
+    lane = (tl.arange(0, N) % IN_WORD).to(tl.uint32)[None, :]
+    return (words << (32 - BITS - lane * BITS)) >= (threshold.to(tl.uint32) << (32 - BITS))
+
+
+@triton.jit
+def load_rows(x, head, rows, T, D: tl.constexpr):
+    """Rows of a head of x (B * H, T, D), zero beyond T."""
+    places = (head * T + rows)[:, None] * D + tl.arange(0, D)[None, :]
+    return tl.load(x + places, mask=rows[:, None] < T, other=0.0)
+
+
+@triton.jit
+def store_rows(x, value, head, rows, T, D: tl.constexpr):
+    places = (head * T + rows)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(x + places, value.to(x.dtype.element_ty), mask=rows[:, None] < T)
+
+
+@triton.jit
+def logits(q, k, cols, T, scale):
+    """Q K' times `scale`, that makes them exponents of 2; -inf beyond T."""
+    s = tl.dot(q, k.T, input_precision="ieee") * scale
+    return tl.where(cols[None, :] < T, s, -float("inf"))
+
+
+@triton.jit(do_not_specialize=["seed", "step", "threshold"])
+def attention_forward(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, T, scale, seed: tl.int64, step: tl.int64, threshold, kept_scale, row_stride,
+    BITS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """A tile of M rows of O, and the logarithms (base 2) of their softmax's denominators. BITS = 0: no dropout."""
+    head = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * M + tl.arange(0, M)
+    q = load_rows(q_ptr, head, rows, T, D)
+    top = tl.full((M,), -float("inf"), tl.float32)  # the largest logits of the rows so far
+    total = tl.zeros((M,), tl.float32)
+    o = tl.zeros((M, D), tl.float32)
+    for col in range(0, T, N):
+        cols = col + tl.arange(0, N)
+        s = logits(q, load_rows(k_ptr, head, cols, T, D), cols, T, scale)
+        new_top = tl.maximum(top, tl.max(s, 1))
+        p = tl.exp2(s - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(p, 1)  # of all columns, kept or not
+        keep = tl.full((1, 1), True, tl.int1)
+        if BITS:
+            keep = keep_tile(seed, step, head * T + rows, col, row_stride, threshold, BITS, N)
+            p = tl.where(keep, p, 0.0)
+        v = load_rows(v_ptr, head, cols, T, D)
+        o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision="ieee")
+        top = new_top
+    store_rows(o_ptr, o * (kept_scale / total)[:, None], head, rows, T, D)
+    tl.store(lse_ptr + head * T + rows, top + tl.log2(total), mask=rows < T)
+
+
+@triton.jit
+def gradients(q, k, v, do, lse, delta, keep, cols, T, scale, kept_scale):
+    """A tile (M, N) of the probabilities after dropout, but for the scale, and of the gradient of the logits."""
+    p = tl.exp2(logits(q, k, cols, T, scale) - lse[:, None])
+    dp = tl.dot(do, v.T, input_precision="ieee")
+    ds = p * (tl.where(keep, dp * kept_scale, 0.0) - delta[:, None])
+    return tl.where(keep, p, 0.0).to(q.dtype), ds.to(q.dtype)
+
+
+@triton.jit(do_not_specialize=["seed", "step", "threshold"])
+def attention_backward_q(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
+    T, scale, seed: tl.int64, step: tl.int64, threshold, kept_scale, row_stride,
+    BITS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """A tile of M rows of the gradient of Q: along the rows of the probabilities, as forward."""
+    head = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * M + tl.arange(0, M)
+    q, do = load_rows(q_ptr, head, rows, T, D), load_rows(do_ptr, head, rows, T, D)
+    lse = tl.load(lse_ptr + head * T + rows, mask=rows < T, other=0.0)
+    delta = tl.load(delta_ptr + head * T + rows, mask=rows < T, other=0.0)
+    dq = tl.zeros((M, D), tl.float32)
+    for col in range(0, T, N):
+        cols = col + tl.arange(0, N)
+        k, v = load_rows(k_ptr, head, cols, T, D), load_rows(v_ptr, head, cols, T, D)
+        keep = tl.full((1, 1), True, tl.int1)
+        if BITS:
+            keep = keep_tile(seed, step, head * T + rows, col, row_stride, threshold, BITS, N)
+        _, ds = gradients(q, k, v, do, lse, delta, keep, cols, T, scale, kept_scale)
+        dq = tl.dot(ds, k, dq, input_precision="ieee")
+    store_rows(dq_ptr, dq * (scale * LN_2), head, rows, T, D)
+
+
+@triton.jit(do_not_specialize=["seed", "step", "threshold"])
+def attention_backward_kv(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    T, scale, seed: tl.int64, step: tl.int64, threshold, kept_scale, row_stride,
+    BITS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """A tile of N rows of the gradients of K and V: down the columns of the probabilities."""
+    head = tl.program_id(1).to(tl.int64)
+    col = tl.program_id(0) * N
+    cols = col + tl.arange(0, N)
+    k, v = load_rows(k_ptr, head, cols, T, D), load_rows(v_ptr, head, cols, T, D)
+    dk = tl.zeros((N, D), tl.float32)
+    dv = tl.zeros((N, D), tl.float32)
+    for row in range(0, T, M):
+        rows = row + tl.arange(0, M)
+        q, do = load_rows(q_ptr, head, rows, T, D), load_rows(do_ptr, head, rows, T, D)
+        lse = tl.load(lse_ptr + head * T + rows, mask=rows < T, other=float("inf"))  # no probability beyond T
+        delta = tl.load(delta_ptr + head * T + rows, mask=rows < T, other=0.0)
+        keep = tl.full((1, 1), True, tl.int1)
+        if BITS:
+            keep = keep_tile(seed, step, head * T + rows, col, row_stride, threshold, BITS, N)
+        p, ds = gradients(q, k, v, do, lse, delta, keep, cols, T, scale, kept_scale)
+        dv = tl.dot(p.T, do, dv, input_precision="ieee")
+        dk = tl.dot(ds.T, q, dk, input_precision="ieee")
+    store_rows(dk_ptr, dk * (scale * LN_2), head, cols, T, D)
+    store_rows(dv_ptr, dv * kept_scale, head, cols, T, D)
+
+
+# ---------------------------------------------------------------------------------- with autograd
+
+
+class Attention(torch.autograd.Function):
+    """Saves Q, K, V, O and a number a row; no tensor of the shape of the mask."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, p, seed, step, bits, tile):
+        B, H, T, D = q.shape
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        o = torch.empty_like(q)
+        lse = torch.empty((B, H, T), dtype=torch.float32, device=q.device)
+        t = threshold_of(p, bits)
+        if p and not 0 < t < 1 << bits:
+            raise ValueError(f"p = {p} is out of the reach of lanes of {bits} bits")
+        seed = (seed + 2**63) % 2**64 - 2**63  # the same 64 bits as a signed number
+        numbers = (T, D**-0.5 / math.log(2), seed, step, t, scale_of(t, bits), row_stride(T, bits))
+        constants = {"BITS": bits if t else 0, "D": D, "M": tile[0], "N": tile[1]}
+        constants["num_stages"] = 3 if D <= 64 else 2  # H200, tiles of 64 x 64: 1.3 to 1.5 times as fast at D = 128
+        attention_forward[(triton.cdiv(T, tile[0]), B * H)](q, k, v, o, lse, *numbers, **constants)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.launch = numbers, constants
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, o, lse = ctx.saved_tensors
+        numbers, constants = ctx.launch
+        B, H, T, _ = q.shape
+        do = do.contiguous()
+        delta = (o.float() * do.float()).sum(-1)  # sum_j P_ij dP_ij, with dropout as without
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        given = q, k, v, do, lse, delta
+        attention_backward_q[(triton.cdiv(T, constants["M"]), B * H)](*given, dq, *numbers, **constants)
+        attention_backward_kv[(triton.cdiv(T, constants["N"]), B * H)](*given, dk, dv, *numbers, **constants)
+        return dq, dk, dv, None, None, None, None, None
+
+
+def row_stride(T: int, bits: int) -> int:
+    """T rounded up to whole calls of Philox, so that a row of the probabilities begins with one."""
+    return triton.cdiv(T, 128 // bits) * (128 // bits)
+
+
+def attention(q, k, v, p=0.0, seed=0, *, step=0, bits=8, tile=(64, 64)):
+    """dropout(softmax(Q K' / sqrt(D))) V.
+
+    q, k, v : (B, H, T, D) tensors of one floating dtype, D a power of two from 16.
+    p, seed, step, bits : as `sjlt.dropout` takes them, of the (B * H, T, T) probabilities; 0 <= p < 1, bits 8 or 16.
+    tile : rows and columns of the probabilities that a program holds; powers of two from 16. Does not change the mask.
+    """
+    return Attention.apply(q, k, v, p, seed, step, bits, tile)
+
+
+# ------------------------------------------------------------------------------------- the check
+
+
+def reference(q, k, v, p, seed, *, step=0, bits=8):
+    """The same by torch in fp64, with the mask that `sjlt.dropout_mask` makes."""
+    B, H, T, D = q.shape
+    keep = sjlt.dropout_mask(
+        (B * H, T, T), p, seed, step=step, row_stride=row_stride(T, bits), bits=bits, device=q.device
+    )
+    probabilities = (q.double() @ k.double().mT * D**-0.5).softmax(-1)
+    return sjlt.masked_dropout(probabilities, keep.view(B, H, T, T), p, bits=bits) @ v.double()
+
+
+def with_gradients(function, q, k, v, do, *args, **kwargs):
+    """The result, and the gradients of Q, K and V when its own is `do`."""
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    o = function(*inputs, *args, **kwargs)
+    return [o.detach(), *torch.autograd.grad(o, inputs, do.to(o.dtype))]
+
+
+def worst_error(shape, dtype, p, seed, device, tile, **options):
+    """The largest relative error, by norm, of the result and of the gradients, on random Q, K, V of `shape`."""
+    q, k, v, do = torch.randn((4, *shape), device=device).to(dtype)
+    found = with_gradients(attention, q, k, v, do, p, seed, tile=tile, **options)
+    expected = with_gradients(reference, q.double(), k.double(), v.double(), do, p, seed, **options)
+    return max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, expected, strict=True))
+
+
+def show_times(shape, dtype):
+    """Forward and backward, against the same kernels without dropout."""
+    q, k, v, do = torch.randn((4, *shape), device="cuda").to(dtype)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    print(f"B, H, T, D = {shape}, {dtype}: ms forward, backward (ratio to those without dropout)")
+    for name, p, bits in (("no dropout", 0.0, 8), ("8-bit lanes", 0.1, 8), ("16-bit lanes", 0.1, 16)):
+        o = attention(*inputs, p, 1, bits=bits)
+        times = (
+            triton.testing.do_bench(partial(attention, *inputs, p, 1, bits=bits)),
+            triton.testing.do_bench(partial(torch.autograd.grad, o, inputs, do, retain_graph=True)),
+        )
+        if p == 0:
+            base = times
+        ratios = " ".join(f"{t:8.2f} ({t / b:4.2f})" for t, b in zip(times, base, strict=True))
+        print(f"  {name:12}  {ratios}")
+
+
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape, dtype = ((2, 3, 1000, 64), torch.bfloat16) if device == "cuda" else ((1, 2, 40, 16), torch.float32)
+    print(f"error of the result and gradients, B, H, T, D = {shape}, {dtype}, p = 0.1")
+    for bits in (8, 16):
+        for tile in ((16, 16), (32, 64), (64, 32)):
+            error = worst_error(shape, dtype, 0.1, 123, device, tile, bits=bits)
+            print(f"  {bits:2}-bit lanes, tile {tile}: {error:.1e}")
+    if device == "cuda":
+        show_times((4, 16, 4096, 64), dtype)
+        show_times((4, 8, 4096, 128), dtype)
+
+
+if __name__ == "__main__":
+    main()
