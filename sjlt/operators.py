@@ -47,7 +47,7 @@ class Operator:
         if before and after:
             raise ValueError(
                 f"torch.compile cannot tell A @ S from S @ A where both are possible, with shapes {tuple(x.shape)} and "
-                f"{self.shape}: call S.project(X) for X @ S.T, S.project_adjoint(Y) for Y @ S, torch.matmul(S, A) for S @ A"
+                f"{self.shape}: call S.project(X) for X @ S.T, S.project_adjoint(Y) for Y @ S, and torch.matmul(S, A)"
             )
         return self.__matmul__(x) if before else self.__rmatmul__(x)
 

@@ -48,13 +48,19 @@ def test_the_callers_stream():
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_the_host_never_waits():
     x, y = data()
-    for product in products(x, y):
-        product()
+    leaf = x.clone().requires_grad_()
+
+    def everything():
+        for product in products(x, y):
+            product()
+        torch.autograd.grad((leaf @ S.T).square().sum(), leaf)
+        torch.vmap(lambda x: x @ S.T)(x)
+
+    everything()
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for product in products(x, y):
-            product()
+        everything()
     finally:
         torch.cuda.set_sync_debug_mode(mode)
 
@@ -72,6 +78,79 @@ def test_calls_are_captured_in_graphs():
         assert torch.equal(result, exact)
 
 
+def gradients(x):
+    """Of functions of both products, to the bit a matter of the device and the shape."""
+    x.grad = None
+    y = x @ S.T
+    (y.square().sum() + (y @ S).sin().sum() + (S @ x.t()).sum()).backward()
+    return x.grad
+
+
+def test_gradients_are_captured_in_graphs():
+    x = torch.randn((70, 5000), device="cuda", requires_grad=True)
+    fresh = torch.randn_like(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # torch asks for it: the first backward pass on a side stream
+        gradients(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    x.grad = None
+    with torch.cuda.graph(graph):
+        captured = gradients(x)
+    for values in (fresh, 2 * fresh):
+        with torch.no_grad():
+            x.copy_(values)
+        graph.replay()
+        assert torch.equal(captured, gradients(values.clone().requires_grad_()))
+
+
+def test_graphed_modules():
+    class Projected(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(300, 5000)
+
+        def forward(self, x):
+            return self.linear(x) @ S.T
+
+    module = Projected().cuda()
+    x = torch.randn((70, 300), device="cuda", requires_grad=True)
+    expected = module(x)
+    slopes = torch.autograd.grad(expected.square().sum(), (x, *module.parameters()))
+    graphed = torch.cuda.make_graphed_callables(module, (torch.randn_like(x).requires_grad_(),))
+    y = graphed(x)
+    assert torch.equal(y, expected)
+    for slope, exact in zip(torch.autograd.grad(y.square().sum(), (x, *module.parameters())), slopes, strict=True):
+        torch.testing.assert_close(slope, exact)  # torch may choose another algorithm for its own part
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own
+def test_compiled_for_graphs():
+    """torch.compile with graphs of its own, which replays them from the third call on."""
+    faster = torch.compile(lambda x: (x @ S.T).relu() @ S, fullgraph=True, mode="reduce-overhead")
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn((70, 5000), device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        assert torch.equal(faster(x).clone(), (x @ S.T).relu() @ S)
+    torch._dynamo.reset()
+
+
+def test_gradients_in_the_stream_of_their_products():
+    x = torch.randn((70, 5000), device="cuda")
+    expected = gradients(x.clone().requires_grad_())
+    late = torch.full_like(x, math.nan)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(x)
+        result = gradients(late.requires_grad_()).clone()
+    stream.synchronize()
+    assert torch.equal(result, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_tensors_device(dtype):
     if torch.cuda.device_count() < 2:
@@ -83,6 +162,10 @@ def test_the_tensors_device(dtype):
             assert result.device == torch.device("cuda:1")
             assert torch.equal(result.cpu(), exact.cpu())
         assert torch.cuda.current_device() == 0
+        near = torch.from_numpy(integers((70, 5000))).to("cuda:0", dtype).requires_grad_()
+        far = near.detach().to("cuda:1").requires_grad_()
+        assert gradients(far).device == torch.device("cuda:1")
+        assert torch.equal(gradients(far).cpu(), gradients(near).cpu())
         x, _ = data()
         with pytest.raises(ValueError, match=r"cuda:0.*cuda:1"):
             S.project(x, out=torch.zeros((70, 300), device="cuda:1"))

@@ -1,0 +1,145 @@
+"""bf16: every number is read as it is, and results are rounded to the nearest, to even on a tie, as torch rounds."""
+
+import math
+
+import pytest
+import torch
+from products import normal
+
+from sjlt import Sketch
+from sjlt.backends.cpu import plan
+
+BF16 = torch.bfloat16
+PATTERNS = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16)
+
+# One nonzero a column, and all in one chunk: a permutation with signs, which leaves numbers as they are.
+PERMUTATION = Sketch(128, 128, nnz=1, seed=2**63 + 1)
+ROWS, SIGNS = (torch.from_numpy(part[0]).long() for part in PERMUTATION.entries())
+
+WAYS = {
+    "X @ S.T": lambda x, out: PERMUTATION.project(x, out=out),
+    "few rows": lambda x, out: [PERMUTATION.project(a, out=b) for a, b in zip(x.split(3), out.split(3), strict=True)],
+    "Y @ S": lambda x, out: PERMUTATION.project_adjoint(x, out=out),
+    "few rows @ S": lambda x, out: [
+        PERMUTATION.project_adjoint(a, out=b) for a, b in zip(x.split(3), out.split(3), strict=True)
+    ],
+}
+each_way = pytest.mark.parametrize("way", WAYS)
+
+# How a tensor may lie in memory that `new` allocates.
+LAYOUTS = {
+    "rows": lambda n, d, new: new(n, d),
+    "columns": lambda n, d, new: new(d, n).t(),
+    "every second column": lambda n, d, new: new(n, 2 * d)[:, 1::2],
+    "odd rows": lambda n, d, new: new(n, d + 3)[:, 1:-2],  # their memory is not aligned to more than a number
+    "odd columns": lambda n, d, new: new(d, n + 3)[:, 1:-2].t(),
+}
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def laid(layout, x):
+    return LAYOUTS[layout](*x.shape, lambda *shape: x.new_full(shape, math.nan)).copy_(x)
+
+
+def permuted(way, x):
+    """What must come out, in fp64."""
+    x = x.cpu().double()
+    return x[:, ROWS] * SIGNS if "@ S" in way and "S.T" not in way else (x * SIGNS)[:, ROWS.argsort()]
+
+
+def same_numbers(actual, expected):
+    """Equal dtype and numbers; NaNs may be other ones, and a sum may lose the sign of a zero."""
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@each_layout
+@each_way
+def test_every_number_is_read(way, layout):
+    """Infinities, NaNs and subnormal numbers among them."""
+    x = laid(layout, PATTERNS.view(BF16).view(512, 128))
+    expected = permuted(way, x)
+    for dtype in (BF16, torch.float32, torch.float64):
+        out = torch.full_like(x, 7, dtype=dtype)
+        WAYS[way](x, out)
+        same_numbers(out, expected.to(dtype))
+
+
+@pytest.mark.gpu
+@each_layout
+@each_way
+def test_every_number_is_read_by_kernels(way, layout):
+    """Of those that may not reach others around them, and that are not subnormal."""
+    x = PATTERNS.view(BF16).view(512, 128)
+    x = laid(layout, x.where(x.isfinite() & (x.abs() >= torch.finfo(BF16).tiny), 0).cuda())
+    expected = permuted(way, x)
+    for dtype in (BF16, torch.float32, torch.float64):
+        out = torch.full_like(x, 7, dtype=dtype)
+        WAYS[way](x, out)
+        same_numbers(out, expected.to(dtype))
+
+
+@each_layout
+@each_way
+def test_results_are_rounded_as_torch_rounds(way, layout):
+    """Every number of bf16, half-way to the next, and close to it and to there on either side; overflow; NaNs."""
+    low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+    x = ((PATTERNS.int() << 16)[:, None] + low).view(torch.float32).view(-1, 128)
+    assert x.isnan().any()
+    assert (x.isfinite() & x.to(BF16).isinf()).any()
+    out = laid(layout, torch.full_like(x, 7, dtype=BF16))
+    WAYS[way](x, out)
+    same_numbers(out, permuted(way, x).float().to(BF16))
+
+
+@pytest.mark.parametrize("bits", ["7f800001", "7f80ffff", "7fffffff", "ff800001", "ffffffff", "7fc00000"])
+def test_a_nan_stays_one(bits):
+    """Also where all that makes it one is in the bits that go."""
+    number = torch.tensor([int(bits, 16)]).int().view(torch.float32)
+    x = torch.zeros(40, 128)
+    x[3, 5] = number
+    out = torch.zeros(40, 128, dtype=BF16)
+    PERMUTATION.project(x, out=out)
+    assert out.isnan().sum() == 1
+    assert out[3, ROWS[5]].isnan()
+
+
+def test_results_of_fp64():
+    """By way of fp32, as torch does it."""
+    x = torch.tensor([1 + 2.0**-8, 1 + 2.0**-8 + 2.0**-23, 1 + 3 * 2.0**-8, 1e39, -1e300, 1e-300, 9.2e-41, math.pi])
+    x = x.double().repeat(16).expand(50, 128)
+    for way in WAYS:
+        out = torch.full(x.shape, 7, dtype=BF16)
+        WAYS[way](x, out)
+        same_numbers(out, permuted(way, x).to(BF16))
+
+
+@pytest.mark.parametrize("n", [1, 3, 70])
+def test_sums_are_rounded_once(device, n):
+    """They run in fp32: the same bits as the fp32 result rounded, and as that of the same numbers in fp32."""
+    for S in (Sketch(5000, 70, nnz=3, seed=4), Sketch(200, 300, nnz=4, seed=4)):
+        for function, width in ((S.project, S.n_features), (S.project_adjoint, S.n_components)):
+            x = normal(device, n, width, dtype=BF16)
+            wide = torch.empty_like(function(x), dtype=torch.float32)
+            function(x, out=wide)
+            assert torch.equal(function(x), wide.to(BF16))
+            if device == "cpu":
+                assert torch.equal(function(x), function(x.float()).to(BF16))
+
+
+@each_layout
+def test_results_that_are_rounded_some_rows_at_a_time(layout, monkeypatch):
+    monkeypatch.setattr(plan, "STAGE_BYTES", 8 * 128 * 7)
+    x = normal("cpu", 50, 128)
+    for way in WAYS:
+        memory = []
+
+        def kept(*shape, memory=memory):
+            memory.append(torch.full(shape, math.nan, dtype=BF16))
+            return memory[0]
+
+        out = LAYOUTS[layout](50, 128, kept)
+        WAYS[way](x, out)
+        same_numbers(out, permuted(way, x).to(BF16))
+        out.fill_(math.nan)
+        assert memory[0].isnan().all(), "what lies beside out was written to"

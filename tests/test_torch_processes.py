@@ -1,0 +1,129 @@
+"""Sketches and what holds them, copied, pickled, sent to other processes, used in loaders' workers and in threads."""
+
+import copy
+import io
+import multiprocessing
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from products import normal
+from torch.utils.data import DataLoader, Dataset
+
+from sjlt import Sketch
+
+S = Sketch(300, 20, nnz=3, seed=2**64 - 3)
+PART = S[:, 7:57]
+
+
+class Projected(torch.nn.Module):
+    def __init__(self, sketch):
+        super().__init__()
+        self.linear, self.sketch = torch.nn.Linear(9, sketch.n_features), sketch
+
+    def forward(self, x):
+        return self.linear(x) @ self.sketch.T
+
+
+class Rows(Dataset):
+    """Rows that are projected where they are read, some with the gradient of their squared length."""
+
+    def __init__(self, sketch, x, gradients):
+        self.sketch, self.x, self.gradients = sketch, x, gradients
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        y = self.x[i] @ self.sketch.T
+        if not self.gradients:
+            return y
+        row = self.x[i].requires_grad_()
+        return torch.cat([y, torch.autograd.grad((row @ self.sketch.T).square().sum(), row)[0]])
+
+
+def answer(module, x):
+    """What another process does with a module and a tensor, the gradient included."""
+    x.requires_grad_()
+    y = module(x)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    return y.detach().numpy(), gradient.numpy()
+
+
+@pytest.mark.parametrize("sketch", [S, PART], ids=["whole", "slice"])
+def test_copies(device, sketch):
+    model = Projected(sketch).to(device)
+    x = normal(device, 4, 9)
+    expected = model(x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)]
+    expected.square().sum().backward()
+    optimizer.step()
+    for other in copies:  # which do not learn with it
+        assert other.sketch == sketch
+        assert torch.equal(other(x), expected)
+    for again in (copy.deepcopy(sketch), copy.copy(sketch), pickle.loads(pickle.dumps(sketch))):
+        assert (again, hash(again), again.numbers) == (sketch, hash(sketch), sketch.numbers)
+        assert copy.deepcopy(again.T) == sketch.T
+
+
+def test_results_and_their_gradients_are_copied(device):
+    x = normal(device, 4, 300, requires_grad=True)
+    y = x @ S.T
+    assert torch.equal(pickle.loads(pickle.dumps(y.detach())), y)
+    with pytest.raises(RuntimeError, match="deepcopy"):  # as of everything that is not a leaf
+        copy.deepcopy(y)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_loaders_whose_workers_project(method):
+    """Before a fork the parent has projected, so that its threads are missing in the workers.
+
+    (Backward passes in a fork torch refuses, where its own threads are missing.)
+    """
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip("a way of starting that this system lacks")
+    x = normal("cpu", 12, 300)
+    expected = x @ S.T
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # Python's, of any fork
+        loader = DataLoader(
+            Rows(S, x, gradients=method == "spawn"),
+            batch_size=4,
+            num_workers=2 if method == "fork" else 1,
+            multiprocessing_context=method,
+        )
+        batches = torch.cat(list(loader))
+    assert torch.equal(batches[:, :20], expected)
+    if method == "spawn":
+        assert torch.equal(batches[:, 20:], 2 * (expected @ S))
+
+
+def test_another_process():
+    module = Projected(PART)
+    x = normal("cpu", 4, 9)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        y, gradient = pool.apply(answer, (module, x))
+    here = answer(module, x)
+    assert (y == here[0]).all()
+    assert (gradient == here[1]).all()
+
+
+def test_threads(device):
+    """Calls and backward passes of several threads at once."""
+    x = normal(device, 8, 300)
+    expected = x @ S.T, 2 * (x @ S.T @ S)
+
+    def run(_):
+        leaf = x.clone().requires_grad_()
+        y = leaf @ S.T
+        return y.detach(), torch.autograd.grad(y.square().sum(), leaf)[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        for results in pool.map(run, range(32)):
+            assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
