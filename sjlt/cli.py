@@ -1,4 +1,4 @@
-"""The command line: ``sjlt project``, ``sjlt info``, ``sjlt demo``.
+"""The command line: ``sjlt project``, ``sjlt info``, ``sjlt demo``, ``sjlt quality``.
 
 Modules that take long to import are imported by the commands that need them, so that help appears at once.
 """
@@ -17,6 +17,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from . import __version__
+from .arguments import INTEGER, INTEGER_OR_AUTO
+from .quality_cli import quality
 
 app = typer.Typer(
     help="Sparse Johnson-Lindenstrauss transforms that are never stored.",
@@ -70,25 +72,6 @@ def _show_version(value: bool) -> None:
         raise typer.Exit
 
 
-def _integer(value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise typer.BadParameter(f"{value!r} is not an integer") from None
-
-
-def _integer_or_auto(value: str) -> int | str:
-    if value == "auto":
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        raise typer.BadParameter(f"{value!r} is neither an integer nor 'auto'") from None
-
-
-_INTEGER: dict[str, Any] = {"parser": _integer, "metavar": "INTEGER"}  # typer's own does not say what it was given
-
-
 @app.callback()
 def _options(
     version: Annotated[
@@ -105,16 +88,12 @@ def _options(
 def project(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A 2-D array (.npy), or CSR matrix (.npz).")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The result, .npy.")],
-    n_components: Annotated[
-        int, typer.Option("-k", "--n-components", help="Length of a projected vector.", **_INTEGER)
-    ],
+    n_components: Annotated[int, typer.Option("-k", "--n-components", help="Length of a projected vector.", **INTEGER)],
     nnz: Annotated[
         int,
-        typer.Option(
-            parser=_integer_or_auto, metavar="INTEGER|auto", help="Nonzeros per column; auto is 4 where k >= 4."
-        ),
+        typer.Option(help="Nonzeros per column; auto is 4 where k >= 4.", **INTEGER_OR_AUTO),
     ] = cast(int, "auto"),
-    seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **_INTEGER)] = 0,
+    seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
     dtype: Annotated[
         Dtype | None,
         typer.Option(
@@ -125,14 +104,14 @@ def project(
     ] = None,
     batch_rows: Annotated[
         int | None,
-        typer.Option(help="Rows of a batch; by default about 16 MiB, 32 on a GPU.", show_default=False, **_INTEGER),
+        typer.Option(help="Rows of a batch; by default about 16 MiB, 32 on a GPU.", show_default=False, **INTEGER),
     ] = None,
     device: Annotated[
         Device, typer.Option(help="auto is a GPU where there is one, and IN is dense and of a floating dtype.")
     ] = Device.auto,
     threads: Annotated[
         int | None,
-        typer.Option(help="All CPUs of the process by default.", show_default=False, **_INTEGER),
+        typer.Option(help="All CPUs of the process by default.", show_default=False, **INTEGER),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT, or what an interrupted run left.")] = False,
@@ -276,7 +255,7 @@ def demo(
         Path | None,
         typer.Option(metavar="DIRECTORY", help="Keep the vectors and results there.", show_default=False),
     ] = None,
-    stride: Annotated[int, typer.Option(help="Pixels from patch to patch; 2 gives 128,956 vectors.", **_INTEGER)] = 2,
+    stride: Annotated[int, typer.Option(help="Pixels from patch to patch; 2 gives 128,956 vectors.", **INTEGER)] = 2,
 ) -> None:
     """Project real vectors, side by side with scikit-learn.
 
@@ -308,3 +287,8 @@ def demo(
     Console().print(comparison.table(report))
     comparison.plot(report, plot)
     typer.echo(f"Plot: {plot}")
+
+
+# ------------------------------------------------------------------------------------- quality
+
+app.command()(quality)
