@@ -27,6 +27,7 @@ class Case:
     nnz: int
     methods: dict[str, Callable[[Case, Any], Callable[[], Any]]]
     axis: int = 1  # of the features in the data
+    density: float | None = None  # of independent entries, instead of nnz
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -44,7 +45,8 @@ def sparse_rows(n: int, d: int, per_row: int) -> Any:
 
 
 def sketch_of(case: Case, x: Any) -> sjlt.Sketch:
-    return sjlt.Sketch(x.shape[case.axis], case.n_components, nnz=case.nnz, seed=SEED)
+    entries: dict[str, Any] = {"density": case.density} if case.density else {"nnz": case.nnz}
+    return sjlt.Sketch(x.shape[case.axis], case.n_components, seed=SEED, **entries)
 
 
 # ------------------------------------------------------------------------------------- methods
@@ -70,7 +72,7 @@ def sjlt_transformer(case: Case, x: Any) -> Callable[[], Any]:
 def sklearn_fit_transform(case: Case, x: Any) -> Callable[[], Any]:
     from sklearn.random_projection import SparseRandomProjection
 
-    density = case.nnz / case.n_components
+    density = case.density or case.nnz / case.n_components
     return lambda: SparseRandomProjection(
         case.n_components, density=density, dense_output=True, random_state=SEED
     ).fit_transform(x)
@@ -120,6 +122,19 @@ CASES = {
             "torch bf16 GEMM, stored S, fp32 X": torch_bf16_from_fp32,
             "memcpy of X, one thread": memcpy,
         },
+    ),
+    "iid": Case(
+        "X (20000, 768) fp32 → 256, independent entries, density 1/3",
+        lambda: normal(20_000, 768),
+        256,
+        0,
+        {
+            "sjlt": sjlt_project,
+            "scikit-learn fit+transform": sklearn_fit_transform,
+            "torch bf16 GEMM, stored S, bf16 X": torch_bf16,
+            "memcpy of X, one thread": memcpy,
+        },
+        density=1 / 3,
     ),
     "wide": Case(
         "X (2000, 100000) fp32 → 1024, nnz 8",

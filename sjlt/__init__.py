@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .estimator import SparseRandomProjection as SparseRandomProjection
+    from .evaluation import quality as quality
+    from .seeded_dropout import dropout as dropout
+    from .seeded_dropout import dropout_add as dropout_add
+    from .seeded_dropout import dropout_mask as dropout_mask
+    from .seeded_dropout import masked_dropout as masked_dropout
     from .sketch import Sketch as Sketch
     from .sketch import project as project
     from .threads import get_num_threads as get_num_threads
@@ -19,11 +24,27 @@ _EXPORTS = {
     "Sketch": "sketch",
     "project": "sketch",
     "SparseRandomProjection": "estimator",
+    "dropout": "seeded_dropout",  # no module has a function's name: loaded, it would take the function's place
+    "dropout_add": "seeded_dropout",
+    "dropout_mask": "seeded_dropout",
+    "masked_dropout": "seeded_dropout",
+    "quality": "evaluation",
     "get_num_threads": "threads",
     "set_num_threads": "threads",
 }
 
-__all__ = ["Sketch", "SparseRandomProjection", "get_num_threads", "project", "set_num_threads"]
+__all__ = [
+    "Sketch",
+    "SparseRandomProjection",
+    "dropout",
+    "dropout_add",
+    "dropout_mask",
+    "get_num_threads",
+    "masked_dropout",
+    "project",
+    "quality",
+    "set_num_threads",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from . import law, projection
+from . import iid_law, law, projection
+from .checks import integer as _integer
+from .checks import nnz_or_lanes
 from .operators import Operator
+from .transposed import Transposed
 
 if TYPE_CHECKING:
     import torch
@@ -18,16 +21,14 @@ if TYPE_CHECKING:
 MAX_FEATURES = 2**63 - 1
 
 
-def _integer(name: str, value: Any, low: int, high: int, condition: str = "") -> int:
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be an integer, got the bool {value}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
-    if not low <= number <= high:
-        raise ValueError(f"{name} must be from {low} to {high}{condition}, got {number}")
-    return number
+def _bounds(part: slice, n: int) -> tuple[int, int]:
+    """``part.indices(n)`` of a slice of step 1, in operations that torch.compile can trace."""
+    if part.step is not None and operator.index(part.step) != 1:
+        raise ValueError(f"only slices of step 1 exist, got step {part.step}")
+    start, stop = part.start if part.start is not None else 0, part.stop if part.stop is not None else n
+    if not (type(start) is type(stop) is int):  # to torch.compile, operator.index would fix a number
+        start, stop = operator.index(start), operator.index(stop)
+    return (max(start + n, 0) if start < 0 else min(start, n)), (max(stop + n, 0) if stop < 0 else min(stop, n))
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,8 +37,8 @@ class Sketch(Operator):
 
     Each column has exactly `nnz` nonzeros +-1/sqrt(nnz) in distinct rows, placed by Philox4x32-10 (see
     `sjlt.law`), so E||Sx||^2 = ||x||^2 and Var||Sx||^2 <= 2/n_components for unit x (slightly more where
-    n_components does not divide evenly, see there). The object is about a hundred bytes;
-    equal arguments give equal entries on every machine.
+    n_components does not divide evenly, see there). Given a `density` instead, entries are independent
+    (`sjlt.iid_law`). The object is about a hundred bytes; equal arguments give equal entries on every machine.
 
     Parameters
     ----------
@@ -48,6 +49,10 @@ class Sketch(Operator):
     nnz : int or "auto", default "auto"
         Nonzeros per column (s in the literature), from 1 to floor(k / ceil(k/128)) for k = n_components.
         "auto" is 4, or that bound where it is smaller. nnz=1 is the CountSketch.
+    density : float in (0, 1] or "auto", optional
+        Instead of nnz: entries are independent, +-sqrt(1/(k density)) with probability density/2 each and else 0, the
+        distribution of scikit-learn's random projections. "auto" is 1/sqrt(n_features), 1 has no zeros. It is rounded
+        to a multiple of 2^-7, below 1/16 of 2^-15, and refused below 2^-16.
     seed : int, -2^63 to 2^64 - 1, default 0
         Taken mod 2^64.
     feature_offset : int, default 0
@@ -56,17 +61,20 @@ class Sketch(Operator):
     Attributes
     ----------
     shape : (n_components, n_features)
+    nnz : int, or None where entries are independent
+    density : float, the probability of a nonzero as realised, or None where every column has nnz
 
     Raises
     ------
     TypeError, ValueError
-        For arguments of a wrong type or out of range.
+        For arguments of a wrong type or out of range, and for both nnz and density.
 
     References
     ----------
     Kane, Nelson, "Sparser Johnson-Lindenstrauss transforms", JACM 61(1), 2014, section 1.1 (block construction).
     Nelson, Nguyen, "OSNAP", FOCS 2013. Charikar, Chen, Farach-Colton, "Finding frequent items in data streams",
-    2002 (nnz=1). Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
+    2002 (nnz=1). Achlioptas, "Database-friendly random projections", JCSS 66(4), 2003 (density). Salmon et al.,
+    "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
 
     Examples
     --------
@@ -81,29 +89,36 @@ class Sketch(Operator):
 
     n_features: int
     n_components: int
-    nnz: int = field(default=cast(int, "auto"), kw_only=True)
+    nnz: Any = field(default="auto", kw_only=True)
+    density: Any = field(default=None, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     feature_offset: int = field(default=0, kw_only=True)
-    # The description as torch's operators take it, the seed as a signed number.
-    numbers: tuple[int, int, int, int, int] = field(init=False, repr=False, compare=False)
+    lanes: iid_law.Lanes | None = field(init=False, repr=False)  # where entries are independent
+    # The description as torch's operators take it: n_features, n_components, nnz or 0, the lanes' bits and threshold or
+    # 0, the seed as a signed number, feature_offset.
+    numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         n_features = _integer("n_features", self.n_features, 0, MAX_FEATURES)
         k = _integer("n_components", self.n_components, 1, law.MAX_N_COMPONENTS)
-        most = law.max_nnz(k)
-        if isinstance(self.nnz, str) and self.nnz == "auto":
-            nnz = min(4, most)
-        else:
-            nnz = _integer("nnz", self.nnz, 1, most, f" for n_components = {k}")
+        nnz, lanes = nnz_or_lanes(self.nnz, self.density, n_features, k)
         seed = _integer("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
         offset = _integer("feature_offset", self.feature_offset, 0, MAX_FEATURES)
         if offset + n_features > MAX_FEATURES:
             raise ValueError(f"feature_offset + n_features must be at most 2^63 - 1, got {offset} + {n_features}")
         checked = {"n_features": n_features, "n_components": k, "nnz": nnz, "seed": seed, "feature_offset": offset}
+        checked |= {"lanes": lanes, "density": lanes.density if lanes else None}
+        signed = seed - 2**64 if seed >> 63 else seed
+        checked["numbers"] = (n_features, k, nnz or 0, *(lanes or (0, 0)), signed, offset)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        signed = seed - 2**64 if seed >> 63 else seed
-        object.__setattr__(self, "numbers", (n_features, k, nnz, signed, offset))
+
+    @classmethod
+    def _from_numbers(cls, n_features: int, k: int, nnz: int, bits: int, threshold: int, *rest: int) -> Sketch:
+        """The sketch with these `numbers`."""
+        lanes = None if nnz else iid_law.Lanes(bits, threshold)
+        entries: dict[str, Any] = {"density": lanes.density} if lanes else {"nnz": nnz}
+        return cls(n_features, k, seed=rest[0], feature_offset=rest[1], **entries)
 
     # --------------------------------------------------------------------------------- description
 
@@ -113,19 +128,15 @@ class Sketch(Operator):
 
     def __repr__(self) -> str:
         end = self.feature_offset + self.n_features
-        whole = f"Sketch(n_features={end}, n_components={self.n_components}, nnz={self.nnz}, seed={self.seed})"
+        entries = f"density={self.density}" if self.lanes else f"nnz={self.nnz}"
+        whole = f"Sketch(n_features={end}, n_components={self.n_components}, {entries}, seed={self.seed})"
         return f"{whole}[:, {self.feature_offset}:{end}]" if self.feature_offset else whole
 
     def to_dict(self) -> dict[str, int]:
         """The sketch as numbers, ready for JSON; `from_dict` makes an equal sketch of them."""
-        return {
-            "law": law.VERSION,
-            "n_features": self.n_features,
-            "n_components": self.n_components,
-            "nnz": self.nnz,
-            "seed": self.seed,
-            "feature_offset": self.feature_offset,
-        }
+        entries = self.lanes._asdict() if self.lanes else {"nnz": self.nnz}
+        shape = {"law": law.VERSION, "n_features": self.n_features, "n_components": self.n_components}
+        return {**shape, **entries, "seed": self.seed, "feature_offset": self.feature_offset}
 
     @classmethod
     def from_dict(cls, description: dict[str, int]) -> Sketch:
@@ -137,9 +148,13 @@ class Sketch(Operator):
         version = given.pop("law", None)
         if version != law.VERSION:
             raise ValueError(f"this version of sjlt knows sketch law {law.VERSION}, the description has {version!r}")
-        expected = {"n_features", "n_components", "nnz", "seed", "feature_offset"}
+        entries = iid_law.Lanes._fields if "threshold" in given else ("nnz",)
+        expected = {"n_features", "n_components", *entries, "seed", "feature_offset"}
         if given.keys() != expected:
             raise ValueError(f"a sketch's description has the keys {sorted(expected)}, got {sorted(map(str, given))}")
+        if "threshold" in given:
+            lanes = iid_law.checked(given.pop("bits"), given.pop("threshold"))
+            return cls(**given, density=lanes.density)
         return cls(**given)
 
     def __reduce__(self) -> Any:
@@ -153,20 +168,17 @@ class Sketch(Operator):
             key[0] != slice(None)
         ):
             raise TypeError(f"a sketch is sliced by columns only, as S[:, a:b]; got S[{key!r}]")
-        start, stop, step = key[1].indices(self.n_features)
-        if step != 1:
-            raise ValueError(f"only slices of step 1 exist, got step {step}")
+        start, stop = _bounds(key[1], self.n_features)
         return self._part(max(0, stop - start), self.feature_offset + start)
 
     def _part(self, n_features: int, feature_offset: int) -> Sketch:
         """Unchecked, as torch.compile would check it for one seed and one slice, and compile anew for the next."""
         part = object.__new__(type(self))
-        for name in ("n_components", "nnz", "seed"):
+        for name in ("n_components", "nnz", "density", "lanes", "seed"):
             object.__setattr__(part, name, getattr(self, name))
-        _, k, nnz, seed, _ = self.numbers
         object.__setattr__(part, "n_features", n_features)
         object.__setattr__(part, "feature_offset", feature_offset)
-        object.__setattr__(part, "numbers", (n_features, k, nnz, seed, feature_offset))
+        object.__setattr__(part, "numbers", (n_features, *self.numbers[1:-1], feature_offset))
         return part
 
     # --------------------------------------------------------------------------------- products
@@ -197,9 +209,9 @@ class Sketch(Operator):
         Parameters
         ----------
         x : {ndarray, tensor, CSR or CSC matrix or array} of shape (..., n_features)
-            Tensors on the CPU or on CUDA. fp16, bf16 (of torch), fp32 and fp64 keep their dtype (sums of fp16 and bf16 run in fp32). An array's
-            integers and bool become fp64; a tensor's are refused, as torch.matmul refuses them. Strides are free:
-            nothing is copied. Sparse input has two dimensions, and is scipy's.
+            Tensors on the CPU or on CUDA. fp16, bf16 (of torch), fp32 and fp64 keep their dtype (sums of fp16 and bf16
+            run in fp32). An array's integers and bool become fp64; a tensor's are refused, as by torch.matmul. Strides
+            are free: nothing is copied. Sparse input has two dimensions, and is scipy's.
         out : {ndarray, tensor on x's device} of shape (..., n_components), fp16, bf16, fp32 or fp64, optional
             Where to write; it may not share memory with x.
         accumulate : bool, default False
@@ -227,7 +239,8 @@ class Sketch(Operator):
         -----
         Error against exact arithmetic: at most 1e-6 ||x|| for fp32, 1e-14 ||x|| for fp64. On the CPU results do not
         depend, to the bit, on the number of threads or on which rows are projected together, and a non-finite number
-        reaches exactly the nnz components of its feature.
+        reaches exactly the nnz components of its feature. (Where entries are independent, it may reach all components
+        of its data vector, on every device.)
 
         CUDA tensors are projected on their own device, in the caller's current stream, by the same entries. Results
         are the same to the bit in every run on one device with data of one shape. fp32 is as accurate as on the CPU
@@ -299,6 +312,8 @@ class Sketch(Operator):
     def entries(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The nonzeros of columns `start` to `stop` - 1 (default: all), before scaling by 1/sqrt(nnz).
 
+        ValueError where entries are independent, since columns then differ in their number.
+
         Returns
         -------
         rows : ndarray of shape (nnz, stop - start), int64
@@ -306,6 +321,8 @@ class Sketch(Operator):
         """
         from .backends import cpu
 
+        if self.lanes:
+            raise ValueError(f"{self!r} has columns of varying numbers of nonzeros: S[:, a:b].to_scipy() shows them")
         stop = self.n_features if stop is None else _integer("stop", stop, 0, self.n_features)
         start = _integer("start", start, 0, stop)
         codes = cpu.codes(self, start, stop).T
@@ -315,52 +332,19 @@ class Sketch(Operator):
         """The sketch as a `scipy.sparse` array of shape (n_components, n_features), indices sorted."""
         import scipy.sparse
 
+        from .backends import cpu
+
         if np.dtype(dtype).kind != "f":
-            raise TypeError(f"the entries are +-1/sqrt(nnz): they need a floating dtype, got {np.dtype(dtype)}")
-        rows, signs = self.entries()  # rows ascend in each column: sub-block t lies below t + 1
+            raise TypeError(f"the entries are fractions: they need a floating dtype, got {np.dtype(dtype)}")
+        signs, rows, indptr, scale = cpu.columns(self)  # rows ascend in each column
         index = np.int32 if max(rows.size, *self.shape) <= np.iinfo(np.int32).max else np.int64
-        indptr = np.arange(0, rows.size + 1, self.nnz, dtype=index)
-        data = (signs.T.ravel() * (1 / np.sqrt(self.nnz))).astype(dtype)
-        matrix = scipy.sparse.csc_array((data, rows.T.ravel().astype(index), indptr), shape=self.shape)
+        parts = ((signs * scale).astype(dtype), rows.astype(index), indptr.astype(index))
+        matrix = scipy.sparse.csc_array(parts, shape=self.shape)
         return matrix.asformat(format)
 
     def toarray(self, dtype: DTypeLike = np.float64) -> np.ndarray:
         """The sketch as a dense array of shape (n_components, n_features)."""
         return np.asarray(self.to_scipy(dtype=dtype).toarray())
-
-
-@dataclass(frozen=True, repr=False)
-class Transposed(Operator):
-    """The transpose of a sketch, ``S.T``: an operator of shape (n_features, n_components)."""
-
-    sketch: Sketch
-
-    @property
-    def shape(self) -> tuple[int, int]:  # type: ignore[override]
-        return (self.sketch.n_features, self.sketch.n_components)
-
-    @property
-    def T(self) -> Sketch:
-        return self.sketch
-
-    def __repr__(self) -> str:
-        return f"{self.sketch!r}.T"
-
-    def __matmul__(self, b: Any) -> Any:
-        """S.T @ B for B (n_components,) or (n_components, n)."""
-        return projection.multiply_transposed(self.sketch, b)
-
-    def __rmatmul__(self, x: Any) -> Any:
-        """X @ S.T: `Sketch.project`."""
-        return self.sketch.project(x)
-
-    def to_scipy(self, format: Literal["csc", "csr", "coo"] = "csr", dtype: DTypeLike = np.float64) -> Any:
-        """The transpose as a `scipy.sparse` array of shape (n_features, n_components)."""
-        return self.sketch.to_scipy(dtype=dtype).T.asformat(format)
-
-    def toarray(self, dtype: DTypeLike = np.float64) -> np.ndarray:
-        """The transpose as a dense array of shape (n_features, n_components)."""
-        return self.sketch.toarray(dtype).T
 
 
 def project(
@@ -386,4 +370,4 @@ def project(
         x = np.asarray(x)
     if not x.shape:
         raise ValueError("project needs at least one axis, got a scalar")
-    return Sketch(x.shape[-1], n_components, nnz=cast(int, nnz), seed=seed).project(x, out=out)
+    return Sketch(x.shape[-1], n_components, nnz=nnz, seed=seed).project(x, out=out)

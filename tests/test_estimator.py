@@ -261,12 +261,6 @@ def test_same_random_state_same_result():
 # ------------------------------------------------------------------------------------- what it refuses
 
 
-@pytest.mark.parametrize("density", [0.1, 1, "auto"])
-def test_density_is_refused(density):
-    with pytest.raises(NotImplementedError, match=f"density={density!r}.*nnz"):
-        SparseRandomProjection(20, density=density).fit(integers())
-
-
 @pytest.mark.parametrize(
     "bad",
     [

@@ -29,7 +29,7 @@ Launch = launch.Tiles | launch.Rows | launch.Gather
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 NVIDIA = not INTERPRETED and torch.version.hip is None
-REDUCED = 1024  # elements of a result that a program sums
+REDUCERS = 256  # programs that sum partial results, at least, where each has 128 to 1024 elements
 MOST_COMPILED = 4096  # launches remembered
 
 _compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
@@ -37,6 +37,11 @@ _compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
 def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or += where `accumulate`."""
+    if sketch.lanes:
+        from . import triton_iid
+
+        triton_iid.project(sketch, x, out, accumulate)
+        return
     n, d = x.shape
     if n == 0 or d == 0:
         if not accumulate:
@@ -47,13 +52,18 @@ def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
         if chosen.splits == 1:
             _project(chosen, sketch, x, out, (0, *out.stride()), True, accumulate)
         else:
-            partial = _partial(chosen, x, out)
+            partial = _partial(chosen.splits, x, out)
             _project(chosen, sketch, x, partial, partial.stride(), False, False)
             _reduce(sketch.nnz, partial, out, accumulate)
 
 
 def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, or += where `accumulate`."""
+    if sketch.lanes:
+        from . import triton_iid
+
+        triton_iid.adjoint(sketch, y, out, accumulate)
+        return
     n, d = out.shape
     if n == 0 or d == 0:
         return
@@ -95,21 +105,22 @@ def _project(
         _launch(project_tiles, grid, sketch, chosen, (x, out, scales), sizes, (chosen.groups_per_split,), **flags)
 
 
-def _partial(chosen: Launch, x: Tensor, out: Tensor) -> Tensor:
+def _partial(splits: int, x: Tensor, out: Tensor) -> Tensor:
     """Room for the partial sums (splits, n, k), in the memory order of out."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     n, k = out.shape
     if out.stride(0) < out.stride(1):
-        return x.new_empty((chosen.splits, k, n), dtype=dtype).transpose(1, 2)
-    return x.new_empty((chosen.splits, n, k), dtype=dtype)
+        return x.new_empty((splits, k, n), dtype=dtype).transpose(1, 2)
+    return x.new_empty((splits, n, k), dtype=dtype)
 
 
-def _reduce(nnz: int, partial: Tensor, out: Tensor, accumulate: bool) -> None:
+def _reduce(nnz: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:
     if partial.stride(1) < partial.stride(2):
         partial, out = partial.transpose(1, 2), out.t()
     splits, rows, columns = partial.shape
-    columns_each = min(triton.next_power_of_2(columns), REDUCED)
-    rows_each = min(triton.next_power_of_2(rows), REDUCED // columns_each)
+    each = min(max(128, triton.next_power_of_2(rows * columns // REDUCERS)), 1024)
+    columns_each = min(triton.next_power_of_2(columns), each)
+    rows_each = min(triton.next_power_of_2(rows), each // columns_each)
     reduce_partials[(-(-rows // rows_each), -(-columns // columns_each))](
         partial, out, splits, rows, columns, *partial.stride(), *out.stride(), NNZ=nnz, ACCUMULATE=accumulate,
         DTYPE=tl.float64 if partial.dtype == torch.float64 else tl.float32,

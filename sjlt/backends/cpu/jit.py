@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
-from ... import law, philox
+from ... import dropout_law, iid_law, law, philox
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
@@ -55,9 +55,15 @@ def _argument_type(name: str, data: Any, compute: Any, out: Any, index: Any, out
         return array(types.float64, 2)
     if name in ("row_sums", "row_totals"):
         return array(types.float64, 1)
+    if name == "entries":
+        return array(compute, 1)
+    if name == "words":
+        return array(types.uint32, 1)
+    if name in ("places", "found"):
+        return array(types.int32, 1)
     if name in ("codes", "table", "one"):
         return array(types.int32, 2)
-    if name in ("indptr", "indices"):
+    if name in ("indptr", "indices", "row_of"):
         return array(index, 1, readonly=True)
     if name == "data":
         return array(data, 1, readonly=True)
@@ -71,11 +77,13 @@ def _argument_type(name: str, data: Any, compute: Any, out: Any, index: Any, out
         return array(out, 1)
     if name == "geometry":
         return types.UniTuple(types.uint64, len(law.Geometry._fields))
-    if name in ("first", "last", "is_sorted", "accumulate"):
+    if name == "rule":
+        return types.UniTuple(types.uint64, 5)
+    if name in ("first", "last", "is_sorted", "accumulate", "forward", "dense"):
         return types.boolean
     if name in ("scale", "first_column"):
         return types.float64 if name == "scale" else types.uint64
-    if name in ("i0", "i1", "k", "n"):
+    if name in ("i0", "i1", "o0", "o1", "k", "n", "block"):
         return types.int64
     raise TypeError(f"no kernel has had an argument {name} before: say here what it is")
 
@@ -84,7 +92,8 @@ def _argument_type(name: str, data: Any, compute: Any, out: Any, index: Any, out
 def _digest() -> str:
     """Of all sources that kernels are made from. Numba's cache by itself looks at a kernel's own file only."""
     here = Path(__file__).parent
-    sources = [Path(law.__file__), Path(philox.__file__), *here.glob("*.py")]
+    laws = (philox, law, dropout_law, iid_law)
+    sources = [*(Path(inspect.getfile(module)) for module in laws), *here.glob("*.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:8]
 
 
@@ -99,7 +108,12 @@ def compiled(
 ) -> Callable[..., None]:
     """`kernel` as machine code for these dtypes, from the cache on disk where an earlier process made it."""
     dtypes = [numba.from_dtype(np.dtype(d)) for d in (data, compute, out, index, out_index)]
-    signature = types.void(*(_argument_type(name, *dtypes) for name in inspect.signature(kernel).parameters))
+    return with_types(kernel, *(_argument_type(name, *dtypes) for name in inspect.signature(kernel).parameters))
+
+
+def with_types(kernel: Callable[..., None], *argument_types: types.Type) -> Callable[..., None]:
+    """`kernel` as machine code for arguments of these types, likewise."""
+    signature = types.void(*argument_types)
     assert isinstance(kernel, FunctionType)
     named = FunctionType(kernel.__code__, kernel.__globals__, kernel.__name__)
     named.__module__, named.__qualname__ = kernel.__module__, f"{kernel.__name__}_{_digest()}"

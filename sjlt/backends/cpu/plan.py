@@ -115,7 +115,7 @@ def staged(function: Callable[..., None], sketch: Sketch, x: Any, out: np.ndarra
 
 def _to_bfloat16(numbers: np.ndarray) -> np.ndarray:
     """fp32 rounded to the nearest, to even on a tie."""
-    bits = numbers.view(np.uint32)
-    bits += np.where(np.isnan(numbers), 0, 0x7FFF + (bits >> 16 & 1)).astype(np.uint32)
-    np.bitwise_or(bits, 0x400000, out=bits, where=np.isnan(numbers))  # a NaN stays one when its low bits go
+    bits, is_nan = numbers.view(np.uint32), np.isnan(numbers)
+    np.add(bits, 0x7FFF + (bits >> 16 & 1), out=bits, where=~is_nan)
+    np.bitwise_or(bits, 0x400000, out=bits, where=is_nan)  # a NaN stays one when its low bits go
     return (bits >> 16).astype(np.uint16).view(BFLOAT16)

@@ -9,9 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
+_WIDE = "avx512f" in (features := get_host_cpu_features()) and features["avx512f"]
+HELD = 8 if _WIDE else 2  # sums of 32 lanes that registers hold, with room for more
 SQUARE_BYTES = 64  # a side of the squares that tiles are moved by: 16 fp32, 8 fp64
 
 
@@ -43,6 +47,47 @@ def define_add_lanes(lanes: int) -> Any:
         return types.void(target, types.int64, source, types.int64, target.dtype), codegen
 
     return add_lanes
+
+
+def define_multiply_lanes(lanes: int, width: int) -> Any:
+    @intrinsic
+    def multiply_lanes(typing_context, entries, at, step, next_, count, tile, sums, base):
+        """sums[base + w, :] += sum over i < count of entries[at + w step + i next_] tile[i, :], for w < `width`.
+
+        entries : one axis. The sums stay in registers, and run in the order of i.
+        """
+
+        def codegen(context, builder, signature, arguments):
+            _, at, step, next_, count, _, _, base = arguments
+            number = context.get_data_type(signature.args[0].dtype)
+            vector, align = ir.VectorType(number, lanes), signature.args[0].dtype.bitwidth // 8
+            name = f"llvm.fmuladd.v{lanes}f{8 * align}"  # exact products: the same with a machine's own or without
+            fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
+            values, tile, sums = (
+                context.make_array(signature.args[n])(context, builder, arguments[n]).data for n in (0, 5, 6)
+            )
+
+            def row(data, i):
+                data = builder.gep(data, [builder.mul(i, ir.Constant(i.type, lanes))])
+                return builder.bitcast(data, vector.as_pointer())
+
+            rows = [row(sums, builder.add(base, ir.Constant(base.type, w))) for w in range(width)]
+            held = [cgutils.alloca_once_value(builder, builder.load(pointer, align=align)) for pointer in rows]
+            with cgutils.for_range(builder, count) as loop:
+                x = builder.load(row(tile, loop.index), align=align)
+                place = builder.add(at, builder.mul(loop.index, next_))
+                for total in held:
+                    entry = _splat(builder, builder.load(builder.gep(values, [place])), lanes)
+                    builder.store(builder.call(fma, (entry, x, builder.load(total))), total)
+                    place = builder.add(place, step)
+            for pointer, total in zip(rows, held, strict=True):
+                builder.store(builder.load(total), pointer, align=align)
+            return context.get_dummy_value()
+
+        integer = types.int64
+        return types.void(entries, integer, integer, integer, integer, tile, sums, integer), codegen
+
+    return multiply_lanes
 
 
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:

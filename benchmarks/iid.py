@@ -1,0 +1,139 @@
+"""Time sketches of independent entries on CUDA: ``python -m benchmarks.iid [CASE ...]``, CASE a key of `CASES`.
+
+The rival is cuBLAS with the matrix stored, made outside of the clock. Method and floor are those of `benchmarks.gpu`.
+"entries/s" are the entries that the kernel makes, each anew for every block of data vectors, over the whole time of the
+call. Without arguments it writes benchmarks/results/iid_h200.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+
+import sjlt
+from sjlt.backends import triton as backend
+from sjlt.kernels import iid_launch
+
+from .baselines import normal, short
+from .cases import SEED
+from .gpu import console, copy_bandwidth, device_ms, environment, judged
+from .run import save
+
+RESULTS = Path(__file__).parent / "results" / "iid_h200.json"
+MOST_STORED = 1 << 27  # entries of a matrix that is stored, and checked against
+ERRORS = {torch.bfloat16: 5e-3, torch.float32: 1e-6, torch.float64: 1e-14}
+
+
+@dataclass(frozen=True)
+class Case:
+    """n vectors of d features to k components, or back. reach : times cuBLAS, or ms where the matrix is not stored."""
+
+    n: int
+    d: int
+    k: int
+    density: float
+    dtype: torch.dtype = torch.bfloat16
+    adjoint: bool = False
+    reach: float | None = None
+
+    @property
+    def sketch(self) -> sjlt.Sketch:
+        return sjlt.Sketch(self.d, self.k, density=self.density, seed=SEED)
+
+    @property
+    def title(self) -> str:
+        name, wide, narrow = ("Y", self.k, self.d) if self.adjoint else ("X", self.d, self.k)
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{name} ({short(self.n)}, {short(wide)}) → {short(narrow)}, {kind}, density {self.density:.3g}"
+
+    def apply(self, sketch: sjlt.Sketch, x: torch.Tensor) -> torch.Tensor:
+        return x @ sketch if self.adjoint else x @ sketch.T
+
+    def launch(self, x: torch.Tensor) -> iid_launch.Multiply:
+        inner, outer = (self.k, self.d) if self.adjoint else (self.d, self.k)
+        dtype, precision = backend.DTYPES[x.dtype], backend._precision(x.dtype)
+        resources = backend._resources(x.device)
+        return iid_launch.choose(iid_launch.Product(self.n, inner, outer, x.stride(), dtype, precision, *resources))
+
+
+CASES = {
+    "X768": Case(2**20, 768, 128, 1 / 3, reach=1.1),
+    "X4096": Case(2**18, 4096, 512, 1 / 3, reach=1.5),
+    "X768-fp32": Case(2**20, 768, 128, 1 / 3, torch.float32),
+    "X768-thin": Case(2**20, 768, 128, 0.01),
+    "adjoint-X768": Case(2**20, 768, 128, 1 / 3, adjoint=True),
+    "X768-fp64": Case(2**16, 768, 128, 1 / 3, torch.float64),
+    "rows8": Case(8, 2**24, 4096, 1.0, reach=2.6),
+    "rows8-fp32": Case(8, 2**24, 4096, 1.0, torch.float32),
+}
+
+
+def check(case: Case, x: torch.Tensor, stored: torch.Tensor | None) -> float:
+    """The error of a sample of the result, or, where the matrix is too large to be stored, of its first features."""
+    if stored is None:
+        part, sketch = x[:, :4096], case.sketch[:, :4096]
+        matrix = torch.from_numpy(sketch.toarray()).to(x.device).T
+        result, want = part @ sketch.T, part.double() @ matrix
+    else:
+        rows = torch.linspace(0, case.n - 1, 100, device=x.device).long()
+        result, want = case.apply(case.sketch, x)[rows], x[rows].double() @ stored
+    error = ((result - want).norm() / want.norm()).item()
+    if not error <= ERRORS[case.dtype]:  # nothing is timed of a wrong answer
+        raise AssertionError(f"{case.title}: error {error:.2e}, allowed is {ERRORS[case.dtype]:.1e}")
+    return error
+
+
+def measure(case: Case, bandwidth: float) -> dict[str, Any]:
+    sketch = case.sketch
+    x = normal((case.n, case.k if case.adjoint else case.d), case.dtype, "cuda")
+    stored = None
+    if case.d * case.k <= MOST_STORED:
+        stored = torch.from_numpy(sketch.toarray()).cuda()
+        stored = stored if case.adjoint else stored.T
+    error = check(case, x, stored)
+    ms = device_ms(lambda x: case.apply(sketch, x), [x])
+    floor = (x.nbytes + case.n * (case.d if case.adjoint else case.k) * x.itemsize) / bandwidth * 1e3
+    made = -(-case.n // case.launch(x).vectors) * case.d * case.k
+    found = {"error": error, "floor_ms": floor, "ms": ms, "times floor": ms / floor, "entries/s": made / ms * 1e3}
+    found["launch"] = str(case.launch(x))
+    if stored is not None:
+        matrix = stored.to(case.dtype).contiguous()
+        found["cuBLAS, stored, ms"] = device_ms(lambda x: x @ matrix, [x])
+    return found | {"reach": case.reach}
+
+
+def show(results: dict[str, dict[str, Any]]) -> None:
+    table = Table(
+        "case", "floor", "sjlt, ms", "x floor", "cuBLAS", "x cuBLAS", "10^12 entries/s", "error", box=box.SIMPLE
+    )
+    for title, row in results.items():
+        rival = row.get("cuBLAS, stored, ms")
+        times = judged(row["ms"] / rival, row["reach"], f"{row['ms'] / rival:.2f}") if rival else ""
+        ms = f"{row['ms']:.3f}" if rival else judged(row["ms"], row["reach"], f"{row['ms']:.3f}")
+        cells = f"{row['floor_ms']:.3f}", ms, f"{row['times floor']:.2f}", f"{rival:.3f}" if rival else "", times
+        table.add_row(title, *cells, f"{row['entries/s'] / 1e12:.2f}", f"{row['error']:.1e}")
+    console.print(table)
+
+
+def main(names: list[str]) -> None:
+    bandwidth = copy_bandwidth()
+    about = {**environment(), "copy bandwidth, TB/s": bandwidth / 1e12}
+    print(json.dumps(about), flush=True)
+    results = {}
+    for name in names or CASES:
+        results[CASES[name].title] = measure(CASES[name], bandwidth)
+        torch.cuda.empty_cache()
+    show(results)
+    if not names:
+        save(RESULTS, {"environment": about, "cases": results})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,124 @@
+"""The entries of the iid law: made for eight calls of Philox at a time, then as floats or as codes of the nonzeros.
+
+A column's *marks* (`iid_law.marks`) lie in memory as its lanes do, lowest row first: a byte, or 16 bits, for each row.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ... import iid_law
+from .dropout_kernels import WIDTH, _places, _Vector
+from .jit import leaf
+
+CALLS = WIDTH  # made together
+ROUND = CALLS * 16  # rows that these decide, or two of them with lanes of 16 bits
+
+assert sys.byteorder == "little", "lanes lie in memory as they do in words"
+
+
+@leaf
+def round_up(rows):
+    """Rows in whole vectors of calls."""
+    return (rows + ROUND - 1) // ROUND * ROUND
+
+
+def _marks(builder, scalars):
+    """A vector of the marks of one column, CALLS calls of them, a call's words side by side."""
+    j, call, k0, k1, signs, complement = (_Vector.splat(builder, scalar) for scalar in scalars)
+    call.value = builder.add(call.value, ir.Constant(call.type, list(range(WIDTH))))
+    made = (iid_law.marks(w, signs, complement) for w in iid_law.entry_words(j, call, k0, k1))
+    w0, w1, w2, w3 = (builder.trunc(w.value, ir.VectorType(ir.IntType(32), WIDTH)) for w in made)
+    pairs = _places([place for i in range(WIDTH) for place in (i, WIDTH + i)])
+    fours = _places([place for i in range(0, 2 * WIDTH, 2) for place in (i, i + 1, 2 * WIDTH + i, 2 * WIDTH + i + 1)])
+    low, high = builder.shuffle_vector(w0, w1, pairs), builder.shuffle_vector(w2, w3, pairs)
+    return builder.shuffle_vector(low, high, fours)
+
+
+def _store(context, builder, array_type, array, at, vector):
+    data = builder.gep(context.make_array(array_type)(context, builder, array).data, [at])
+    builder.store(vector, builder.bitcast(data, vector.type.as_pointer()), align=array_type.dtype.bitwidth // 8)
+    return context.get_dummy_value()
+
+
+@intrinsic
+def _store_marks(typing_context, words, at, j, call, k0, k1, signs, complement):
+    """words[at : at + 4 CALLS] = the marks of column j from `call` on."""
+
+    def codegen(context, builder, signature, arguments):
+        words, at, *scalars = arguments
+        return _store(context, builder, signature.args[0], words, at, _marks(builder, scalars))
+
+    return types.void(words, types.int64, *(types.uint64,) * 6), codegen
+
+
+def _define_store_floats(bits: int) -> Any:
+    @intrinsic
+    def store_floats(typing_context, entries, at, j, call, k0, k1, signs, complement):
+        """entries[at : at + CALLS * 128 // bits] = +-2 or +-0: the same marks at the top of a float's bits."""
+
+        def codegen(context, builder, signature, arguments):
+            entries, at, *scalars = arguments
+            width, rows = signature.args[0].dtype.bitwidth, CALLS * 128 // bits
+            marks = builder.bitcast(_marks(builder, scalars), ir.VectorType(ir.IntType(bits), rows))
+            wide = builder.zext(marks, ir.VectorType(ir.IntType(width), rows))
+            wide = builder.shl(wide, ir.Constant(wide.type, [width - bits] * rows))
+            number = context.get_data_type(signature.args[0].dtype)
+            floats = builder.bitcast(wide, ir.VectorType(number, rows))
+            return _store(context, builder, signature.args[0], entries, at, floats)
+
+        return types.void(entries, types.int64, *(types.uint64,) * 6), codegen
+
+    return store_floats
+
+
+_store_floats_8, _store_floats_16 = _define_store_floats(8), _define_store_floats(16)
+
+
+@leaf
+def per_call(rule):
+    """The rows that a call decides; rule : (bits of a lane, signs, complement, and the seed's words)."""
+    return np.int64(128) // np.int64(rule[0])
+
+
+@leaf
+def fill_floats(column, columns, row, rows, rule, entries):
+    """entries[c rows + i] = twice the entry of column `column` + c and row `row` + i, unscaled: +-2, or 0."""
+    _, signs, complement, k0, k1 = rule
+    first = row // per_call(rule)
+    for c in range(columns):
+        j = column + np.uint64(c)
+        for call in range(0, rows // per_call(rule), CALLS):
+            at, c0 = c * rows + call * per_call(rule), np.uint64(first + call)
+            if rule[0] == 8:
+                _store_floats_8(entries, at, j, c0, k0, k1, signs, complement)
+            else:
+                _store_floats_16(entries, at, j, c0, k0, k1, signs, complement)
+
+
+@leaf
+def find_codes(column, row, rows, rule, words, found, at):
+    """found[at:end] = 2 (r - row) + (1 where negative) for the nonzeros of a column in these rows, ascending; end.
+
+    words : room for the marks of the rows, rounded up.
+    """
+    bits, signs, complement, k0, k1 = rule
+    lanes, first = np.int64(32) // np.int64(bits), row // per_call(rule)
+    for call in range(0, round_up(rows) // per_call(rule), CALLS):
+        _store_marks(words, 4 * call, column, np.uint64(first + call), k0, k1, signs, complement)  # type: ignore[call-arg]
+    for w in range((rows + lanes - 1) // lanes):
+        word = words[w]
+        if word & np.uint32(signs >> np.uint64(1)):
+            for lane in range(lanes):
+                mark = word >> np.uint32(bits * np.uint64(lane + 1) - np.uint64(2))
+                r = w * lanes + lane
+                if mark & np.uint32(1) and r < rows:
+                    found[at] = 2 * r + np.int64((mark >> np.uint32(1)) & np.uint32(1))
+                    at += 1
+    return at

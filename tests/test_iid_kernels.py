@@ -1,0 +1,234 @@
+"""The Triton kernel of the iid law: exact on integer data in the interpreter and, marked `gpu`, on a device."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from data import integers
+from kernels import FLOATS, LAYOUTS, assert_exact, assert_untouched_around, filled, poisoned
+
+from sjlt import Sketch
+from sjlt.backends import triton as backend
+from sjlt.kernels import iid_launch, launch
+
+pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
+    "ignore:(overflow|invalid value) encountered:RuntimeWarning"
+)
+
+# (k, density): k density is a power of 4, so that the scale is a power of two.
+EXACT = [(64, 1.0), (64, 0.25), (16, 0.25), (256, 0.0625), (1024, 2**-8)]
+
+
+def unscaled(S):
+    return np.rint(S.toarray() * np.sqrt(S.n_components * S.density))
+
+
+def check(S, n, adjoint=False, dtype="float32", out_dtype=None, device="cpu", x_in="rows", out_in="rows", add=False):
+    """out = x S' (+ out), or y S (+ out), exactly."""
+    matrix = unscaled(S) if adjoint else unscaled(S).T
+    x = integers((n, matrix.shape[0]), "float64", seed=n)
+    given = filled(x_in, x, dtype, device)
+    out = poisoned(out_in, (n, matrix.shape[1]), out_dtype or dtype, device)
+    start = np.zeros(out.shape)
+    if add:
+        start = integers(out.shape, "float64", seed=5) * 8
+        out.copy_(torch.from_numpy(start))
+    (backend.adjoint if adjoint else backend.project)(S, given, out, add)
+    compute = torch.float64 if dtype == "float64" else torch.float32
+    assert_exact(out, x @ matrix, start, round(S.n_components * S.density), compute)
+    assert_untouched_around(out)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize(("k", "density"), EXACT)
+@pytest.mark.parametrize("n", [1, 17, 70])
+def test_products_are_exact(n, k, density, adjoint, kernels_on):
+    check(Sketch(70, k, density=density, seed=-3)[:, 5:], n, adjoint, device=kernels_on)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [5, 33])
+def test_dtypes(n, dtype, adjoint, kernels_on):
+    check(Sketch(64, 64, density=0.25, seed=1), n, adjoint, dtype, device=kernels_on)
+    check(Sketch(33, 64, density=0.25, seed=1), n, adjoint, dtype, "float32", device=kernels_on, add=True)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout, adjoint, kernels_on):
+    S = Sketch(48, 64, density=0.25, seed=2)
+    for dtype in ("float32", "bfloat16"):
+        check(S, 19, adjoint, dtype, "float32", kernels_on, x_in=layout)
+        check(S, 19, adjoint, dtype, "float32", kernels_on, out_in=layout)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_precisions_are_exact_on_small_integers(precision, adjoint, kernels_on, parts):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    iid_launch.choose.cache_clear()
+    try:
+        check(Sketch(40, 64, density=0.25, seed=2), 18, adjoint, device=kernels_on)
+    finally:
+        torch.set_float32_matmul_precision(before)
+        iid_launch.choose.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_splits_and_spans_are_added_in_order(dtype, kernels_on, monkeypatch):
+    """Long sums, in parts within a program and over programs; the same to the bit each time."""
+    monkeypatch.setattr(iid_launch, "PAIR_TERMS", 128)
+    iid_launch.choose.cache_clear()
+    try:
+        d = 3000 if dtype == "float32" else 600
+        S = Sketch(d, 64, density=0.25, seed=9)
+        product = iid_launch.Product(3, d, 64, (d, 1), dtype, "highest", 4, 232448)
+        assert iid_launch.choose(product).splits > 1
+        check(S, 3, dtype=dtype, device=kernels_on)
+        check(S, 3, dtype=dtype, device=kernels_on, add=True, out_in="columns")
+        x = torch.randn(3, d, dtype=FLOATS[dtype], device=kernels_on)
+        results = [torch.empty(3, 64, dtype=x.dtype, device=kernels_on) for _ in range(2)]
+        for out in results:
+            backend.project(S, x, out, False)
+        assert torch.equal(*results)
+    finally:
+        iid_launch.choose.cache_clear()
+
+
+@pytest.mark.parametrize("density", [2**-15, 0.01, 0.0625 - 2**-17, 0.0625, 1 / 3, 1.0], ids=str)
+def test_entries_are_the_cpus_to_the_bit(density, kernels_on):
+    for d, k, offset in ((70, 40, 2**32 - 20), (20, 300, 2**62)):
+        S = Sketch(offset + d, k, density=density, seed=2**63 + 1)[:, offset:]
+        out = torch.full((d, k), torch.nan, dtype=torch.float64, device=kernels_on)
+        backend.project(S, torch.eye(d, dtype=torch.float64, device=kernels_on), out, False)
+        np.testing.assert_array_equal(out.cpu().numpy(), S.toarray().T)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_fp32_is_accurate_for_numbers_of_any_size(adjoint, kernels_on, parts):
+    """Also where numbers are far larger than those that a vector's scale comes from."""
+    iid_launch.choose.cache_clear()
+    S = Sketch(600, 500, density=0.5, seed=4)
+    width = 500 if adjoint else 600
+    x = torch.randn(20, width, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-10, 10)[:, None]
+    x[3, 7] *= 1e6
+    x[:, width // 2 : width // 2 + 8] *= 1e-4
+    out = torch.empty(20, 600 if adjoint else 500, device=kernels_on)
+    (backend.adjoint if adjoint else backend.project)(S, x.to(kernels_on), out, False)
+    matrix = torch.from_numpy(S.toarray() if adjoint else S.toarray().T)
+    exact = x.double() @ matrix
+    assert ((out.cpu() - exact).norm(dim=1) / exact.norm(dim=1)).max() <= 1e-6
+    iid_launch.choose.cache_clear()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_is_not_finite_stays_in_its_vector(dtype, bad, kernels_on, parts):
+    iid_launch.choose.cache_clear()
+    S = Sketch(70, 64, density=0.25, seed=4)
+    x = integers((20, 70), "float64", seed=1)
+    clean, x[7, 33] = x.copy(), bad
+    results = []
+    for numbers in (clean, x):
+        out = torch.full((20, 64), torch.nan, dtype=FLOATS[dtype], device=kernels_on)
+        backend.project(S, torch.from_numpy(numbers).to(kernels_on, FLOATS[dtype]), out, False)
+        results.append(out.cpu())
+    reached = torch.from_numpy(S.toarray()[:, 33] != 0)
+    assert not results[1][7, reached].isfinite().any()
+    others = torch.arange(20) != 7
+    assert torch.equal(results[1][others], results[0][others])
+    iid_launch.choose.cache_clear()
+
+
+def test_nothing(kernels_on):
+    for shape in ((0, 5), (4, 0)):
+        S = Sketch(shape[1], 20, density=0.5)
+        out = torch.full((shape[0], 20), torch.nan, device=kernels_on)
+        backend.project(S, torch.ones(shape, device=kernels_on), out, False)
+        assert torch.equal(out.cpu(), torch.zeros(shape[0], 20))
+        backend.adjoint(S, torch.ones(shape[0], 20, device=kernels_on), torch.empty(shape, device=kernels_on), False)
+
+
+# --------------------------------------------------------------------------------- launches
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_splits_cover_what_is_summed(dtype, precision):
+    for n in (1, 8, 17, 1000, 1 << 20):
+        for inner in (1, 15, 64, 1000, 768, 1 << 24, 1 << 40):
+            for outer in (1, 128, 4096):
+                product = iid_launch.Product(n, inner, outer, (inner, 1), dtype, precision, 132, 232448)
+                chosen = iid_launch.choose(product)
+                assert (chosen.splits - 1) * chosen.inner_per_split < inner <= chosen.splits * chosen.inner_per_split
+                assert chosen.inner_per_split % chosen.inner == 0
+                assert chosen.inner_per_split <= iid_launch.WHOLE
+                assert chosen.inner % 16 == chosen.outer % 16 == 0
+                assert chosen.span % chosen.inner == 0
+                if chosen.mode != iid_launch.FP64:
+                    most = iid_launch.NATIVE_TERMS if chosen.mode == launch.NATIVE else iid_launch.PAIR_TERMS
+                    assert min(chosen.span, chosen.inner_per_split) <= most
+                if chosen.even:
+                    assert inner % chosen.inner == 0
+
+
+PRODUCTS = [  # (n, d, k, density, dtype, layout)
+    (65_536, 4096, 128, 1 / 3, "bfloat16", "rows"),
+    (65_536, 768, 128, 1 / 3, "float32", "rows"),
+    (2000, 301, 300, 0.01, "float16", "columns"),
+    (70, 500, 1000, 0.5, "float64", "rows"),
+    (8, 1 << 24, 4096, 1.0, "float32", "rows"),
+]
+
+
+def compile_all(target):
+    import triton
+    from test_kernels_compilation import TARGETS, Launches, source_of
+    from triton.backends.compiler import GPUTarget
+
+    from sjlt.backends import triton_iid
+
+    backend._resources = lambda device: (132, TARGETS[target][-1])
+    backend.NVIDIA = not target.startswith("gfx")
+    kernels = {name: Launches(getattr(triton_iid, name)) for name in ("multiply_iid", "scale_vectors")}
+    vars(triton_iid).update(kernels)
+    backend.reduce_partials = Launches(backend.reduce_partials)
+    for n, d, k, density, dtype, layout in PRODUCTS:
+        S = Sketch(d, k, density=density)
+        shapes = ((n, d), (n, k)) if layout == "rows" else ((d, n), (k, n))
+        x, y = (torch.empty(shape, dtype=FLOATS[dtype], device="meta") for shape in shapes)
+        x, y = (x, y) if layout == "rows" else (x.t(), y.t())
+        backend.project(S, x, y, False)
+        if n > 16:
+            backend.adjoint(S, y, x, False)
+    seen = set()
+    for kernel in kernels.values():
+        for arguments, options in kernel:
+            source, options = source_of(kernel.kernel, arguments, options)
+            key = source.hash(), str(options)
+            if key not in seen:
+                seen.add(key)
+                compiled = triton.compile(source, target=GPUTarget(*TARGETS[target][:3]), options=options)
+                print(json.dumps({"kernel": kernel.__name__, "shared": compiled.metadata.shared}), flush=True)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_kernels_compile(target):
+    from test_kernels_compilation import TARGETS
+
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run([sys.executable, __file__, target], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-8000:]
+    compiled = list(map(json.loads, result.stdout.splitlines()))
+    assert len(compiled) >= 9
+    assert not [each for each in compiled if each["shared"] > TARGETS[target][-1]]
+
+
+if __name__ == "__main__":
+    compile_all(sys.argv[1])
