@@ -48,8 +48,9 @@ def _check_last(shape: Sequence[int], n_seeds: int, offset: int, row_stride: int
         of_rows = row_stride if row_stride is not None else shape[-1] if len(shape) else 1
         last = last_index(shape, of_rows, n_seeds) if 0 not in shape else 0
     if offset + last > LAST:
+        given = f"offset {offset}" if row_stride is None else f"offset {offset} with row_stride {row_stride}"
         raise ValueError(
-            f"offset {offset} is out of range: the last element of shape {tuple(shape)} would have the index "
+            f"{given} is out of range: the last element of shape {tuple(shape)} would have the index "
             f"{offset + last}, and the largest is 2^63 - 1 = {LAST}"
         )
 
@@ -78,7 +79,8 @@ def check_p(p: Any, bits: Any) -> float:
 
 def _probability(p: Any) -> float:
     if type(p) is not float:
-        if is_tensor(p) or isinstance(p, (bool, np.bool_, str)) or not hasattr(p, "__float__"):
+        several = is_tensor(p) or (isinstance(p, np.ndarray) and p.ndim > 0)
+        if several or isinstance(p, (bool, np.bool_, str)) or not hasattr(p, "__float__"):
             raise TypeError(f"p must be a number, got {p!r} of type {type(p).__name__}")
         p = float(p)
     if not 0 <= p <= 1:
@@ -137,9 +139,11 @@ def check_shape(name: str, given: Any, x: Any) -> None:
         raise ValueError(f"{name} must have the shape of x, {tuple(x.shape)}, got {tuple(given.shape)}")
 
 
-def check_writable(x: Any, strides: Sequence[int]) -> None:
-    """No two elements of x share memory, as far as its strides tell."""
-    reach = 0
+def check_writable(x: Any, strides: Sequence[int], size: int = 1) -> None:
+    """No two elements of x share memory, as far as its strides tell. `size` : an element's, in the strides' unit."""
+    if 0 in x.shape:
+        return
+    reach = size - 1
     for step, n in sorted((abs(step), n) for step, n in zip(strides, x.shape, strict=True)):
         if n > 1 and step <= reach:
             raise ValueError(

@@ -12,9 +12,9 @@ import numpy as np
 
 from .checks import integer
 from .containers import is_tensor
-from .dropout_checks import LAST, Numbers, check_p, check_shape, check_writable, checked, factor, rule_of
+from .dropout_checks import LAST, Numbers, check_shape, check_writable, checked, factor, rule_of
 
-__all__ = ["check_p", "dropout", "dropout_add", "dropout_mask", "masked_dropout"]
+__all__ = ["dropout", "dropout_add", "dropout_mask", "masked_dropout"]
 
 DTYPES = ("float16", "float32", "float64")
 
@@ -73,6 +73,7 @@ def dropout(
     ------
     TypeError : x is not of a floating dtype above; seeds or step are not integers.
     ValueError : p, bits, seed, step, offset or row_stride out of range; seeds of another shape; x cannot be written.
+    RuntimeError : in place, a leaf tensor that requires grad, or a view of which autograd could not tell backward.
 
     References
     ----------
@@ -129,7 +130,7 @@ def dropout_add(
     ----------
     x : ndarray or torch tensor, as `dropout` takes it.
     residual : of the shape of x and on its device
-        Where the dtypes differ, the result has the one that torch (NumPy) promotes both to.
+        Where the dtypes differ, both are taken in the one that torch (NumPy) promotes them to, and so is the result.
     p, seed, step, offset, row_stride, bits : see `dropout`.
     training : bool
         If False, the result is x + residual.
@@ -288,7 +289,7 @@ def _own_array(x: Any) -> Any:
         raise TypeError(f"inplace=True needs a numpy array or a tensor, got {type(x).__name__}")
     if not _array(x).flags.writeable:
         raise ValueError("x is read-only: inplace=True cannot write it")
-    check_writable(x, x.strides)
+    check_writable(x, x.strides, x.itemsize)
     return x
 
 
@@ -304,7 +305,7 @@ def _drop(numbers: Numbers, x: np.ndarray, residual: np.ndarray | None, out: np.
         if residual is None:
             out[...] = x if t == 0 else 0
         else:
-            out[...] = x + residual if t == 0 else residual
+            out[...] = residual + (x if t == 0 else 0)  # -0 + 0 is 0
     elif residual is None:
         _cpu().drop(rule, x, out)
     else:
@@ -319,5 +320,7 @@ def _cpu() -> Any:
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    lengths = [shape] if hasattr(shape, "__index__") else shape
+    if isinstance(shape, int):  # of a number that torch.compile traces nothing more can be asked
+        shape = [shape]
+    lengths = shape if isinstance(shape, Sequence) or getattr(shape, "ndim", 0) > 0 else [shape]
     return tuple(integer("a length of shape", n, 0, LAST) for n in lengths)

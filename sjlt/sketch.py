@@ -304,6 +304,8 @@ class Sketch(Operator):
         ------
         TypeError, ValueError
             As `project`; and where the tensors have more or fewer than n_features numbers or lie on several devices.
+        RuntimeError
+            For `out` together with tensors that require gradients.
         """
         return projection.project_tree(self, tensors, out, batched)  # type: ignore[no-any-return]
 

@@ -73,6 +73,11 @@ def project_tree(sketch: Sketch, tree: Any, out: Any, batched: bool) -> Tensor:
     like = leaves[0].new_empty((*leaves[0].shape[:batched], 0), dtype=dtype)
     if out is not None:
         _check_out("project_tree", out, like, sketch.n_components, False)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*leaves, out)):
+            raise RuntimeError(
+                "out= does not support automatic differentiation, but one of the tensors requires grad: leave out= "
+                "away, detach, or call under torch.no_grad()"
+            )
     total: Any = 0
     start = 0
     summing = torch.promote_types(dtype, torch.float32)

@@ -7,9 +7,12 @@ import dropout_reference as witness
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import sjlt
 from sjlt.dropout_checks import checked, rule_of
+from sjlt.kernels.dropout import _place
 
 BITS = [8, 16, 32]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -228,6 +231,22 @@ def test_threads_do_not_matter():
         assert np.array_equal(one, three)
     part = sjlt.dropout(x[1:2, 500_000:500_100], 0.3, 5, offset=x.shape[1] + 500_000)
     assert np.array_equal(part, results[0][0][1:2, 500_000:500_100])
+
+
+@triton.jit
+def place(out, rows, columns, ROWS_FIRST: tl.constexpr):
+    row, column, _, _ = _place(rows, columns, 1, ROWS_FIRST, 1, 64, 64)
+    tl.store(out + 2 * tl.program_id(0), row)
+    tl.store(out + 2 * tl.program_id(0) + 1, column)
+
+
+@pytest.mark.parametrize("rows_first", [False, True])
+def test_tiles_of_an_axis_of_almost_2_to_the_31(rows_first, kernels_on):
+    """The number of its tiles is computed in 32 bits."""
+    out = torch.full((3, 2), -1, device=kernels_on)
+    sizes = (2**31 - 1, 5) if rows_first else (5, 2**31 - 1)
+    place[(3,)](out, *sizes, rows_first)
+    assert out.tolist() == [[i, 0] if rows_first else [0, i] for i in range(3)]
 
 
 def test_dropped_numbers_are_zero_whatever_they_were(backend):

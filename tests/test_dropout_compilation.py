@@ -28,6 +28,7 @@ CALLS = [  # shape, dtype, layout, bits, what else is given
     ((64, 200), "float32", "part", 16, {"row_stride": 203}),
     ((3, 5, 7, 9, 4), "float64", "axes", 16, {}),
     ((1024, 4096), "bfloat16", "mixed", 16, {}),
+    ((5000,), "float32", "every second", 16, {}),  # one row, which Triton makes a constant of
 ]
 
 
@@ -63,6 +64,8 @@ def make_calls(backend):
             return torch.empty(shape[::-1], dtype=dtype, device="meta").t()
         if layout == "part":
             return torch.empty((shape[0], shape[1] + 3), dtype=dtype, device="meta")[:, 3:]
+        if layout == "every second":
+            return torch.empty((*shape, 2), dtype=dtype, device="meta")[..., 0]
         if layout == "axes":
             return torch.empty(shape[::-1], dtype=dtype, device="meta").permute(1, 3, 0, 2, 4)[:, ::2]
         return torch.empty(shape, dtype=dtype, device="meta")

@@ -89,6 +89,7 @@ def test_in_place_on_foreign_arrays():
 def test_dropout_add_is_the_sum(public):
     for dtype in (torch.float32, torch.float64):
         x, residual = (data((9, 33), device_of(public), seed=i).to(dtype) for i in range(2))
+        x[:, 3:6], residual[:, 3:9] = -0.0, -0.0
         for p in (0.0, 0.3, 1.0):
             expected = sjlt.dropout(x, p, 4, step=1) + residual
             if public == "numpy":
@@ -96,6 +97,7 @@ def test_dropout_add_is_the_sum(public):
             else:
                 result = sjlt.dropout_add(x, residual, p, 4, step=1)
             assert torch.equal(result, expected)
+            assert torch.equal(result.signbit(), expected.signbit())
     assert torch.equal(sjlt.dropout_add(x, residual, 0.3, 4, training=False), x + residual)
 
 
@@ -128,7 +130,7 @@ def test_masked_dropout(public, bits):
 
 
 def test_masks():
-    for shape in (7, (7,), [2, 3], (), (0, 4)):
+    for shape in (7, (7,), [2, 3], (), (0, 4), np.array([2, 3]), np.array(7)):
         mask = sjlt.dropout_mask(shape, 0.3, 1)
         assert isinstance(mask, np.ndarray)
         assert mask.dtype == np.bool_

@@ -150,6 +150,19 @@ def test_a_leaf_is_not_dropped_in_place(device):
     assert (x == 1).all()
 
 
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x[:2], lambda x: (x * 1).unbind()[0], lambda x: (x * 1).split(2)[0]],
+    ids=["leaf", "unbind", "split"],
+)
+def test_views_that_must_not_be_written_keep_their_numbers(view, device):
+    x = torch.ones(4, 6, device=device, requires_grad=True)
+    part = view(x)
+    with pytest.raises(RuntimeError, match="view"):
+        sjlt.dropout(part, 0.5, 5, inplace=True)
+    assert (part == 1).all()
+
+
 # --------------------------------------------------------------------------------- operators
 
 
@@ -195,6 +208,21 @@ def test_kinds_of_tensors(device):
         assert torch.equal(sjlt.dropout(y, 0.3, 5), expected)
         assert torch.equal(sjlt.dropout(y, 0.3, 5, inplace=True), expected)
     assert sjlt.dropout(x, 0.3, 5, training=False) is x
+
+
+def test_memory_that_was_let_go_is_refused(device):
+    """As parameters' is between their uses where they are sharded: not read, which would be another's or none."""
+    x, gone = new(device, 4, 6), new(device, 4, 6)
+    gone.untyped_storage().resize_(0)
+    calls = {
+        "x": [lambda: sjlt.dropout(gone, 0.5, 5), lambda: sjlt.dropout(gone, 0.5, 5, inplace=True)],
+        "residual": [lambda: sjlt.dropout_add(x, gone, 0.5, 5)],
+        "x has": [lambda: sjlt.dropout_add(gone, x, 0.5, 5), lambda: sjlt.masked_dropout(gone, x > 0, 0.5)],
+    }
+    for name, refused in calls.items():
+        for call in refused:
+            with pytest.raises(RuntimeError, match=f"{name}.*24 elements, but no memory is allocated"):
+                call()
 
 
 def test_autocast_leaves_the_dtype(device):
@@ -297,6 +325,29 @@ def test_compiled_forms(form, device):
     assert torch.equal(mask, expected != 0)
     assert torch.equal(masked, expected)
     assert torch.equal(same, x)
+
+
+def test_compiled_shapes(device):
+    """Lengths and strides that the compiler knows by name only; a view, in place; a shape that is a number."""
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def forms(x):
+        y = x * 1
+        sjlt.dropout(y.t()[1:3], 0.3, 5, inplace=True)
+        return (
+            y,
+            sjlt.dropout_mask(x.shape, 0.3, 5, device=device),
+            sjlt.dropout_mask(x.shape[0], 0.3, 5, device=device),
+        )
+
+    for shape in ((4, 6), (7, 5), (9, 3)):
+        x = new(device, *shape)
+        expected = x.clone()
+        expected.t()[1:3] = sjlt.dropout(x.t()[1:3], 0.3, 5)
+        y, mask, row = forms(x)
+        assert torch.equal(y, expected)
+        assert torch.equal(mask, sjlt.dropout_mask(shape, 0.3, 5, device=device))
+        assert torch.equal(row, sjlt.dropout_mask(shape[0], 0.3, 5, device=device))
 
 
 # --------------------------------------------------------------------------------- recomputation, graphs

@@ -107,6 +107,13 @@ def test_a_state_dict_continues(x, device, strict):
         assert torch.equal(model(x), expected(x, step, bits=8))
 
 
+def test_a_state_of_bits_that_p_cannot_have_is_refused():
+    layer = SeededDropout(0.001)
+    with pytest.raises(ValueError, match="too close to 0 for bits=8"):
+        layer.load_state_dict(SeededDropout(P, bits=8).state_dict())
+    assert layer.bits == 16
+
+
 def test_state_without_a_seed_is_refused():
     with pytest.raises(RuntimeError, match=r'Missing key.*"seed".*"counter"'):
         SeededDropout(P).load_state_dict({})

@@ -104,6 +104,8 @@ def test_where_and_as_what_inputs_come():
     with pytest.raises(RuntimeError, match=r"meta.*cpu"):
         elsewhere(x)
     assert elsewhere(x.to("meta")).shape == (16,)
+    with pytest.raises(RuntimeError, match=r"float64.*float32"):
+        layer(device="meta", dtype=torch.float64)(x.to("meta"))
     with torch.device("meta"):
         assert layer()(x).shape == (16,)
 

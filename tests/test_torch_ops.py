@@ -6,6 +6,7 @@ import pytest
 import torch
 from products import DTYPES, each_product, normal, product_of, whole
 from torch._subclasses import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sjlt import Sketch
@@ -97,6 +98,33 @@ def test_no_operator_is_hidden_in_another(device):
             product()
             assert len([name for name in seen if "sjlt" in name]) == 1
             assert all("sjlt" in name or name in ("aten.t.default", "aten.detach.default") for name in seen)
+
+
+def test_profilers_see_the_operators(device):
+    x, y = normal(device, 3, 50), normal(device, 3, 20)
+    x @ S.T  # a profiler has no use for what is loaded once
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        x @ S.T, S @ x.t(), y @ S
+    names = {event.key for event in seen.key_averages()}
+    assert {"sjlt::project", "sjlt::project_adjoint"} <= names
+
+
+@each_product
+def test_tangents_of_zeros(device, name):
+    """torch has tensors that are zero without any memory."""
+    product, shape = product_of(name, S)
+    zeros = torch._efficientzerotensor(shape, device=device)
+    assert zeros._is_zerotensor()
+    expected = product(torch.zeros(shape, device=device))
+    assert torch.equal(product(zeros).clone(), expected)
+
+
+def test_a_tangent_of_zeros_beside_out(device):
+    out = normal(device, 3, 20)
+    before = out.clone()
+    zeros = torch._efficientzerotensor((3, 50), device=device)
+    assert torch.equal(S.project(zeros, out=out, accumulate=True), before)
+    assert not S.project(zeros, out=out).any()
 
 
 # --------------------------------------------------------------------------------- tensors without memory

@@ -16,13 +16,13 @@ S = Sketch(50, 40, nnz=4)
 torchs_own_warning = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 
-def products(make):
+def products(make, device="cpu"):
     """Everything that takes rows of 50 features or of 40 components; `make` makes them."""
     x, y, a, b = make((3, 50)), make((3, 40)), make((50, 3)), make((40, 3))
     yield lambda: x @ S.T
     yield lambda: S @ a
     yield lambda: S.project(x)
-    yield lambda: S.project(x, out=torch.zeros((3, 40)))
+    yield lambda: S.project(x, out=torch.zeros((3, 40), device=device))
     yield lambda: sjlt.project(x, 40)
     yield lambda: y @ S
     yield lambda: S.T @ b
@@ -136,7 +136,7 @@ def test_other_functions_of_torch(device):
 
 
 def test_gradients_are_not_cut_silently(device, calls):
-    """out= has no derivative, of the data or of what it held. (Everything else has one: test_torch_ops.py.)"""
+    """out= has no derivative, of the data or of what it held. (Everything else has one: test_torch_derivatives.py.)"""
     x, y = (torch.zeros((5, width), device=device, requires_grad=True) for width in (50, 40))
     for which, product in (
         ("the data", lambda: S.project(x * 2, out=y.detach())),
@@ -280,6 +280,20 @@ def test_out_that_overlaps_the_data(device, calls):
         ValueError, "shares memory", lambda: square.project(x, out=x), lambda: square.project(x, out=x, accumulate=True)
     )
     assert not calls
+
+
+def test_memory_that_was_let_go(device):
+    """As torch.matmul, and not by an answer from memory that is another's."""
+
+    def make(shape):
+        x = torch.zeros(shape, device=device)
+        x.untyped_storage().resize_(0)
+        return x
+
+    refused(RuntimeError, r"the data has \d+ elements, but no memory", *products(make, device))
+    whole, gone = torch.zeros((7, 50), device=device), make((7, 40))
+    refused(RuntimeError, r"out has 280 elements, but no memory", lambda: S.project(whole, out=gone))
+    refused(RuntimeError, r"the data has 280 elements", lambda: S.project_adjoint(gone, out=whole))
 
 
 def test_a_refused_call_leaves_out_alone(device):

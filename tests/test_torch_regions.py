@@ -44,6 +44,19 @@ def test_autocast(device, name, region):
 
 
 @each_region
+def test_trees_under_autocast(device, region, calls):
+    """Their dtype is promised, and that nothing is copied: a region has no say."""
+    for tree in ([normal(device, 30), normal(device, 4, 5)], [normal(device, 50, dtype=torch.bfloat16)]):
+        expected = S.project_tree(tree)
+        calls.clear()
+        with torch.autocast(device, region):
+            result = S.project_tree(tree)
+        assert result.dtype == expected.dtype
+        assert torch.equal(result, expected)
+        assert {x.data_ptr() for x, _ in calls} == {x.data_ptr() for x in tree}
+
+
+@each_region
 def test_layers_under_autocast(device, region):
     """Between layers of torch there is no cast, and fp32 parameters get fp32 gradients."""
     linear = torch.nn.Linear(50, 50, device=device)

@@ -107,6 +107,18 @@ def test_gradients(device):
     assert torch.equal(leaves["b"].grad, gradient[20:])
 
 
+def test_gradients_are_not_cut_by_out(device):
+    leaves, out = [leaf(device, 4, 5).requires_grad_(), leaf(device, 6)], torch.zeros(96, device=device)
+    S, exact = expected([x.detach() for x in leaves])
+    plain = [x.detach() for x in leaves]
+    for tree, result in ((leaves, out), (plain, out.clone().requires_grad_())):
+        with pytest.raises(RuntimeError, match="out= does not support automatic differentiation"):
+            S.project_tree(tree, out=result)
+        with torch.no_grad():
+            same(S.project_tree(tree, out=result).detach(), exact)
+    assert not out.requires_grad
+
+
 def test_compiled(device):
     leaves = {"a": leaf(device, 3, 4, 5), "b": leaf(device, 3, 6)}
     S, exact = expected(leaves.values(), 1)

@@ -14,7 +14,7 @@ MODE, here and in the backend: what is done where an element is kept, or not.
 - MASK: out = 1 or 0, bytes; there is no x.
 
 `seed` and `step` come as numbers or, SEEDS and STEPS, from memory. All that changes from call to call of one shape is
-not specialized: one compiled kernel serves it.
+not specialized: one compiled kernel serves it, and another the offsets that begin within a call of Philox.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _place(
     if SHAPE == 0:
         row, column = (tile * 0, tile) if ROWS_FIRST else (tile, tile * 0)
     else:
-        row_tiles, column_tiles = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
+        row_tiles, column_tiles = (rows - 1) // ROWS + 1, (columns - 1) // COLUMNS + 1  # tl.cdiv's sum may pass 2^31
         if SHAPE == 2:
             rest = tile // (row_tiles * column_tiles)
             tile = tile % (row_tiles * column_tiles)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import integer
-from ..seeded_dropout import check_p, dropout
+from ..dropout_checks import check_p
+from ..seeded_dropout import dropout
 
 # The counter's value as a number of its own. An operator, which torch.compile does not look into: so a compiled
 # backward takes the value that the forward took, and not the counter again, which has advanced since; and what
@@ -140,6 +141,7 @@ class SeededDropout(nn.Module):
         return torch.tensor(self.bits, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
+        check_p(self.p, int(state))
         self.bits = int(state)
 
     def extra_repr(self) -> str:

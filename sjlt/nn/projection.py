@@ -31,7 +31,7 @@ class _Layer(nn.Module):
     def _check(self, x: Tensor) -> None:
         if self._checks_device and x.device != self._like.device:
             raise RuntimeError(f"the layer is on {self._like.device}, its input on {x.device}")
-        if self._checks_dtype and x.dtype != self._like.dtype and not torch.is_autocast_enabled(x.device.type):
+        if self._checks_dtype and x.dtype != self._like.dtype and not _casts(x.device.type):
             raise RuntimeError(f"the layer is of {self._like.dtype}, its input of {x.dtype}")
 
     def get_extra_state(self) -> dict[str, int]:
@@ -43,6 +43,11 @@ class _Layer(nn.Module):
         loaded = Sketch.from_dict(state)
         if loaded != self.sketch:
             raise ValueError(f"the state is that of {loaded!r}, the layer has {self.sketch!r}")
+
+
+def _casts(device: str) -> bool:
+    """Whether a region of autocast is active; the device "meta" has none."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 class SparseProjection(_Layer):

@@ -15,8 +15,8 @@ def is_plain(x: Tensor) -> bool:
     """Whether nothing of torch but backward and autocast stands between a call on x and its memory.
 
     A call of an operator that is written in Python passes through torch's dispatcher twice, which takes as long as the
-    launch of a kernel. Here are the reasons for which it has to: a compiler, a tracer, a mode or a transform that
-    watches, a tensor that is not what it seems.
+    launch of a kernel. Here are the reasons for which it has to: a compiler, a tracer, a profiler, a mode or a
+    transform that watches, a tensor that is not what it seems.
     """
     return (
         not torch.compiler.is_compiling()
@@ -28,7 +28,9 @@ def is_plain(x: Tensor) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._functorch.is_legacy_batchedtensor(x)  # of is_grads_batched=True
         and not torch._C._get_tracing_state()
+        and not torch._C._autograd._profiler_enabled()
         and not x.is_neg()
+        and not x._is_zerotensor()  # a tangent of zeros, which has no memory
     )
 
 

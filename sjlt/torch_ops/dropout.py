@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
+from torch._C._autograd import CreationMeta, _get_creation_meta
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
 from ..dropout_checks import Numbers, check_shape, check_writable, rule_of
 from .dispatch import is_plain, one_level
-from .views import array
+from .views import array, check_memory
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUMBERS = (
@@ -56,16 +57,23 @@ def drop(x: Tensor, numbers: Numbers) -> Tensor:
 
 def drop_in_place(x: Tensor, numbers: Numbers) -> Tensor:
     """Dropout of x, written into x."""
-    check_writable(x, x.stride())
-    if not is_plain(x):
+    if not is_plain(x):  # a compiler could not follow the check; copy_ has one of its own
         return x.copy_(_dropout(x, *numbers))
+    check_writable(x, x.stride())
     if x.requires_grad and torch.is_grad_enabled():
         if x.is_leaf:  # before it is written
             raise RuntimeError("a leaf tensor that requires grad cannot be dropped in place")
+        if _may_be_refused(x):
+            return x.copy_(drop(x, numbers))
         return _Dropout.apply(x, None, True, numbers)  # type: ignore[no-any-return]
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)  # so that a backward pass that needs the old values says so
     return _into(x, x, None, *numbers)
+
+
+def _may_be_refused(x: Tensor) -> bool:
+    """Whether x is a view that autograd may not let be written: of _Dropout it would say so when it has been."""
+    return x._is_view() and (x._base.is_leaf or _get_creation_meta(x) != CreationMeta.DEFAULT)  # type: ignore[union-attr]
 
 
 def drop_add(x: Tensor, residual: Tensor, numbers: Numbers) -> Tensor:
@@ -119,8 +127,10 @@ def check_bool(keep: Tensor) -> None:
 
 
 def device(name: Any) -> Tensor:
-    """A tensor without elements on the device of that name."""
-    return torch.empty(0, device=name)
+    """A tensor without elements on the device of that name, for which there is a backend."""
+    like = torch.empty(0, device=name)
+    check(like)
+    return like
 
 
 # ------------------------------------------------------------------------------------- results
@@ -140,11 +150,14 @@ def _compute_add(x: Tensor, residual: Tensor, *numbers: Any) -> Tensor:
 
 def _into(out: Tensor, x: Tensor, residual: Tensor | None, *numbers: Any) -> Tensor:
     """out = dropout of x, and residual more where it is given."""
+    check_memory("x", x)
+    if residual is not None:
+        check_memory("residual", residual)
     rule, t = rule_of(*numbers)
     if rule is None:
         if residual is None:
             return out.copy_(x) if t == 0 else out.zero_()
-        return torch.add(x, residual, out=out) if t == 0 else out.copy_(residual)
+        return torch.add(residual, x if t == 0 else 0, out=out)  # -0 + 0 is 0
     if x.is_cuda:
         backend = _triton()
         if residual is None:
@@ -161,6 +174,8 @@ def _into(out: Tensor, x: Tensor, residual: Tensor | None, *numbers: Any) -> Ten
 
 
 def _compute_masked(x: Tensor, keep: Tensor, factor: float) -> Tensor:
+    check_memory("x", x)
+    check_memory("keep", keep)
     out = torch.empty_like(x)
     if factor == 0:
         out.zero_()

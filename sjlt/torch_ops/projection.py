@@ -67,6 +67,7 @@ def _fake(op: Any, x: Tensor, *arguments: Any) -> Tensor:
 
 
 def _compute(op: Any, x: Tensor, *arguments: Any) -> Tensor:
+    views.check_memory("the data", x)
     *description, axis, dtype = arguments
     out = views.new_result(x, _width(op, *description[:2]), axis, dtype)
     _run(op, x, out, description, False, axis)
@@ -75,6 +76,8 @@ def _compute(op: Any, x: Tensor, *arguments: Any) -> Tensor:
 
 def _compute_into(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
     *description, accumulate = arguments
+    views.check_memory("the data", x)
+    views.check_memory("out", out)
     if views.repeats(out):
         raise ValueError(f"out has elements that share memory (strides {out.stride()}): it cannot hold a result")
     if views.share_memory(x, out):
@@ -197,8 +200,11 @@ def _batched(op: Any, info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments
 
 
 def _autocast(op: Any, device: str, key: DispatchKey, x: Tensor, *arguments: Any) -> Tensor:
-    """As torch.matmul: in a region of autocast everything but fp64 is taken in the region's dtype."""
-    if x.dtype != torch.float64:
+    """As torch.matmul: in a region of autocast everything but fp64 is taken in the region's dtype.
+
+    Where a dtype is asked for, as of sums over several tensors, the numbers stay as accurate as that.
+    """
+    if x.dtype != torch.float64 and arguments[-1] is None:
         x = x.to(torch.get_autocast_dtype(device))
     with _ExcludeDispatchKeyGuard(DispatchKeySet(key)):
         return op(x, *arguments)  # type: ignore[no-any-return]

@@ -90,6 +90,12 @@ def array(x: Tensor) -> Any:
     return x.view(torch.int16).numpy().view(BFLOAT16)
 
 
+def check_memory(name: str, x: Tensor) -> None:
+    """Refuse a tensor whose memory was let go, as parameters' is between their uses where they are sharded."""
+    if not x.data_ptr() and x.numel():
+        raise RuntimeError(f"{name} has {x.numel()} elements, but no memory is allocated for them")
+
+
 def repeats(out: Tensor) -> bool:
     """Whether elements may share memory: some axis does not step over all that the axes of smaller steps reach."""
     if out.is_contiguous():

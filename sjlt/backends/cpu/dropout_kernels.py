@@ -174,9 +174,8 @@ def _to_bits(number, bfloat):
         return np.uint16(sign | (np.uint32(0x7FC0) if nan else rounded))
     odd = (magnitude >> np.uint32(13)) & np.uint32(1)
     normal = min((magnitude + np.uint32(0xFFF) + odd - np.uint32(112 << 23)) >> np.uint32(13), np.uint32(0x7C00))
-    small = _bits(_number(magnitude) + np.float32(0.5)) - np.uint32(
-        0x3F000000
-    )  # the addition rounds to multiples of 2^-24
+    # Below 2^-14, fp16's numbers are multiples of 2^-24, and so are fp32's around 1/2: an addition rounds.
+    small = _bits(_number(magnitude) + np.float32(0.5)) - np.uint32(0x3F000000)
     finite = small if magnitude < np.uint32(0x38800000) else normal
     return np.uint16(sign | (np.uint32(0x7E00) if nan else finite))
 
