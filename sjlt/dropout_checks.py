@@ -67,8 +67,8 @@ def check_p(p: Any, bits: Any) -> float:
         raise ValueError(f"bits must be 8, 16 or 32, got {bits!r}")
     p = _probability(p)
     t = threshold(p, bits)
-    if 0 < p < 1 and not 0 < t < 1 << bits:
-        wider = next((b for b in WIDTHS if 0 < threshold(p, b) < 1 << b), None)
+    if 0 < p < 1 and not 0 < t < 2**bits:
+        wider = next((b for b in WIDTHS if 0 < threshold(p, b) < 2**b), None)
         advice = f"bits={wider} would do" if wider else f"no width would do: the finest is {2.0**-32:.3g}"
         raise ValueError(
             f"p = {p} is too close to {round(p)} for bits={bits}: it would become {round(p)}, as multiples of "
@@ -158,6 +158,6 @@ def rule_of(
 ) -> tuple[Rule | None, int]:
     """The numbers as backends take them, and T. None for the T that drop nothing, or all."""
     t = threshold(p, bits)
-    if t in (0, 1 << bits):
+    if t in (0, 2**bits):
         return None, t
     return Rule(bits, t, scale(t, bits), seed, step, offset, row_stride, seeds, steps), t

@@ -52,14 +52,14 @@ class Rule(NamedTuple):
 
 def threshold(p: float, bits: int) -> int:
     """T = floor(p 2^bits + 1/2), exactly, for 0 <= p <= 1. (The sum itself may be rounded.)"""
-    exact = p * (1 << bits)
+    exact = p * 2**bits
     whole = int(exact)
     return whole + (exact - whole >= 0.5)
 
 
 def scale(t: int, bits: int) -> float:
     """2^bits / (2^bits - T) in fp64, 0 <= T < 2^bits."""
-    return (1 << bits) / ((1 << bits) - t)
+    return 2**bits / (2**bits - t)
 
 
 def log_lanes(bits: int) -> int:

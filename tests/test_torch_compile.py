@@ -272,6 +272,7 @@ class Model(torch.nn.Module):
         return y, self.sketch.project_adjoint(y)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch's own, of what it loads
 @pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
 def test_export(device, strict):
     model = Model().to(device)

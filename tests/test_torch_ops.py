@@ -100,6 +100,7 @@ def test_no_operator_is_hidden_in_another(device):
             assert all("sjlt" in name or name in ("aten.t.default", "aten.detach.default") for name in seen)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch's own
 def test_profilers_see_the_operators(device):
     x, y = normal(device, 3, 50), normal(device, 3, 20)
     x @ S.T  # a profiler has no use for what is loaded once
