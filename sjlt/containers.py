@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,21 @@ def check_height(name: str, a: Any, shape: tuple[int, int]) -> None:
             f"{name} @ A needs A of shape ({shape[1]},) or ({shape[1]}, n) for the operator's shape {shape}, "
             f"got {_shown(a)}"
         )
+
+
+def elements_meet(shape: Sequence[int], strides: Sequence[int], size: int = 1) -> bool:
+    """Whether elements may share memory: some axis does not step over all that the axes of smaller steps reach.
+
+    size : an element's, in the unit of the strides.
+    """
+    if 0 in shape:
+        return False
+    reach = size - 1
+    for step, n in sorted((abs(step), n) for step, n in zip(strides, shape, strict=True)):
+        if n > 1 and step <= reach:
+            return True
+        reach += step * (n - 1)
+    return False
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .containers import is_tensor
+from .containers import elements_meet, is_tensor
 from .dropout_axes import last_index
 from .dropout_law import WIDTHS, Rule, scale, threshold
 
@@ -140,17 +140,12 @@ def check_shape(name: str, given: Any, x: Any) -> None:
 
 
 def check_writable(x: Any, strides: Sequence[int], size: int = 1) -> None:
-    """No two elements of x share memory, as far as its strides tell. `size` : an element's, in the strides' unit."""
-    if 0 in x.shape:
-        return
-    reach = size - 1
-    for step, n in sorted((abs(step), n) for step, n in zip(strides, x.shape, strict=True)):
-        if n > 1 and step <= reach:
-            raise ValueError(
-                f"x of shape {tuple(x.shape)} has elements that share memory (strides {tuple(strides)}): inplace=True "
-                "would drop them several times"
-            )
-        reach += step * (n - 1)
+    """No two elements of x share memory. `size` : an element's, in the strides' unit."""
+    if elements_meet(x.shape, strides, size):
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} has elements that share memory (strides {tuple(strides)}): inplace=True "
+            "would drop them several times"
+        )
 
 
 def rule_of(

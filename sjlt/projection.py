@@ -15,6 +15,7 @@ from .containers import (
     check_width,
     checked_sparse,
     container,
+    elements_meet,
     is_sparse,
     is_tensor,
     overlap,
@@ -138,7 +139,7 @@ def _result(
         raise TypeError(f"out must have dtype {', '.join(allowed)}{with_}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
-    if out.size and any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)):
+    if elements_meet(out.shape, out.strides, out.itemsize):
         raise ValueError(f"out has elements that share memory (strides {out.strides}): it cannot hold a result")
     if x is not None and overlap(x, out):
         raise ValueError("out shares memory with the input")

@@ -7,9 +7,10 @@ written makes room for reading. So while one slot's rows are read, those of a se
 are projected, and the result of a fourth is written.
 
 Sizes were chosen on an H200 with 16 CPUs, for 768 features in fp32 from the page cache and results that were not
-written: 43 to 47 GB/s, where the bus alone has 55. Batches of 16 MiB (`io.GPU_BATCH_BYTES` is 32) come to 25, because each takes the interpreter about
-0.5 ms while so many threads want it, and those of 64 MiB to 37: they fall out of the processor's cache, in which the
-bus finds what was just read. 8 readers or 6 slots do about as well; one reader alone reads 8 GB/s.
+written: 43 to 47 GB/s, where the bus alone has 55. Batches of 16 MiB (`io.GPU_BATCH_BYTES` is 32) come to 25, because
+each takes the interpreter about 0.5 ms while so many threads want it, and those of 64 MiB to 37: they fall out of the
+processor's cache, in which the bus finds what was just read. 8 readers or 6 slots do about as well; one reader alone
+reads 8 GB/s.
 """
 
 from __future__ import annotations

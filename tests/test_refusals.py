@@ -216,6 +216,11 @@ def test_out_that_cannot_be_written(data):
             with pytest.raises(ValueError, match="memory"):
                 call(repeated)
             assert not narrow.any()
+        line = np.zeros(sum(shape), np.float32)  # windows that overlap
+        windows = np.lib.stride_tricks.as_strided(line, shape, (4, 4), writeable=True)
+        with pytest.raises(ValueError, match="memory"):
+            call(windows)
+        assert not line.any()
 
 
 @each_input

@@ -26,6 +26,7 @@ from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
+from ..containers import elements_meet
 from ..sketch import Sketch
 from . import dispatch, views
 
@@ -78,7 +79,7 @@ def _compute_into(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
     *description, accumulate = arguments
     views.check_memory("the data", x)
     views.check_memory("out", out)
-    if views.repeats(out):
+    if not out.is_contiguous() and elements_meet(out.shape, out.stride()):
         raise ValueError(f"out has elements that share memory (strides {out.stride()}): it cannot hold a result")
     if views.share_memory(x, out):
         raise ValueError("out shares memory with the input")

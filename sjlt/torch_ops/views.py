@@ -96,18 +96,6 @@ def check_memory(name: str, x: Tensor) -> None:
         raise RuntimeError(f"{name} has {x.numel()} elements, but no memory is allocated for them")
 
 
-def repeats(out: Tensor) -> bool:
-    """Whether elements may share memory: some axis does not step over all that the axes of smaller steps reach."""
-    if out.is_contiguous():
-        return False
-    reach = 0
-    for step, n in sorted(zip(out.stride(), out.shape, strict=True)):
-        if n > 1 and step <= reach:
-            return out.numel() > 0
-        reach += step * (n - 1)
-    return False
-
-
 def share_memory(x: Tensor, out: Tensor) -> bool:
     """Whether two tensors have memory in common."""
     if not (x.numel() and out.numel()):
