@@ -181,4 +181,4 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
         source = saved(tmp_path / f"{rows}.npy", np.ones((rows, 768), np.float32, order=order))
         done = subprocess.run([sys.executable, "-c", program, source], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout) << 10)
-    assert peaks[1] - peaks[0] < 8 << 20
+    assert peaks[1] - peaks[0] < 32 << 20  # of 126 MB more; on a busy machine allocators alone differ by 20

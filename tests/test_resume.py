@@ -332,7 +332,7 @@ def test_kill_and_resume(large: bytes, device: str) -> None:
 
 def test_control_c(large: bytes, device: str) -> None:
     with start(device) as process:
-        wait_until_part_way(process, 0.3)
+        wait_until_part_way(process, 0.02)  # early, for a busy machine may pause us longer than the rest takes
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -341,7 +341,7 @@ def test_control_c(large: bytes, device: str) -> None:
     assert said.endswith(f" of {LARGE[0]} rows are kept, --resume continues: {command}\n")
     assert said.count("\n") == 1
     done = json.loads(Path("y.npy.partial.json").read_text())["rows_done"]
-    assert done >= 0.3 * LARGE[0] - 16
+    assert done >= 0.02 * LARGE[0] - 16
     with start(device, "--resume") as process:
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "")
