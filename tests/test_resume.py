@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +288,14 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Processes hear SIGINT, also where this one, which they inherit it from, was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def start(device: str, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sjlt", "project", "large.npy", "y.npy", "-k", "256", "--batch-rows", "16"]
     return subprocess.Popen([*command, "--device", device, *options], stderr=subprocess.PIPE, text=True)
@@ -330,6 +338,7 @@ def test_kill_and_resume(large: bytes, device: str) -> None:
     assert not list(Path().glob("y.npy.partial*"))
 
 
+@pytest.mark.usefixtures("heard")
 def test_control_c(large: bytes, device: str) -> None:
     with start(device) as process:
         wait_until_part_way(process, 0.02)  # early, for a busy machine may pause us longer than the rest takes
