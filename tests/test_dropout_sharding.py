@@ -1,5 +1,7 @@
 """Parts of a tensor on several devices have their parts of one mask: by rows, by columns, and under DDP."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -108,7 +110,9 @@ def in_process(rank, folder):
             module.dropout.counter.fill_(9)
         gradients = train(DistributedDataParallel(module), module, slice(4 * rank, 4 * rank + 4), 4 * rank)
         torch.save((gradients, module.dropout.state_dict()), f"{folder}/{advance}{rank}")
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # at the interpreter's own exit torch's threads may abort the process
 
 
 def test_ddp_has_the_gradients_of_one_device(tmp_path):
