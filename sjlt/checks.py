@@ -23,6 +23,11 @@ def integer(name: str, value: Any, low: int, high: int, condition: str = "") -> 
     return number
 
 
+def signed(seed: int) -> int:
+    """A seed, -2^63 <= seed < 2^64, as the signed number of 64 bits that torch and Triton take it for."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
 def nnz_or_lanes(nnz: Any, density: Any, n_features: int, n_components: int) -> tuple[Any, iid_law.Lanes | None]:
     """(nnz, None) for a sketch of exactly nnz nonzeros a column, (None, lanes) for independent entries."""
     auto = isinstance(nnz, str) and nnz == "auto"

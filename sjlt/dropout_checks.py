@@ -27,8 +27,7 @@ def checked(
     if isinstance(seed, np.ndarray) or is_tensor(seed):
         seeds, seed = _checked_seeds(x, shape, seed), 0
     else:
-        seed = _integer("seed", seed, -(2**63), 2**64 - 1)
-        seed = seed if seed < 2**63 else seed - 2**64
+        seed = checks.signed(_integer("seed", seed, -(2**63), 2**64 - 1))
     if isinstance(step, np.ndarray) or is_tensor(step):
         steps, step = _checked_step(x, step), 0
     else:

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import iid_law, law, projection
 from .checks import integer as _integer
-from .checks import nnz_or_lanes
+from .checks import nnz_or_lanes, signed
 from .operators import Operator
 from .transposed import Transposed
 
@@ -108,8 +108,7 @@ class Sketch(Operator):
             raise ValueError(f"feature_offset + n_features must be at most 2^63 - 1, got {offset} + {n_features}")
         checked = {"n_features": n_features, "n_components": k, "nnz": nnz, "seed": seed, "feature_offset": offset}
         checked |= {"lanes": lanes, "density": lanes.density if lanes else None}
-        signed = seed - 2**64 if seed >> 63 else seed
-        checked["numbers"] = (n_features, k, nnz or 0, *(lanes or (0, 0)), signed, offset)
+        checked["numbers"] = (n_features, k, nnz or 0, *(lanes or (0, 0)), signed(seed), offset)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

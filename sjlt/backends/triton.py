@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import law
+from ..checks import signed
 from ..kernels import launch
 from ..kernels.gather import adjoint_gather, project_gather
 from ..kernels.reduce import reduce_partials
@@ -164,7 +165,7 @@ def _launch(
     host's time, is saved. (An integer matters to it by its value; a tensor by its dtype and the alignment of its
     memory.)
     """
-    arguments = (*tensors, *sizes, _signed(sketch.seed), sketch.feature_offset, *last)
+    arguments = (*tensors, *sizes, signed(sketch.seed), sketch.feature_offset, *last)
     described = tuple((t.dtype, t.data_ptr() % 16) for t in tensors)
     device, options = tensors[0].device.index, tuple(flags.values())
     law_of = (sketch.n_components, sketch.nnz, sketch.feature_offset)
@@ -230,10 +231,6 @@ def _precision(dtype: torch.dtype) -> str:
     except RuntimeError:  # set by torch's newer names, for which the older question has no answer
         matmul: Any = torch.backends.cuda.matmul
         return "high" if matmul.fp32_precision == "tf32" else "highest"
-
-
-def _signed(seed: int) -> int:
-    return seed - (1 << 64) if seed >> 63 else seed
 
 
 @cache

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..checks import signed
 from ..kernels import iid_launch
 from ..kernels.iid import multiply_iid
 from ..kernels.launch import FP16_PAIR, SAMPLE
@@ -66,7 +67,7 @@ def _launch(
     (n, inner), outer = x.shape, out.shape[-1]
     blocks = -(-n // chosen.vectors) * -(-outer // chosen.outer)
     multiply_iid[(blocks, chosen.splits)](
-        x, out, scales, n, inner, outer, *x.stride(), *strides, backend._signed(sketch.seed), sketch.feature_offset,
+        x, out, scales, n, inner, outer, *x.stride(), *strides, signed(sketch.seed), sketch.feature_offset,
         sketch.lanes.signs, sketch.lanes.complement, chosen.inner_per_split,
         sketch.lanes.scale(sketch.n_components) / 2,
         FORWARD=forward, BITS=sketch.lanes.bits, V=chosen.vectors, OUTER=chosen.outer, INNER=chosen.inner,

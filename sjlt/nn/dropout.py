@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import integer
+from ..checks import integer, signed
 from ..dropout_checks import check_p
 from ..seeded_dropout import dropout
 
@@ -108,7 +108,7 @@ class SeededDropout(nn.Module):
         seed = self._given_seed
         if seed is None:
             seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None))
-        self.seed.fill_((seed + 2**63) % 2**64 - 2**63)  # as a signed number
+        self.seed.fill_(signed(seed))
         self.counter.zero_()
 
     def advance(self) -> None:
