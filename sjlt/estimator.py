@@ -326,7 +326,7 @@ def _seed(random_state: Any) -> int:
 
 def _check_tensor(X: Any) -> None:
     """What check_array asks of an array's form."""
-    from .tensors import DTYPES
+    from .torch_ops.views import DTYPES
 
     if X.ndim != 2:
         raise ValueError(f"expected a 2-D tensor, (n_samples, n_features), got one of shape {tuple(X.shape)}")

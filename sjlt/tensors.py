@@ -17,11 +17,11 @@ from torch import Tensor
 
 from .containers import check_height, check_width
 from .torch_ops import projection as ops
+from .torch_ops.views import DTYPES, check_layout
 
 if TYPE_CHECKING:
     from .sketch import Sketch
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ACCUMULATING = (torch.float32, torch.float64)
 DEVICES = ("cpu", "cuda", "meta")
 
@@ -139,16 +139,9 @@ def _check(x: Tensor) -> None:
         raise TypeError(
             f"dtype {x.dtype} is refused: a sketch takes {_listed(DTYPES)} tensors; convert it, as by x.float()"
         )
-    _check_layout(x)
+    check_layout(x)
     if x.device.type not in DEVICES:
         raise TypeError(f"tensors on the device {x.device} are refused: a sketch takes CPU and CUDA tensors")
-
-
-def _check_layout(x: Tensor) -> None:
-    if x.layout is not torch.strided:
-        raise TypeError(f"layout {x.layout} is refused: pass a dense tensor, as from x.to_dense()")
-    if x.is_nested:
-        raise TypeError("nested tensors are refused: pass x.to_padded_tensor(0), or the tensors one by one")
 
 
 def _check_out(name: str, out: Any, x: Tensor, width: int, accumulate: bool) -> None:
@@ -158,7 +151,7 @@ def _check_out(name: str, out: Any, x: Tensor, width: int, accumulate: bool) -> 
         raise ValueError(f"{name} with accumulate=True needs out=, the tensor of shape {shape} to add to")
     if not isinstance(out, Tensor):
         raise TypeError(f"out must be a torch tensor on {x.device}, as the data is, got {type(out).__name__}")
-    _check_layout(out)
+    check_layout(out)
     if out.shape != shape:
         raise ValueError(f"out must have shape {shape}, got {tuple(out.shape)}")
     allowed = ACCUMULATING if accumulate else DTYPES

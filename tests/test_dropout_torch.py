@@ -163,6 +163,17 @@ def test_views_that_must_not_be_written_keep_their_numbers(view, device):
     assert (part == 1).all()
 
 
+def test_forward_derivatives_that_are_compiled(device):
+    """torch.compile enters levels of forward derivatives that torch's own functions in Python do not see."""
+
+    def slope(x):
+        return torch.func.jvp(lambda x: (sjlt.dropout(x, 0.3, 5) ** 2).sum(), (x,), (x * x,))[1]
+
+    x = new(device, 4, 6)
+    assert torch.equal(torch.compile(slope, fullgraph=True, backend="aot_eager")(x), slope(x))
+    torch._dynamo.reset()
+
+
 # --------------------------------------------------------------------------------- operators
 
 

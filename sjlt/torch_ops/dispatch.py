@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 
 def is_plain(x: Tensor) -> bool:
@@ -39,3 +42,32 @@ def one_level() -> AbstractContextManager[Any]:
     if torch._C._are_functorch_transforms_active():
         return enable_single_level_autograd_function()
     return nullcontext()
+
+
+def is_differentiated(x: Tensor) -> bool:
+    """Backward or forward. (torch.compile enters forward levels that forward_ad.unpack_dual does not see.)"""
+    if x.requires_grad and torch.is_grad_enabled():
+        return True
+    if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
+        return False
+    return torch._VF._unpack_dual(x, level=0)[1] is not None
+
+
+def below(op: Any, *arguments: Any) -> Any:
+    """`op` below autograd: what is left of torch.func's levels is dispatched anew, and differentiates for itself."""
+    with torch.enable_grad(), _set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
+        return op(*arguments)
+
+
+def triton_backend(name: str, what: str) -> Any:
+    """The module of that name in `sjlt.backends`, which runs `what` of CUDA tensors. Slow to import."""
+    try:
+        return importlib.import_module(f"sjlt.backends.{name}")
+    except ImportError as error:
+        if error.name != "triton":
+            raise
+        raise ImportError(
+            f"{what} of CUDA tensors runs on Triton, which is not installed: pip install triton "
+            "(triton-windows on Windows)",
+            name="triton",
+        ) from error

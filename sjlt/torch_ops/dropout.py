@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
 from torch._C._autograd import CreationMeta, _get_creation_meta
-from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
 from ..dropout_checks import Numbers, check_shape, check_writable, rule_of
-from .dispatch import is_plain, one_level
-from .views import array, check_memory
+from .dispatch import below, is_differentiated, is_plain, one_level, triton_backend
+from .views import DTYPES, array, check_layout, check_memory
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUMBERS = (
     "float p, Tensor? seeds, SymInt seed, Tensor? steps, SymInt step, SymInt offset, SymInt? row_stride, int bits"
 )
@@ -104,10 +102,7 @@ def check(x: Tensor) -> None:
     """There is a backend for x's dtype, layout and device."""
     if x.dtype not in DTYPES:
         raise TypeError(f"dropout takes float16, bfloat16, float32 and float64 tensors, got {x.dtype}")
-    if x.layout is not torch.strided:
-        raise TypeError(f"layout {x.layout} is refused: pass a dense tensor, as from x.to_dense()")
-    if x.is_nested:
-        raise TypeError("nested tensors are refused: pass x.to_padded_tensor(0), or the tensors one by one")
+    check_layout(x)
     if not (x.is_cuda or x.is_cpu or x.is_meta):
         raise TypeError(f"tensors on the device {x.device} are refused: dropout takes CPU and CUDA tensors")
 
@@ -219,17 +214,7 @@ def _cpu() -> Any:
 
 @cache
 def _triton() -> Any:
-    try:
-        from ..backends import triton_dropout
-    except ImportError as error:
-        if error.name != "triton":
-            raise
-        raise ImportError(
-            "dropout of CUDA tensors runs on Triton, which is not installed: pip install triton "
-            "(triton-windows on Windows)",
-            name="triton",
-        ) from error
-    return triton_dropout
+    return triton_backend("triton_dropout", "dropout")
 
 
 # ------------------------------------------------------------------------------------- derivatives
@@ -278,8 +263,7 @@ class _Linear(_SingleLevelFunction):
 
     @staticmethod
     def forward(op: Any, linear: int, *arguments: Any) -> Any:
-        with torch.enable_grad(), _set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
-            return op(*arguments)
+        return below(op, *arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -315,9 +299,7 @@ class _Linear(_SingleLevelFunction):
 
 
 def _differentiable(op: Any, linear: int, *arguments: Any) -> Any:
-    inputs = arguments[:linear]
-    needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if needed or any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+    if any(map(is_differentiated, arguments[:linear])):
         with one_level():
             return _Linear.apply(op, linear, *arguments)  # type: ignore[attr-defined]
     with _AutoDispatchBelowAutograd():

@@ -22,7 +22,6 @@ from torch._C import (
     _ExcludeDispatchKeyGuard,
     _is_any_autocast_enabled,
 )
-from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
@@ -103,16 +102,7 @@ def _function(forward: bool, cuda: bool) -> Any:
         from ..backends import cpu
 
         return partial(_on_arrays, cpu.project if forward else cpu.adjoint)
-    try:
-        from ..backends import triton
-    except ImportError as error:
-        if error.name != "triton":
-            raise
-        raise ImportError(
-            "a sketch of CUDA tensors runs on Triton, which is not installed: pip install triton "
-            "(triton-windows on Windows)",
-            name="triton",
-        ) from error
+    triton = dispatch.triton_backend("triton", "a sketch")
     return triton.project if forward else triton.adjoint
 
 
@@ -128,8 +118,7 @@ class _Linear(_SingleLevelFunction):
 
     @staticmethod
     def forward(op: Any, x: Tensor, *arguments: Any) -> Any:
-        with torch.enable_grad(), _set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
-            return op(x, *arguments)
+        return dispatch.below(op, x, *arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -148,17 +137,8 @@ class _Linear(_SingleLevelFunction):
             return ctx.op(tangent, *ctx.description, ctx.axis, ctx.result_dtype)
 
 
-def _is_differentiated(x: Tensor) -> bool:
-    """Backward or forward. (torch.compile enters forward levels that forward_ad.unpack_dual does not see.)"""
-    if x.requires_grad and torch.is_grad_enabled():
-        return True
-    if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
-        return False
-    return torch._VF._unpack_dual(x, level=0)[1] is not None
-
-
 def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
-    if _is_differentiated(x):
+    if dispatch.is_differentiated(x):
         with dispatch.one_level():
             return _Linear.apply(op, x, *arguments)  # type: ignore[attr-defined]
     with _AutoDispatchBelowAutograd():
@@ -166,7 +146,7 @@ def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
 
 
 def _not_differentiable(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
-    differentiated = "the data" if _is_differentiated(x) else "out" if _is_differentiated(out) else None
+    differentiated = "the data" if dispatch.is_differentiated(x) else "out" if dispatch.is_differentiated(out) else None
     if differentiated:
         raise RuntimeError(
             f"out= does not support automatic differentiation, but {differentiated} requires grad: leave out= away, "

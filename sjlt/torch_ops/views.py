@@ -13,6 +13,16 @@ from torch import Tensor
 
 from ..containers import overlap
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that backends take
+
+
+def check_layout(x: Tensor) -> None:
+    """x is dense memory that strides describe."""
+    if x.layout is not torch.strided:
+        raise TypeError(f"layout {x.layout} is refused: pass a dense tensor, as from x.to_dense()")
+    if x.is_nested:
+        raise TypeError("nested tensors are refused: pass x.to_padded_tensor(0), or the tensors one by one")
+
 
 def new_result(x: Tensor, width: int, axis: int, dtype: torch.dtype | None) -> Tensor:
     """A tensor like x, but with `width` numbers along `axis`, which is the last one, or the first of at most two.
