@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,16 +140,17 @@ def device_ms(call: Call, data: list[torch.Tensor]) -> float:
     return statistics.median(laps[WARM_UPS:] or laps) / len(data)
 
 
-def host_us(call: Call, x: torch.Tensor, calls: int = 300) -> float:
-    """Median microseconds that a call keeps the host: many calls in a row, none waited for."""
-    laps = []
-    for _ in range(WARM_UPS + 2 * REPEATS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call(x)
-        laps.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(laps[WARM_UPS:])
+def host_us(calls: Mapping[str, tuple[Call, torch.Tensor]], each: int = 300) -> dict[str, float]:
+    """Median microseconds that a call keeps the host: many in a row, none waited for, the calls taking turns."""
+    laps: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(WARM_UPS + 4 * REPEATS):
+        for name, (call, x) in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(each):
+                call(x)
+            laps[name].append((time.perf_counter() - start) / each * 1e6)
+    return {name: statistics.median(times[WARM_UPS:]) for name, times in laps.items()}
 
 
 def extra_bytes(call: Call, x: torch.Tensor) -> int:
@@ -215,11 +216,11 @@ def measure_small(names: Callable[[str], bool]) -> dict[str, float]:
     """Host microseconds of a small call."""
     x, sketch = SMALL.data("cuda"), SMALL.sketch
     stored = torch.from_numpy(sketch.T.toarray().astype("float32")).cuda()
-    microseconds = {"torch.matmul": host_us(lambda x: torch.matmul(x, stored), x)}
+    calls: dict[str, tuple[Call, torch.Tensor]] = {"torch.matmul": (lambda x: torch.matmul(x, stored), x)}
     if names("sjlt"):
         checked("sjlt", Method(sjlt_product, 1e-6), SMALL, sketch.project, x, baselines.reference(SMALL, x))
-        microseconds["sjlt"] = host_us(sketch.project, x)
-    return microseconds
+        calls["sjlt"] = (sketch.project, x)
+    return host_us(calls)
 
 
 def environment() -> dict[str, Any]:

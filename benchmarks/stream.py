@@ -21,7 +21,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,7 +107,7 @@ def stages(case: Case, path: Path, directory: Path) -> dict[str, float]:
         assert isinstance(source, io.NpySource)
         rows = io._batch_rows(max(source.row_bytes, case.k * np.dtype(case.dtype).itemsize), io.GPU_BATCH_BYTES)
         start = time.perf_counter()
-        slots = [stream._Slot(source, sketch, np.dtype(case.dtype), rows, DEVICE, Lock()) for _ in range(stream.SLOTS)]
+        slots = [stream._Slot(source, sketch, np.dtype(case.dtype), rows, DEVICE) for _ in range(stream.SLOTS)]
         buffers = time.perf_counter() - start
         batches = list(zip(range(0, source.shape[0] - rows, rows), cycle(slots), strict=False))
 
@@ -122,7 +121,7 @@ def stages(case: Case, path: Path, directory: Path) -> dict[str, float]:
             measured = {
                 "read": rate(size, lambda: read(readers)),
                 "to device": rate(size, lambda: [s.x.copy_(s.read_x, non_blocking=True) for _, s in batches]),
-                "project": rate(size, lambda: [s.project(s.x, s.y) for _, s in batches]),
+                "project": rate(size, lambda: [sketch.project(s.x, out=s.y) for _, s in batches]),
                 "back": rate(size_y, lambda: [s.read_y.copy_(s.y, non_blocking=True) for _, s in batches]),
                 "write": write_rate(directory / "written", [slot.read_y.numpy() for _, slot in batches]),
             }

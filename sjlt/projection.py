@@ -5,6 +5,8 @@ NumPy's and scipy's here, for the CPU; torch tensors in `tensors`.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +82,8 @@ def project_tree(sketch: Sketch, tensors: Any, out: Any, batched: bool) -> Any:
 
 
 def _tensors() -> Any:  # without a cache of its own, of which torch.compile warns
-    from . import tensors  # imports torch
-
-    return tensors
+    name = "sjlt.tensors"
+    return sys.modules.get(name) or importlib.import_module(name)  # imports torch
 
 
 def _cpu() -> Any:

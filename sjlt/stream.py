@@ -49,8 +49,7 @@ def projected(
     """
     n = source.shape[0]
     starts = range(start, n, rows)
-    launching = Lock()
-    slots = [_Slot(source, sketch, dtype, min(rows, n), device, launching) for _ in starts[:SLOTS]]
+    slots = [_Slot(source, sketch, dtype, min(rows, n), device) for _ in starts[:SLOTS]]
     tasks: _Tasks = SimpleQueue()
     readers = [
         Thread(target=_work, args=(tasks,), name="sjlt-read", daemon=True)
@@ -71,19 +70,6 @@ def projected(
         _end(readers, tasks)
         for slot in slots:
             slot.wait()
-
-
-def _projection(sketch: Sketch, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    """`Sketch.project` of one tensor into another.
-
-    On a GPU by the backend itself. Each operator of torch hands the interpreter's lock over a few times, which among
-    many readers takes 0.2 ms a batch.
-    """
-    if device.type == "cpu":
-        return lambda x, y: sketch.project(x, out=y)
-    from .backends import triton
-
-    return lambda x, y: triton.project(sketch, x, y, False)
 
 
 def _work(tasks: _Tasks) -> None:
@@ -108,13 +94,10 @@ def _end(readers: list[Thread], tasks: _Tasks) -> None:
 class _Slot:
     """Memory for a batch of `rows` rows, on the host and on the device."""
 
-    def __init__(
-        self, source: NpySource, sketch: Sketch, dtype: np.dtype, rows: int, device: torch.device, launching: Lock
-    ) -> None:
-        self.source, self.project = source, _projection(sketch, device)
+    def __init__(self, source: NpySource, sketch: Sketch, dtype: np.dtype, rows: int, device: torch.device) -> None:
+        self.source, self.sketch = source, sketch
         given, wanted = getattr(torch, source.dtype.name), getattr(torch, dtype.name)
         on_gpu = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         shape = (rows, source.shape[1])
         self.read_x = torch.empty(shape if source.order == "C" else shape[::-1], dtype=given, pin_memory=on_gpu)
         if source.order == "F":
@@ -122,16 +105,19 @@ class _Slot:
         self.x = torch.empty_like(self.read_x, device=device)
         self.y = torch.empty((rows, sketch.n_components), dtype=wanted, device=device)
         self.read_y = torch.empty(self.y.shape, dtype=wanted, pin_memory=on_gpu)
+        self._host_x, self._host_y = self.read_x.numpy(), self.read_y.numpy()
         self.rows = 0
-        self._launching, self._lock = launching, Lock()
+        self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._graph = self._captured() if on_gpu else None
+        self._lock = Lock()
         self._unread, self._failure = 0, cast(BaseException | None, None)
         self._launched = SimpleQueue[BaseException | None]()
 
     def begin(self, i: int, tasks: _Tasks) -> None:
         """Have the rows from i on read, and whatever follows launched."""
-        self.rows = min(self.read_x.shape[0], self.source.shape[0] - i)
-        self.read_x[self.rows :] = 0
-        parts = self.source.parts(self.read_x[: self.rows].numpy(), i, PART_BYTES)
+        self.rows = min(len(self._host_x), self.source.shape[0] - i)
+        self._host_x[self.rows :] = 0
+        parts = self.source.parts(self._host_x[: self.rows], i, PART_BYTES)
         together = max(1, PART_BYTES // max(1, parts[0][0].nbytes)) if parts else 1  # columns may be short
         groups = [parts[t : t + together] for t in range(0, len(parts), together)] or [[]]
         self._unread, self._failure = len(groups), None
@@ -149,17 +135,35 @@ class _Slot:
         if last:
             self._launched.put(self._failure or self._launch())
 
-    def _launch(self) -> BaseException | None:
-        """Let the device do the rest; what went wrong with that.
+    def _steps(self) -> None:
+        """What the device does with a batch.
 
         A batch that is not full is projected like a full one, with zeros behind its rows: so no kernel is compiled for
         it, and its result does not depend on how many rows the file has.
         """
+        self.x.copy_(self.read_x, non_blocking=True)
+        self.sketch.project(self.x, out=self.y)
+        self.read_y.copy_(self.y, non_blocking=True)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        """The steps as one launch."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            self._steps()  # compiles, which a graph cannot hold
+            self.wait()
+            graph.capture_begin(capture_error_mode="thread_local")
+            self._steps()
+            graph.capture_end()
+        return graph
+
+    def _launch(self) -> BaseException | None:
+        """Let the device take the steps; what went wrong with that."""
         try:
-            with self._launching, torch.cuda.stream(self.stream):  # two threads would compile the same kernel twice
-                self.x.copy_(self.read_x, non_blocking=True)
-                self.project(self.x, self.y)
-                self.read_y.copy_(self.y, non_blocking=True)
+            if self._graph is None:
+                self._steps()
+            else:
+                with torch.cuda.stream(self.stream):
+                    self._graph.replay()
         except BaseException as e:
             return e
         return None
@@ -174,4 +178,4 @@ class _Slot:
         if failure is not None:
             raise failure
         self.wait()
-        return self.read_y[: self.rows].numpy()
+        return self._host_y[: self.rows]

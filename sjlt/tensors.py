@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .sketch import Sketch
 
 ACCUMULATING = (torch.float32, torch.float64)
-DEVICES = ("cpu", "cuda", "meta")
 
 
 def project(sketch: Sketch, x: Tensor, out: Any, accumulate: bool) -> Tensor:
@@ -31,7 +30,7 @@ def project(sketch: Sketch, x: Tensor, out: Any, accumulate: bool) -> Tensor:
     _check(x)
     check_width("project", x, sketch.n_features, "n_features")
     if out is None and not accumulate:
-        return ops.call(ops.project, x, *sketch.numbers, -1, None)
+        return ops.call(ops.project, x, sketch, -1, None)
     _check_out("project", out, x, sketch.n_components, accumulate)
     ops.project_into(x, out, *sketch.numbers, accumulate)
     return out  # type: ignore[no-any-return]
@@ -42,7 +41,7 @@ def project_adjoint(sketch: Sketch, y: Tensor, out: Any, accumulate: bool) -> Te
     _check(y)
     check_width("project_adjoint", y, sketch.n_components, "n_components")
     if out is None and not accumulate:
-        return ops.call(ops.project_adjoint, y, *sketch.numbers, -1, None)
+        return ops.call(ops.project_adjoint, y, sketch, -1, None)
     _check_out("project_adjoint", out, y, sketch.n_features, accumulate)
     ops.project_adjoint_into(y, out, *sketch.numbers, accumulate)
     return out  # type: ignore[no-any-return]
@@ -52,14 +51,14 @@ def multiply(sketch: Sketch, a: Tensor) -> Tensor:
     """S A for a vector or matrix A."""
     _check(a)
     check_height("S", a, sketch.shape)
-    return ops.call(ops.project, a, *sketch.numbers, 0, None)
+    return ops.call(ops.project, a, sketch, 0, None)
 
 
 def multiply_transposed(sketch: Sketch, b: Tensor) -> Tensor:
     """S' B for a vector or matrix B."""
     _check(b)
     check_height("S.T", b, sketch.shape[::-1])
-    return ops.call(ops.project_adjoint, b, *sketch.numbers, 0, None)
+    return ops.call(ops.project_adjoint, b, sketch, 0, None)
 
 
 # ------------------------------------------------------------------------------------- trees
@@ -84,7 +83,7 @@ def project_tree(sketch: Sketch, tree: Any, out: Any, batched: bool) -> Tensor:
     for leaf in leaves:
         for vectors in _flat(leaf, int(batched)):
             part = sketch[:, start : start + vectors.shape[-1]]
-            total = total + ops.call(ops.project, vectors, *part.numbers, -1, summing)
+            total = total + ops.call(ops.project, vectors, part, -1, summing)
             start += vectors.shape[-1]
     return total.to(dtype) if out is None else out.copy_(total)  # type: ignore[no-any-return]
 
@@ -140,7 +139,7 @@ def _check(x: Tensor) -> None:
             f"dtype {x.dtype} is refused: a sketch takes {_listed(DTYPES)} tensors; convert it, as by x.float()"
         )
     check_layout(x)
-    if x.device.type not in DEVICES:
+    if not (x.is_cuda or x.is_cpu or x.is_meta):
         raise TypeError(f"tensors on the device {x.device} are refused: a sketch takes CPU and CUDA tensors")
 
 

@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import law
-from ..checks import signed
 from ..kernels import launch
 from ..kernels.gather import adjoint_gather, project_gather
 from ..kernels.reduce import reduce_partials
@@ -33,6 +32,7 @@ NVIDIA = not INTERPRETED and torch.version.hip is None
 REDUCERS = 256  # programs that sum partial results, at least, where each has 128 to 1024 elements
 MOST_COMPILED = 4096  # launches remembered
 
+_HERE = nullcontext()
 _compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
 
@@ -48,7 +48,7 @@ def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
         if not accumulate:
             out.zero_()
         return
-    with _on(x.device):
+    with _on(x):
         chosen = launch.choose(_product(sketch, x, x, out))
         if chosen.splits == 1:
             _project(chosen, sketch, x, out, (0, *out.stride()), True, accumulate)
@@ -68,7 +68,7 @@ def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
     n, d = out.shape
     if n == 0 or d == 0:
         return
-    with _on(y.device):
+    with _on(y):
         chosen = launch.choose(_product(sketch, y, out, y), adjoint=True)
         blocks = -(-n // chosen.vectors)
         strides = (*y.stride(), *out.stride())
@@ -165,22 +165,22 @@ def _launch(
     host's time, is saved. (An integer matters to it by its value; a tensor by its dtype and the alignment of its
     memory.)
     """
-    arguments = (*tensors, *sizes, signed(sketch.seed), sketch.feature_offset, *last)
-    described = tuple((t.dtype, t.data_ptr() % 16) for t in tensors)
-    device, options = tensors[0].device.index, tuple(flags.values())
-    law_of = (sketch.n_components, sketch.nnz, sketch.feature_offset)
-    key = (kernel.__name__, chosen, law_of, sizes, described, device, options)
+    *law_of, seed, feature_offset = sketch.numbers
+    arguments = (*tensors, *sizes, seed, feature_offset, *last)
+    described = [(t.dtype, t.data_ptr() % 16) for t in tensors]
+    device, options = tensors[0].get_device(), flags.values()
+    key = (kernel.__name__, chosen, *law_of, feature_offset, sizes, *described, device, *options)
     known = _compiled.get(key)
     if known is not None:
-        compiled, constants = known
-        compiled[grid](*arguments, *constants)
+        launched, constants = known
+        launched(*arguments, *constants)
         return
     by_name = {**flags, **_constants(chosen, sketch.n_components, sketch.nnz, adjoint="FINAL" not in flags)}
     compiled = kernel[grid](*arguments, **by_name)
     if compiled is not None:  # the interpreter has nothing to remember
         if len(_compiled) >= MOST_COMPILED:
             _compiled.clear()
-        _compiled[key] = compiled, tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
+        _compiled[key] = compiled[grid], tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
 
 
 @lru_cache(maxsize=4096)
@@ -242,8 +242,8 @@ def _resources(device: torch.device) -> tuple[int, int]:
     return properties.multi_processor_count, properties.shared_memory_per_block_optin
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Launches go to the tensors' device, whichever is current."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
+def _on(x: Tensor) -> AbstractContextManager[Any]:
+    """Launches go to the tensor's device, whichever is current."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(x.device)

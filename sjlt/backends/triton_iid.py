@@ -33,7 +33,7 @@ def _multiply(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool, forward:
         if not accumulate:
             out.zero_()
         return
-    with backend._on(x.device):
+    with backend._on(x):
         dtype, precision = backend.DTYPES[x.dtype], backend._precision(x.dtype)
         product = iid_launch.Product(n, inner, outer, x.stride(), dtype, precision, *backend._resources(x.device))
         chosen = iid_launch.choose(product)

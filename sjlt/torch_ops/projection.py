@@ -47,30 +47,29 @@ project_into, project_adjoint_into = torch.ops.sjlt.project_into.default, torch.
 _TRANSPOSE = {project: project_adjoint, project_adjoint: project}
 
 
-def call(op: Any, x: Tensor, *arguments: Any) -> Tensor:
+def call(op: Any, x: Tensor, sketch: Sketch, axis: int, dtype: torch.dtype | None) -> Tensor:
     """`op`, directly where torch has nothing to do with it."""
     if dispatch.is_plain(x) and not (x.requires_grad and torch.is_grad_enabled()) and not _is_any_autocast_enabled():
-        return _compute(op, x, *arguments)
-    return op(x, *arguments)  # type: ignore[no-any-return]
+        return _product(op, x, sketch, axis, dtype)
+    return op(x, *sketch.numbers, axis, dtype)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------- results
 
 
-def _width(op: Any, n_features: int, n_components: int) -> int:
-    return n_components if op is project else n_features
-
-
-def _fake(op: Any, x: Tensor, *arguments: Any) -> Tensor:
-    n_features, n_components, *_, axis, dtype = arguments
-    return views.new_result(x, _width(op, n_features, n_components), axis, dtype)
+def _fake(op: Any, x: Tensor, n_features: int, n_components: int, *others: Any) -> Tensor:
+    return views.new_result(x, n_components if op is project else n_features, *others[-2:])
 
 
 def _compute(op: Any, x: Tensor, *arguments: Any) -> Tensor:
-    views.check_memory("the data", x)
     *description, axis, dtype = arguments
-    out = views.new_result(x, _width(op, *description[:2]), axis, dtype)
-    _run(op, x, out, description, False, axis)
+    return _product(op, x, _sketch(*description), axis, dtype)
+
+
+def _product(op: Any, x: Tensor, sketch: Sketch, axis: int, dtype: torch.dtype | None) -> Tensor:
+    views.check_memory("the data", x)
+    out = views.new_result(x, sketch.n_components if op is project else sketch.n_features, axis, dtype)
+    _run(op, x, out, sketch, False, axis)
     return out
 
 
@@ -82,12 +81,11 @@ def _compute_into(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
         raise ValueError(f"out has elements that share memory (strides {out.stride()}): it cannot hold a result")
     if views.share_memory(x, out):
         raise ValueError("out shares memory with the input")
-    _run(op, x, out, description, accumulate, -1)
+    _run(op, x, out, _sketch(*description), accumulate, -1)
 
 
-def _run(op: Any, x: Tensor, out: Tensor, description: Any, accumulate: bool, axis: int) -> None:
+def _run(op: Any, x: Tensor, out: Tensor, sketch: Sketch, accumulate: bool, axis: int) -> None:
     function = _function(op is project, x.is_cuda)
-    sketch = _sketch(*description)
     for rows, result in views.matrices(x, out, axis):
         function(sketch, rows, result, accumulate)
 
