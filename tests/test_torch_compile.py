@@ -194,7 +194,13 @@ def test_transformed_functions(device):
         faster, counter = compiled(function)
         for n, seed in ((3, 5), (8, 2**63 + 5)):
             x, sketch = normal(device, n, 50), Sketch(50, 20, seed=seed)
-            assert torch.equal(faster(x, sketch), function(x, sketch))
+            try:
+                result = faster(x, sketch)
+            except torch._dynamo.exc.InternalTorchDynamoError as e:
+                if "'NoneType' object has no attribute 'filename'" in str(e):
+                    pytest.xfail(f"torch {torch.__version__} cannot print the origin of a guard of its own")
+                raise
+            assert torch.equal(result, function(x, sketch))
         assert counter.frame_count == 1
         torch._dynamo.reset()
 

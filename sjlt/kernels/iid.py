@@ -15,7 +15,7 @@ import triton.language as tl
 from .. import iid_law, philox
 from . import iid_launch as launch
 from .philox import _philox, flat_groups, lanes_at_top
-from .tiles import BF16_TRIPLE, FP16_PAIR, NATIVE, _inverse, _multiply
+from .tiles import BF16_TRIPLE, FP16_PAIR, NATIVE, _dot, _inverse, _multiply
 from .words import _pick, seed_words
 
 _words = philox.define(iid_law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=_philox, pick=_pick, tl=tl)
@@ -77,6 +77,12 @@ def entries(j, call, layout, k0, k1, signs, complement, BITS: tl.constexpr, DTYP
 
 
 @triton.jit
+def _complete(acc):
+    """The sums, as something that is used in every step: see `tiles` on what else Triton would leave under way."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def _sums(
     x, v, n, stride_xv, stride_xi, scale, column, row, count, never, k0, k1, signs, complement,
     FORWARD: tl.constexpr, BITS: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, SPAN: tl.constexpr,
@@ -88,8 +94,10 @@ def _sums(
     SUM: tl.constexpr = tl.float64 if MODE == FP64 else tl.float32
     HALF: tl.constexpr = tl.float16 if MODE == FP16_PAIR else tl.bfloat16
     DTYPE: tl.constexpr = x.dtype.element_ty if (MODE == NATIVE) | (MODE == FP64) else HALF
-    total = tl.zeros((V, OUTER), SUM)
-    acc = tl.zeros((V, OUTER), SUM)
+    # Entries as the first factor: H200, 8 vectors 1.35 times as fast, many 1.02 to 1.05. (In Y S slower.)
+    ROWS_FIRST: tl.constexpr = (MODE == NATIVE) & FORWARD
+    total = tl.zeros((OUTER, V) if ROWS_FIRST else (V, OUTER), SUM)
+    acc = tl.zeros_like(total)
     layout = _layout(x, never, INNER if FORWARD else OUTER, OUTER if FORWARD else INNER, BITS, INTERPRETED)
     x += v[:, None] * stride_xv
     for part in range(0, count, SPAN):
@@ -112,14 +120,16 @@ def _sums(
                     acc = tl.dot(z, tile, acc, out_dtype=tl.float64)
                 else:  # not every compiler has dots of fp64
                     acc += tl.sum(z[:, :, None] * tile[None, :, :], 1)
+            elif ROWS_FIRST:
+                acc = _dot(tl.trans(tile), tl.trans(z), _complete(acc) if NVIDIA else acc, INTERPRETED)
             else:
                 acc = _multiply(z, scale, tile, acc, MODE, INTERPRETED)
         if SPAN < WHOLE:
             total += acc
-            acc = tl.zeros((V, OUTER), SUM)
+            acc = tl.zeros_like(total)
     if SPAN < WHOLE:
         acc = total
-    return acc
+    return tl.trans(acc) if ROWS_FIRST else acc
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "signs", "complement", "inner_per_split", "half_scale"])

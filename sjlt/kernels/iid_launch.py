@@ -83,7 +83,7 @@ def _tile(product: Product, mode: int) -> tuple[int, int, int, int, int]:
         vectors, warps = 64, 4
     elif mode != launch.NATIVE or product.inner > NATIVE_TERMS:  # a sum of parts takes as many registers again
         vectors, warps = 128, 8
-    elif product.inner >= 1024 and product.n >= LARGE:
+    elif product.inner >= 512 and product.n >= LARGE:
         vectors, warps = 256, 8
     else:
         vectors, warps = 128, 4
