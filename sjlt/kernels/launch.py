@@ -282,7 +282,7 @@ def gather(product: Product, adjoint: bool = False) -> Gather:
         long=(product.k * product.narrow[1] if adjoint else width * product.strides[1]) >= 1 << 32,
         splits=splits,
         batches=per_split,
-        registers=128 if sub_blocks <= 2 and not last and not adjoint else 0,
+        registers=128 if sub_blocks <= 2 and vectors > 1 and not last and not adjoint else 0,
     )
 
 
