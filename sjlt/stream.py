@@ -6,11 +6,12 @@ reads a batch's last part launches its steps. The caller takes the results in or
 written makes room for reading. So while one slot's rows are read, those of a second are on the bus, those of a third
 are projected, and the result of a fourth is written.
 
-Sizes were chosen on an H200 with 16 CPUs, for 768 features in fp32 from the page cache and results that were not
-written: 43 to 47 GB/s, where the bus alone has 55. Batches of 16 MiB (`io.GPU_BATCH_BYTES` is 32) come to 25, because
-each takes the interpreter about 0.5 ms while so many threads want it, and those of 64 MiB to 37: they fall out of the
-processor's cache, in which the bus finds what was just read. 8 readers or 6 slots do about as well; one reader alone
-reads 8 GB/s.
+What limits it is how often the interpreter is needed, which all these threads share: so a batch's steps are one CUDA
+graph, launched by one call (36 GB/s without, 45 with it; the bus alone has 55). Sizes were chosen on an H200 with 16
+CPUs, for 768 features in fp32 from the page cache and 16 components: batches of 16 MiB (`io.GPU_BATCH_BYTES` is 32)
+come to 31 GB/s, and those of 48 MiB to 36, as they fall out of the processor's cache, in which the bus finds what was
+just read. 6 slots come to 34, 8 readers to 30, parts of 2 or 8 MiB to 39 or 33. Such runs differ by a quarter from one
+time to the next; one reader alone reads 8 GB/s.
 """
 
 from __future__ import annotations

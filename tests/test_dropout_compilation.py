@@ -1,18 +1,9 @@
-"""Dropout's kernels compile, without a GPU, for the architectures that they are meant for.
+"""Dropout's kernels compile for the architectures that they are meant for, and fit their shared memory."""
 
-Run as a program, this file makes calls on tensors without data, compiles what the backend would have launched, and
-prints what came of it. (In the tests' own process, kernels are interpreted.)
-"""
-
-import json
-import os
-import subprocess
 import sys
 
 import pytest
-from test_kernels_compilation import TARGETS, Launches
-
-TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8", "int64": "i64"}
+from compilation import TARGETS, check_compiled, compile_launches
 
 CALLS = [  # shape, dtype, layout, bits, what else is given
     *(((1 << 20,), dtype, "rows", bits, {}) for dtype in ("bfloat16", "float32", "uint8") for bits in (8, 16, 32)),
@@ -32,30 +23,10 @@ CALLS = [  # shape, dtype, layout, bits, what else is given
 ]
 
 
-def source_of(kernel, arguments):
-    """What Triton's launcher would compile for these arguments: types, constants, divisibility by 16."""
-    from triton.compiler import ASTSource
-
-    signature, constants, hints = {}, {}, {}
-    for place, (parameter, value) in enumerate(zip(kernel.params, arguments, strict=True)):
-        special = not parameter.do_not_specialize
-        if parameter.is_constexpr or (type(value) is int and value == 1 and special):
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-            continue
-        if hasattr(value, "dtype"):
-            signature[parameter.name], divisible = "*" + TYPES[str(value.dtype)[6:]], True
-        else:
-            annotated = parameter.annotation_type
-            signature[parameter.name] = annotated or ("i32" if abs(value) < 2**31 else "i64")
-            divisible = value % 16 == 0
-        if divisible and special:
-            hints[(place,)] = [["tt.divisibility", 16]]
-    return ASTSource(kernel, signature, constexprs=constants, attrs=hints)
-
-
-def make_calls(backend):
+def make_calls():
     import torch
 
+    from sjlt.backends import triton_dropout as backend
     from sjlt.dropout_law import Rule
 
     def new(shape, dtype, layout):
@@ -87,49 +58,12 @@ def make_calls(backend):
             backend.drop_stored(1.5, x, torch.empty(x.shape, dtype=torch.bool, device="meta"), out)
 
 
-def compile_all(target):
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    from sjlt.backends import triton_dropout as backend
-
-    launches = {}
-    for name, value in list(vars(backend).items()):
-        if isinstance(value, triton.JITFunction):
-            launches[name] = Launches(value)
-            setattr(backend, name, launches[name])
-    make_calls(backend)
-    print(json.dumps(list(launches)))
-    done = set()
-    for name, made in launches.items():
-        for arguments, options in made:
-            source = source_of(made.kernel, arguments)
-            key = (name, source.hash(), str(options))
-            if key in done:
-                continue
-            done.add(key)
-            found = {
-                "kernel": name,
-                "constants": {made.kernel.arg_names[i]: str(v) for (i,), v in source.constants.items()},
-            }
-            try:
-                compiled = triton.compile(source, target=GPUTarget(*TARGETS[target][:3]), options=options)
-                found["shared"] = compiled.metadata.shared
-            except Exception as error:
-                found["error"] = repr(error)
-            print(json.dumps(found), flush=True)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_kernels_compile(target):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    result = subprocess.run([sys.executable, __file__, target], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-8000:]
-    kernels, *compiled = map(json.loads, result.stdout.splitlines())
-    assert {each["kernel"] for each in compiled} == set(kernels), "a kernel that no call here takes"
-    assert not [each for each in compiled if "error" in each]
-    assert not [each for each in compiled if each["shared"] > TARGETS[target][-1]]
+    check_compiled(__file__, target)
 
 
 if __name__ == "__main__":
-    compile_all(sys.argv[1])
+    from sjlt.backends import triton_dropout
+
+    compile_launches(sys.argv[1], make_calls, triton_dropout)

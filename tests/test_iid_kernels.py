@@ -1,10 +1,5 @@
 """The Triton kernel of the iid law: exact on integer data in the interpreter and, marked `gpu`, on a device."""
 
-import json
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -176,59 +171,3 @@ def test_splits_cover_what_is_summed(dtype, precision):
                     assert min(chosen.span, chosen.inner_per_split) <= most
                 if chosen.even:
                     assert inner % chosen.inner == 0
-
-
-PRODUCTS = [  # (n, d, k, density, dtype, layout)
-    (65_536, 4096, 128, 1 / 3, "bfloat16", "rows"),
-    (65_536, 768, 128, 1 / 3, "float32", "rows"),
-    (2000, 301, 300, 0.01, "float16", "columns"),
-    (70, 500, 1000, 0.5, "float64", "rows"),
-    (8, 1 << 24, 4096, 1.0, "float32", "rows"),
-]
-
-
-def compile_all(target):
-    import triton
-    from test_kernels_compilation import TARGETS, Launches, source_of
-    from triton.backends.compiler import GPUTarget
-
-    from sjlt.backends import triton_iid
-
-    backend._resources = lambda device: (132, TARGETS[target][-1])
-    backend.NVIDIA = not target.startswith("gfx")
-    kernels = {name: Launches(getattr(triton_iid, name)) for name in ("multiply_iid", "scale_vectors")}
-    vars(triton_iid).update(kernels)
-    backend.reduce_partials = Launches(backend.reduce_partials)
-    for n, d, k, density, dtype, layout in PRODUCTS:
-        S = Sketch(d, k, density=density)
-        shapes = ((n, d), (n, k)) if layout == "rows" else ((d, n), (k, n))
-        x, y = (torch.empty(shape, dtype=FLOATS[dtype], device="meta") for shape in shapes)
-        x, y = (x, y) if layout == "rows" else (x.t(), y.t())
-        backend.project(S, x, y, False)
-        if n > 16:
-            backend.adjoint(S, y, x, False)
-    seen = set()
-    for kernel in kernels.values():
-        for arguments, options in kernel:
-            source, options = source_of(kernel.kernel, arguments, options)
-            key = source.hash(), str(options)
-            if key not in seen:
-                seen.add(key)
-                compiled = triton.compile(source, target=GPUTarget(*TARGETS[target][:3]), options=options)
-                print(json.dumps({"kernel": kernel.__name__, "shared": compiled.metadata.shared}), flush=True)
-
-
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-def test_kernels_compile(target):
-    from test_kernels_compilation import TARGETS
-
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    result = subprocess.run([sys.executable, __file__, target], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-8000:]
-    compiled = list(map(json.loads, result.stdout.splitlines()))
-    assert len(compiled) >= 9
-    assert not [each for each in compiled if each["shared"] > TARGETS[target][-1]]
-
-
-if __name__ == "__main__":
-    compile_all(sys.argv[1])
