@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
+import torch
+import triton
 from torch import Tensor
 
 from ..checks import signed
@@ -16,9 +19,24 @@ from . import triton as backend
 if TYPE_CHECKING:
     from ..sketch import Sketch
 
+# Gluon is experimental, and its names move: only the versions that it was tested with compile the kernel for Hopper.
+GLUON = not backend.INTERPRETED and triton.__version__.startswith(("3.6.", "3.7."))
+if GLUON:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from ..kernels.iid_hopper import multiply_iid_hopper
+
 
 def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or += where `accumulate`."""
+    (n, d), k = x.shape, out.shape[1]
+    if n and d and not accumulate and x.dtype == out.dtype and _is_hopper(x.device) and x.data_ptr() % 16 == 0:
+        product = _product(x, k)
+        if iid_launch.suits_hopper(product, sketch.feature_offset):
+            with backend._on(x):
+                _project_on_hopper(sketch, x, out, product.multiprocessors)
+            return
     _multiply(sketch, x, out, accumulate, forward=True)
 
 
@@ -34,9 +52,7 @@ def _multiply(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool, forward:
             out.zero_()
         return
     with backend._on(x):
-        dtype, precision = backend.DTYPES[x.dtype], backend._precision(x.dtype)
-        product = iid_launch.Product(n, inner, outer, x.stride(), dtype, precision, *backend._resources(x.device))
-        chosen = iid_launch.choose(product)
+        chosen = iid_launch.choose(_product(x, outer))
         scales = x
         if chosen.mode == FP16_PAIR:
             scales = x.new_empty(n)
@@ -49,6 +65,12 @@ def _multiply(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool, forward:
             _launch(chosen, sketch, x, partial, scales, partial.stride(), forward, False, False)
             assert sketch.lanes
             backend._reduce(4 * sketch.n_components * sketch.lanes.density, partial, out, accumulate)
+
+
+def _product(x: Tensor, outer: int) -> iid_launch.Product:
+    (n, inner), dtype = x.shape, x.dtype
+    resources = backend._resources(x.device)
+    return iid_launch.Product(n, inner, outer, x.stride(), backend.DTYPES[dtype], backend._precision(dtype), *resources)
 
 
 def _launch(
@@ -74,4 +96,29 @@ def _launch(
         SPAN=chosen.span, MODE=chosen.mode, EVEN=chosen.even, ALIGN=chosen.align,
         FINAL=final, ACCUMULATE=accumulate, NVIDIA=backend.NVIDIA, INTERPRETED=backend.INTERPRETED,
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- Hopper
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether the device has the instructions of `iid_hopper`, and there is a compiler for it."""
+    return GLUON and backend.NVIDIA and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _project_on_hopper(sketch: Sketch, x: Tensor, out: Tensor, multiprocessors: int) -> None:
+    assert sketch.lanes
+    (n, d), k = x.shape, out.shape[1]
+    tile = iid_launch.HOPPER
+    dtype: Any = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
+    block = [tile.vectors, tile.inner]
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    products = -(-n // tile.vectors) * -(-k // tile.outer)
+    multiply_iid_hopper[(min(products, multiprocessors),)](
+        TensorDescriptor(x, [n, d], list(x.stride()), block, layout), out, n, d, k, *out.stride(),
+        signed(sketch.seed), sketch.feature_offset, sketch.lanes.signs, sketch.lanes.complement,
+        sketch.lanes.scale(k) / 2, DTYPE=dtype, BITS=sketch.lanes.bits, V=tile.vectors, OUTER=tile.outer,
+        INNER=tile.inner, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip

@@ -46,13 +46,43 @@ class Multiply:
     num_stages: int
 
 
+class HopperTile(NamedTuple):
+    """Constants of `multiply_iid_hopper`: V, OUTER, INNER, STAGES, and its warps."""
+
+    vectors: int
+    outer: int
+    inner: int
+    stages: int
+    warps: int
+
+
+HOPPER = HopperTile(256, 128, 64, 4, 8)
+PRODUCTS_EACH = 4  # of a multiprocessor, so that few wait for the last ones
+
+
+@lru_cache(maxsize=4096)
+def suits_hopper(product: Product, offset: int) -> bool:
+    """Whether X S', from column `offset` of the sketch on, is for `iid_hopper`: as its loads ask, and large enough."""
+    n, inner, outer, (stride_v, stride_i), dtype, *_ = product
+    aligned = stride_i == 1 and stride_v % 8 == 0 and inner <= stride_v < 1 << 38 and inner % HOPPER.inner == 0
+    products = -(-n // HOPPER.vectors) * -(-outer // HOPPER.outer)
+    return (
+        dtype in ("float16", "bfloat16")
+        and aligned
+        and (HOPPER.stages - 2) * HOPPER.inner <= inner <= NATIVE_TERMS
+        and offset >> 32 == (offset + inner - 1) >> 32
+        and HOPPER.vectors <= n < 1 << 31
+        and products >= PRODUCTS_EACH * product.multiprocessors
+    )
+
+
 @lru_cache(maxsize=4096)
 def choose(product: Product) -> Multiply:
     """The launch for a product with n, inner and outer > 0."""
     mode = mode_of(product)
     vectors, outer, inner, warps, stages = _tile(product, mode)
     programs = -(-product.n // vectors) * -(-product.outer // outer)
-    splits, per_split = _split(product, programs, 8 if vectors <= FEW else 2, inner)
+    splits, per_split = _split(product, programs, 24 if vectors <= FEW else 2, inner)
     terms = NATIVE_TERMS if mode == launch.NATIVE else PAIR_TERMS
     align = launch.alignment(as_tiles(product), launch.VECTOR_BYTES)
     even = align > 1 and product.inner % inner == 0

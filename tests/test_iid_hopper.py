@@ -1,0 +1,201 @@
+"""The kernel of the iid law for Hopper: on such a GPU exact on integer data, and taken where it says; that it compiles.
+
+Run as a program, this file compiles it.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from data import integers
+from kernels import assert_untouched_around, filled, poisoned
+
+from sjlt import Sketch
+from sjlt.backends import triton as backend
+from sjlt.backends import triton_iid
+from sjlt.kernels import iid_launch
+
+SHARED_BYTES = 227 << 10  # that a block on Hopper can have
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The products that the kernel has been given; all sizes are."""
+    if not triton_iid._is_hopper(torch.device("cuda")):
+        pytest.skip("needs a GPU of compute capability 9")
+    calls = []
+
+    def recorded(sketch, x, out, multiprocessors, call=triton_iid._project_on_hopper):
+        calls.append(tuple(x.shape))
+        call(sketch, x, out, multiprocessors)
+
+    monkeypatch.setattr(triton_iid, "_project_on_hopper", recorded)
+    monkeypatch.setattr(iid_launch, "PRODUCTS_EACH", 0)
+    iid_launch.suits_hopper.cache_clear()
+    yield calls
+    iid_launch.suits_hopper.cache_clear()
+
+
+def check(S, n, dtype="bfloat16", x_in="rows", out_in="rows"):
+    """out = x S', rounded once. (k density is a power of 4, so that the scale is a power of two.)"""
+    x = integers((n, S.n_features), "float64", seed=n)
+    given, out = filled(x_in, x, dtype, "cuda"), poisoned(out_in, (n, S.n_components), dtype, "cuda")
+    backend.project(S, given, out, False)
+    scale = (S.n_components * S.density) ** -0.5
+    expected = torch.from_numpy(x @ np.rint(S.toarray() / scale).T * scale)
+    assert torch.equal(out.cpu(), expected.to(out.dtype))
+    assert_untouched_around(out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("k", "density"), [(64, 1.0), (16, 0.25), (256, 1 / 16), (1024, 2**-8)])
+@pytest.mark.parametrize("n", [256, 300, 1031])
+@pytest.mark.parametrize("d", [128, 192, 4096])
+def test_products_are_exact(d, n, k, density, taken):
+    check(Sketch(d, k, density=density, seed=-3), n)
+    assert taken == [(n, d)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("k", "density"), [(1, 0.5), (200, 1 / 3), (128, 0.01)])
+@pytest.mark.parametrize(("n", "d"), [(256, 128), (300, 768), (256 * 132 * 3 + 5, 128), (256 * 50, 1024)])
+def test_the_same_bits_as_from_the_other_kernel(n, d, k, density, dtype, taken):
+    """Also where programs have several products, of different blocks; ten times, for what may be a matter of time."""
+    S, x = Sketch(d, k, density=density, seed=1), torch.randn(n, d, device="cuda", dtype=dtype)
+    expected = torch.empty(n, k, device="cuda")
+    backend.project(S, x, expected, False)  # in fp32, which only the other one writes
+    assert not taken
+    for _ in range(10):
+        result = torch.full((n, k), torch.nan, device="cuda", dtype=dtype)
+        backend.project(S, x, result, False)
+        assert torch.equal(result, expected.to(dtype))
+    assert taken == [(n, d)] * 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("x_in", ["rows", "aligned part", "every third row"])
+@pytest.mark.parametrize("out_in", ["rows", "columns", "inner part", "other axes between"])
+def test_layouts(out_in, x_in, dtype, taken):
+    check(Sketch(256, 64, density=0.25, seed=1), 301, dtype, x_in, out_in)
+    assert taken == [(301, 256)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("start", [1, 64, 2**32 - 128, 2**32, 2**40 + 77])
+@pytest.mark.parametrize("seed", [0, 2**63 + 1, 2**64 - 1])
+def test_slices_and_seeds(start, seed, taken):
+    check(Sketch(2**41, 64, density=1.0, seed=seed)[:, start : start + 128], 256)
+    assert taken == [(256, 128)]
+
+
+@pytest.mark.gpu
+def test_what_is_not_finite_stays_in_its_vector(taken):
+    S, x = Sketch(128, 64, density=1.0), torch.ones(300, 128, device="cuda", dtype=torch.bfloat16)
+    expected = S.project(x)
+    x[7, 100], x[299, 0] = torch.nan, torch.inf
+    result = S.project(x)
+    assert len(taken) == 2
+    assert result[7].isnan().all()
+    assert not result[299].isfinite().any()
+    others = [v for v in range(300) if v not in (7, 299)]
+    assert torch.equal(result[others], expected[others])
+
+
+@pytest.mark.gpu
+def test_in_a_graph(taken):
+    S, x = Sketch(256, 100, density=0.5), torch.randn(500, 256, device="cuda", dtype=torch.float16)
+    expected = S.project(x)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = S.project(x)
+    result.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(result, expected)
+    assert len(taken) == 2
+
+
+@pytest.mark.gpu
+def test_others_go_the_other_way(taken):
+    S = Sketch(256, 64, density=0.25, seed=1)
+    wide = torch.from_numpy(integers((300, 300), "float64", seed=1)).cuda().half()
+    data = {
+        "columns": wide[:, :256].t().contiguous().t(),
+        "not aligned": wide[:, 1:257],
+        "odd rows": torch.as_strided(wide, (300, 256), (257, 1)),
+        "repeated": wide[:1, :256].expand(300, 256),
+        "few": wide[:255, :256],
+        "fp32": wide[:, :256].float(),
+    }
+    for name, x in data.items():
+        assert torch.equal(S.project(x), (S.project(x.double()).to(x.dtype))), name
+    x = data["columns"].contiguous()
+    assert torch.equal(S.project(x, out=torch.empty(300, 64, device="cuda")).double(), S.project(x.double()))
+    summed = S.project(x, out=torch.ones(300, 64, device="cuda"), accumulate=True)
+    assert torch.equal(summed.double(), S.project(x.double()) + 1)
+    thin = Sketch(200, 64, density=0.25, seed=1)
+    assert torch.equal(thin.project(wide[:, 64:264]).double(), thin.project(wide[:, 64:264].double()))
+    assert not taken
+
+
+# --------------------------------------------------------------------------------- without a GPU
+
+
+def suits(n=1 << 20, inner=768, outer=128, strides=(768, 1), dtype="bfloat16", offset=0):
+    return iid_launch.suits_hopper(iid_launch.Product(n, inner, outer, strides, dtype, "highest", 132, 232448), offset)
+
+
+def test_what_it_is_for():
+    assert suits()
+    assert suits(1 << 18, 4096, 512, (4096, 1), "float16")
+    assert suits(offset=2**32)
+    assert not suits(n=10_000)
+    assert not suits(n=1 << 31)
+    assert not suits(1, 4096, 1 << 20, (4096, 1))
+    assert not suits(inner=8192, strides=(8192, 1))
+    assert not suits(inner=64, strides=(64, 1))
+    assert not suits(inner=800, strides=(800, 1))
+    assert not suits(strides=(769, 1))
+    assert not suits(strides=(0, 1))
+    assert not suits(strides=(1, 1 << 20))
+    assert not suits(dtype="float32")
+    assert not suits(offset=2**32 - 1)
+
+
+def compile_kernel():
+    import triton
+    from compilation import TYPES
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    kernel, tile = triton_iid.multiply_iid_hopper, iid_launch.HOPPER
+    for dtype in (gl.bfloat16, gl.float16):
+        for bits in (8, 16):
+            constants = {"DTYPE": dtype, "BITS": bits, "num_warps": tile.warps, "stride_oo": 1}
+            constants |= {"V": tile.vectors, "OUTER": tile.outer, "INNER": tile.inner, "STAGES": tile.stages}
+            layout = gl.NVMMASharedLayout.get_default_for([tile.vectors, tile.inner], dtype)
+            name = TYPES[{"bf16": "bfloat16", "fp16": "float16"}[dtype.name]]
+            types = {"x": f"tensordesc<{name}[{tile.vectors}, {tile.inner}],{layout!r}>", "out": "*" + name}
+            types |= {"half_scale": "fp32"} | dict.fromkeys(("seed", "feature_offset", "signs", "complement"), "i64")
+            signature = {p: "constexpr" if p in constants else types.get(p, "i32") for p in kernel.arg_names}
+            source = GluonASTSource(kernel, signature, constants)
+            compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tile.warps})
+            print(compiled.metadata.shared, flush=True)
+
+
+def test_it_compiles():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-8000:]
+    shared = [int(line) for line in result.stdout.split()]
+    assert len(shared) == 4
+    assert max(shared) <= SHARED_BYTES
+
+
+if __name__ == "__main__":
+    compile_kernel()
