@@ -53,7 +53,7 @@ def check(S, n, dtype="bfloat16", x_in="rows", out_in="rows"):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("k", "density"), [(64, 1.0), (16, 0.25), (256, 1 / 16), (1024, 2**-8)])
 @pytest.mark.parametrize("n", [256, 300, 1031])
-@pytest.mark.parametrize("d", [128, 192, 4096])
+@pytest.mark.parametrize("d", [64, 192, 4096])
 def test_products_are_exact(d, n, k, density, taken):
     check(Sketch(d, k, density=density, seed=-3), n)
     assert taken == [(n, d)]
@@ -62,9 +62,9 @@ def test_products_are_exact(d, n, k, density, taken):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("k", "density"), [(1, 0.5), (200, 1 / 3), (128, 0.01)])
-@pytest.mark.parametrize(("n", "d"), [(256, 128), (300, 768), (256 * 132 * 3 + 5, 128), (256 * 50, 1024)])
+@pytest.mark.parametrize(("n", "d"), [(256, 128), (300, 768), (256 * 132 * 3 + 5, 64), (256 * 50, 960)])
 def test_the_same_bits_as_from_the_other_kernel(n, d, k, density, dtype, taken):
-    """Also where programs have several products, of different blocks; ten times, for what may be a matter of time."""
+    """Where that one does not split its sums. Programs have several products; ten times, for what may be chance."""
     S, x = Sketch(d, k, density=density, seed=1), torch.randn(n, d, device="cuda", dtype=dtype)
     expected = torch.empty(n, k, device="cuda")
     backend.project(S, x, expected, False)  # in fp32, which only the other one writes
@@ -157,7 +157,7 @@ def test_what_it_is_for():
     assert not suits(n=1 << 31)
     assert not suits(1, 4096, 1 << 20, (4096, 1))
     assert not suits(inner=8192, strides=(8192, 1))
-    assert not suits(inner=64, strides=(64, 1))
+    assert suits(inner=64, strides=(64, 1))
     assert not suits(inner=800, strides=(800, 1))
     assert not suits(strides=(769, 1))
     assert not suits(strides=(0, 1))
@@ -178,6 +178,7 @@ def compile_kernel():
         for bits in (8, 16):
             constants = {"DTYPE": dtype, "BITS": bits, "num_warps": tile.warps, "stride_oo": 1}
             constants |= {"V": tile.vectors, "OUTER": tile.outer, "INNER": tile.inner, "STAGES": tile.stages}
+            constants |= {"MAKERS": tile.makers, "MAKER_REGISTERS": tile.maker_registers}
             layout = gl.NVMMASharedLayout.get_default_for([tile.vectors, tile.inner], dtype)
             name = TYPES[{"bf16": "bfloat16", "fp16": "float16"}[dtype.name]]
             types = {"x": f"tensordesc<{name}[{tile.vectors}, {tile.inner}],{layout!r}>", "out": "*" + name}

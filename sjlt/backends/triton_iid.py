@@ -120,5 +120,6 @@ def _project_on_hopper(sketch: Sketch, x: Tensor, out: Tensor, multiprocessors: 
         TensorDescriptor(x, [n, d], list(x.stride()), block, layout), out, n, d, k, *out.stride(),
         signed(sketch.seed), sketch.feature_offset, sketch.lanes.signs, sketch.lanes.complement,
         sketch.lanes.scale(k) / 2, DTYPE=dtype, BITS=sketch.lanes.bits, V=tile.vectors, OUTER=tile.outer,
-        INNER=tile.inner, STAGES=tile.stages, num_warps=tile.warps,
+        INNER=tile.inner, STAGES=tile.stages, MAKERS=tile.makers,
+        MAKER_REGISTERS=tile.maker_registers, num_warps=tile.warps,
     )  # fmt: skip

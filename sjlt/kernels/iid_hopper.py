@@ -1,13 +1,14 @@
-"""X S' of the iid law on Hopper, for many vectors of 16-bit numbers: tensor cores multiply while entries are made.
+"""X S' of the iid law on Hopper, for many vectors of 16-bit numbers: entries are made while tensor cores multiply.
 
 Triton waits for a product of tensor cores before it goes on, where a factor comes from registers. This kernel is in
-Gluon, Triton's lower level, which leaves that to the program: the entries of step t + 1 are made while step t is
-multiplied. Results are those of `iid.multiply_iid`, to the bit, in 0.78 to 0.82 of its time (H200, bf16).
+Gluon, Triton's lower level, which leaves that to the program. Half of a program's warps make entries, into a ring of
+slots in shared memory, and have the data loaded there (by the tensor memory accelerator). The other half only multiply.
+Barriers in memory tell when a slot is full, and when it is empty again. Results are those of `iid.multiply_iid` where
+that one does not split its sums, to the bit, in 0.72 to 0.78 of its time (H200, bf16; 0.79 to 0.82 where the same warps
+did both in turns).
 
-A program takes every n-th product of V vectors and OUTER components, and runs over their INNER features a step. Data
-comes to shared memory by the tensor memory accelerator, STAGES - 2 steps ahead, also across products. Entries are
-stored into one of two buffers there, two to a word, in the layout that tensor cores read as 16-bit numbers. `wait(1)`
-lets the present step's multiplication run; what the last one read is overwritten by the next loads.
+A program takes every n-th product of V vectors and OUTER components, and runs over their INNER features a step. Entries
+are stored two to a word, in the layout that tensor cores read as 16-bit numbers.
 """
 
 # (No annotations from __future__: Gluon would not see those of the kernel's arguments.)
@@ -75,7 +76,78 @@ def _in_order(acc):
     return gl.convert_layout(acc, layout)
 
 
-@gluon.jit(do_not_specialize=["seed", "feature_offset", "signs", "complement"])
+@gluon.jit
+def _make(
+    x, xs, words, full, empty, products, blocks, steps, seed, feature_offset, signs, complement,
+    BITS: gl.constexpr, V: gl.constexpr, OUTER: gl.constexpr, INNER: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
+):  # fmt: skip
+    """Fill the slots, step by step: with data and entries."""
+    CALLS: gl.constexpr = OUTER * BITS // 128
+    # A warp's threads are features, and a thread has neighbouring calls: what its stores hit are different banks.
+    WARPS_J: gl.constexpr = INNER // 32
+    WARPS_C: gl.constexpr = WARPS // WARPS_J
+    calls_layout: gl.constexpr = gl.BlockedLayout([1, CALLS // WARPS_C], [32, 1], [WARPS_J, WARPS_C], [1, 0])
+    k0, k1 = (seed & 0xFFFFFFFF).to(gl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(gl.uint32)
+    signs, complement = signs.to(gl.uint32), complement.to(gl.uint32)
+    column, high = (feature_offset & 0xFFFFFFFF).to(gl.uint32), (feature_offset >> 32) << 32
+    column += gl.arange(0, INNER, layout=gl.SliceLayout(1, calls_layout))[:, None].to(gl.uint32)
+    calls = gl.arange(0, CALLS, layout=gl.SliceLayout(0, calls_layout))[None, :]
+    slot, phase = 0, 1  # of a barrier that has not turned yet, phase 1 is over: all slots are empty
+    product = gl.program_id(0)
+    while product < products:
+        first, block = product // blocks * V, product % blocks
+        for t in range(steps):
+            mbarrier.wait(empty.index(slot), phase)
+            mbarrier.expect(full.index(slot), V * INNER * 2)
+            tma.async_copy_global_to_shared(x, [first, t * INNER], full.index(slot), xs.index(slot))
+            j = (column + (t * INNER).to(gl.uint32)).to(gl.int64) | high
+            words.index(slot).store(_entries(j, block * CALLS + calls, k0, k1, signs, complement, BITS))
+            fence_async_shared()
+            _barrier()
+            mbarrier.arrive(full.index(slot), count=1)
+            phase = gl.where(slot == STAGES - 1, phase ^ 1, phase)
+            slot = gl.where(slot == STAGES - 1, 0, slot + 1)
+        product += gl.num_programs(0)
+
+
+@gluon.jit
+def _multiply(
+    xs, words, full, empty, out, n, outer, stride_ov, stride_oo, products, blocks, steps, half_scale,
+    V: gl.constexpr, OUTER: gl.constexpr, INNER: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Multiply what is in the slots, step by step, and store each product."""
+    DTYPE: gl.constexpr = xs.dtype
+    sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, OUTER, 16])
+    tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([INNER, OUTER], DTYPE)
+    slot, phase, last_slot = 0, 0, 0
+    product = gl.program_id(0)
+    while product < products:
+        first, block = product // blocks * V, product % blocks
+        acc = gl.zeros((V, OUTER), gl.float32, layout=sums_layout)
+        for t in range(steps):
+            mbarrier.wait(full.index(slot), phase)
+            tile = words.index(slot)._reinterpret(DTYPE, [INNER, OUTER], tile_shared)
+            token = warpgroup_mma(xs.index(slot), tile, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=(token,))
+            _barrier()  # step t - 1 is done in all warps
+            mbarrier.arrive(empty.index(last_slot), count=1, pred=t > 0)
+            last_slot = slot
+            phase = gl.where(slot == STAGES - 1, phase ^ 1, phase)
+            slot = gl.where(slot == STAGES - 1, 0, slot + 1)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        _barrier()
+        mbarrier.arrive(empty.index(last_slot), count=1)
+        result = _in_order((acc * half_scale).to(DTYPE))
+        layout: gl.constexpr = result.type.layout
+        v = first + gl.arange(0, V, layout=gl.SliceLayout(1, layout))
+        o = block * OUTER + gl.arange(0, OUTER, layout=gl.SliceLayout(0, layout))
+        places = out + (v.to(gl.int64) * stride_ov)[:, None] + (o.to(gl.int64) * stride_oo)[None, :]
+        gl.store(places, result, mask=(v < n)[:, None] & (o < outer)[None, :])
+        product += gl.num_programs(0)
+
+
+@gluon.jit(do_not_specialize=["n", "inner", "seed", "feature_offset", "signs", "complement"])
 def multiply_iid_hopper(
     x,
     out,
@@ -95,83 +167,37 @@ def multiply_iid_hopper(
     OUTER: gl.constexpr,
     INNER: gl.constexpr,
     STAGES: gl.constexpr,
+    MAKERS: gl.constexpr,
+    MAKER_REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """out[v, o] = half_scale sum_i x[v, i] times twice the entry of (o, i). Any number of programs.
 
-    x : a tensor descriptor of blocks [V, INNER].  `signs`, `complement` : of `iid_law.Lanes`.  INNER divides `inner`,
-    and inner >= (STAGES - 2) INNER.  The columns' law indices have their high 32 bits in common.
+    x : a tensor descriptor of blocks [V, INNER].  `signs`, `complement` : of `iid_law.Lanes`.  INNER divides `inner`.
+    The columns' law indices have their high 32 bits in common.  MAKERS : warps that make entries, beside `num_warps`
+    that multiply.
     """
-    CALLS: gl.constexpr = OUTER * BITS // 128
-    AHEAD: gl.constexpr = STAGES - 2
-    # A warp's threads are features, and a thread has neighbouring calls: what its stores hit are different banks.
-    WARPS_J: gl.constexpr = INNER // 32
-    WARPS_C: gl.constexpr = num_warps // WARPS_J
-    calls_layout: gl.constexpr = gl.BlockedLayout([1, CALLS // WARPS_C], [32, 1], [WARPS_J, WARPS_C], [1, 0])
-    sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, OUTER, 16])
-    x_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([V, INNER], DTYPE)
-    tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([INNER, OUTER], DTYPE)
-    words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([INNER, OUTER // 2], gl.uint32)
-
-    k0, k1 = (seed & 0xFFFFFFFF).to(gl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(gl.uint32)
-    signs, complement = signs.to(gl.uint32), complement.to(gl.uint32)
     blocks = gl.cdiv(outer, OUTER)
     products = blocks * gl.cdiv(n, V)  # product p : block of components p mod blocks, block of vectors p div blocks
     steps = inner // INNER
-    column, high = (feature_offset & 0xFFFFFFFF).to(gl.uint32), (feature_offset >> 32) << 32
-    column += gl.arange(0, INNER, layout=gl.SliceLayout(1, calls_layout))[:, None].to(gl.uint32)
-    calls = gl.arange(0, CALLS, layout=gl.SliceLayout(0, calls_layout))[None, :]
-
+    x_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([V, INNER], DTYPE)
+    words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([INNER, OUTER // 2], gl.uint32)
     xs = gl.allocate_shared_memory(DTYPE, [STAGES, V, INNER], x_shared)
-    words = gl.allocate_shared_memory(gl.uint32, [2, INNER, OUTER // 2], words_shared)
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    words = gl.allocate_shared_memory(gl.uint32, [STAGES, INNER, OUTER // 2], words_shared)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
-        mbarrier.init(loaded.index(s), count=1)
+        mbarrier.init(full.index(s), count=2)  # the load, with its bytes, and the entries
+        mbarrier.init(empty.index(s), count=1)
     fence_async_shared()
     _barrier()
-    product = gl.program_id(0)
-    first = product // blocks * V
-    for s in gl.static_range(AHEAD):
-        mbarrier.expect(loaded.index(s), V * INNER * 2)
-        tma.async_copy_global_to_shared(x, [first, s * INNER], loaded.index(s), xs.index(s))
-
-    slot, phase, slot_ahead, half = 0, 0, AHEAD, 0
-    while product < products:
-        later = product + gl.num_programs(0)
-        first, first_later = product // blocks * V, later // blocks * V
-        last = gl.where(later < products, 2 * steps, steps)  # the steps of this product and the next
-        block = product % blocks
-        acc = gl.zeros((V, OUTER), gl.float32, layout=sums_layout)
-        for t in range(steps):
-            # Step t - 1 is multiplied. Step t - 2 is done in this warp group, and after the barrier in all.
-            _barrier()
-            ahead = t + AHEAD
-            row = gl.where(ahead < steps, first, first_later)
-            i = gl.where(ahead < steps, ahead, ahead - steps) * INNER
-            mbarrier.expect(loaded.index(slot_ahead), V * INNER * 2, pred=ahead < last)
-            tma.async_copy_global_to_shared(
-                x, [row, i], loaded.index(slot_ahead), xs.index(slot_ahead), pred=ahead < last
-            )
-            j = (column + (t * INNER).to(gl.uint32)).to(gl.int64) | high
-            words.index(half).store(_entries(j, block * CALLS + calls, k0, k1, signs, complement, BITS))
-            fence_async_shared()
-            _barrier()
-            mbarrier.wait(loaded.index(slot), phase)
-            tile = words.index(half)._reinterpret(DTYPE, [INNER, OUTER], tile_shared)
-            token = warpgroup_mma(xs.index(slot), tile, acc, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=(token,))
-            half ^= 1
-            slot_ahead = gl.where(slot_ahead == STAGES - 1, 0, slot_ahead + 1)
-            phase = gl.where(slot == STAGES - 1, phase ^ 1, phase)
-            slot = gl.where(slot == STAGES - 1, 0, slot + 1)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        result = _in_order((acc * half_scale).to(DTYPE))
-        layout: gl.constexpr = result.type.layout
-        v = first + gl.arange(0, V, layout=gl.SliceLayout(1, layout))
-        o = block * OUTER + gl.arange(0, OUTER, layout=gl.SliceLayout(0, layout))
-        places = out + (v.to(gl.int64) * stride_ov)[:, None] + (o.to(gl.int64) * stride_oo)[None, :]
-        gl.store(places, result, mask=(v < n)[:, None] & (o < outer)[None, :])
-        product = later
-    _barrier()
-    for s in gl.static_range(STAGES):
-        mbarrier.invalidate(loaded.index(s))
+    gl.warp_specialize(
+        [
+            (_multiply, (xs, words, full, empty, out, n, outer, stride_ov, stride_oo, products, blocks, steps,
+                         half_scale, V, OUTER, INNER, STAGES, num_warps)),
+            (_make, (x, xs, words, full, empty, products, blocks, steps, seed, feature_offset, signs, complement,
+                     BITS, V, OUTER, INNER, STAGES, MAKERS)),
+        ],
+        [MAKERS],
+        [MAKER_REGISTERS],
+    )  # fmt: skip

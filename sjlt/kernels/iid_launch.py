@@ -47,16 +47,21 @@ class Multiply:
 
 
 class HopperTile(NamedTuple):
-    """Constants of `multiply_iid_hopper`: V, OUTER, INNER, STAGES, and its warps."""
+    """Constants of `multiply_iid_hopper`: V, OUTER, INNER, STAGES, the warps that multiply and those that make entries.
+
+    maker_registers : of a thread of the latter. All together have 65,536.
+    """
 
     vectors: int
     outer: int
     inner: int
     stages: int
     warps: int
+    makers: int
+    maker_registers: int
 
 
-HOPPER = HopperTile(256, 128, 64, 4, 8)
+HOPPER = HopperTile(256, 128, 64, 4, 8, 8, 88)
 PRODUCTS_EACH = 4  # of a multiprocessor, so that few wait for the last ones
 
 
@@ -69,7 +74,7 @@ def suits_hopper(product: Product, offset: int) -> bool:
     return (
         dtype in ("float16", "bfloat16")
         and aligned
-        and (HOPPER.stages - 2) * HOPPER.inner <= inner <= NATIVE_TERMS
+        and inner <= NATIVE_TERMS
         and offset >> 32 == (offset + inner - 1) >> 32
         and HOPPER.vectors <= n < 1 << 31
         and products >= PRODUCTS_EACH * product.multiprocessors
