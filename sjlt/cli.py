@@ -107,7 +107,7 @@ def project(
         typer.Option(help="Rows of a batch; by default about 16 MiB, 32 on a GPU.", show_default=False, **INTEGER),
     ] = None,
     device: Annotated[
-        Device, typer.Option(help="auto is a GPU where there is one, and IN is dense and of a floating dtype.")
+        Device, typer.Option(help="auto is a GPU where there is one, for dense floating IN; it starts slower.")
     ] = Device.auto,
     threads: Annotated[
         int | None,
