@@ -5,8 +5,6 @@ NumPy's and scipy's here, for the CPU; torch tensors in `tensors`.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +80,9 @@ def project_tree(sketch: Sketch, tensors: Any, out: Any, batched: bool) -> Any:
 
 
 def _tensors() -> Any:  # without a cache of its own, of which torch.compile warns
-    name = "sjlt.tensors"
-    return sys.modules.get(name) or importlib.import_module(name)  # imports torch
+    from . import tensors  # imports torch
+
+    return tensors
 
 
 def _cpu() -> Any:

@@ -44,7 +44,7 @@ def projected(
     """The projections of rows start, start + 1, ... of `source`, `rows` at a time, in `dtype`.
 
     A result is overwritten once the next is asked for. Leave early by ``close()``: it returns when nothing is under
-    way any more. On the device "cpu" the same threads read, and the steps are those of a GPU without the overlap.
+    way any more. On the device "cpu" the same threads read, and take the steps themselves.
 
     Raises what reading raises, and torch's errors where host or device have too little memory.
     """
@@ -153,8 +153,10 @@ class _Slot:
             self._steps()  # compiles, which a graph cannot hold
             self.wait()
             graph.capture_begin(capture_error_mode="thread_local")
-            self._steps()
-            graph.capture_end()
+            try:
+                self._steps()
+            finally:
+                graph.capture_end()
         return graph
 
     def _launch(self) -> BaseException | None:

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import triton
 from data import integers
 from kernels import assert_untouched_around, filled, poisoned
 
@@ -122,7 +123,7 @@ def test_in_a_graph(taken):
 @pytest.mark.gpu
 def test_others_go_the_other_way(taken):
     S = Sketch(256, 64, density=0.25, seed=1)
-    wide = torch.from_numpy(integers((300, 300), "float64", seed=1)).cuda().half()
+    wide = torch.from_numpy(integers((300, 320), "float64", seed=1)).cuda().half()
     data = {
         "columns": wide[:, :256].t().contiguous().t(),
         "not aligned": wide[:, 1:257],
@@ -166,8 +167,35 @@ def test_what_it_is_for():
     assert not suits(offset=2**32 - 1)
 
 
+def test_where_products_go(monkeypatch):
+    ways = []
+    monkeypatch.setattr(triton_iid, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(triton_iid, "_project_on_hopper", lambda *_: ways.append("hopper"))
+    monkeypatch.setattr(triton_iid, "_multiply", lambda *_, **__: ways.append("other"))
+    monkeypatch.setattr(iid_launch, "PRODUCTS_EACH", 0)
+    iid_launch.suits_hopper.cache_clear()
+    S, wide = Sketch(256, 64, density=0.25), torch.zeros(300, 320, dtype=torch.float16)
+    for x, out_dtype, add, way in (
+        (wide[:, :256], torch.float16, False, "hopper"),
+        (wide[:, 8:264].bfloat16(), torch.bfloat16, False, "hopper"),
+        (wide[:, 8:264], torch.float16, False, "hopper"),
+        (wide[:, 1:257], torch.float16, False, "other"),  # not aligned
+        (wide[:, :256].t().contiguous().t(), torch.float16, False, "other"),
+        (wide[:1, :256].expand(300, 256), torch.float16, False, "other"),
+        (wide[:255, :256], torch.float16, False, "other"),
+        (wide[:, :256], torch.float32, False, "other"),
+        (wide[:, :256], torch.float32, True, "other"),
+        (wide[:, :256].float(), torch.float32, False, "other"),
+        (wide[:0, :256], torch.float16, False, "other"),
+    ):
+        triton_iid.project(S, x, torch.empty(len(x), 64, dtype=out_dtype), add)
+        assert ways.pop() == way, (x.shape, x.stride(), x.storage_offset(), out_dtype, add)
+    triton_iid.adjoint(S, wide[:, :64], torch.empty(300, 256, dtype=torch.float16), False)
+    assert ways == ["other"]
+    iid_launch.suits_hopper.cache_clear()
+
+
 def compile_kernel():
-    import triton
     from compilation import TYPES
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon import language as gl
@@ -189,6 +217,7 @@ def compile_kernel():
             print(compiled.metadata.shared, flush=True)
 
 
+@pytest.mark.skipif(not triton.__version__.startswith(triton_iid.GLUON_VERSIONS), reason="no such Gluon")
 def test_it_compiles():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)

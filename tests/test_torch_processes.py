@@ -4,6 +4,8 @@ import copy
 import io
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -127,3 +129,30 @@ def test_threads(device):
     with ThreadPoolExecutor(4) as pool:
         for results in pool.map(run, range(32)):
             assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+# --------------------------------------------------------------------------------- first calls
+
+FIRST_CALLS = {  # that import what tensors need
+    "compiled": """
+faster = torch.compile(lambda x: x @ S.T, fullgraph=True, backend="aot_eager")
+print([tuple(faster(torch.ones(3, 50)).shape)])
+""",
+    "by many threads": """
+with ThreadPoolExecutor(30) as pool:
+    print(list({tuple(y.shape) for y in pool.map(lambda _: S.project(torch.ones(3, 50)), range(30))}))
+""",
+}
+
+
+@pytest.mark.parametrize("call", FIRST_CALLS)
+def test_a_process_may_begin_with(call):
+    program = f"""
+import torch
+from concurrent.futures import ThreadPoolExecutor
+from sjlt import Sketch
+S = Sketch(50, 20)
+{FIRST_CALLS[call]}"""
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.stdout == "[(3, 20)]\n"

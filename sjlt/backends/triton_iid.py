@@ -19,8 +19,10 @@ from . import triton as backend
 if TYPE_CHECKING:
     from ..sketch import Sketch
 
-# Gluon is experimental, and its names move: only the versions that it was tested with compile the kernel for Hopper.
-GLUON = not backend.INTERPRETED and triton.__version__.startswith(("3.6.", "3.7."))
+# Gluon is experimental, and its names move: the kernel for Hopper is for versions that it was tested with. (3.6 on a
+# GPU; 3.7 makes the same instructions of its loops.)
+GLUON_VERSIONS = ("3.6.", "3.7.")
+GLUON = not backend.INTERPRETED and triton.__version__.startswith(GLUON_VERSIONS)
 if GLUON:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -30,29 +32,30 @@ if GLUON:
 
 def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or += where `accumulate`."""
-    (n, d), k = x.shape, out.shape[1]
-    if n and d and not accumulate and x.dtype == out.dtype and _is_hopper(x.device) and x.data_ptr() % 16 == 0:
-        product = _product(x, k)
-        if iid_launch.suits_hopper(product, sketch.feature_offset):
-            with backend._on(x):
-                _project_on_hopper(sketch, x, out, product.multiprocessors)
-            return
-    _multiply(sketch, x, out, accumulate, forward=True)
+    product = _product(x, out.shape[1])
+    plain = not accumulate and x.dtype == out.dtype and x.data_ptr() % 16 == 0
+    if plain and _is_hopper(x.device) and iid_launch.suits_hopper(product, sketch.feature_offset):
+        with backend._on(x):
+            _project_on_hopper(sketch, x, out, product.multiprocessors)
+    else:
+        _multiply(product, sketch, x, out, accumulate, forward=True)
 
 
 def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, or += where `accumulate`."""
-    _multiply(sketch, y, out, accumulate, forward=False)
+    _multiply(_product(y, out.shape[1]), sketch, y, out, accumulate, forward=False)
 
 
-def _multiply(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool, forward: bool) -> None:
-    (n, inner), outer = x.shape, out.shape[1]
+def _multiply(
+    product: iid_launch.Product, sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool, forward: bool
+) -> None:
+    n, inner = x.shape
     if out.numel() == 0 or inner == 0:
         if not accumulate:
             out.zero_()
         return
     with backend._on(x):
-        chosen = iid_launch.choose(_product(x, outer))
+        chosen = iid_launch.choose(product)
         scales = x
         if chosen.mode == FP16_PAIR:
             scales = x.new_empty(n)
@@ -109,6 +112,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 def _project_on_hopper(sketch: Sketch, x: Tensor, out: Tensor, multiprocessors: int) -> None:
+    """x S' into out; a program for each multiprocessor."""
     assert sketch.lanes
     (n, d), k = x.shape, out.shape[1]
     tile = iid_launch.HOPPER
@@ -120,6 +124,6 @@ def _project_on_hopper(sketch: Sketch, x: Tensor, out: Tensor, multiprocessors: 
         TensorDescriptor(x, [n, d], list(x.stride()), block, layout), out, n, d, k, *out.stride(),
         signed(sketch.seed), sketch.feature_offset, sketch.lanes.signs, sketch.lanes.complement,
         sketch.lanes.scale(k) / 2, DTYPE=dtype, BITS=sketch.lanes.bits, V=tile.vectors, OUTER=tile.outer,
-        INNER=tile.inner, STAGES=tile.stages, MAKERS=tile.makers,
-        MAKER_REGISTERS=tile.maker_registers, num_warps=tile.warps,
+        INNER=tile.inner, STAGES=tile.stages, MAKERS=tile.makers, MAKER_REGISTERS=tile.maker_registers,
+        num_warps=tile.warps,
     )  # fmt: skip

@@ -7,8 +7,8 @@ Barriers in memory tell when a slot is full, and when it is empty again. Results
 that one does not split its sums, to the bit, in 0.72 to 0.78 of its time (H200, bf16; 0.79 to 0.82 where the same warps
 did both in turns).
 
-A program takes every n-th product of V vectors and OUTER components, and runs over their INNER features a step. Entries
-are stored two to a word, in the layout that tensor cores read as 16-bit numbers.
+The programs take the products of V vectors and OUTER components in turns, and run over their INNER features a step.
+Entries are stored two to a word, in the layout that tensor cores read as 16-bit numbers.
 """
 
 # (No annotations from __future__: Gluon would not see those of the kernel's arguments.)

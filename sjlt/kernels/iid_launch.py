@@ -1,4 +1,4 @@
-"""The shape of a launch of `multiply_iid`: a pure function of a product's shape and the device."""
+"""The launches of the iid law's kernels: pure functions of a product's shape and the device."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ PRODUCTS_EACH = 4  # of a multiprocessor, so that few wait for the last ones
 def suits_hopper(product: Product, offset: int) -> bool:
     """Whether X S', from column `offset` of the sketch on, is for `iid_hopper`: as its loads ask, and large enough."""
     n, inner, outer, (stride_v, stride_i), dtype, *_ = product
-    aligned = stride_i == 1 and stride_v % 8 == 0 and inner <= stride_v < 1 << 38 and inner % HOPPER.inner == 0
+    loads = stride_i == 1 and stride_v % 8 == 0 and inner <= stride_v < 1 << 38
     products = -(-n // HOPPER.vectors) * -(-outer // HOPPER.outer)
     return (
         dtype in ("float16", "bfloat16")
-        and aligned
-        and inner <= NATIVE_TERMS
+        and loads
+        and 0 < inner <= NATIVE_TERMS
+        and inner % HOPPER.inner == 0
         and offset >> 32 == (offset + inner - 1) >> 32
         and HOPPER.vectors <= n < 1 << 31
         and products >= PRODUCTS_EACH * product.multiprocessors
