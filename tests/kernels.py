@@ -53,7 +53,7 @@ def assert_exact(actual, integral, start, nnz, compute):
 
 
 def integral_matrix(S):
-    """sqrt(nnz) S, of 0, 1 and -1."""
+    """S without its scale, of 0, 1 and -1."""
     matrix = S.to_scipy()
     matrix.data = np.sign(matrix.data)
     return matrix

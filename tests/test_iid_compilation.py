@@ -20,7 +20,8 @@ def make_calls():
     from sjlt import Sketch
     from sjlt.backends import triton as backend
 
-    backend.reduce_partials = Launches(backend.reduce_partials)  # compiled with the projection's
+    for name in ("reduce_partials", "scale_vectors"):  # compiled with the projection's
+        setattr(backend, name, Launches(getattr(backend, name)))
     for n, d, k, density, dtype, layout in PRODUCTS:
         S = Sketch(d, k, density=density)
         shapes = ((n, d), (n, k)) if layout == "rows" else ((d, n), (k, n))

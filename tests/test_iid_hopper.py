@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 import triton
 from data import integers
-from kernels import assert_untouched_around, filled, poisoned
+from kernels import assert_untouched_around, filled, integral_matrix, poisoned
 
 from sjlt import Sketch
 from sjlt.backends import triton as backend
@@ -23,7 +22,15 @@ SHARED_BYTES = 227 << 10  # that a block on Hopper can have
 
 
 @pytest.fixture
-def taken(monkeypatch):
+def all_sizes(monkeypatch):
+    monkeypatch.setattr(iid_launch, "PRODUCTS_EACH", 0)
+    iid_launch.suits_hopper.cache_clear()
+    yield
+    iid_launch.suits_hopper.cache_clear()
+
+
+@pytest.fixture
+def taken(monkeypatch, all_sizes):
     """The products that the kernel has been given; all sizes are."""
     if not triton_iid._is_hopper(torch.device("cuda")):
         pytest.skip("needs a GPU of compute capability 9")
@@ -34,10 +41,7 @@ def taken(monkeypatch):
         call(sketch, x, out, multiprocessors)
 
     monkeypatch.setattr(triton_iid, "_project_on_hopper", recorded)
-    monkeypatch.setattr(iid_launch, "PRODUCTS_EACH", 0)
-    iid_launch.suits_hopper.cache_clear()
-    yield calls
-    iid_launch.suits_hopper.cache_clear()
+    return calls
 
 
 def check(S, n, dtype="bfloat16", x_in="rows", out_in="rows"):
@@ -46,7 +50,7 @@ def check(S, n, dtype="bfloat16", x_in="rows", out_in="rows"):
     given, out = filled(x_in, x, dtype, "cuda"), poisoned(out_in, (n, S.n_components), dtype, "cuda")
     backend.project(S, given, out, False)
     scale = (S.n_components * S.density) ** -0.5
-    expected = torch.from_numpy(x @ np.rint(S.toarray() / scale).T * scale)
+    expected = torch.from_numpy((integral_matrix(S) @ x.T).T * scale)
     assert torch.equal(out.cpu(), expected.to(out.dtype))
     assert_untouched_around(out)
 
@@ -167,13 +171,12 @@ def test_what_it_is_for():
     assert not suits(offset=2**32 - 1)
 
 
+@pytest.mark.usefixtures("all_sizes")
 def test_where_products_go(monkeypatch):
     ways = []
     monkeypatch.setattr(triton_iid, "_is_hopper", lambda device: True)
     monkeypatch.setattr(triton_iid, "_project_on_hopper", lambda *_: ways.append("hopper"))
     monkeypatch.setattr(triton_iid, "_multiply", lambda *_, **__: ways.append("other"))
-    monkeypatch.setattr(iid_launch, "PRODUCTS_EACH", 0)
-    iid_launch.suits_hopper.cache_clear()
     S, wide = Sketch(256, 64, density=0.25), torch.zeros(300, 320, dtype=torch.float16)
     for x, out_dtype, add, way in (
         (wide[:, :256], torch.float16, False, "hopper"),
@@ -192,7 +195,6 @@ def test_where_products_go(monkeypatch):
         assert ways.pop() == way, (x.shape, x.stride(), x.storage_offset(), out_dtype, add)
     triton_iid.adjoint(S, wide[:, :64], torch.empty(300, 256, dtype=torch.float16), False)
     assert ways == ["other"]
-    iid_launch.suits_hopper.cache_clear()
 
 
 def compile_kernel():

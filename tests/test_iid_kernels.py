@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from data import integers
-from kernels import FLOATS, LAYOUTS, assert_exact, assert_untouched_around, filled, poisoned
+from kernels import FLOATS, LAYOUTS, assert_exact, assert_untouched_around, filled, integral_matrix, poisoned
 
 from sjlt import Sketch
 from sjlt.backends import triton as backend
@@ -18,13 +18,9 @@ pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter do
 EXACT = [(64, 1.0), (64, 0.25), (16, 0.25), (256, 0.0625), (1024, 2**-8)]
 
 
-def unscaled(S):
-    return np.rint(S.toarray() * np.sqrt(S.n_components * S.density))
-
-
 def check(S, n, adjoint=False, dtype="float32", out_dtype=None, device="cpu", x_in="rows", out_in="rows", add=False):
     """out = x S' (+ out), or y S (+ out), exactly."""
-    matrix = unscaled(S) if adjoint else unscaled(S).T
+    matrix = integral_matrix(S) if adjoint else integral_matrix(S).T
     x = integers((n, matrix.shape[0]), "float64", seed=n)
     given = filled(x_in, x, dtype, device)
     out = poisoned(out_in, (n, matrix.shape[1]), out_dtype or dtype, device)

@@ -98,12 +98,19 @@ def _project(
     elif isinstance(chosen, launch.Rows):
         _launch(project_rows, grid, sketch, chosen, (x, out), sizes, (chosen.groups_per_split,), **flags)
     else:
-        scales = x
-        if chosen.mode == launch.FP16_PAIR:
-            scales = x.new_empty(n)
-            first = d // 2 // launch.SAMPLE * launch.SAMPLE
-            scale_vectors[(-(-n // 256),)](x, scales, n, first, *x.stride(), V=256, SAMPLE=launch.SAMPLE)
-        _launch(project_tiles, grid, sketch, chosen, (x, out, scales), sizes, (chosen.groups_per_split,), **flags)
+        tensors = (x, out, _scales(chosen.mode, x))
+        _launch(project_tiles, grid, sketch, chosen, tensors, sizes, (chosen.groups_per_split,), **flags)
+
+
+def _scales(mode: int, x: Tensor) -> Tensor:
+    """What kernels scale the vectors by, fp32 (n); where they do not, any tensor."""
+    if mode != launch.FP16_PAIR:
+        return x
+    n, d = x.shape
+    scales = x.new_empty(n)
+    first = d // 2 // launch.SAMPLE * launch.SAMPLE
+    scale_vectors[(-(-n // 256),)](x, scales, n, first, *x.stride(), V=256, SAMPLE=launch.SAMPLE)
+    return scales
 
 
 def _partial(splits: int, x: Tensor, out: Tensor) -> Tensor:

@@ -9,11 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ..checks import signed
 from ..kernels import iid_launch
 from ..kernels.iid import multiply_iid
-from ..kernels.launch import FP16_PAIR, SAMPLE
-from ..kernels.tiles import scale_vectors
 from . import triton as backend
 
 if TYPE_CHECKING:
@@ -49,18 +46,13 @@ def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
 def _multiply(
     product: iid_launch.Product, sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool, forward: bool
 ) -> None:
-    n, inner = x.shape
-    if out.numel() == 0 or inner == 0:
+    if out.numel() == 0 or x.shape[1] == 0:
         if not accumulate:
             out.zero_()
         return
     with backend._on(x):
         chosen = iid_launch.choose(product)
-        scales = x
-        if chosen.mode == FP16_PAIR:
-            scales = x.new_empty(n)
-            first = inner // 2 // SAMPLE * SAMPLE
-            scale_vectors[(-(-n // 256),)](x, scales, n, first, *x.stride(), V=256, SAMPLE=SAMPLE)
+        scales = backend._scales(chosen.mode, x)
         if chosen.splits == 1:
             _launch(chosen, sketch, x, out, scales, (0, *out.stride()), forward, True, accumulate)
         else:
@@ -92,7 +84,7 @@ def _launch(
     (n, inner), outer = x.shape, out.shape[-1]
     blocks = -(-n // chosen.vectors) * -(-outer // chosen.outer)
     multiply_iid[(blocks, chosen.splits)](
-        x, out, scales, n, inner, outer, *x.stride(), *strides, signed(sketch.seed), sketch.feature_offset,
+        x, out, scales, n, inner, outer, *x.stride(), *strides, *sketch.numbers[-2:],
         sketch.lanes.signs, sketch.lanes.complement, chosen.inner_per_split,
         sketch.lanes.scale(sketch.n_components) / 2,
         FORWARD=forward, BITS=sketch.lanes.bits, V=chosen.vectors, OUTER=chosen.outer, INNER=chosen.inner,
@@ -122,7 +114,7 @@ def _project_on_hopper(sketch: Sketch, x: Tensor, out: Tensor, multiprocessors: 
     products = -(-n // tile.vectors) * -(-k // tile.outer)
     multiply_iid_hopper[(min(products, multiprocessors),)](
         TensorDescriptor(x, [n, d], list(x.stride()), block, layout), out, n, d, k, *out.stride(),
-        signed(sketch.seed), sketch.feature_offset, sketch.lanes.signs, sketch.lanes.complement,
+        *sketch.numbers[-2:], sketch.lanes.signs, sketch.lanes.complement,
         sketch.lanes.scale(k) / 2, DTYPE=dtype, BITS=sketch.lanes.bits, V=tile.vectors, OUTER=tile.outer,
         INNER=tile.inner, STAGES=tile.stages, MAKERS=tile.makers, MAKER_REGISTERS=tile.maker_registers,
         num_warps=tile.warps,

@@ -48,15 +48,22 @@ def _pairs(w, SELECT: tl.constexpr):
 
 
 @triton.jit
+def _halves(w0, w1, w2, w3, BITS: tl.constexpr):
+    """The marks of four words [J, C] at the top of numbers of 16 bits, two to a word: [J, C, 2, 2], or one more 2."""
+    w = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # word 2 i + j at (i, j)
+    if BITS == 8:
+        w = tl.join(_pairs(w, "0x1404"), _pairs(w, "0x3424"))
+    return w
+
+
+@triton.jit
 def entries(j, call, layout, k0, k1, signs, complement, BITS: tl.constexpr, DTYPE: tl.constexpr, NVIDIA: tl.constexpr):
     """Twice the unscaled entries, +-2 or +-0, of columns j [J] and the rows of calls `call` [C]: [J, C 128/BITS]."""
     w0, w1, w2, w3 = _entry_words(j[:, None], call[None, :], k0, k1)
     w0, w1 = _marks(w0, signs, complement), _marks(w1, signs, complement)
     w2, w3 = _marks(w2, signs, complement), _marks(w3, signs, complement)
     if NVIDIA and DTYPE.primitive_bitwidth == 16:
-        w = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [J, C, 2, 2]: word 2 i + j at (i, j)
-        if BITS == 8:
-            w = tl.join(_pairs(w, "0x1404"), _pairs(w, "0x3424"))
+        w = _halves(w0, w1, w2, w3, BITS)
         w = flat_groups(tl.join(w.to(tl.uint16), (w >> 16).to(tl.uint16)), w0, 128 // BITS)
         e = tl.inline_asm_elementwise(  # nothing, with `layout` at hand
             "mov.b32 $0, $1;", "=r,r,r", [w, layout.to(tl.uint16)], dtype=tl.uint16, is_pure=True, pack=2

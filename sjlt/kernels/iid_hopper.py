@@ -28,7 +28,7 @@ from .philox import _philox
 from .words import _pick
 
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 and 3.6
-_pairs = gluon.jit(iid._pairs.fn)
+_halves = gluon.jit(iid._halves.fn)
 _words = philox.define(
     iid_law.FUNCTIONS,
     gluon.jit,
@@ -50,9 +50,7 @@ def _entries(j, call, k0, k1, signs, complement, BITS: gl.constexpr):
     w0, w1, w2, w3 = _entry_words(j, call, k0, k1)
     w0, w1 = _marks(w0, signs, complement), _marks(w1, signs, complement)
     w2, w3 = _marks(w2, signs, complement), _marks(w3, signs, complement)
-    w = gl.join(gl.join(w0, w2), gl.join(w1, w3))  # [J, C, 2, 2]: word 2 i + j at (i, j)
-    if BITS == 8:
-        w = gl.join(_pairs(w, "0x1404"), _pairs(w, "0x3424"))
+    w = _halves(w0, w1, w2, w3, BITS)
     J: gl.constexpr = w0.shape[0]
     W: gl.constexpr = w0.shape[1] * (64 // BITS)
     return gl.reshape(gl.permute(gl.reshape(w, [J, W // 16, 4, 4]), (0, 1, 3, 2)), [J, W])
