@@ -59,7 +59,7 @@ class Case:
     def made(self, x: torch.Tensor) -> int:
         """The entries that are made: each anew for every block of data vectors."""
         product = triton_iid._product(x, self.d if self.adjoint else self.k)
-        hopper = not self.adjoint and triton_iid._is_hopper(x.device) and iid_launch.suits_hopper(product, 0)
+        hopper = product.hopper and not self.adjoint and iid_launch.suits_hopper(product, 0)
         vectors = iid_launch.HOPPER.vectors if hopper else iid_launch.choose(product).vectors
         return -(-self.n // vectors) * self.d * self.k
 

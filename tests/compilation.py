@@ -14,7 +14,8 @@ TARGETS = {  # a target's name: Triton's description of it, and the bytes of sha
     "sm_90": ("cuda", 90, 32, 227 << 10),
     "gfx942": ("hip", "gfx942", 64, 64 << 10),
 }
-TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8", "int64": "i64"}
+TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+TYPES |= {"uint8": "u8", "int32": "i32", "int64": "i64"}
 
 
 class Launches(list):
@@ -31,10 +32,11 @@ class Launches(list):
 def source_of(kernel, arguments, options):
     """What Triton's launcher would compile for these arguments (types, constants, divisibility by 16), and options."""
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
-    options = dict(options)
     values = dict(zip(kernel.arg_names, arguments, strict=False))
-    values |= {name: options.pop(name) for name in list(options) if name in kernel.arg_names}
+    values |= {name: value for name, value in options.items() if name in kernel.arg_names}
+    options = {name: value for name, value in options.items() if name == "num_warps" or name not in kernel.arg_names}
     signature, constants, hints = {}, {}, {}
     for place, parameter in enumerate(kernel.params):
         name, value = parameter.name, values[parameter.name]
@@ -42,7 +44,10 @@ def source_of(kernel, arguments, options):
         if parameter.is_constexpr or (type(value) is int and value == 1 and special):
             signature[name], constants[name] = "constexpr", value
             continue
-        if hasattr(value, "dtype"):
+        if hasattr(value, "block_shape"):  # Gluon's tensor descriptor
+            shape, kind = ", ".join(map(str, value.block_shape)), TYPES[str(value.base.dtype)[6:]]
+            signature[name], divisible = f"tensordesc<{kind}[{shape}],{value.layout!r}>", False
+        elif hasattr(value, "dtype"):
             signature[name], divisible = "*" + TYPES[str(value.dtype)[6:]], True
         else:
             annotated = parameter.annotation_type
@@ -50,7 +55,8 @@ def source_of(kernel, arguments, options):
             divisible = value % 16 == 0
         if divisible and special:
             hints[(place,)] = [["tt.divisibility", 16]]
-    return ASTSource(kernel, signature, constexprs=constants, attrs=hints), options
+    source = GluonASTSource if kernel.is_gluon() else ASTSource
+    return source(kernel, signature, constexprs=constants, attrs=hints), options
 
 
 def compile_launches(target, make_calls, *modules):

@@ -1,24 +1,14 @@
-"""The kernel of the iid law for Hopper: on such a GPU exact on integer data, and taken where it says; that it compiles.
-
-Run as a program, this file compiles it.
-"""
-
-import os
-import subprocess
-import sys
+"""The kernel of the iid law for Hopper: on such a GPU exact on integer data, and taken where it says."""
 
 import pytest
 import torch
-import triton
 from data import integers
 from kernels import assert_untouched_around, filled, integral_matrix, poisoned
 
 from sjlt import Sketch
 from sjlt.backends import triton as backend
-from sjlt.backends import triton_iid
+from sjlt.backends import triton_hopper, triton_iid
 from sjlt.kernels import iid_launch
-
-SHARED_BYTES = 227 << 10  # that a block on Hopper can have
 
 
 @pytest.fixture
@@ -32,15 +22,15 @@ def all_sizes(monkeypatch):
 @pytest.fixture
 def taken(monkeypatch, all_sizes):
     """The products that the kernel has been given; all sizes are."""
-    if not triton_iid._is_hopper(torch.device("cuda")):
+    if not backend._resources(torch.device("cuda"))[2]:
         pytest.skip("needs a GPU of compute capability 9")
     calls = []
 
-    def recorded(sketch, x, out, multiprocessors, call=triton_iid._project_on_hopper):
+    def recorded(sketch, x, out, multiprocessors, call=triton_hopper.project_iid):
         calls.append(tuple(x.shape))
         call(sketch, x, out, multiprocessors)
 
-    monkeypatch.setattr(triton_iid, "_project_on_hopper", recorded)
+    monkeypatch.setattr(triton_hopper, "project_iid", recorded)
     return calls
 
 
@@ -151,7 +141,8 @@ def test_others_go_the_other_way(taken):
 
 
 def suits(n=1 << 20, inner=768, outer=128, strides=(768, 1), dtype="bfloat16", offset=0):
-    return iid_launch.suits_hopper(iid_launch.Product(n, inner, outer, strides, dtype, "highest", 132, 232448), offset)
+    product = iid_launch.Product(n, inner, outer, strides, dtype, "highest", 132, 232448, True)
+    return iid_launch.suits_hopper(product, offset)
 
 
 def test_what_it_is_for():
@@ -174,8 +165,8 @@ def test_what_it_is_for():
 @pytest.mark.usefixtures("all_sizes")
 def test_where_products_go(monkeypatch):
     ways = []
-    monkeypatch.setattr(triton_iid, "_is_hopper", lambda device: True)
-    monkeypatch.setattr(triton_iid, "_project_on_hopper", lambda *_: ways.append("hopper"))
+    monkeypatch.setattr(backend, "_resources", lambda device: (132, 232448, True))
+    monkeypatch.setattr(triton_hopper, "project_iid", lambda *_: ways.append("hopper"))
     monkeypatch.setattr(triton_iid, "_multiply", lambda *_, **__: ways.append("other"))
     S, wide = Sketch(256, 64, density=0.25), torch.zeros(300, 320, dtype=torch.float16)
     for x, out_dtype, add, way in (
@@ -195,39 +186,3 @@ def test_where_products_go(monkeypatch):
         assert ways.pop() == way, (x.shape, x.stride(), x.storage_offset(), out_dtype, add)
     triton_iid.adjoint(S, wide[:, :64], torch.empty(300, 256, dtype=torch.float16), False)
     assert ways == ["other"]
-
-
-def compile_kernel():
-    from compilation import TYPES
-    from triton.backends.compiler import GPUTarget
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    kernel, tile = triton_iid.multiply_iid_hopper, iid_launch.HOPPER
-    for dtype in (gl.bfloat16, gl.float16):
-        for bits in (8, 16):
-            constants = {"DTYPE": dtype, "BITS": bits, "num_warps": tile.warps, "stride_oo": 1}
-            constants |= {"V": tile.vectors, "OUTER": tile.outer, "INNER": tile.inner, "STAGES": tile.stages}
-            constants |= {"MAKERS": tile.makers, "MAKER_REGISTERS": tile.maker_registers}
-            layout = gl.NVMMASharedLayout.get_default_for([tile.vectors, tile.inner], dtype)
-            name = TYPES[{"bf16": "bfloat16", "fp16": "float16"}[dtype.name]]
-            types = {"x": f"tensordesc<{name}[{tile.vectors}, {tile.inner}],{layout!r}>", "out": "*" + name}
-            types |= {"half_scale": "fp32"} | dict.fromkeys(("seed", "feature_offset", "signs", "complement"), "i64")
-            signature = {p: "constexpr" if p in constants else types.get(p, "i32") for p in kernel.arg_names}
-            source = GluonASTSource(kernel, signature, constants)
-            compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tile.warps})
-            print(compiled.metadata.shared, flush=True)
-
-
-@pytest.mark.skipif(not triton.__version__.startswith(triton_iid.GLUON_VERSIONS), reason="no such Gluon")
-def test_it_compiles():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-8000:]
-    shared = [int(line) for line in result.stdout.split()]
-    assert len(shared) == 4
-    assert max(shared) <= SHARED_BYTES
-
-
-if __name__ == "__main__":
-    compile_kernel()

@@ -17,14 +17,16 @@ from torch import Tensor
 from .. import law
 from ..kernels import launch
 from ..kernels.gather import adjoint_gather, project_gather
+from ..kernels.parts import scale_vectors
 from ..kernels.reduce import reduce_partials
 from ..kernels.rows import adjoint_rows, project_rows
-from ..kernels.tiles import adjoint_tiles, project_tiles, scale_vectors
+from ..kernels.tiles import adjoint_tiles, project_tiles
 
 if TYPE_CHECKING:
     from ..sketch import Sketch
 
-Launch = launch.Tiles | launch.Rows | launch.Gather
+Split = launch.Tiles | launch.Rows | launch.Gather
+Launch = Split | launch.Hopper
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -49,8 +51,12 @@ def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
             out.zero_()
         return
     with _on(x):
-        chosen = launch.choose(_product(sketch, x, x, out))
-        if chosen.splits == 1:
+        chosen = _chosen(_product(sketch, x, x, out), x, out, accumulate, adjoint=False)
+        if isinstance(chosen, launch.Hopper):
+            from . import triton_hopper
+
+            triton_hopper.project(chosen, sketch, x, out)
+        elif chosen.splits == 1:
             _project(chosen, sketch, x, out, (0, *out.stride()), True, accumulate)
         else:
             partial = _partial(chosen.splits, x, out)
@@ -69,7 +75,12 @@ def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
     if n == 0 or d == 0:
         return
     with _on(y):
-        chosen = launch.choose(_product(sketch, y, out, y), adjoint=True)
+        chosen = _chosen(_product(sketch, y, out, y), y, out, accumulate, adjoint=True)
+        if isinstance(chosen, launch.Hopper):
+            from . import triton_hopper
+
+            triton_hopper.adjoint(chosen, sketch, y, out)
+            return
         blocks = -(-n // chosen.vectors)
         strides = (*y.stride(), *out.stride())
         if isinstance(chosen, launch.Gather):
@@ -85,8 +96,18 @@ def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
             _launch(kernel, grid, sketch, chosen, (y, out), (n, d, *strides), last, ACCUMULATE=accumulate)
 
 
+def _chosen(product: launch.Product, data: Tensor, out: Tensor, accumulate: bool, adjoint: bool) -> Launch:
+    """The launch, by what shapes do not tell, too."""
+    chosen = launch.choose(product, adjoint)
+    if isinstance(chosen, launch.Hopper):
+        aligned = (data.data_ptr() | out.data_ptr()) % launch.VECTOR_BYTES == 0
+        if accumulate or data.dtype != out.dtype or not aligned:
+            chosen = launch.choose(product._replace(hopper=False), adjoint)
+    return chosen
+
+
 def _project(
-    chosen: Launch, sketch: Sketch, x: Tensor, out: Tensor, strides: tuple[int, ...], final: bool, accumulate: bool
+    chosen: Split, sketch: Sketch, x: Tensor, out: Tensor, strides: tuple[int, ...], final: bool, accumulate: bool
 ) -> None:
     """The launch on x into out, or into partial sums."""
     n, d = x.shape
@@ -160,7 +181,7 @@ def _launch(
     kernel: Any,
     grid: tuple[int, int, int],
     sketch: Sketch,
-    chosen: Launch,
+    chosen: Split,
     tensors: tuple[Tensor, ...],
     sizes: tuple[int, ...],
     last: tuple[int, ...],
@@ -191,7 +212,7 @@ def _launch(
 
 
 @lru_cache(maxsize=4096)
-def _constants(chosen: Launch, k: int, nnz: int, adjoint: bool) -> dict[str, Any]:
+def _constants(chosen: Split, k: int, nnz: int, adjoint: bool) -> dict[str, Any]:
     """The kernel's constants and options, by name."""
     g = law.geometry(k, nnz, 0)
     constants: dict[str, Any] = {
@@ -224,6 +245,8 @@ def _constants(chosen: Launch, k: int, nnz: int, adjoint: bool) -> dict[str, Any
         if isinstance(chosen, launch.Tiles):
             constants |= {"U": chosen.chunks, "MODE": chosen.mode, "INTERPRETED": INTERPRETED}
             constants |= {"num_stages": chosen.num_stages}
+            if chosen.span:
+                constants |= {"SPAN": chosen.span}
     if chosen.registers and NVIDIA:
         constants["maxnreg"] = chosen.registers
     return constants
@@ -241,12 +264,16 @@ def _precision(dtype: torch.dtype) -> str:
 
 
 @cache
-def _resources(device: torch.device) -> tuple[int, int]:
-    """The device's multiprocessors, and the bytes of shared memory that a program may take."""
+def _resources(device: torch.device) -> tuple[int, int, bool]:
+    """The device's multiprocessors, the bytes of shared memory that a program may take, and whether it runs Gluon's
+    kernels."""
     if device.type != "cuda":
-        return 4, 232448
+        return 4, 232448, False
+    from . import triton_hopper
+
     properties: Any = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.shared_memory_per_block_optin
+    hopper = triton_hopper.GLUON and properties.major == 9
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin, hopper
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-import triton
 from torch import Tensor
 
 from ..kernels import iid_launch
@@ -16,24 +13,16 @@ from . import triton as backend
 if TYPE_CHECKING:
     from ..sketch import Sketch
 
-# Gluon is experimental, and its names move: the kernel for Hopper is for versions that it was tested with. (3.6 on a
-# GPU; 3.7 makes the same instructions of its loops.)
-GLUON_VERSIONS = ("3.6.", "3.7.")
-GLUON = not backend.INTERPRETED and triton.__version__.startswith(GLUON_VERSIONS)
-if GLUON:
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    from ..kernels.iid_hopper import multiply_iid_hopper
-
 
 def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or += where `accumulate`."""
     product = _product(x, out.shape[1])
     plain = not accumulate and x.dtype == out.dtype and x.data_ptr() % 16 == 0
-    if plain and _is_hopper(x.device) and iid_launch.suits_hopper(product, sketch.feature_offset):
+    if plain and product.hopper and iid_launch.suits_hopper(product, sketch.feature_offset):
+        from . import triton_hopper
+
         with backend._on(x):
-            _project_on_hopper(sketch, x, out, product.multiprocessors)
+            triton_hopper.project_iid(sketch, x, out, product.multiprocessors)
     else:
         _multiply(product, sketch, x, out, accumulate, forward=True)
 
@@ -91,31 +80,4 @@ def _launch(
         SPAN=chosen.span, MODE=chosen.mode, EVEN=chosen.even, ALIGN=chosen.align,
         FINAL=final, ACCUMULATE=accumulate, NVIDIA=backend.NVIDIA, INTERPRETED=backend.INTERPRETED,
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
-    )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------- Hopper
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    """Whether the device has the instructions of `iid_hopper`, and there is a compiler for it."""
-    return GLUON and backend.NVIDIA and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
-def _project_on_hopper(sketch: Sketch, x: Tensor, out: Tensor, multiprocessors: int) -> None:
-    """x S' into out; a program for each multiprocessor."""
-    assert sketch.lanes
-    (n, d), k = x.shape, out.shape[1]
-    tile = iid_launch.HOPPER
-    dtype: Any = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
-    block = [tile.vectors, tile.inner]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-    products = -(-n // tile.vectors) * -(-k // tile.outer)
-    multiply_iid_hopper[(min(products, multiprocessors),)](
-        TensorDescriptor(x, [n, d], list(x.stride()), block, layout), out, n, d, k, *out.stride(),
-        *sketch.numbers[-2:], sketch.lanes.signs, sketch.lanes.complement,
-        sketch.lanes.scale(k) / 2, DTYPE=dtype, BITS=sketch.lanes.bits, V=tile.vectors, OUTER=tile.outer,
-        INNER=tile.inner, STAGES=tile.stages, MAKERS=tile.makers, MAKER_REGISTERS=tile.maker_registers,
-        num_warps=tile.warps,
     )  # fmt: skip

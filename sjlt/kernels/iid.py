@@ -14,8 +14,8 @@ import triton.language as tl
 
 from .. import iid_law, philox
 from . import iid_launch as launch
+from .parts import BF16_TRIPLE, FP16_PAIR, NATIVE, dot, inverse, multiply
 from .philox import _philox, flat_groups, lanes_at_top
-from .tiles import BF16_TRIPLE, FP16_PAIR, NATIVE, _dot, _inverse, _multiply
 from .words import _pick, seed_words
 
 _words = philox.define(iid_law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=_philox, pick=_pick, tl=tl)
@@ -128,9 +128,9 @@ def _sums(
                 else:  # not every compiler has dots of fp64
                     acc += tl.sum(z[:, :, None] * tile[None, :, :], 1)
             elif ROWS_FIRST:
-                acc = _dot(tl.trans(tile), tl.trans(z), _complete(acc) if NVIDIA else acc, INTERPRETED)
+                acc = dot(tl.trans(tile), tl.trans(z), _complete(acc) if NVIDIA else acc, INTERPRETED)
             else:
-                acc = _multiply(z, scale, tile, acc, MODE, INTERPRETED)
+                acc = multiply(z, scale, tile, acc, MODE, INTERPRETED)
         if SPAN < WHOLE:
             total += acc
             acc = tl.zeros_like(total)
@@ -207,7 +207,7 @@ def multiply_iid(
         FORWARD, BITS, OUTER, INNER, SPAN, MODE, EVEN, NVIDIA, INTERPRETED,
     )  # fmt: skip
     if MODE == FP16_PAIR:
-        acc *= _inverse(scale)[:, None]
+        acc *= inverse(scale)[:, None]
         overflown = tl.max(tl.max((tl.abs(acc) < float("inf")).to(tl.int32) ^ 1, 1), 0)
         if overflown != 0:  # a number far larger than the sampled ones: see `tiles`
             acc = _sums(

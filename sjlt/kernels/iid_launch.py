@@ -27,6 +27,7 @@ class Product(NamedTuple):
     precision: str
     multiprocessors: int
     shared_memory: int
+    hopper: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def choose(product: Product) -> Multiply:
 
 def as_tiles(product: Product) -> launch.Product:
     """The product in the words of `launch`, for the questions that are asked there too."""
-    n, inner, _, strides, dtype, precision, multiprocessors, shared_memory = product
+    n, inner, _, strides, dtype, precision, multiprocessors, shared_memory, _ = product
     return launch.Product(n, inner, 0, 0, 0, strides, (), dtype, precision, multiprocessors, shared_memory)
 
 

@@ -6,7 +6,7 @@ What was tuned was tuned on an H200, in fp32; benchmarks/results/h200.json has t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,6 +24,11 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FEW = 16  # vectors for which a block of 64 for the tensor cores would be mostly empty
 MOST_KEYS = 64  # of sub-blocks and chunks that a thread of a tile kernel looks through in a step
 MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor cores are faster
+HOPPER_VECTORS = 128  # of a program of the kernels for Hopper, in two halves
+HOPPER_NNZ = 4  # that they are for
+HOPPER_PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
+HOPPER_SPAN = 128  # programs of a tile kernel, of which one looks whether they are needed
+HOPPER_ELEMENTS = 1 << 24  # of data below which the host takes longer than the device
 
 
 class Product(NamedTuple):
@@ -32,6 +37,7 @@ class Product(NamedTuple):
     n : vectors.  d : features.  k, nnz : of the sketch.  offset : its first column.  strides : of the wide side, x or
     the adjoint's out, along vectors and features, in elements.  narrow : of the other side.  dtype : of the data.
     precision : as torch names it.  multiprocessors, shared_memory : of the device, and bytes of a program there.
+    hopper : whether the kernels for Hopper run there.
     """
 
     n: int
@@ -45,6 +51,7 @@ class Product(NamedTuple):
     precision: str
     multiprocessors: int
     shared_memory: int
+    hopper: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ class Tiles:
     """A launch of a tile kernel: constants of the kernel (names as there), how the work is split, and options.
 
     vectors : V.  chunks : U.  groups_per_split x splits cover the groups.  registers : at most, a thread; 0 is free.
+    span : SPAN of `project_flagged_tiles`, and 0 for the others.
     """
 
     vectors: int
@@ -111,6 +119,23 @@ class Tiles:
     groups_per_split: int
     num_stages: int
     registers: int
+    span: int = 0
+
+
+@dataclass(frozen=True)
+class Hopper:
+    """A launch of `project_hopper` or `adjoint_hopper`: constants of the kernel (names as there), and its programs.
+
+    slots, chunks, tiles : SLOTS, CHUNKS (of `project_hopper`), TILES (of `adjoint_hopper`).  groups : of chunks, that
+    the columns lie in.  again : the launch of `project_flagged_tiles`, on what was beyond the range of fp16.
+    """
+
+    programs: int
+    groups: int
+    slots: int
+    chunks: int
+    tiles: int
+    again: Tiles | None
 
 
 def is_whole(k: int, nnz: int) -> bool:
@@ -144,8 +169,10 @@ def alignment(product: Product, chunk: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather:
+def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather | Hopper:
     """The launch for a product with n > 0 and d > 0."""
+    if product.hopper and suits_hopper(product, adjoint):
+        return hopper(product, adjoint)
     if product.dtype == "float64" or product.n < FEW:
         return gather(product, adjoint)
     if vectors_last(product) and product.nnz <= MOST_READS:
@@ -155,6 +182,49 @@ def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather:
             return rows(product, adjoint)
     chosen = tiles(product, adjoint)
     return chosen if chosen.keys * chosen.chunks <= MOST_KEYS else gather(product, adjoint)
+
+
+def suits_hopper(product: Product, adjoint: bool = False) -> bool:
+    """Whether a product is for the kernels for Hopper: as their loads and stores ask, and large enough.
+
+    (That data and result are of one dtype, and begin at multiples of 16 bytes, is for the caller to see.)
+    """
+    geometry, size = law.geometry(product.k, product.nnz, 0), ITEM_BYTES[product.dtype]
+    width = 1 << geometry.log_group << geometry.log_chunk
+    products = geometry.n_tiles * -(-product.n // HOPPER_VECTORS)
+    return (
+        product.dtype != "float64"
+        and (product.dtype == "float32" or not adjoint)
+        and product.nnz == HOPPER_NNZ
+        and is_whole(product.k, product.nnz)
+        and product.offset % width == 0
+        and groups_of(product, geometry) <= BATCH
+        and _is_loadable(product.strides, product.d, size)
+        and _is_loadable(product.narrow, product.k, size)
+        and product.n < 1 << 31
+        and product.n * product.d >= HOPPER_ELEMENTS
+        and products >= HOPPER_PRODUCTS * product.multiprocessors
+    )
+
+
+def _is_loadable(strides: tuple[int, ...], width: int, size: int) -> bool:
+    """Whether the tensor memory accelerator takes rows of so many numbers."""
+    return strides[1] == 1 and strides[0] >= width and strides[0] * size % 16 == 0 and strides[0] * size < 1 << 40
+
+
+def hopper(product: Product, adjoint: bool = False) -> Hopper:
+    """The launch of `project_hopper`, or of `adjoint_hopper`."""
+    geometry, wide = law.geometry(product.k, product.nnz, 0), product.dtype == "float32"
+    products = geometry.n_tiles * -(-product.n // HOPPER_VECTORS)
+    again = replace(tiles(product), mode=BF16_TRIPLE, vectors=HOPPER_VECTORS // 2, span=HOPPER_SPAN)
+    return Hopper(
+        programs=min(products, product.multiprocessors),
+        groups=groups_of(product, geometry),
+        slots=6 if wide and not adjoint else 4,
+        chunks=1 if wide else 2,
+        tiles=2 if geometry.n_tiles == 2 else 1,
+        again=again if wide and not adjoint else None,
+    )
 
 
 def vectors_last(product: Product) -> bool:

@@ -3,10 +3,7 @@
 A chunk of B = 2^p features meets one tile of at most 128 rows, so a program that owns (tile, block of vectors) reads
 only the chunks of its tile, and all programs together read the data once. Entries come by batches (see `batch`).
 
-Data in fp32 is multiplied as a pair of fp16 numbers: x scale = high + low, exact to 2^-22, where scale is a power of
-two of the data vector's own, from a sample of its features. If others are 2^9 times larger, fp16 overflows: the result
-is not finite, and the program does its work again with three bf16 numbers, whose range is that of fp32. (Three bf16
-numbers bind on the tensor cores: 1.3 times the memory floor where the pair takes 1.15, H200.)
+Data in fp32 is multiplied in parts (see `parts`).
 """
 
 from __future__ import annotations
@@ -14,78 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import launch
 from .batch import BATCH, TILE, batch, entries, groups_of_split, rows_of_tile
+from .parts import BF16_PAIR, BF16_TRIPLE, FP16_PAIR, NATIVE, dot, inverse, multiply, scale_of, truncated
 from .words import seed_words
-
-# How the data is multiplied.
-NATIVE = tl.constexpr(launch.NATIVE)  # fp16 or bf16 data, as it is
-BF16_PAIR = tl.constexpr(launch.BF16_PAIR)  # fp32 as 2 numbers in bf16, 16 bits; BF16 is 1 of them, 8 bits
-BF16_TRIPLE = tl.constexpr(launch.BF16_TRIPLE)  # 3 of them, 24 bits
-FP16_PAIR = tl.constexpr(launch.FP16_PAIR)  # fp32 as a scaled pair in fp16: 22 bits
-
-
-@triton.jit
-def _scale(x, TARGET: tl.constexpr):
-    """The power of two that takes the largest magnitude of each row of x, fp32, into [2^TARGET, 2^(TARGET+1)).
-
-    A row of zeros gets the largest scale: whatever else its vector holds overflows, and is seen.
-    """
-    largest = tl.max(tl.abs(x), 1).to(tl.uint32, bitcast=True)
-    exponent = tl.maximum(largest & 0x7F800000, (TARGET + 1) << 23)  # biased, in place
-    return (0 - exponent + ((254 + TARGET) << 23)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _inverse(scale):
-    """1/scale, for a power of two."""
-    return (0 - scale.to(tl.uint32, bitcast=True) + (254 << 23)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def scale_vectors(x, scales, n, first, stride_xv, stride_xf, V: tl.constexpr, SAMPLE: tl.constexpr):
-    """scales[v] for FP16_PAIR, fp32 (n), from the SAMPLE features of x from `first` on; grid (blocks of V vectors).
-
-    They leave room for features 2^9 times larger than the sampled.
-    """
-    v = tl.program_id(0).to(tl.int64) * V + tl.arange(0, V)
-    j = first + tl.arange(0, SAMPLE).to(tl.int64)
-    z = tl.load(x + v[:, None] * stride_xv + (j * stride_xf)[None, :], mask=(v < n)[:, None], other=0.0)
-    tl.store(scales + v, _scale(z, 6), mask=v < n)
-
-
-@triton.jit
-def _truncated(x):
-    """fp32 x as bf16 and the exact rest: by bits, since conversions back and forth are slow (16 a clock and core)."""
-    bits = x.to(tl.uint32, bitcast=True)
-    high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return high, x - (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _dot(a, b, acc, INTERPRETED: tl.constexpr):
-    if INTERPRETED:  # the interpreter multiplies bit patterns of bf16, and adds in fp16
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
-
-
-@triton.jit
-def _multiply(x, scale, tile, acc, MODE: tl.constexpr, INTERPRETED: tl.constexpr):
-    """acc + x tile, for x in parts by MODE."""
-    if MODE == NATIVE:
-        acc = _dot(x, tile, acc, INTERPRETED)
-    elif MODE == FP16_PAIR:
-        scaled = x * scale[:, None]
-        high = scaled.to(tl.float16)
-        acc = _dot(high, tile, acc, INTERPRETED)
-        acc = _dot((scaled - high.to(tl.float32)).to(tl.float16), tile, acc, INTERPRETED)
-    else:
-        rest = x
-        for _ in tl.static_range(MODE - 1):
-            part, rest = _truncated(rest)
-            acc = _dot(part, tile, acc, INTERPRETED)
-        acc = _dot(rest.to(tl.bfloat16), tile, acc, INTERPRETED)
-    return acc
 
 
 @triton.jit
@@ -203,16 +131,92 @@ def _sum_of_chunks(
                 tile = _one_hot_rows(i, negative, LOG_CHUNK, DTYPE)
                 # `scale` is a 1 that the compiler does not know. Where nothing uses the sums in the loop, Triton 3.6
                 # and 3.7 let the tensor cores read the entries while the next step overwrites them (wrong results).
-                acc = _dot(tile, tl.trans(z), acc * scale, INTERPRETED)
+                acc = dot(tile, tl.trans(z), acc * scale, INTERPRETED)
             else:
                 tile = _one_hot(i, negative, LOG_CHUNK, DTYPE)
-                acc = _multiply(z, scale, tile, acc, MODE, INTERPRETED)
+                acc = multiply(z, scale, tile, acc, MODE, INTERPRETED)
         if FOLD:
             total += acc
             acc = tl.zeros_like(total)
     if FOLD:
         acc = total
     return tl.trans(acc) if ROWS_FIRST else acc
+
+
+@triton.jit
+def project_block(
+    block,
+    split,
+    x,
+    out,
+    scales,
+    n,
+    d,
+    stride_xv,
+    stride_xf,
+    stride_os,
+    stride_ov,
+    stride_or,
+    seed: tl.int64,
+    feature_offset: tl.int64,
+    groups_per_split,
+    K: tl.constexpr,
+    NNZ: tl.constexpr,
+    N_TILES: tl.constexpr,
+    LOG_GROUP: tl.constexpr,
+    LOG_CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SIGNS: tl.constexpr,
+    V: tl.constexpr,
+    U: tl.constexpr,
+    EVEN: tl.constexpr,
+    ALIGN: tl.constexpr,
+    FOLD: tl.constexpr,
+    MODE: tl.constexpr,
+    FINAL: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """What program (block, split) of `project_tiles` does."""
+    LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK  # columns of a group
+    k0, k1 = seed_words(seed)
+    m = (block % N_TILES).to(tl.uint32)
+    rows_v = (block // N_TILES).to(tl.int64) * V + tl.arange(0, V)
+    v = tl.minimum(rows_v, n - 1) if EVEN else rows_v
+    if ALIGN > 1:
+        stride_xv = stride_xv // ALIGN * ALIGN  # for the compiler to see
+        d = d // ALIGN * ALIGN
+    first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, LOG_WIDTH)
+
+    scale = tl.minimum(groups_per_split, 1).to(tl.float32)  # 1
+    if MODE == FP16_PAIR:
+        # Loaded, as is all that the data is multiplied by in the loop: only then the compiler takes the data from
+        # shared memory straight to the tensor cores' registers.
+        scale = tl.load(scales + v, mask=v < n, other=1.0)
+    acc = _sum_of_chunks(
+        x, n, d, stride_xv, stride_xf, v, scale, m, first_group, groups, feature_offset, k0, k1,
+        K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, MODE, INTERPRETED,
+    )  # fmt: skip
+    if MODE == FP16_PAIR:
+        acc *= inverse(scale)[:, None]
+        overflown = tl.max(tl.max((tl.abs(acc) < float("inf")).to(tl.int32) ^ 1, 1), 0)
+        if overflown != 0:
+            acc = _sum_of_chunks(
+                x, n, d, stride_xv, stride_xf, v, 1.0, m, first_group, groups, feature_offset, k0, k1,
+                K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, BF16_TRIPLE,
+                INTERPRETED,
+            )  # fmt: skip
+
+    tile_row, tile_end = rows_of_tile(m, K, N_TILES)
+    r = tl.arange(0, TILE)
+    keep = (rows_v < n)[:, None] & (tile_row + r < tile_end)[None, :]
+    out += split * stride_os + rows_v[:, None] * stride_ov + (tile_row + r)[None, :] * stride_or
+    if FINAL:
+        acc *= NNZ**-0.5
+        if ACCUMULATE:
+            acc += tl.load(out, mask=keep)
+    tl.store(out, acc.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
@@ -253,45 +257,12 @@ def project_tiles(
     A partial sum (FINAL = False) is stored as it is, in fp32; else it is scaled, added to `out` where ACCUMULATE, and
     rounded to out's dtype. `scales` (n), of `scale_vectors`, is read where MODE is FP16_PAIR.
     """
-    LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK  # columns of a group
-    k0, k1 = seed_words(seed)
-    m = (tl.program_id(0) % N_TILES).to(tl.uint32)
-    split = tl.program_id(1).to(tl.int64)
-    rows_v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
-    v = tl.minimum(rows_v, n - 1) if EVEN else rows_v
-    if ALIGN > 1:
-        stride_xv = stride_xv // ALIGN * ALIGN  # for the compiler to see
-        d = d // ALIGN * ALIGN
-    first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, LOG_WIDTH)
-
-    scale = tl.minimum(groups_per_split, 1).to(tl.float32)  # 1
-    if MODE == FP16_PAIR:
-        # Loaded, as is all that the data is multiplied by in the loop: only then the compiler takes the data from
-        # shared memory straight to the tensor cores' registers.
-        scale = tl.load(scales + v, mask=v < n, other=1.0)
-    acc = _sum_of_chunks(
-        x, n, d, stride_xv, stride_xf, v, scale, m, first_group, groups, feature_offset, k0, k1,
-        K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, MODE, INTERPRETED,
+    project_block(
+        tl.program_id(0), tl.program_id(1).to(tl.int64),
+        x, out, scales, n, d, stride_xv, stride_xf, stride_os, stride_ov, stride_or, seed, feature_offset,
+        groups_per_split, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, V, U, EVEN, ALIGN, FOLD,
+        MODE, FINAL, ACCUMULATE, INTERPRETED,
     )  # fmt: skip
-    if MODE == FP16_PAIR:
-        acc *= _inverse(scale)[:, None]
-        overflown = tl.max(tl.max((tl.abs(acc) < float("inf")).to(tl.int32) ^ 1, 1), 0)
-        if overflown != 0:
-            acc = _sum_of_chunks(
-                x, n, d, stride_xv, stride_xf, v, 1.0, m, first_group, groups, feature_offset, k0, k1,
-                K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, BF16_TRIPLE,
-                INTERPRETED,
-            )  # fmt: skip
-
-    tile_row, tile_end = rows_of_tile(m, K, N_TILES)
-    r = tl.arange(0, TILE)
-    keep = (rows_v < n)[:, None] & (tile_row + r < tile_end)[None, :]
-    out += split * stride_os + rows_v[:, None] * stride_ov + (tile_row + r)[None, :] * stride_or
-    if FINAL:
-        acc *= NNZ**-0.5
-        if ACCUMULATE:
-            acc += tl.load(out, mask=keep)
-    tl.store(out, acc.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
@@ -346,12 +317,12 @@ def adjoint_tiles(
     HALF: tl.constexpr = tl.float16 if MODE == FP16_PAIR else tl.bfloat16
     DTYPE: tl.constexpr = y.dtype.element_ty if MODE == NATIVE else HALF
     if MODE == FP16_PAIR:
-        scale = _scale(z, 14)
+        scale = scale_of(z, 14)
         scaled = z * scale[:, None]
         z = scaled.to(tl.float16)
         low = (scaled - z.to(tl.float32)).to(tl.float16)
     elif MODE == BF16_PAIR:
-        z, rest = _truncated(z)
+        z, rest = truncated(z)
         low = rest.to(tl.bfloat16)
     elif MODE != NATIVE:
         z = z.to(tl.bfloat16)
@@ -362,11 +333,11 @@ def adjoint_tiles(
         for chunk in range(0, tl.minimum(BATCH, groups - start), U):
             i, negative = entries(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U)
             tile = tl.trans(_one_hot(i, negative, LOG_CHUNK, DTYPE))
-            acc = _dot(z, tile, tl.zeros((V, U * B), tl.float32), INTERPRETED)
+            acc = dot(z, tile, tl.zeros((V, U * B), tl.float32), INTERPRETED)
             if (MODE == FP16_PAIR) | (MODE == BF16_PAIR):
-                acc = _dot(low, tile, acc, INTERPRETED)
+                acc = dot(low, tile, acc, INTERPRETED)
             if MODE == FP16_PAIR:
-                acc = acc * _inverse(scale)[:, None]
+                acc = acc * inverse(scale)[:, None]
             acc *= NNZ**-0.5
             k = tl.arange(0, U * B)
             j = tl.gather(column, chunk + (k >> LOG_CHUNK), 0)

@@ -1,0 +1,86 @@
+"""Launches of the kernels for Hopper, which are in Gluon. Tensors are as the rules in `launch` and `iid_launch` ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from torch import Tensor
+
+from .. import law
+from ..kernels import iid_launch, launch
+from ..kernels.again import project_flagged_tiles
+from . import triton as backend
+
+if TYPE_CHECKING:
+    from ..sketch import Sketch
+
+# Gluon is experimental, and its names move: these kernels are for versions that they were tested with. (3.6 on a GPU;
+# 3.7 compiles them.)
+GLUON_VERSIONS = ("3.6.", "3.7.")
+GLUON = backend.NVIDIA and triton.__version__.startswith(GLUON_VERSIONS)
+if GLUON:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from ..kernels.adjoint_hopper import adjoint_hopper
+    from ..kernels.hopper import CHUNK, HALF, TILE
+    from ..kernels.iid_hopper import multiply_iid_hopper
+    from ..kernels.project_hopper import project_hopper
+
+
+def project(chosen: launch.Hopper, sketch: Sketch, x: Tensor, out: Tensor) -> None:
+    """out = x S'. What overflows as a pair of fp16 numbers is projected again, as three of bf16."""
+    n, d = x.shape
+    blocks = -(-n // launch.HOPPER_VECTORS) * 2 * law.count_tiles(sketch.n_components)
+    overflown = x.new_empty(blocks if chosen.again else 1, dtype=torch.int32)
+    project_hopper[(chosen.programs,)](
+        _blocks(x, CHUNK), _blocks(out, TILE), overflown, n, chosen.groups, *sketch.numbers[-2:],
+        **_constants(sketch), SLOTS=chosen.slots, CHUNKS=chosen.chunks, num_warps=4,
+    )  # fmt: skip
+    if chosen.again:
+        sizes = (n, d, *x.stride(), 0, *out.stride())
+        tensors, last = (x, out, overflown), (chosen.again.groups_per_split,)
+        grid = (-(-blocks // chosen.again.span), 1, 1)
+        backend._launch(
+            project_flagged_tiles, grid, sketch, chosen.again, tensors, sizes, last, FINAL=True, ACCUMULATE=False
+        )
+
+
+def adjoint(chosen: launch.Hopper, sketch: Sketch, y: Tensor, out: Tensor) -> None:
+    """out = y S."""
+    adjoint_hopper[(chosen.programs,)](
+        _blocks(y, TILE), _blocks(out, CHUNK), len(y), chosen.groups, *sketch.numbers[-2:],
+        **_constants(sketch), SLOTS=chosen.slots, TILES=chosen.tiles, num_warps=4,
+    )  # fmt: skip
+
+
+def _constants(sketch: Sketch) -> dict[str, int]:
+    geometry = law.geometry(sketch.n_components, sketch.nnz, 0)
+    return {"N_TILES": geometry.n_tiles, "LOG_GROUP": geometry.log_group}
+
+
+def _blocks(x: Tensor, width: Any) -> Any:
+    """The tensor as the memory accelerator takes it: in blocks of half of a program's vectors."""
+    return _described(x, [HALF.value, width.value])
+
+
+def _described(x: Tensor, block: list[int]) -> Any:
+    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, backend.DTYPES[x.dtype]))
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+
+
+def project_iid(sketch: Sketch, x: Tensor, out: Tensor, multiprocessors: int) -> None:
+    """out = x S' of the iid law; a program for each multiprocessor."""
+    assert sketch.lanes
+    (n, d), k = x.shape, out.shape[1]
+    tile = iid_launch.HOPPER
+    products = -(-n // tile.vectors) * -(-k // tile.outer)
+    multiply_iid_hopper[(min(products, multiprocessors),)](
+        _described(x, [tile.vectors, tile.inner]), out, n, d, k, *out.stride(),
+        *sketch.numbers[-2:], sketch.lanes.signs, sketch.lanes.complement,
+        sketch.lanes.scale(k) / 2, DTYPE=getattr(gl, backend.DTYPES[x.dtype]), BITS=sketch.lanes.bits,
+        V=tile.vectors, OUTER=tile.outer, INNER=tile.inner, STAGES=tile.stages, MAKERS=tile.makers,
+        MAKER_REGISTERS=tile.maker_registers, num_warps=tile.warps,
+    )  # fmt: skip

@@ -1,0 +1,83 @@
+"""How data is multiplied by entries of 16 bits: fp16 and bf16 as they are, fp32 in parts.
+
+Data in fp32 is multiplied as a pair of fp16 numbers: x scale = high + low, exact to 2^-22, where scale is a power of
+two of the data vector's own, from a sample of its features. If others are 2^9 times larger, fp16 overflows: the result
+is not finite, and the work is done again with three bf16 numbers, whose range is that of fp32. (Three bf16 numbers bind
+on the tensor cores: 1.3 times the memory floor where the pair takes 1.15, H200.)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from . import launch
+
+# How the data is multiplied.
+NATIVE = tl.constexpr(launch.NATIVE)  # fp16 or bf16 data, as it is
+BF16_PAIR = tl.constexpr(launch.BF16_PAIR)  # fp32 as 2 numbers in bf16, 16 bits; BF16 is 1 of them, 8 bits
+BF16_TRIPLE = tl.constexpr(launch.BF16_TRIPLE)  # 3 of them, 24 bits
+FP16_PAIR = tl.constexpr(launch.FP16_PAIR)  # fp32 as a scaled pair in fp16: 22 bits
+
+
+@triton.jit
+def scale_of(x, TARGET: tl.constexpr):
+    """The power of two that takes the largest magnitude of each row of x, fp32, into [2^TARGET, 2^(TARGET+1)).
+
+    A row of zeros gets the largest scale: whatever else its vector holds overflows, and is seen.
+    """
+    largest = tl.max(tl.abs(x), 1).to(tl.uint32, bitcast=True)
+    exponent = tl.maximum(largest & 0x7F800000, (TARGET + 1) << 23)  # biased, in place
+    return (0 - exponent + ((254 + TARGET) << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def inverse(scale):
+    """1/scale, for a power of two."""
+    return (0 - scale.to(tl.uint32, bitcast=True) + (254 << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_vectors(x, scales, n, first, stride_xv, stride_xf, V: tl.constexpr, SAMPLE: tl.constexpr):
+    """scales[v] for FP16_PAIR, fp32 (n), from the SAMPLE features of x from `first` on; grid (blocks of V vectors).
+
+    They leave room for features 2^9 times larger than the sampled.
+    """
+    v = tl.program_id(0).to(tl.int64) * V + tl.arange(0, V)
+    j = first + tl.arange(0, SAMPLE).to(tl.int64)
+    z = tl.load(x + v[:, None] * stride_xv + (j * stride_xf)[None, :], mask=(v < n)[:, None], other=0.0)
+    tl.store(scales + v, scale_of(z, 6), mask=v < n)
+
+
+@triton.jit
+def truncated(x):
+    """fp32 x as bf16 and the exact rest: by bits, since conversions back and forth are slow (16 a clock and core)."""
+    bits = x.to(tl.uint32, bitcast=True)
+    high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return high, x - (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def dot(a, b, acc, INTERPRETED: tl.constexpr):
+    if INTERPRETED:  # the interpreter multiplies bit patterns of bf16, and adds in fp16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def multiply(x, scale, tile, acc, MODE: tl.constexpr, INTERPRETED: tl.constexpr):
+    """acc + x tile, for x in parts by MODE."""
+    if MODE == NATIVE:
+        acc = dot(x, tile, acc, INTERPRETED)
+    elif MODE == FP16_PAIR:
+        scaled = x * scale[:, None]
+        high = scaled.to(tl.float16)
+        acc = dot(high, tile, acc, INTERPRETED)
+        acc = dot((scaled - high.to(tl.float32)).to(tl.float16), tile, acc, INTERPRETED)
+    else:
+        rest = x
+        for _ in tl.static_range(MODE - 1):
+            part, rest = truncated(rest)
+            acc = dot(part, tile, acc, INTERPRETED)
+        acc = dot(rest.to(tl.bfloat16), tile, acc, INTERPRETED)
+    return acc

@@ -1,0 +1,302 @@
+"""The projection's kernels for Hopper: on such a GPU exact on integer data and accurate, and taken where they say."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from data import integers
+from kernels import check_adjoint, check_project, filled, poisoned
+
+from sjlt import Sketch
+from sjlt.backends import triton as backend
+from sjlt.backends import triton_hopper
+from sjlt.kernels import launch
+from sjlt.kernels.again import project_flagged_tiles
+from sjlt.kernels.tiles import project_tiles
+
+ON_HOPPER = 132, 232448, True
+
+
+@pytest.fixture
+def all_sizes(monkeypatch):
+    monkeypatch.setattr(launch, "HOPPER_ELEMENTS", 0)
+    monkeypatch.setattr(launch, "HOPPER_PRODUCTS", 0)
+    launch.choose.cache_clear()
+    yield
+    launch.choose.cache_clear()
+
+
+@pytest.fixture
+def taken(monkeypatch, all_sizes):
+    """The products that the kernels have been given, as the shape of the wide side; all sizes are."""
+    if not backend._resources(torch.device("cuda"))[2]:
+        pytest.skip("needs a GPU of compute capability 9")
+    calls = []
+
+    def recorded(call):
+        def record(chosen, sketch, data, out):
+            calls.append((len(data), sketch.n_features))
+            call(chosen, sketch, data, out)
+
+        return record
+
+    for name in ("project", "adjoint"):
+        monkeypatch.setattr(triton_hopper, name, recorded(getattr(triton_hopper, name)))
+    return calls
+
+
+def product_error(result, exact):
+    """The largest error of a vector relative to its norm."""
+    return ((result.double() - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-300)).max().item()
+
+
+# ------------------------------------------------------------------------------------- on the GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("d", "k"), [(32, 128), (100, 128), (768, 256), (1000, 512), (1024, 128), (4096, 512)])
+@pytest.mark.parametrize("n", [16, 129, 300])
+def test_projections_are_exact(n, d, k, dtype, taken):
+    if d == 100 and dtype != "float32":
+        d = 104  # rows begin at multiples of 16 bytes
+    check_project(Sketch(d, k, seed=-3), n, dtype, device="cuda")
+    assert taken == [(n, d)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("d", "k"), [(32, 128), (100, 128), (768, 256), (1000, 512), (1024, 128), (300, 4096)])
+@pytest.mark.parametrize("n", [16, 129, 300])
+def test_adjoints_are_exact(n, d, k, taken):
+    check_adjoint(Sketch(d, k, seed=-3), n, device="cuda")
+    assert taken == [(n, d)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", [check_project, check_adjoint])
+@pytest.mark.parametrize("x_in", ["rows", "aligned part", "every third row"])
+@pytest.mark.parametrize("out_in", ["rows", "aligned part", "every third row"])
+def test_layouts(out_in, x_in, check, taken):
+    check(Sketch(768, 256, seed=1), 301, device="cuda", x_in=x_in, out_in=out_in)
+    assert taken == [(301, 768)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", [check_project, check_adjoint])
+@pytest.mark.parametrize("group", [1, 2**26, 2**30 - 1, 2**50])
+@pytest.mark.parametrize("seed", [0, 2**63 + 1, 2**64 - 1])
+def test_slices_and_seeds(seed, group, check, taken):
+    check(Sketch(2**60, 256, seed=seed)[:, 64 * group : 64 * group + 700], 200, device="cuda")
+    assert taken == [(200, 700)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", [check_project, check_adjoint])
+def test_more_products_than_programs(check, taken):
+    check(Sketch(96, 256), 128 * 200 + 1, device="cuda")
+    assert len(taken) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.parametrize(("n", "d", "k"), [(20_000, 768, 256), (3000, 4096, 512), (700, 16384, 2048)])
+def test_accuracy_and_determinism(n, d, k, precision, taken):
+    """Vectors of very different sizes, and some of zeros; whatever torch's precision, it is the highest."""
+    S, generator = Sketch(d, k, seed=7), torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(n, d, device="cuda", generator=generator)
+    x *= 10.0 ** torch.linspace(-30, 30, n, device="cuda")[:, None]
+    x[5] = x[n - 1] = 0
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        projected = [S.project(x) for _ in range(5)]
+        y = projected[0]
+        back = [S.project_adjoint(y) for _ in range(5)]
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert len(taken) == 10
+    assert product_error(y, S.project(x.double())) < 1e-6
+    assert product_error(back[0], S.project_adjoint(y.double())) < 1e-6
+    assert not y[5].any()
+    assert not back[0][n - 1].any()
+    for results in (projected, back):
+        assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["one", "many", "all"])
+def test_what_fp16_cannot_hold_is_projected_again(where, taken):
+    S, n = Sketch(768, 256, seed=7), 20_000
+    x = torch.randn(n, 768, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    plain = S.project(x)
+    outliers = {"one": [n - 1], "many": list(range(0, n, 500)), "all": list(range(n))}[where]
+    x[outliers, 3] = 1e30
+    y = S.project(x)
+    assert len(taken) == 2
+    assert product_error(y, S.project(x.double())) < 1e-6
+    near = {v // 64 for v in outliers}
+    others = [v for v in range(n) if v // 64 not in near]
+    assert torch.equal(y[others], plain[others])
+
+
+@pytest.mark.gpu
+def test_what_is_not_finite_stays_in_its_vector(taken):
+    for dtype in (torch.float32, torch.bfloat16):
+        S, x = Sketch(768, 256), torch.ones(300, 768, device="cuda", dtype=dtype)
+        y = torch.ones(300, 256, device="cuda", dtype=dtype)
+        expected = S.project(x), S.project_adjoint(y)
+        x[7, 100], x[299, 0], y[7, 100], y[299, 0] = torch.nan, torch.inf, torch.nan, torch.inf
+        others = [v for v in range(300) if v not in (7, 299)]
+        dense = S.to_scipy().toarray()
+        for result, before, reached in (
+            (S.project(x), expected[0], dense[:, [100, 0]].T),
+            (S.project_adjoint(y), expected[1], dense[[100, 0]]),
+        ):
+            assert torch.equal(result[others], before[others])
+            for v, entries in zip((7, 299), reached, strict=True):
+                assert not result[v].isfinite().cpu().numpy()[entries != 0].any()
+    assert len(taken) == 6  # adjoints of 16 bits go the other way
+
+
+@pytest.mark.gpu
+def test_in_a_graph(taken):
+    S, x = Sketch(768, 256), torch.randn(500, 768, device="cuda")
+    x[3, 5] = 1e30
+    y = S.project(x)  # compiles
+    back = S.project_adjoint(y)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = S.project(x)
+        back_again = S.project_adjoint(again)
+    again.fill_(math.nan)
+    back_again.fill_(math.nan)
+    graph.replay()
+    assert torch.equal(again, y)
+    assert torch.equal(back_again, back)
+    assert len(taken) == 4
+
+
+@pytest.mark.gpu
+def test_on_a_stream_of_its_own(taken):
+    S, x = Sketch(768, 256), torch.randn(5000, 768, device="cuda")
+    x[3, 5] = 1e30
+    expected, stream = S.project(x), torch.cuda.Stream()
+    late = torch.zeros_like(x)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        late.copy_(x)
+        result = S.project(late)
+    stream.synchronize()
+    assert torch.equal(result, expected)
+    assert len(taken) == 2
+
+
+# ------------------------------------------------------------------------------------- without a GPU
+
+
+def suits(n=1 << 20, d=768, k=256, nnz=4, offset=0, strides=None, narrow=None, dtype="float32", adjoint=False, mp=132):
+    strides, narrow = strides or (d, 1), narrow or (k, 1)
+    product = launch.Product(n, d, k, nnz, offset, strides, narrow, dtype, "highest", mp, 232448, True)
+    chosen = launch.choose(product, adjoint)
+    assert isinstance(chosen, launch.Hopper) == launch.suits_hopper(product, adjoint)
+    assert not isinstance(launch.choose(product._replace(hopper=False), adjoint), launch.Hopper)
+    return isinstance(chosen, launch.Hopper)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_what_they_are_for(adjoint):
+    def suit(**changes):
+        return suits(adjoint=adjoint, **changes)
+
+    assert suit()
+    assert suit(k=128)
+    assert suit(n=1 << 18, d=4096, k=512)
+    assert suit(n=1 << 16, d=16384, k=2048)
+    assert suit(d=100, k=128)
+    assert suit(offset=2**40 + 64)
+    assert suit(strides=(800, 1), narrow=(260, 1))
+    assert suit(dtype="bfloat16") == suit(dtype="float16") == (not adjoint)
+    assert not suit(dtype="float64")
+    assert not suit(nnz=2)
+    assert not suit(nnz=8)
+    assert not suit(k=384)
+    assert not suit(k=200)
+    assert not suit(offset=32)
+    assert suit(d=2048)
+    assert not suit(d=2052)  # 33 groups of chunks
+    assert not suit(n=10_000)
+    assert not suit(n=1 << 31)
+    assert not suit(n=1 << 17, d=32)
+    assert not suit(strides=(770, 1))
+    assert not suit(strides=(0, 1))
+    assert not suit(strides=(760, 1))
+    assert not suit(strides=(1, 1 << 20))
+    assert not suit(strides=(1536, 2))
+    assert not suit(narrow=(258, 1))
+    assert not suit(narrow=(1, 1 << 20))
+    assert not suit(strides=(1 << 39, 1))
+
+
+@pytest.mark.usefixtures("all_sizes")
+def test_where_products_go(monkeypatch):
+    ways = []
+    monkeypatch.setattr(backend, "_resources", lambda device: ON_HOPPER)
+    for name in ("project", "adjoint"):
+        monkeypatch.setattr(triton_hopper, name, lambda *_: ways.append("hopper"))
+    monkeypatch.setattr(backend, "_launch", lambda *_, **__: ways.append("other"))
+    monkeypatch.setattr(backend, "_scales", lambda mode, x: x)
+    monkeypatch.setattr(backend, "_reduce", lambda *_: None)
+    S, wide, narrow = Sketch(256, 128), torch.zeros(300, 320), torch.zeros(300, 160)
+    for x, y, add, way in (
+        (wide[:, :256], narrow[:, :128], False, "hopper"),
+        (wide[:, 4:260], narrow[:, 4:132], False, "hopper"),
+        (wide[:, :256], narrow[:, :128], True, "other"),
+        (wide[:, 1:257], narrow[:, :128], False, "other"),  # not aligned
+        (wide[:, :256], narrow[:, 1:129], False, "other"),
+        (wide[:, :256].half(), narrow[:, :128], False, "other"),
+        (wide[:, :256].double(), narrow[:, :128].double(), False, "other"),
+        (wide[:1, :256].expand(300, 256), narrow[:, :128], False, "other"),
+    ):
+        backend.project(S, x, y, add)
+        assert set(ways) == {way}
+        ways.clear()
+        if x.stride(0):
+            backend.adjoint(S, y, x, add)
+            assert set(ways) == {way}
+            ways.clear()
+
+
+def test_flagged_programs_and_no_others():
+    """As compiled, or in the interpreter where there is no GPU."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not backend.INTERPRETED:
+        pytest.skip("the kernels are compiled in this process")
+    S, n = Sketch(150, 256, seed=2), 300
+    array = integers((n, 150), "float64", seed=1)
+    x, out = filled("rows", array, "float32", device), poisoned("rows", (n, 256), "float32", device)
+    product = backend._product(S, x, x, out)._replace(hopper=False)
+    again = launch.hopper(product).again
+    whole = torch.empty_like(out)
+    sizes, last = (*x.shape, *x.stride(), 0, *out.stride()), (again.groups_per_split,)
+    blocks = 2 * -(-n // again.vectors)
+    flags = torch.zeros(blocks + 1, dtype=torch.int32, device=device)
+    flags[blocks] = 1  # beyond the last
+    known = {"FINAL": True, "ACCUMULATE": False}
+    backend._launch(project_tiles, (blocks, 1, 1), S, replace(again, span=0), (x, whole, x), sizes, last, **known)
+    for flagged in ([], [3], [0, blocks - 1], list(range(blocks))):
+        flags[:blocks] = 0
+        flags[flagged] = 1
+        for span in (1, 4, 128):
+            out.fill_(math.nan)
+            chosen = replace(again, span=span)
+            grid = (-(-blocks // span), 1, 1)
+            backend._launch(project_flagged_tiles, grid, S, chosen, (x, out, flags), sizes, last, **known)
+            for block in range(blocks):
+                vectors, rows = block // 2 * again.vectors, block % 2 * 128
+                part = slice(vectors, vectors + again.vectors), slice(rows, rows + 128)
+                if block in flagged:
+                    assert torch.equal(out[part], whole[part])
+                else:
+                    assert out[part].isnan().all()

@@ -1,0 +1,43 @@
+"""The kernels for Hopper compile, and fit its shared memory."""
+
+import sys
+
+import pytest
+import triton
+from compilation import check_compiled, compile_launches
+
+from sjlt.backends import triton_hopper
+
+PRODUCTS = [  # (d, k, dtype): of one, two and more tiles
+    (768, 128, "float32"),
+    (768, 256, "float32"),
+    (4096, 512, "float32"),
+    (4096, 512, "bfloat16"),
+    (768, 128, "float16"),
+]
+
+
+def make_calls():
+    import torch
+
+    from sjlt import Sketch
+    from sjlt.backends import triton as backend
+
+    backend._resources = lambda device: (132, 227 << 10, True)
+    for d, k, dtype in PRODUCTS:
+        x, y = (torch.empty((1 << 20, width), dtype=getattr(torch, dtype), device="meta") for width in (d, k))
+        backend.project(Sketch(d, k), x, y, False)
+        if dtype == "float32":
+            backend.adjoint(Sketch(d, k), y, x, False)
+        else:
+            for density in (0.01, 0.5):  # lanes of 16 and of 8 bits
+                backend.project(Sketch(d, k, density=density), x, y, False)
+
+
+@pytest.mark.skipif(not triton.__version__.startswith(triton_hopper.GLUON_VERSIONS), reason="no such Gluon")
+def test_kernels_compile():
+    check_compiled(__file__, "sm_90")
+
+
+if __name__ == "__main__":
+    compile_launches(sys.argv[1], make_calls, triton_hopper)
