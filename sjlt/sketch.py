@@ -242,8 +242,8 @@ class Sketch(Operator):
         of its data vector, on every device.)
 
         CUDA tensors are projected on their own device, in the caller's current stream, by the same entries. Results
-        are the same to the bit in every run on one device with data of one shape. fp32 is as accurate as on the CPU
-        unless `torch.set_float32_matmul_precision` has traded that for speed, as it does for torch.matmul. A
+        are the same to the bit in every run on one device with data of one shape and layout. fp32 is as accurate as on
+        the CPU unless `torch.set_float32_matmul_precision` allows less, and that is faster. A
         non-finite number reaches the nnz components of its feature, and may reach others among the 128 around them,
         but no other data vector.
 

@@ -3,7 +3,7 @@
 Data in fp32 is multiplied as a pair of fp16 numbers: x scale = high + low, exact to 2^-22, where scale is a power of
 two of the data vector's own, from a sample of its features. If others are 2^9 times larger, fp16 overflows: the result
 is not finite, and the work is done again with three bf16 numbers, whose range is that of fp32. (Three bf16 numbers bind
-on the tensor cores: 1.3 times the memory floor where the pair takes 1.15, H200.)
+on the tensor cores: 1.3 times the memory floor where the pair takes 1.15, in the kernels of `tiles`, H200.)
 """
 
 from __future__ import annotations
@@ -65,19 +65,25 @@ def dot(a, b, acc, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def multiply(x, scale, tile, acc, MODE: tl.constexpr, INTERPRETED: tl.constexpr):
-    """acc + x tile, for x in parts by MODE."""
+def _product(x, tile, acc, ROWS_FIRST: tl.constexpr, INTERPRETED: tl.constexpr):
+    return dot(tl.trans(tile), tl.trans(x), acc, INTERPRETED) if ROWS_FIRST else dot(x, tile, acc, INTERPRETED)
+
+
+@triton.jit
+def multiply(x, scale, tile, acc, MODE: tl.constexpr, ROWS_FIRST: tl.constexpr, INTERPRETED: tl.constexpr):
+    """acc + x tile, for x in parts by MODE; of the transposed sums where ROWS_FIRST: acc + tile' x'."""
     if MODE == NATIVE:
-        acc = dot(x, tile, acc, INTERPRETED)
+        acc = _product(x, tile, acc, ROWS_FIRST, INTERPRETED)
     elif MODE == FP16_PAIR:
         scaled = x * scale[:, None]
         high = scaled.to(tl.float16)
-        acc = dot(high, tile, acc, INTERPRETED)
-        acc = dot((scaled - high.to(tl.float32)).to(tl.float16), tile, acc, INTERPRETED)
+        low = (scaled - high.to(tl.float32)).to(tl.float16)
+        acc = _product(high, tile, acc, ROWS_FIRST, INTERPRETED)
+        acc = _product(low, tile, acc, ROWS_FIRST, INTERPRETED)
     else:
         rest = x
         for _ in tl.static_range(MODE - 1):
             part, rest = truncated(rest)
-            acc = dot(part, tile, acc, INTERPRETED)
-        acc = dot(rest.to(tl.bfloat16), tile, acc, INTERPRETED)
+            acc = _product(part, tile, acc, ROWS_FIRST, INTERPRETED)
+        acc = _product(rest.to(tl.bfloat16), tile, acc, ROWS_FIRST, INTERPRETED)
     return acc

@@ -111,8 +111,9 @@ def _sum_of_chunks(
 
     Of 16-bit data it is made as (S x')': the tensor cores read the second factor, the data, where it is loaded to,
     shared memory, and the first, the entries, from registers. (The other way round, entries pass through shared memory
-    and bind there: 1.22 times the memory floor where this takes 1.18, with nnz 1 1.88 and 1.10, H200.) Data that is
-    split into parts passes through registers, and is the first factor; so it is where entries cost more to make.
+    and bind there: 1.22 times the memory floor where this takes 1.18, with nnz 1 1.88 and 1.10, H200 without the
+    kernels for Hopper.) Data that is split into parts passes through registers, and is the first factor; so it is where
+    entries cost more to make.
     """
     V: tl.constexpr = v.shape[0]
     ROWS_FIRST: tl.constexpr = MODE == NATIVE and WHOLE and LOG_CHUNK > 0
@@ -134,7 +135,7 @@ def _sum_of_chunks(
                 acc = dot(tile, tl.trans(z), acc * scale, INTERPRETED)
             else:
                 tile = _one_hot(i, negative, LOG_CHUNK, DTYPE)
-                acc = multiply(z, scale, tile, acc, MODE, INTERPRETED)
+                acc = multiply(z, scale, tile, acc, MODE, False, INTERPRETED)
         if FOLD:
             total += acc
             acc = tl.zeros_like(total)
