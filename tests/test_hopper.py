@@ -194,6 +194,7 @@ def test_on_a_stream_of_its_own(taken):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_the_host_never_waits(taken):
     S, x = Sketch(768, 256), torch.randn(500, 768, device="cuda")
     y = S.project(x)
