@@ -8,7 +8,7 @@ are projected, and the result of a fourth is written.
 
 A batch takes about 0.36 ms whatever its size, in which all these threads share one interpreter, and 0.19 ms for every
 16 MiB. So a batch's steps are one CUDA graph, launched by one call. From file to file this runs at 29 to 47 GB/s where
-the bus has 55 and reading alone 43 to 53 (H200, five hosts with 16 CPUs, 768 features in fp32 from the page cache to
+the bus has 55 and reading alone 42 to 53 (H200, five hosts with 16 CPUs, 768 features in fp32 from the page cache to
 16 components). Batches of 16 MiB (`io.GPU_BATCH_BYTES` is 32) come to two thirds of it, those of 48 MiB to 0.8, as they
 fall out of the processor's cache, in which the bus finds what was just read; 8 readers to 0.7, 6 slots, or parts of 2
 or 8 MiB, to 0.75 to 0.85. To have the device read the page cache itself, from pages that are mapped and pinned instead

@@ -66,7 +66,7 @@ def compile_launches(target, make_calls, *modules):
 
     from sjlt.backends import triton as backend
 
-    backend._resources = lambda device: (132, TARGETS[target][-1])
+    backend._resources = lambda device: (132, TARGETS[target][-1], False)
     backend.NVIDIA = not target.startswith("gfx")
     caught = {}
     for module in modules:

@@ -19,6 +19,7 @@ LAYOUTS = {
     "inner part": lambda n, d, new: new(n + 3, d + 9)[1:-2, 4:-5],
     "inner part of columns": lambda n, d, new: new(d + 9, n + 3).t()[1:-2, 4:-5],
     "aligned part": lambda n, d, new: new(n, d + 32)[:, 16:-16],
+    "padded rows": lambda n, d, new: new(n, d // 8 * 8 + 16)[:, :d],
     "other axes between": lambda n, d, new: new(d, 2, n, 3).permute(2, 3, 0, 1)[:, 1, :, 1],
 }
 

@@ -66,6 +66,15 @@ def test_projections_are_exact(n, d, k, dtype, taken):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("check", [check_project, check_adjoint])
+@pytest.mark.parametrize(("d", "k"), [(33, 128), (101, 128), (701, 256), (304, 4096)])
+def test_rows_that_end_anywhere(d, k, check, taken):
+    """With other numbers right behind them; and tiles of which a chunk has no column."""
+    check(Sketch(d, k, seed=4), 200, device="cuda", x_in="padded rows", out_in="padded rows")
+    assert taken == [(200, d)]
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("d", "k"), [(32, 128), (100, 128), (768, 256), (1000, 512), (1024, 128), (300, 4096)])
 @pytest.mark.parametrize("n", [16, 129, 300])
 def test_adjoints_are_exact(n, d, k, taken):
@@ -164,6 +173,7 @@ def test_in_a_graph(taken):
     S, x = Sketch(768, 256), torch.randn(500, 768, device="cuda")
     x[3, 5] = 1e30
     y = S.project(x)  # compiles
+    assert product_error(y, S.project(x.double())) < 1e-6
     back = S.project_adjoint(y)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -182,6 +192,7 @@ def test_on_a_stream_of_its_own(taken):
     S, x = Sketch(768, 256), torch.randn(5000, 768, device="cuda")
     x[3, 5] = 1e30
     expected, stream = S.project(x), torch.cuda.Stream()
+    assert product_error(expected, S.project(x.double())) < 1e-6
     late = torch.zeros_like(x)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -200,8 +211,8 @@ def test_the_host_never_waits(taken):
     y = S.project(x)
     S.project_adjoint(y)  # compiled
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         S.project_adjoint(S.project(x))
     finally:
         torch.cuda.set_sync_debug_mode(before)
@@ -262,6 +273,8 @@ def test_what_they_are_for(adjoint):
     assert not suit(d=2052)  # 33 groups of chunks
     assert not suit(n=10_000)
     assert not suit(n=1 << 31)
+    assert suit(n=1 << 20, d=32)
+    assert not suit(n=1 << 20, d=31, strides=(32, 1))
     assert not suit(n=1 << 17, d=32)
     assert not suit(strides=(770, 1))
     assert not suit(strides=(0, 1))
@@ -271,6 +284,20 @@ def test_what_they_are_for(adjoint):
     assert not suit(narrow=(258, 1))
     assert not suit(narrow=(1, 1 << 20))
     assert not suit(strides=(1 << 39, 1))
+
+
+@pytest.mark.usefixtures("all_sizes")
+@pytest.mark.parametrize("n", [16, 5000, 1 << 20])
+@pytest.mark.parametrize(("d", "k"), [(32, 128), (768, 256), (4096, 512), (16384, 2048)])
+def test_the_second_launch_has_all_columns(d, k, n):
+    product = launch.Product(n, d, k, 4, 0, (d, 1), (k, 1), "float32", "highest", *ON_HOPPER)
+    chosen = launch.choose(product)
+    again = chosen.again
+    assert (again.splits, again.groups_per_split, again.mode) == (1, chosen.groups, launch.BF16_TRIPLE)
+    assert again.span in (1, 2, 4, 8, 16, 32, 64, 128)
+    blocks = -(-n // again.vectors) * (k // 128)
+    assert again.span == 1 or blocks / again.span >= 132  # enough for every multiprocessor
+    assert launch.choose(product, adjoint=True).again is None
 
 
 @pytest.mark.usefixtures("all_sizes")
@@ -302,16 +329,11 @@ def test_where_products_go(monkeypatch):
             ways.clear()
 
 
-def test_flagged_programs_and_no_others():
-    """As compiled, or in the interpreter where there is no GPU."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not backend.INTERPRETED:
-        pytest.skip("the kernels are compiled in this process")
-    S, n = Sketch(150, 256, seed=2), 300
+def test_flagged_programs_and_no_others(kernels_on):
+    device, S, n = kernels_on, Sketch(150, 256, seed=2), 300
     array = integers((n, 150), "float64", seed=1)
     x, out = filled("rows", array, "float32", device), poisoned("rows", (n, 256), "float32", device)
-    product = backend._product(S, x, x, out)._replace(hopper=False)
-    again = launch.hopper(product).again
+    again = launch.hopper(backend._product(S, x, x, out)).again
     whole = torch.empty_like(out)
     sizes, last = (*x.shape, *x.stride(), 0, *out.stride()), (again.groups_per_split,)
     blocks = 2 * -(-n // again.vectors)

@@ -379,8 +379,8 @@ def test_the_host_never_waits():
 
     train()
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         train()
     finally:
         torch.cuda.set_sync_debug_mode(mode)

@@ -58,8 +58,8 @@ def test_the_host_never_waits():
 
     everything()
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         everything()
     finally:
         torch.cuda.set_sync_debug_mode(mode)

@@ -16,8 +16,7 @@ from . import triton as backend
 if TYPE_CHECKING:
     from ..sketch import Sketch
 
-# Gluon is experimental, and its names move: these kernels are for versions that they were tested with. (3.6 on a GPU;
-# 3.7 compiles them.)
+# Gluon is experimental, and its names move. 3.6 was tested on a GPU, 3.7 only compiled.
 GLUON_VERSIONS = ("3.6.", "3.7.")
 GLUON = backend.NVIDIA and triton.__version__.startswith(GLUON_VERSIONS)
 if GLUON:
@@ -25,7 +24,7 @@ if GLUON:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from ..kernels.adjoint_hopper import adjoint_hopper
-    from ..kernels.hopper import CHUNK, HALF, TILE
+    from ..kernels.hopper import CHUNK, TILE, VECTORS
     from ..kernels.iid_hopper import multiply_iid_hopper
     from ..kernels.project_hopper import project_hopper
 
@@ -63,7 +62,7 @@ def _constants(sketch: Sketch) -> dict[str, int]:
 
 def _blocks(x: Tensor, width: Any) -> Any:
     """The tensor as the memory accelerator takes it: in blocks of half of a program's vectors."""
-    return _described(x, [HALF.value, width.value])
+    return _described(x, [VECTORS.value, width.value])
 
 
 def _described(x: Tensor, block: list[int]) -> Any:

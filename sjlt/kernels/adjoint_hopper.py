@@ -1,6 +1,6 @@
 """Y S on Hopper for many data vectors in fp32: entries, products and stores overlap.
 
-As in `project_hopper`, 4 warps of a program make entries, and 4 and 4 multiply: each for HALF vectors and a tile. It
+As in `project_hopper`, 4 warps of a program make entries, and 4 and 4 multiply: each for VECTORS vectors and a tile. It
 takes the products of vectors and tiles in turns, and runs over the chunks of the tiles. What it writes leaves by the
 tensor memory accelerator: where threads store it, the path between registers and caches binds (87 % busy, H200).
 
@@ -19,7 +19,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import CHUNK, HALF, TILE, at, barrier, columns, entries, entry_words, inverse, next_slot, pair_of, scale_of
+from .hopper import (
+    CHUNK,
+    TILE,
+    VECTORS,
+    at,
+    barrier,
+    columns,
+    entries,
+    entry_words,
+    inverse,
+    next_slot,
+    pair_of,
+    scale_of,
+)
 
 OUTS = gl.constexpr(2)  # chunks of a result that are on their way out
 
@@ -33,7 +46,7 @@ def _share(product, N_TILES: gl.constexpr, TILES: gl.constexpr, WHICH: gl.conste
         m += WHICH
     else:
         first += WHICH
-    return m, first * HALF
+    return m, first * VECTORS
 
 
 @gluon.jit
@@ -92,7 +105,7 @@ def _multiply(
             mbarrier.wait(full.index(slot), phase)
             entry_tile = tiles.index(slot * TILES + WHICH * (TILES - 1))
             entry_tile = entry_tile._reinterpret(gl.float16, [TILE, CHUNK], tile_shared)
-            acc = gl.zeros((HALF, CHUNK), gl.float32, layout=sums)
+            acc = gl.zeros((VECTORS, CHUNK), gl.float32, layout=sums)
             acc = warpgroup_mma(high, entry_tile, acc, use_acc=False, is_async=True)
             acc = warpgroup_mma(low, entry_tile, acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=(acc,))
@@ -122,19 +135,18 @@ def adjoint_hopper(
     LOG_GROUP: gl.constexpr,
     SLOTS: gl.constexpr,
     TILES: gl.constexpr,
-    num_warps: gl.constexpr,
 ):
     """out[v, j] = sum_r y[v, r] S[r, j]. Any number of programs.
 
-    y, out : tensor descriptors of blocks [HALF, TILE] and [HALF, CHUNK].  groups : of chunks, that the columns lie in;
-    the first column is the first of a group.  TILES : of a product, 1 or 2; a product is of so many tiles and
-    2 HALF / TILES vectors.
+    y, out : tensor descriptors of blocks [VECTORS, TILE] and [VECTORS, CHUNK].  groups : of chunks, that the columns
+    lie in; the first column is the first of a group.  TILES : of a product, 1 or 2; a product is of so many tiles and
+    2 VECTORS / TILES vectors.
     """
-    products = N_TILES // TILES * gl.cdiv(n, 2 // TILES * HALF)
-    tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, CHUNK // 2], gl.uint32)
-    ys = gl.allocate_shared_memory(gl.float32, [2, HALF, TILE], y.layout)
-    tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS * TILES, TILE, CHUNK // 2], tile_shared)
-    outs = gl.allocate_shared_memory(gl.float32, [2 * OUTS, HALF, CHUNK], out.layout)
+    products = N_TILES // TILES * gl.cdiv(n, 2 // TILES * VECTORS)
+    words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, CHUNK // 2], gl.uint32)
+    ys = gl.allocate_shared_memory(gl.float32, [2, VECTORS, TILE], y.layout)
+    tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS * TILES, TILE, CHUNK // 2], words_shared)
+    outs = gl.allocate_shared_memory(gl.float32, [2 * OUTS, VECTORS, CHUNK], out.layout)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     y_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

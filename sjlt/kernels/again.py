@@ -1,4 +1,4 @@
-"""What a kernel for Hopper could not hold as pairs of fp16 numbers, projected again."""
+"""What overflowed in `project_hopper`, projected again."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ def project_flagged_tiles(
     ACCUMULATE: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """What those programs of `project_tiles` do whose number in `flags` is not 0; each program here looks at SPAN.
+    """What those programs of `project_tiles` do whose flag is not 0. A program here stands for up to SPAN of them.
 
-    (To launch them all, so that each looks at its own, would take a tenth of the time of a projection.)
+    (To launch them all, so that each looks at its own flag, would take a tenth of the time of a projection.) Where
+    flags are neighbours, as large numbers often are, it is for different programs to look at them.
     """
     blocks = N_TILES * tl.cdiv(n, V)
-    first = tl.program_id(0) * SPAN
     i = tl.arange(0, SPAN)
-    flagged = tl.load(flags + first + i, mask=first + i < blocks, other=0)
+    block = i * tl.num_programs(0) + tl.program_id(0)
+    flagged = tl.load(flags + block, mask=block < blocks, other=0)
     if tl.max(flagged, 0) != 0:
         for which in range(SPAN):
             if tl.max(tl.where(i == which, flagged, 0), 0) != 0:
                 project_block(
-                    first + which, tl.program_id(1).to(tl.int64),
+                    which * tl.num_programs(0) + tl.program_id(0), tl.program_id(1).to(tl.int64),
                     x, out, flags, n, d, stride_xv, stride_xf, stride_os, stride_ov, stride_or, seed, feature_offset,
                     groups_per_split, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, V, U, EVEN, ALIGN,
                     FOLD, MODE, FINAL, ACCUMULATE, INTERPRETED,

@@ -14,11 +14,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .. import law, philox
-from . import launch, words
+from . import launch, parts, words
 
 BATCH = gl.constexpr(launch.BATCH)
 TILE = gl.constexpr(law.TILE_ROWS)
-HALF = gl.constexpr(launch.HOPPER_VECTORS // 2)  # vectors, of 4 warps that multiply
+VECTORS = gl.constexpr(launch.HOPPER_VECTORS // 2)  # of 4 warps that multiply
 CHUNK, LOG_CHUNK = gl.constexpr(32), gl.constexpr(5)  # columns: of nnz = 4
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 and 3.6
@@ -39,11 +39,8 @@ _words = philox.define(
     tl=tl,
 )
 _inverse_keys, _permute = _words.inverse_keys, _words.permute
-
-
-@gluon.jit
-def _seed_words(seed):
-    return (seed & 0xFFFFFFFF).to(gl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(gl.uint32)
+_seed_words = gluon.jit(words.seed_words.fn)
+scale_of, inverse = gluon.jit(parts.scale_of.fn), gluon.jit(parts.inverse.fn)
 
 
 @gluon.jit
@@ -57,7 +54,7 @@ def _chunks(m, g, k0, k1, N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr):
 def columns(m, seed, offset, N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr):
     """The data's first column in the chunk of tile m, for each of BATCH groups from the first on: a lane each."""
     k0, k1 = _seed_words(seed)
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     g = (offset >> LOG_GROUP + LOG_CHUNK) + gl.arange(0, BATCH, layout=layout).to(gl.int64)
     return ((_chunks(m, g, k0, k1, N_TILES, LOG_GROUP) << LOG_CHUNK) - offset).to(gl.int32)
 
@@ -103,20 +100,6 @@ def next_slot(slot, phase, SLOTS: gl.constexpr):
     """The slot that follows, and the phase of its barriers."""
     last = slot == SLOTS - 1
     return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
-def scale_of(x, TARGET: gl.constexpr):
-    """`parts.scale_of`: the power of two that takes the largest magnitude of each row into [2^TARGET, 2^(TARGET+1))."""
-    largest = gl.max(gl.abs(x), 1).to(gl.uint32, bitcast=True)
-    exponent = gl.maximum(largest & 0x7F800000, (TARGET + 1) << 23)
-    return (0 - exponent + ((254 + TARGET) << 23)).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def inverse(scale):
-    """1/scale, for a power of two."""
-    return (0 - scale.to(gl.uint32, bitcast=True) + (254 << 23)).to(gl.float32, bitcast=True)
 
 
 @gluon.jit

@@ -24,10 +24,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .. import iid_law, philox
 from . import iid
+from .hopper import barrier, next_slot
 from .philox import _philox
 from .words import _pick
 
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 and 3.6
 _halves = gluon.jit(iid._halves.fn)
 _words = philox.define(
     iid_law.FUNCTIONS,
@@ -102,10 +102,9 @@ def _make(
             j = (column + (t * INNER).to(gl.uint32)).to(gl.int64) | high
             words.index(slot).store(_entries(j, block * CALLS + calls, k0, k1, signs, complement, BITS))
             fence_async_shared()
-            _barrier()
+            barrier()
             mbarrier.arrive(full.index(slot), count=1)
-            phase = gl.where(slot == STAGES - 1, phase ^ 1, phase)
-            slot = gl.where(slot == STAGES - 1, 0, slot + 1)
+            slot, phase = next_slot(slot, phase, STAGES)
         product += gl.num_programs(0)
 
 
@@ -128,13 +127,12 @@ def _multiply(
             tile = words.index(slot)._reinterpret(DTYPE, [INNER, OUTER], tile_shared)
             token = warpgroup_mma(xs.index(slot), tile, acc, is_async=True)
             acc = warpgroup_mma_wait(1, deps=(token,))
-            _barrier()  # step t - 1 is done in all warps
+            barrier()  # step t - 1 is done in all warps
             mbarrier.arrive(empty.index(last_slot), count=1, pred=t > 0)
             last_slot = slot
-            phase = gl.where(slot == STAGES - 1, phase ^ 1, phase)
-            slot = gl.where(slot == STAGES - 1, 0, slot + 1)
+            slot, phase = next_slot(slot, phase, STAGES)
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        _barrier()
+        barrier()
         mbarrier.arrive(empty.index(last_slot), count=1)
         result = _in_order((acc * half_scale).to(DTYPE))
         layout: gl.constexpr = result.type.layout
@@ -188,7 +186,7 @@ def multiply_iid_hopper(
         mbarrier.init(full.index(s), count=2)  # the load, with its bytes, and the entries
         mbarrier.init(empty.index(s), count=1)
     fence_async_shared()
-    _barrier()
+    barrier()
     gl.warp_specialize(
         [
             (_multiply, (xs, words, full, empty, out, n, outer, stride_ov, stride_oo, products, blocks, steps,

@@ -28,8 +28,8 @@ MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor core
 HOPPER_VECTORS = 128  # of a program of the kernels for Hopper, in two halves
 HOPPER_NNZ = 4  # that they are for
 HOPPER_PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
-HOPPER_SPAN = 128  # programs of a tile kernel, of which one looks whether they are needed
-HOPPER_ELEMENTS = 1 << 24  # of data below which the host takes longer than the device
+HOPPER_SPAN = 128  # programs of a tile kernel that one of `project_flagged_tiles` stands for, at most
+HOPPER_ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
 
 
 class Product(NamedTuple):
@@ -196,10 +196,11 @@ def suits_hopper(product: Product, adjoint: bool = False) -> bool:
     return (
         product.dtype != "float64"
         and (product.dtype == "float32" or not adjoint)
-        and product.precision != "medium"  # one part in bf16 is faster still, for its error
+        and product.precision != "medium"  # one part in bf16 is faster still, and less exact
         and product.nnz == HOPPER_NNZ
         and is_whole(product.k, product.nnz)
         and product.offset % width == 0
+        and product.d >= 1 << geometry.log_chunk
         and groups_of(product, geometry) <= BATCH
         and _is_loadable(product.strides, product.d, size)
         and _is_loadable(product.narrow, product.k, size)
@@ -218,14 +219,20 @@ def hopper(product: Product, adjoint: bool = False) -> Hopper:
     """The launch of `project_hopper`, or of `adjoint_hopper`."""
     geometry, wide = law.geometry(product.k, product.nnz, 0), product.dtype == "float32"
     products = geometry.n_tiles * -(-product.n // HOPPER_VECTORS)
-    again = replace(tiles(product), mode=BF16_TRIPLE, vectors=HOPPER_VECTORS // 2, span=HOPPER_SPAN)
+    groups, again = groups_of(product, geometry), None
+    if wide and not adjoint:
+        span = min(HOPPER_SPAN, above(max(1, products // (2 * product.multiprocessors))))
+        half = HOPPER_VECTORS // 2
+        again = replace(
+            tiles(product), mode=BF16_TRIPLE, vectors=half, splits=1, groups_per_split=groups, fold=False, span=span
+        )
     return Hopper(
         programs=min(products, product.multiprocessors),
-        groups=groups_of(product, geometry),
+        groups=groups,
         slots=6 if wide and not adjoint else 4,
         chunks=1 if wide else 2,
         tiles=2 if geometry.n_tiles == 2 else 1,
-        again=again if wide and not adjoint else None,
+        again=again,
     )
 
 

@@ -3,8 +3,8 @@
 A program multiplies as the kernels of `tiles` do: by one-hot tiles of the sketch, fp32 as pairs of fp16 numbers. Of its
 12 warps 4 make the entries and have the data loaded, 4 and 4 multiply, each for half of the vectors. It takes the
 products of a tile of the sketch and HOPPER_VECTORS vectors in turns, and runs over the chunks of the tile. So it is at
-the speed of memory, 1.01 to 1.05 times the floor, on one host 1.13 with 16 tiles of 16-bit data, where the kernel of
-`tiles` takes 1.13 to 1.24 (H200).
+the speed of memory: 1.01 to 1.05 times the floor, where the kernel of `tiles` takes 1.13 to 1.24 (H200). (On one host,
+16-bit data and 16 tiles: 1.13.)
 """
 
 from triton.experimental import gluon
@@ -17,7 +17,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import CHUNK, HALF, TILE, at, barrier, columns, entries, entry_words, inverse, next_slot, pair_of, scale_of
+from .hopper import (
+    CHUNK,
+    TILE,
+    VECTORS,
+    at,
+    barrier,
+    columns,
+    entries,
+    entry_words,
+    inverse,
+    next_slot,
+    pair_of,
+    scale_of,
+)
 
 
 @gluon.jit
@@ -29,7 +42,7 @@ def _load_and_make(
     slot, phase = 0, 1  # of a barrier that has not turned yet, phase 1 is over: all slots are empty
     product = gl.program_id(0)
     while product < products:
-        m, first = product % N_TILES, product // N_TILES * (2 * HALF)
+        m, first = product % N_TILES, product // N_TILES * (2 * VECTORS)
         column = columns(m, seed, offset, N_TILES, LOG_GROUP)
         keys, signs = entry_words(m, seed, offset, N_TILES, LOG_GROUP)
         step = (steps - 1) // 2  # the middle first: see `_multiply`
@@ -40,7 +53,7 @@ def _load_and_make(
                 j = at(column, step * CHUNKS + u)
                 for half in gl.static_range(2):
                     part = xs.index((slot * CHUNKS + u) * 2 + half)
-                    tma.async_copy_global_to_shared(x, [first + half * HALF, j], full.index(slot), part)
+                    tma.async_copy_global_to_shared(x, [first + half * VECTORS, j], full.index(slot), part)
             for u in gl.static_range(CHUNKS):
                 tiles.index(slot * CHUNKS + u).store(entries(keys, signs, step * CHUNKS + u, x.dtype))
             fence_async_shared()
@@ -69,7 +82,7 @@ def _multiply(
     slot, phase = 0, 0
     product = gl.program_id(0)
     while product < products:
-        acc = gl.zeros((HALF, TILE), gl.float32, layout=sums)
+        acc = gl.zeros((VECTORS, TILE), gl.float32, layout=sums)
         if PAIR:
             mbarrier.wait(full.index(slot), phase)
             scale = scale_of(xs.index(slot * CHUNKS * 2 + WHICH).load(factor), 6)
@@ -98,7 +111,7 @@ def _multiply(
         outs.index(WHICH).store((acc * 0.5).to(out.dtype))  # nnz^-1/2
         fence_async_shared()
         barrier()
-        tma.async_copy_shared_to_global(out, [block * HALF, m * TILE], outs.index(WHICH))
+        tma.async_copy_shared_to_global(out, [block * VECTORS, m * TILE], outs.index(WHICH))
         product += gl.num_programs(0)
     tma.store_wait(0)
 
@@ -116,20 +129,19 @@ def project_hopper(
     LOG_GROUP: gl.constexpr,
     SLOTS: gl.constexpr,
     CHUNKS: gl.constexpr,
-    num_warps: gl.constexpr,
 ):
     """out[v, r] = sum_j x[v, j] S[r, j]. Any number of programs.
 
-    x, out : tensor descriptors of blocks [HALF, CHUNK] and [HALF, TILE], of one dtype of 16 or 32 bits.  groups : of
-    chunks, that the columns lie in.  overflown[block N_TILES + m] : of data in fp32, whether what tile m has of a
-    block of HALF vectors is not finite.
+    x, out : tensor descriptors of blocks [VECTORS, CHUNK] and [VECTORS, TILE], of one dtype of 16 or 32 bits.  groups :
+    of chunks, that the columns lie in.  overflown[block N_TILES + m] : of data in fp32, whether what tile m has of a
+    block of VECTORS vectors is not finite.
     """
-    products = N_TILES * gl.cdiv(n, 2 * HALF)  # product p : tile p mod N_TILES, block of vectors p div N_TILES
+    products = N_TILES * gl.cdiv(n, 2 * VECTORS)  # product p : tile p mod N_TILES, block of vectors p div N_TILES
     steps = gl.cdiv(groups, CHUNKS)
-    tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, CHUNK // 2], gl.uint32)
-    xs = gl.allocate_shared_memory(x.dtype, [SLOTS * CHUNKS * 2, HALF, CHUNK], x.layout)
-    tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS * CHUNKS, TILE, CHUNK // 2], tile_shared)
-    outs = gl.allocate_shared_memory(out.dtype, [2, HALF, TILE], out.layout)
+    words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, CHUNK // 2], gl.uint32)
+    xs = gl.allocate_shared_memory(x.dtype, [SLOTS * CHUNKS * 2, VECTORS, CHUNK], x.layout)
+    tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS * CHUNKS, TILE, CHUNK // 2], words_shared)
+    outs = gl.allocate_shared_memory(out.dtype, [2, VECTORS, TILE], out.layout)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(SLOTS):
