@@ -12,7 +12,6 @@ from sjlt import Sketch
 from sjlt.backends import triton as backend
 from sjlt.backends import triton_hopper
 from sjlt.kernels import launch
-from sjlt.kernels.again import project_flagged_tiles
 from sjlt.kernels.tiles import project_tiles
 
 ON_HOPPER = 132, 232448, True
@@ -348,7 +347,7 @@ def test_flagged_programs_and_no_others(kernels_on):
             out.fill_(math.nan)
             chosen = replace(again, span=span)
             grid = (-(-blocks // span), 1, 1)
-            backend._launch(project_flagged_tiles, grid, S, chosen, (x, out, flags), sizes, last, **known)
+            backend._launch(project_tiles, grid, S, chosen, (x, out, flags), sizes, last, **known)
             for block in range(blocks):
                 vectors, rows = block // 2 * again.vectors, block % 2 * 128
                 part = slice(vectors, vectors + again.vectors), slice(rows, rows + 128)

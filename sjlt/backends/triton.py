@@ -245,7 +245,7 @@ def _constants(chosen: Split, k: int, nnz: int, adjoint: bool) -> dict[str, Any]
         if isinstance(chosen, launch.Tiles):
             constants |= {"U": chosen.chunks, "MODE": chosen.mode, "INTERPRETED": INTERPRETED}
             constants |= {"num_stages": chosen.num_stages}
-            if chosen.span:
+            if not adjoint:
                 constants |= {"SPAN": chosen.span}
     if chosen.registers and NVIDIA:
         constants["maxnreg"] = chosen.registers

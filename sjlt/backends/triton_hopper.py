@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import law
 from ..kernels import iid_launch, launch
-from ..kernels.again import project_flagged_tiles
+from ..kernels.tiles import project_tiles
 from . import triton as backend
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ def project(chosen: launch.Hopper, sketch: Sketch, x: Tensor, out: Tensor) -> No
         sizes = (n, d, *x.stride(), 0, *out.stride())
         tensors, last = (x, out, overflown), (chosen.again.groups_per_split,)
         grid = (-(-blocks // chosen.again.span), 1, 1)
-        backend._launch(
-            project_flagged_tiles, grid, sketch, chosen.again, tensors, sizes, last, FINAL=True, ACCUMULATE=False
-        )
+        backend._launch(project_tiles, grid, sketch, chosen.again, tensors, sizes, last, FINAL=True, ACCUMULATE=False)
 
 
 def adjoint(chosen: launch.Hopper, sketch: Sketch, y: Tensor, out: Tensor) -> None:

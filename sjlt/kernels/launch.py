@@ -28,7 +28,7 @@ MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor core
 HOPPER_VECTORS = 128  # of a program of the kernels for Hopper, in two halves
 HOPPER_NNZ = 4  # that they are for
 HOPPER_PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
-HOPPER_SPAN = 128  # programs of a tile kernel that one of `project_flagged_tiles` stands for, at most
+HOPPER_SPAN = 128  # programs of a tile kernel that one stands for that looks at their flags, at most
 HOPPER_ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
 
 
@@ -104,7 +104,7 @@ class Tiles:
     """A launch of a tile kernel: constants of the kernel (names as there), how the work is split, and options.
 
     vectors : V.  chunks : U.  groups_per_split x splits cover the groups.  registers : at most, a thread; 0 is free.
-    span : SPAN of `project_flagged_tiles`, and 0 for the others.
+    span : SPAN of `project_tiles`.
     """
 
     vectors: int
@@ -128,7 +128,7 @@ class Hopper:
     """A launch of `project_hopper` or `adjoint_hopper`: constants of the kernel (names as there), and its programs.
 
     slots, chunks, tiles : SLOTS, CHUNKS (of `project_hopper`), TILES (of `adjoint_hopper`).  groups : of chunks, that
-    the columns lie in.  again : the launch of `project_flagged_tiles`, on what was beyond the range of fp16.
+    the columns lie in.  again : the launch of `project_tiles` on what was beyond the range of fp16.
     """
 
     programs: int
@@ -223,9 +223,7 @@ def hopper(product: Product, adjoint: bool = False) -> Hopper:
     if wide and not adjoint:
         span = min(HOPPER_SPAN, above(max(1, products // (2 * product.multiprocessors))))
         half = HOPPER_VECTORS // 2
-        again = replace(
-            tiles(product), mode=BF16_TRIPLE, vectors=half, splits=1, groups_per_split=groups, fold=False, span=span
-        )
+        again = replace(tiles(product), mode=BF16_TRIPLE, vectors=half, splits=1, groups_per_split=groups, span=span)
     return Hopper(
         programs=min(products, product.multiprocessors),
         groups=groups,

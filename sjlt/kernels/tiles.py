@@ -249,6 +249,7 @@ def project_tiles(
     ALIGN: tl.constexpr,
     FOLD: tl.constexpr,
     MODE: tl.constexpr,
+    SPAN: tl.constexpr,
     FINAL: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -257,13 +258,31 @@ def project_tiles(
 
     A partial sum (FINAL = False) is stored as it is, in fp32; else it is scaled, added to `out` where ACCUMULATE, and
     rounded to out's dtype. `scales` (n), of `scale_vectors`, is read where MODE is FP16_PAIR.
+
+    Where SPAN > 0, `scales` has a flag for each program of such a grid, and a program here stands for up to SPAN of
+    them: it does what those do whose flag is not 0. (To launch them all, so that each looks at its own, would take a
+    tenth of the time of a projection.) Neighbours, which are often flagged together, are for different programs.
     """
-    project_block(
-        tl.program_id(0), tl.program_id(1).to(tl.int64),
-        x, out, scales, n, d, stride_xv, stride_xf, stride_os, stride_ov, stride_or, seed, feature_offset,
-        groups_per_split, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, V, U, EVEN, ALIGN, FOLD,
-        MODE, FINAL, ACCUMULATE, INTERPRETED,
-    )  # fmt: skip
+    if SPAN == 0:
+        project_block(
+            tl.program_id(0), tl.program_id(1).to(tl.int64),
+            x, out, scales, n, d, stride_xv, stride_xf, stride_os, stride_ov, stride_or, seed, feature_offset,
+            groups_per_split, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, V, U, EVEN, ALIGN, FOLD,
+            MODE, FINAL, ACCUMULATE, INTERPRETED,
+        )  # fmt: skip
+    else:
+        i = tl.arange(0, SPAN)
+        block = i * tl.num_programs(0) + tl.program_id(0)
+        flagged = tl.load(scales + block, mask=block < N_TILES * tl.cdiv(n, V), other=0)
+        if tl.max(flagged, 0) != 0:
+            for which in range(SPAN):
+                if tl.max(tl.where(i == which, flagged, 0), 0) != 0:
+                    project_block(
+                        which * tl.num_programs(0) + tl.program_id(0), tl.program_id(1).to(tl.int64),
+                        x, out, scales, n, d, stride_xv, stride_xf, stride_os, stride_ov, stride_or, seed,
+                        feature_offset, groups_per_split, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, V,
+                        U, EVEN, ALIGN, FOLD, MODE, FINAL, ACCUMULATE, INTERPRETED,
+                    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
