@@ -10,6 +10,7 @@ from kernels import FLOATS, filled, integral_matrix
 
 from sjlt import Sketch
 from sjlt.backends import triton as backend
+from sjlt.kernels import launch
 
 pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
@@ -111,6 +112,18 @@ def test_fp32(numbers, parts, kernels_on):
     x, y = NUMBERS[numbers](normal(n, 150)), NUMBERS[numbers](normal(n, 256))
     for result, exact in products(SHORT, x, y, "float32", kernels_on):
         assert errors(result, exact).max() <= 1e-6
+
+
+@pytest.mark.parametrize("d", [8, 33, 100, 250])
+def test_scales_come_from_what_is_not_zero(d, kernels_on):
+    """However few they are: all features of vectors as short as these are looked at before one is taken for zeros."""
+    x = normal(300, d) * (np.random.default_rng(1).random((300, d)) < 0.03)
+    x[::2], x[1] = normal(150, d), 0
+    scales = backend._scales(launch.FP16_PAIR, torch.from_numpy(x).float().to(kernels_on)).cpu().double().numpy()
+    zeros = (x == 0).all(axis=1)
+    assert (scales[zeros] == 2.0**126).all()
+    seen = (np.abs(x).max(axis=1) * scales)[~zeros]
+    assert ((seen >= 2**6) & (seen < 2**15)).all()  # neither lost nor, of 2^16, too large for fp16
 
 
 @pytest.mark.parametrize("numbers", ["normal", "positive"])

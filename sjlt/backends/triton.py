@@ -130,7 +130,7 @@ def _scales(mode: int, x: Tensor) -> Tensor:
     n, d = x.shape
     scales = x.new_empty(n)
     first = d // 2 // launch.SAMPLE * launch.SAMPLE
-    scale_vectors[(-(-n // 256),)](x, scales, n, first, *x.stride(), V=256, SAMPLE=launch.SAMPLE)
+    scale_vectors[(-(-n // 256),)](x, scales, n, d, first, *x.stride(), V=256, SAMPLE=launch.SAMPLE, LINE=launch.LINE)
     return scales
 
 
@@ -245,8 +245,6 @@ def _constants(chosen: Split, k: int, nnz: int, adjoint: bool) -> dict[str, Any]
         if isinstance(chosen, launch.Tiles):
             constants |= {"U": chosen.chunks, "MODE": chosen.mode, "INTERPRETED": INTERPRETED}
             constants |= {"num_stages": chosen.num_stages}
-            if not adjoint:
-                constants |= {"SPAN": chosen.span}
     if chosen.registers and NVIDIA:
         constants["maxnreg"] = chosen.registers
     return constants

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 from torch import Tensor
 
 from .. import law
 from ..kernels import iid_launch, launch
-from ..kernels.tiles import project_tiles
 from . import triton as backend
 
 if TYPE_CHECKING:
@@ -30,19 +28,11 @@ if GLUON:
 
 
 def project(chosen: launch.Hopper, sketch: Sketch, x: Tensor, out: Tensor) -> None:
-    """out = x S'. What overflows as a pair of fp16 numbers is projected again, as three of bf16."""
-    n, d = x.shape
-    blocks = -(-n // launch.HOPPER_VECTORS) * 2 * law.count_tiles(sketch.n_components)
-    overflown = x.new_empty(blocks if chosen.again else 1, dtype=torch.int32)
+    """out = x S'."""
     project_hopper[(chosen.programs,)](
-        _blocks(x, CHUNK), _blocks(out, TILE), overflown, n, chosen.groups, *sketch.numbers[-2:],
-        **_constants(sketch), SLOTS=chosen.slots, CHUNKS=chosen.chunks, num_warps=4,
+        _blocks(x, CHUNK), _blocks(out, TILE), len(x), chosen.groups, *sketch.numbers[-2:],
+        **_constants(sketch), SLOTS=chosen.slots, num_warps=4,
     )  # fmt: skip
-    if chosen.again:
-        sizes = (n, d, *x.stride(), 0, *out.stride())
-        tensors, last = (x, out, overflown), (chosen.again.groups_per_split,)
-        grid = (-(-blocks // chosen.again.span), 1, 1)
-        backend._launch(project_tiles, grid, sketch, chosen.again, tensors, sizes, last, FINAL=True, ACCUMULATE=False)
 
 
 def adjoint(chosen: launch.Hopper, sketch: Sketch, y: Tensor, out: Tensor) -> None:

@@ -29,6 +29,7 @@ from .hopper import (
     entries,
     entry_words,
     inverse,
+    largest_of,
     next_slot,
     pair_of,
     scale_of,
@@ -96,7 +97,7 @@ def _multiply(
         mbarrier.wait(y_full, y_phase)
         y_phase ^= 1
         z = ys.index(WHICH).load(factor)
-        scale = scale_of(z, 14)
+        scale = scale_of(largest_of(z), 14)
         high, low = pair_of(z, scale)
         barrier()
         mbarrier.arrive(y_empty, count=1)
@@ -139,7 +140,8 @@ def adjoint_hopper(
     """out[v, j] = sum_r y[v, r] S[r, j]. Any number of programs.
 
     y, out : tensor descriptors of blocks [VECTORS, TILE] and [VECTORS, CHUNK].  groups : of chunks, that the columns
-    lie in; the first column is the first of a group.  TILES : of a product, 1 or 2; a product is of so many tiles and
+    lie in; the first column is the first of a group, and the last ends 16 bytes: to their end, stores overwrite what
+    lies behind.  TILES : of a product, 1 or 2; a product is of so many tiles and
     2 VECTORS / TILES vectors.
     """
     products = N_TILES // TILES * gl.cdiv(n, 2 // TILES * VECTORS)

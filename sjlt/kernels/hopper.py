@@ -40,7 +40,7 @@ _words = philox.define(
 )
 _inverse_keys, _permute = _words.inverse_keys, _words.permute
 _seed_words = gluon.jit(words.seed_words.fn)
-scale_of, inverse = gluon.jit(parts.scale_of.fn), gluon.jit(parts.inverse.fn)
+largest_of, scale_of, inverse = (gluon.jit(f.fn) for f in (parts.largest_of, parts.scale_of, parts.inverse))
 
 
 @gluon.jit

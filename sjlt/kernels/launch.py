@@ -7,7 +7,7 @@ for Hopper are timed there with these, no longer with `tiles`.)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from .. import law
 BATCH = 32  # groups of chunks that a program of the tile kernels takes at a time
 NATIVE, BF16, BF16_PAIR, BF16_TRIPLE, FP16_PAIR = range(5)  # how tiles multiply: BF16 and the next are 1, 2, 3 parts
 SAMPLE = 8  # features of a data vector that give its scale, from its middle: padding lies at the ends
+LINE = 32  # that are looked at next, where those are 0
 PAIR_ELEMENTS = 1 << 22  # of data below which a launch for the scales costs more than it gains
 PAIR_FEATURES = 1 << 23  # beyond which, next to an outlier in the sample, the others' rounding adds up to 1e-6
 SMALL = 1 << 20  # elements of data for which a second launch, to sum splits, takes longer than they gain
@@ -28,7 +29,6 @@ MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor core
 HOPPER_VECTORS = 128  # of a program of the kernels for Hopper, in two halves
 HOPPER_NNZ = 4  # that they are for
 HOPPER_PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
-HOPPER_SPAN = 128  # programs of a tile kernel that one stands for that looks at their flags, at most
 HOPPER_ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
 
 
@@ -104,7 +104,6 @@ class Tiles:
     """A launch of a tile kernel: constants of the kernel (names as there), how the work is split, and options.
 
     vectors : V.  chunks : U.  groups_per_split x splits cover the groups.  registers : at most, a thread; 0 is free.
-    span : SPAN of `project_tiles`.
     """
 
     vectors: int
@@ -120,23 +119,19 @@ class Tiles:
     groups_per_split: int
     num_stages: int
     registers: int
-    span: int = 0
 
 
 @dataclass(frozen=True)
 class Hopper:
     """A launch of `project_hopper` or `adjoint_hopper`: constants of the kernel (names as there), and its programs.
 
-    slots, chunks, tiles : SLOTS, CHUNKS (of `project_hopper`), TILES (of `adjoint_hopper`).  groups : of chunks, that
-    the columns lie in.  again : the launch of `project_tiles` on what was beyond the range of fp16.
+    slots, tiles : SLOTS, TILES (of `adjoint_hopper`).  groups : of chunks, that the columns lie in.
     """
 
     programs: int
     groups: int
     slots: int
-    chunks: int
     tiles: int
-    again: Tiles | None
 
 
 def is_whole(k: int, nnz: int) -> bool:
@@ -195,7 +190,7 @@ def suits_hopper(product: Product, adjoint: bool = False) -> bool:
     products = geometry.n_tiles * -(-product.n // HOPPER_VECTORS)
     return (
         product.dtype != "float64"
-        and (product.dtype == "float32" or not adjoint)
+        and (not adjoint or (product.dtype == "float32" and product.d * size % 16 == 0))  # stores are of 16 bytes
         and product.precision != "medium"  # one part in bf16 is faster still, and less exact
         and product.nnz == HOPPER_NNZ
         and is_whole(product.k, product.nnz)
@@ -217,20 +212,13 @@ def _is_loadable(strides: tuple[int, ...], width: int, size: int) -> bool:
 
 def hopper(product: Product, adjoint: bool = False) -> Hopper:
     """The launch of `project_hopper`, or of `adjoint_hopper`."""
-    geometry, wide = law.geometry(product.k, product.nnz, 0), product.dtype == "float32"
+    geometry = law.geometry(product.k, product.nnz, 0)
     products = geometry.n_tiles * -(-product.n // HOPPER_VECTORS)
-    groups, again = groups_of(product, geometry), None
-    if wide and not adjoint:
-        span = min(HOPPER_SPAN, above(max(1, products // (2 * product.multiprocessors))))
-        half = HOPPER_VECTORS // 2
-        again = replace(tiles(product), mode=BF16_TRIPLE, vectors=half, splits=1, groups_per_split=groups, span=span)
     return Hopper(
         programs=min(products, product.multiprocessors),
-        groups=groups,
-        slots=6 if wide and not adjoint else 4,
-        chunks=1 if wide else 2,
+        groups=groups_of(product, geometry),
+        slots=3 if product.dtype == "float32" and not adjoint else 4,
         tiles=2 if geometry.n_tiles == 2 else 1,
-        again=again,
     )
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .batch import BATCH, TILE, batch, entries, groups_of_split, rows_of_tile
-from .parts import BF16_PAIR, BF16_TRIPLE, FP16_PAIR, NATIVE, dot, inverse, multiply, scale_of, truncated
+from .parts import BF16_PAIR, BF16_TRIPLE, FP16_PAIR, NATIVE, dot, inverse, largest_of, multiply, scale_of, truncated
 from .words import seed_words
 
 
@@ -144,82 +144,6 @@ def _sum_of_chunks(
     return tl.trans(acc) if ROWS_FIRST else acc
 
 
-@triton.jit
-def project_block(
-    block,
-    split,
-    x,
-    out,
-    scales,
-    n,
-    d,
-    stride_xv,
-    stride_xf,
-    stride_os,
-    stride_ov,
-    stride_or,
-    seed: tl.int64,
-    feature_offset: tl.int64,
-    groups_per_split,
-    K: tl.constexpr,
-    NNZ: tl.constexpr,
-    N_TILES: tl.constexpr,
-    LOG_GROUP: tl.constexpr,
-    LOG_CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr,
-    KEYS: tl.constexpr,
-    SIGNS: tl.constexpr,
-    V: tl.constexpr,
-    U: tl.constexpr,
-    EVEN: tl.constexpr,
-    ALIGN: tl.constexpr,
-    FOLD: tl.constexpr,
-    MODE: tl.constexpr,
-    FINAL: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):
-    """What program (block, split) of `project_tiles` does."""
-    LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK  # columns of a group
-    k0, k1 = seed_words(seed)
-    m = (block % N_TILES).to(tl.uint32)
-    rows_v = (block // N_TILES).to(tl.int64) * V + tl.arange(0, V)
-    v = tl.minimum(rows_v, n - 1) if EVEN else rows_v
-    if ALIGN > 1:
-        stride_xv = stride_xv // ALIGN * ALIGN  # for the compiler to see
-        d = d // ALIGN * ALIGN
-    first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, LOG_WIDTH)
-
-    scale = tl.minimum(groups_per_split, 1).to(tl.float32)  # 1
-    if MODE == FP16_PAIR:
-        # Loaded, as is all that the data is multiplied by in the loop: only then the compiler takes the data from
-        # shared memory straight to the tensor cores' registers.
-        scale = tl.load(scales + v, mask=v < n, other=1.0)
-    acc = _sum_of_chunks(
-        x, n, d, stride_xv, stride_xf, v, scale, m, first_group, groups, feature_offset, k0, k1,
-        K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, MODE, INTERPRETED,
-    )  # fmt: skip
-    if MODE == FP16_PAIR:
-        acc *= inverse(scale)[:, None]
-        overflown = tl.max(tl.max((tl.abs(acc) < float("inf")).to(tl.int32) ^ 1, 1), 0)
-        if overflown != 0:
-            acc = _sum_of_chunks(
-                x, n, d, stride_xv, stride_xf, v, 1.0, m, first_group, groups, feature_offset, k0, k1,
-                K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, BF16_TRIPLE,
-                INTERPRETED,
-            )  # fmt: skip
-
-    tile_row, tile_end = rows_of_tile(m, K, N_TILES)
-    r = tl.arange(0, TILE)
-    keep = (rows_v < n)[:, None] & (tile_row + r < tile_end)[None, :]
-    out += split * stride_os + rows_v[:, None] * stride_ov + (tile_row + r)[None, :] * stride_or
-    if FINAL:
-        acc *= NNZ**-0.5
-        if ACCUMULATE:
-            acc += tl.load(out, mask=keep)
-    tl.store(out, acc.to(out.dtype.element_ty), mask=keep)
-
-
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
 def project_tiles(
     x,
@@ -249,7 +173,6 @@ def project_tiles(
     ALIGN: tl.constexpr,
     FOLD: tl.constexpr,
     MODE: tl.constexpr,
-    SPAN: tl.constexpr,
     FINAL: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -258,31 +181,45 @@ def project_tiles(
 
     A partial sum (FINAL = False) is stored as it is, in fp32; else it is scaled, added to `out` where ACCUMULATE, and
     rounded to out's dtype. `scales` (n), of `scale_vectors`, is read where MODE is FP16_PAIR.
-
-    Where SPAN > 0, `scales` has a flag for each program of such a grid, and a program here stands for up to SPAN of
-    them: it does what those do whose flag is not 0. (To launch them all, so that each looks at its own, would take a
-    tenth of the time of a projection.) Neighbours, which are often flagged together, are for different programs.
     """
-    if SPAN == 0:
-        project_block(
-            tl.program_id(0), tl.program_id(1).to(tl.int64),
-            x, out, scales, n, d, stride_xv, stride_xf, stride_os, stride_ov, stride_or, seed, feature_offset,
-            groups_per_split, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, V, U, EVEN, ALIGN, FOLD,
-            MODE, FINAL, ACCUMULATE, INTERPRETED,
-        )  # fmt: skip
-    else:
-        i = tl.arange(0, SPAN)
-        block = i * tl.num_programs(0) + tl.program_id(0)
-        flagged = tl.load(scales + block, mask=block < N_TILES * tl.cdiv(n, V), other=0)
-        if tl.max(flagged, 0) != 0:
-            for which in range(SPAN):
-                if tl.max(tl.where(i == which, flagged, 0), 0) != 0:
-                    project_block(
-                        which * tl.num_programs(0) + tl.program_id(0), tl.program_id(1).to(tl.int64),
-                        x, out, scales, n, d, stride_xv, stride_xf, stride_os, stride_ov, stride_or, seed,
-                        feature_offset, groups_per_split, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, V,
-                        U, EVEN, ALIGN, FOLD, MODE, FINAL, ACCUMULATE, INTERPRETED,
-                    )  # fmt: skip
+    LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK  # columns of a group
+    k0, k1 = seed_words(seed)
+    m = (tl.program_id(0) % N_TILES).to(tl.uint32)
+    rows_v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
+    v = tl.minimum(rows_v, n - 1) if EVEN else rows_v
+    if ALIGN > 1:
+        stride_xv = stride_xv // ALIGN * ALIGN  # for the compiler to see
+        d = d // ALIGN * ALIGN
+    first_group, groups = groups_of_split(tl.program_id(1), groups_per_split, feature_offset, d, LOG_WIDTH)
+
+    scale = tl.minimum(groups_per_split, 1).to(tl.float32)  # 1
+    if MODE == FP16_PAIR:
+        # Loaded, as is all that the data is multiplied by in the loop: only then the compiler takes the data from
+        # shared memory straight to the tensor cores' registers.
+        scale = tl.load(scales + v, mask=v < n, other=1.0)
+    acc = _sum_of_chunks(
+        x, n, d, stride_xv, stride_xf, v, scale, m, first_group, groups, feature_offset, k0, k1,
+        K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, MODE, INTERPRETED,
+    )  # fmt: skip
+    if MODE == FP16_PAIR:
+        acc *= inverse(scale)[:, None]
+        overflown = tl.max(tl.max((tl.abs(acc) < float("inf")).to(tl.int32) ^ 1, 1), 0)
+        if overflown != 0:
+            acc = _sum_of_chunks(
+                x, n, d, stride_xv, stride_xf, v, 1.0, m, first_group, groups, feature_offset, k0, k1,
+                K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, U, EVEN, ALIGN, FOLD, BF16_TRIPLE,
+                INTERPRETED,
+            )  # fmt: skip
+
+    tile_row, tile_end = rows_of_tile(m, K, N_TILES)
+    r = tl.arange(0, TILE)
+    keep = (rows_v < n)[:, None] & (tile_row + r < tile_end)[None, :]
+    out += tl.program_id(1).to(tl.int64) * stride_os + rows_v[:, None] * stride_ov + (tile_row + r)[None, :] * stride_or
+    if FINAL:
+        acc *= NNZ**-0.5
+        if ACCUMULATE:
+            acc += tl.load(out, mask=keep)
+    tl.store(out, acc.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
@@ -337,7 +274,7 @@ def adjoint_tiles(
     HALF: tl.constexpr = tl.float16 if MODE == FP16_PAIR else tl.bfloat16
     DTYPE: tl.constexpr = y.dtype.element_ty if MODE == NATIVE else HALF
     if MODE == FP16_PAIR:
-        scale = scale_of(z, 14)
+        scale = scale_of(largest_of(z), 14)
         scaled = z * scale[:, None]
         z = scaled.to(tl.float16)
         low = (scaled - z.to(tl.float32)).to(tl.float16)
