@@ -1,10 +1,11 @@
 """Time the CUDA backend beside its rivals: ``python -m benchmarks.gpu [CASE ...] [--baselines-only]``.
 
 A CASE is a key of `CASES`, or a pattern of keys such as ``X*``. Every answer is checked before it is timed. Times are
-of the device: calls queue up behind a wait, so that the host's time is hidden (a row of its own has it), and a time is
-the median over repeats. Data is several times the L2 cache; where one tensor is not, several are used in rotation.
-The floor is (bytes of data read once + bytes of result written once) / the bandwidth of a large device copy, bytes
-read and written, measured in the same run. Without arguments it writes benchmarks/results/h200.json too.
+of the device: calls queue up behind a wait, so that the host's time is hidden (a row of its own has it). A time is the
+median over repeats, of calls in a row for at least a millisecond, so that the first one's start counts little. Data is
+several times the L2 cache; where one tensor is not, several are used in rotation. The floor is (bytes of data read once
++ bytes of result written once) / the bandwidth of a large device copy, bytes read and written, measured in the same
+run. Without arguments it writes benchmarks/results/h200.json too.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from .run import save, versions
 RESULTS = Path(__file__).parent / "results" / "h200.json"
 WARM_UPS, REPEATS = 3, 10
 SLOW = 2000  # ms after which a method is not repeated further
+LAP = 1.0  # ms, of a repeat at least
 WAIT = 4_000_000  # cycles, about 2 ms: longer than the host takes to queue a repeat's calls
 BF16 = torch.bfloat16
 
@@ -129,14 +131,17 @@ def device_ms(call: Call, data: list[torch.Tensor]) -> float:
     """Median milliseconds of a call."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     laps: list[float] = []
+    rounds = 1
     while len(laps) < WARM_UPS + REPEATS and sum(laps) < SLOW:
         torch.cuda._sleep(WAIT)
         start.record()
-        for x in data:
+        for x in data * rounds:
             call(x)
         end.record()
         end.synchronize()
-        laps.append(start.elapsed_time(end))
+        laps.append(start.elapsed_time(end) / rounds)
+        if len(laps) == WARM_UPS:
+            rounds = math.ceil(LAP / laps[-1])
     return statistics.median(laps[WARM_UPS:] or laps) / len(data)
 
 

@@ -68,6 +68,7 @@ def compile_launches(target, make_calls, *modules):
 
     backend._resources = lambda device: (132, TARGETS[target][-1], False)
     backend.NVIDIA = not target.startswith("gfx")
+    backend._overlaps = lambda device: target == "sm_90"
     caught = {}
     for module in modules:
         for name, value in list(vars(module).items()):

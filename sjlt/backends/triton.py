@@ -113,7 +113,7 @@ def _project(
     n, d = x.shape
     grid = (law.count_tiles(sketch.n_components) * -(-n // chosen.vectors), chosen.splits, 1)
     sizes = (n, d, *x.stride(), *strides)
-    flags = {"FINAL": final, "ACCUMULATE": accumulate}
+    flags = {"FINAL": final, "ACCUMULATE": accumulate, "OVERLAP": not final and _overlaps(x.device)}
     if isinstance(chosen, launch.Gather):
         _launch(project_gather, grid, sketch, chosen, (x, out), sizes, (chosen.batches,), **flags)
     elif isinstance(chosen, launch.Rows):
@@ -147,6 +147,7 @@ def _reduce(nnz: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:
     if partial.stride(1) < partial.stride(2):
         partial, out = partial.transpose(1, 2), out.t()
     splits, rows, columns = partial.shape
+    overlap = _overlaps(out.device)
     each = min(max(128, triton.next_power_of_2(rows * columns // REDUCERS)), 1024)
     columns_each = min(triton.next_power_of_2(columns), each)
     rows_each = min(triton.next_power_of_2(rows), each // columns_each)
@@ -154,6 +155,7 @@ def _reduce(nnz: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:
         partial, out, splits, rows, columns, *partial.stride(), *out.stride(), NNZ=nnz, ACCUMULATE=accumulate,
         DTYPE=tl.float64 if partial.dtype == torch.float64 else tl.float32,
         SPLITS=min(triton.next_power_of_2(splits), 8), ROWS=rows_each, COLUMNS=columns_each,
+        OVERLAP=overlap, **({"launch_pdl": True} if overlap else {}),
     )  # fmt: skip
 
 
@@ -272,6 +274,12 @@ def _resources(device: torch.device) -> tuple[int, int, bool]:
     properties: Any = torch.cuda.get_device_properties(device)
     hopper = triton_hopper.GLUON and properties.major == 9
     return properties.multi_processor_count, properties.shared_memory_per_block_optin, hopper
+
+
+@cache
+def _overlaps(device: torch.device) -> bool:
+    """Whether there is programmatic dependent launch: a launch may begin while the one before still runs."""
+    return NVIDIA and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:

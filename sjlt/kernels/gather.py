@@ -95,6 +95,7 @@ def project_gather(
     DTYPE: tl.constexpr,
     FINAL: tl.constexpr,
     ACCUMULATE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (N_TILES * blocks of V vectors, splits).
 
@@ -114,6 +115,8 @@ def project_gather(
     LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK
     WIDTH: tl.constexpr = Q << LOG_WIDTH  # columns of a batch
     PLAIN: tl.constexpr = WHOLE and EVEN  # no masks where all columns exist
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     k0, k1 = seed_words(seed)
     feature_offset, d = feature_offset.to(tl.int64), d.to(tl.int64)
     m = tl.program_id(0) % N_TILES

@@ -55,6 +55,7 @@ def project_rows(
     PREFETCH: tl.constexpr,
     FINAL: tl.constexpr,
     ACCUMULATE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (N_TILES * blocks of V vectors, splits).
 
@@ -62,6 +63,8 @@ def project_rows(
     rounded to out's dtype. ALIGN divides stride_xf: neighbouring vectors that one access may take.
     """
     LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     k0, k1 = seed_words(seed)
     m = (tl.program_id(0) % N_TILES).to(tl.uint32)
     v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)

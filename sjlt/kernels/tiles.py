@@ -175,6 +175,7 @@ def project_tiles(
     MODE: tl.constexpr,
     FINAL: tl.constexpr,
     ACCUMULATE: tl.constexpr,
+    OVERLAP: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (N_TILES * blocks of V vectors, splits).
@@ -183,6 +184,8 @@ def project_tiles(
     rounded to out's dtype. `scales` (n), of `scale_vectors`, is read where MODE is FP16_PAIR.
     """
     LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK  # columns of a group
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     k0, k1 = seed_words(seed)
     m = (tl.program_id(0) % N_TILES).to(tl.uint32)
     rows_v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
