@@ -235,9 +235,6 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
-)
 @pytest.mark.parametrize(("wanted", "shape", "splits"), VARIANTS)
 def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     n, d, k, nnz, offset, dtype, layout = shape

@@ -126,6 +126,34 @@ def test_scales_come_from_what_is_not_zero(d, kernels_on):
     assert ((seen >= 2**6) & (seen < 2**15)).all()  # neither lost nor, of 2^16, too large for fp16
 
 
+def test_one_small_number_is_no_scale(kernels_on):
+    """A number that stands alone in the sample of its vector: more are looked for."""
+    x = torch.zeros(3, 768, device=kernels_on)
+    x[0, 386] = x[2, 386] = 1e-4
+    x[1, 200:260] = x[2, 200:260] = 1
+    scales = backend._scales(launch.FP16_PAIR, x).cpu()
+    assert scales.tolist() == [2.0**20, 2.0**6, 2.0**6]
+
+
+@pytest.mark.gpu
+def test_sums_of_splits_see_all_of_their_parts():
+    """The sum is launched before its parts are written: other data each time, one call behind the other."""
+    S = Sketch(2**14, 1024)
+    data = [torch.randn(512, 2**14, device="cuda") for _ in range(3)]
+    for transposed in (False, True):  # both kinds of kernel
+        data = [x.t().contiguous().t() if transposed else x for x in data]
+        product = backend._product(S, data[0], data[0], S.project(data[0]))
+        assert launch.choose(product).splits > 1
+        expected = []
+        for x in data:
+            torch.cuda.synchronize()
+            expected.append(S.project(x))
+            torch.cuda.synchronize()
+        results = [S.project(x) for _ in range(50) for x in data]
+        for i, result in enumerate(results):
+            assert torch.equal(result, expected[i % 3])
+
+
 @pytest.mark.parametrize("numbers", ["normal", "positive"])
 def test_long_sums(numbers, parts, kernels_on):
     x, y = NUMBERS[numbers](normal(2, S.n_features)), normal(2, 256)

@@ -10,7 +10,7 @@ from kernels import FLOATS, LAYOUTS, check_adjoint, check_project, drawn, filled
 from sjlt import Sketch
 from sjlt.backends import triton as backend
 
-# A vector whose sampled features are all zero seems to need the largest scale: its result overflows, and is made again.
+# A vector whose sampled features are small or 0 seems to need a large scale: its result overflows, and is made again.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
 )

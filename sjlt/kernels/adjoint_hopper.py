@@ -140,9 +140,8 @@ def adjoint_hopper(
     """out[v, j] = sum_r y[v, r] S[r, j]. Any number of programs.
 
     y, out : tensor descriptors of blocks [VECTORS, TILE] and [VECTORS, CHUNK].  groups : of chunks, that the columns
-    lie in; the first column is the first of a group, and the last ends 16 bytes: to their end, stores overwrite what
-    lies behind.  TILES : of a product, 1 or 2; a product is of so many tiles and
-    2 VECTORS / TILES vectors.
+    lie in; the first column is the first of a group, and rows of out are whole in 16 bytes, as stores are.
+    TILES : of a product, 1 or 2; a product is of so many tiles and 2 VECTORS / TILES vectors.
     """
     products = N_TILES // TILES * gl.cdiv(n, 2 // TILES * VECTORS)
     words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, CHUNK // 2], gl.uint32)

@@ -210,7 +210,7 @@ def multiply_iid(
     if MODE == FP16_PAIR:
         acc *= inverse(scale)[:, None]
         overflown = tl.max(tl.max((tl.abs(acc) < float("inf")).to(tl.int32) ^ 1, 1), 0)
-        if overflown != 0:  # a number far larger than the sampled ones: see `tiles`
+        if overflown != 0:  # a number far larger than the sampled ones: see `parts`
             acc = _sums(
                 x, v, n, stride_xv, stride_xi, 1.0, column, row, count, never, k0, k1, signs, complement,
                 FORWARD, BITS, OUTER, INNER, SPAN, BF16_TRIPLE, EVEN, NVIDIA, INTERPRETED,

@@ -16,7 +16,7 @@ from .. import law
 BATCH = 32  # groups of chunks that a program of the tile kernels takes at a time
 NATIVE, BF16, BF16_PAIR, BF16_TRIPLE, FP16_PAIR = range(5)  # how tiles multiply: BF16 and the next are 1, 2, 3 parts
 SAMPLE = 8  # features of a data vector that give its scale, from its middle: padding lies at the ends
-LINE = 32  # that are looked at next, where those are 0
+LINE = 32  # that are looked at next, where fewer than two of those are not 0
 PAIR_ELEMENTS = 1 << 22  # of data below which a launch for the scales costs more than it gains
 PAIR_FEATURES = 1 << 23  # beyond which, next to an outlier in the sample, the others' rounding adds up to 1e-6
 SMALL = 1 << 20  # elements of data for which a second launch, to sum splits, takes longer than they gain

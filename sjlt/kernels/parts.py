@@ -29,10 +29,7 @@ def largest_of(x):
 
 @triton.jit
 def scale_of(largest, TARGET: tl.constexpr):
-    """The powers of two that take numbers of these bits, of fp32, into [2^TARGET, 2^(TARGET+1)).
-
-    0 gets the largest scale: whatever else such a vector holds overflows, and is seen.
-    """
+    """The powers of two that take numbers of these bits, of fp32, into [2^TARGET, 2^(TARGET+1)). 0 gets the largest."""
     exponent = tl.maximum(largest & 0x7F800000, (TARGET + 1) << 23)  # biased, in place
     return (0 - exponent + ((254 + TARGET) << 23)).to(tl.float32, bitcast=True)
 
@@ -51,7 +48,7 @@ def scale_vectors(
 
     While fewer than two of what was seen of a vector are not 0, LINE features elsewhere are looked at, eight times at
     most. (One alone may be a small one, once in 200 times of normal data.) The scales leave room for features 2^9 times
-    larger than those seen.
+    larger than those seen; after zeros alone, for almost none: what overflows is found out.
     """
     v = tl.program_id(0).to(tl.int64) * V + tl.arange(0, V)
     j = first + tl.arange(0, SAMPLE).to(tl.int64)
@@ -60,7 +57,7 @@ def scale_vectors(
     look = 0
     while (tl.min(tl.where(v < n, found, 2), 0) < 2) & (look < 8):
         eighth = (look & 1) << 2 | (look & 2) | look >> 2  # 0, 4, 2, 6, 1, 5, 3, 7
-        k = (eighth * tl.cdiv(d, LINE) // 8 * LINE + tl.arange(0, LINE)).to(tl.int64)
+        k = ((2 * eighth + 1) * tl.cdiv(d, LINE) // 16 * LINE + tl.arange(0, LINE)).to(tl.int64)
         mask = ((v < n) & (found < 2))[:, None] & (k < d)[None, :]
         line = tl.load(x + v[:, None] * stride_xv + (k * stride_xf)[None, :], mask=mask, other=0.0)
         largest = tl.maximum(largest, largest_of(line))
