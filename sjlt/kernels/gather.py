@@ -107,7 +107,7 @@ def project_gather(
     PARTS > 1 computes Philox for so many times QI * QW chunks at once. LINES loads whole chunks, coalesced and a step
     ahead, and permutes them inside warps (H = 1; QW * L covers all threads); else each row loads its own element.
     WHOLE: every group has a chunk for each tile and every row of a tile a column in each chunk. EVEN: V divides n.
-    ALIGN: a power of two that divides stride_xf, where vectors are last.
+    ALIGN: a power of two that divides stride_xf, where vectors are last. OVERLAP: see `reduce`.
     """
     Q: tl.constexpr = PARTS * QI * QW
     LAST: tl.constexpr = VECTORS_LAST and not LINES  # of the tensors; VECTORS_LAST tells of memory

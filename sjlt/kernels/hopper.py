@@ -40,7 +40,8 @@ _words = philox.define(
 )
 _inverse_keys, _permute = _words.inverse_keys, _words.permute
 _seed_words = gluon.jit(words.seed_words.fn)
-largest_of, scale_of, inverse = (gluon.jit(f.fn) for f in (parts.largest_of, parts.scale_of, parts.inverse))
+_parts = (parts.largest_of, parts.scale_of, parts.inverse, parts.pair_of)
+largest_of, scale_of, inverse, pair_of = (gluon.jit(f.fn) for f in _parts)
 
 
 @gluon.jit
@@ -100,11 +101,3 @@ def next_slot(slot, phase, SLOTS: gl.constexpr):
     """The slot that follows, and the phase of its barriers."""
     last = slot == SLOTS - 1
     return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
-def pair_of(x, scale):
-    """x scale as a pair of fp16 numbers, high + low."""
-    scaled = x * scale[:, None]
-    high = scaled.to(gl.float16)
-    return high, (scaled - high.to(gl.float32)).to(gl.float16)

@@ -41,24 +41,31 @@ def inverse(scale):
 
 
 @triton.jit
-def scale_vectors(
-    x, scales, n, d, first, stride_xv, stride_xf, V: tl.constexpr, SAMPLE: tl.constexpr, LINE: tl.constexpr
-):  # fmt: skip
-    """scales[v] for FP16_PAIR, fp32 (n), from the SAMPLE features of x from `first` on; grid (blocks of V vectors).
+def pair_of(x, scale):
+    """x scale as a pair of fp16 numbers, high + low."""
+    scaled = x * scale[:, None]
+    high = scaled.to(tl.float16)
+    return high, (scaled - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def scale_vectors(x, scales, n, d, stride_xv, stride_xf, V: tl.constexpr, SAMPLE: tl.constexpr, LINE: tl.constexpr):
+    """scales[v] for FP16_PAIR, fp32 (n), from SAMPLE features in the middle of x; grid (blocks of V vectors).
 
     While fewer than two of what was seen of a vector are not 0, LINE features elsewhere are looked at, eight times at
     most. (One alone may be a small one, once in 200 times of normal data.) The scales leave room for features 2^9 times
     larger than those seen; after zeros alone, for almost none: what overflows is found out.
     """
     v = tl.program_id(0).to(tl.int64) * V + tl.arange(0, V)
-    j = first + tl.arange(0, SAMPLE).to(tl.int64)
+    j = (d // 2 // SAMPLE * SAMPLE + tl.arange(0, SAMPLE)).to(tl.int64)
     z = tl.load(x + v[:, None] * stride_xv + (j * stride_xf)[None, :], mask=(v < n)[:, None], other=0.0)
-    largest, found = largest_of(z), tl.sum((z != 0).to(tl.int32), 1)
+    largest = largest_of(z)
+    found = tl.where(v < n, tl.sum((z != 0).to(tl.int32), 1), 2)
     look = 0
-    while (tl.min(tl.where(v < n, found, 2), 0) < 2) & (look < 8):
+    while (tl.min(found, 0) < 2) & (look < 8):
         eighth = (look & 1) << 2 | (look & 2) | look >> 2  # 0, 4, 2, 6, 1, 5, 3, 7
         k = ((2 * eighth + 1) * tl.cdiv(d, LINE) // 16 * LINE + tl.arange(0, LINE)).to(tl.int64)
-        mask = ((v < n) & (found < 2))[:, None] & (k < d)[None, :]
+        mask = (found < 2)[:, None] & (k < d)[None, :]
         line = tl.load(x + v[:, None] * stride_xv + (k * stride_xf)[None, :], mask=mask, other=0.0)
         largest = tl.maximum(largest, largest_of(line))
         found += tl.sum((line != 0).to(tl.int32), 1)
@@ -92,9 +99,7 @@ def multiply(x, scale, tile, acc, MODE: tl.constexpr, ROWS_FIRST: tl.constexpr, 
     if MODE == NATIVE:
         acc = _product(x, tile, acc, ROWS_FIRST, INTERPRETED)
     elif MODE == FP16_PAIR:
-        scaled = x * scale[:, None]
-        high = scaled.to(tl.float16)
-        low = (scaled - high.to(tl.float32)).to(tl.float16)
+        high, low = pair_of(x, scale)
         acc = _product(high, tile, acc, ROWS_FIRST, INTERPRETED)
         acc = _product(low, tile, acc, ROWS_FIRST, INTERPRETED)
     else:

@@ -35,7 +35,7 @@ from .hopper import (
     scale_of,
 )
 
-CHUNKS = gl.constexpr(2)  # of a step
+CHUNKS = gl.constexpr(2)  # of a step: `_multiply` scales two together
 
 
 @gluon.jit

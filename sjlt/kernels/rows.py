@@ -60,7 +60,8 @@ def project_rows(
     """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (N_TILES * blocks of V vectors, splits).
 
     A partial sum (FINAL = False) is stored as it is, in fp32; else it is scaled, added to `out` where ACCUMULATE, and
-    rounded to out's dtype. ALIGN divides stride_xf: neighbouring vectors that one access may take.
+    rounded to out's dtype. ALIGN divides stride_xf: neighbouring vectors that one access may take. OVERLAP : see
+    `reduce`.
     """
     LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK
     if OVERLAP:

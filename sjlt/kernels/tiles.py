@@ -12,7 +12,19 @@ import triton
 import triton.language as tl
 
 from .batch import BATCH, TILE, batch, entries, groups_of_split, rows_of_tile
-from .parts import BF16_PAIR, BF16_TRIPLE, FP16_PAIR, NATIVE, dot, inverse, largest_of, multiply, scale_of, truncated
+from .parts import (
+    BF16_PAIR,
+    BF16_TRIPLE,
+    FP16_PAIR,
+    NATIVE,
+    dot,
+    inverse,
+    largest_of,
+    multiply,
+    pair_of,
+    scale_of,
+    truncated,
+)
 from .words import seed_words
 
 
@@ -181,7 +193,7 @@ def project_tiles(
     """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (N_TILES * blocks of V vectors, splits).
 
     A partial sum (FINAL = False) is stored as it is, in fp32; else it is scaled, added to `out` where ACCUMULATE, and
-    rounded to out's dtype. `scales` (n), of `scale_vectors`, is read where MODE is FP16_PAIR.
+    rounded to out's dtype. `scales` (n), of `scale_vectors`, is read where MODE is FP16_PAIR. OVERLAP : see `reduce`.
     """
     LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK  # columns of a group
     if OVERLAP:
@@ -278,9 +290,7 @@ def adjoint_tiles(
     DTYPE: tl.constexpr = y.dtype.element_ty if MODE == NATIVE else HALF
     if MODE == FP16_PAIR:
         scale = scale_of(largest_of(z), 14)
-        scaled = z * scale[:, None]
-        z = scaled.to(tl.float16)
-        low = (scaled - z.to(tl.float32)).to(tl.float16)
+        z, low = pair_of(z, scale)
     elif MODE == BF16_PAIR:
         z, rest = truncated(z)
         low = rest.to(tl.bfloat16)
