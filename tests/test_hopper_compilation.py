@@ -8,12 +8,15 @@ from compilation import check_compiled, compile_launches
 
 from sjlt.backends import triton_hopper
 
-PRODUCTS = [  # (d, k, dtype): of one, two and more tiles
-    (768, 128, "float32"),
-    (768, 256, "float32"),
-    (4096, 512, "float32"),
-    (4096, 512, "bfloat16"),
-    (768, 128, "float16"),
+PRODUCTS = [  # (d, k, nnz, dtype): of one, two and more tiles
+    (768, 128, 4, "float32"),
+    (768, 256, 1, "float32"),
+    (768, 256, 2, "float32"),
+    (4096, 512, 4, "float32"),
+    (4096, 512, 8, "float32"),
+    (4096, 128, 4, "float32"),
+    (4096, 512, 4, "bfloat16"),
+    (768, 128, 8, "float16"),
 ]
 
 
@@ -24,12 +27,12 @@ def make_calls():
     from sjlt.backends import triton as backend
 
     backend._resources = lambda device: (132, 227 << 10, True)
-    for d, k, dtype in PRODUCTS:
+    for d, k, nnz, dtype in PRODUCTS:
         x, y = (torch.empty((1 << 20, width), dtype=getattr(torch, dtype), device="meta") for width in (d, k))
-        backend.project(Sketch(d, k), x, y, False)
-        if dtype == "float32":
-            backend.adjoint(Sketch(d, k), y, x, False)
-        else:
+        backend.project(Sketch(d, k, nnz=nnz), x, y, False)
+        if dtype == "float32" and nnz < 8:
+            backend.adjoint(Sketch(d, k, nnz=nnz), y, x, False)
+        if dtype != "float32":
             for density in (0.01, 0.5):  # lanes of 16 and of 8 bits
                 backend.project(Sketch(d, k, density=density), x, y, False)
 

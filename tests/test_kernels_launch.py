@@ -193,6 +193,22 @@ def test_how_fp32_is_multiplied():
         assert {modes["bfloat16", p, adjoint] for p in ("highest", "high", "medium")} == {launch.NATIVE}
 
 
+def test_columns_next_to_each_other():
+    """As in a row-major A: rows of A are read nnz times, or multiplied by tensor cores."""
+    product = launch.Product(512, 2**18, 1024, 4, 0, (1, 512), (1, 512), "float32", "highest", 132, 232_448)
+    for changes, adjoint, kind in (
+        ({}, False, launch.Rows),
+        ({"nnz": 8}, False, launch.Rows),
+        ({"nnz": 16}, False, launch.Tiles),
+        ({"nnz": 8, "k": 1000}, False, launch.Tiles),
+        ({"nnz": 8, "dtype": "bfloat16"}, False, launch.Tiles),
+        ({"nnz": 4, "dtype": "bfloat16"}, False, launch.Rows),
+        ({}, True, launch.Rows),
+        ({"nnz": 8}, True, launch.Tiles),
+    ):
+        assert isinstance(launch.choose(product._replace(**changes), adjoint), kind), (changes, adjoint)
+
+
 def test_choices_are_values():
     """Equal products have equal launches, and a launch can be a key."""
     launch.choose.cache_clear()
@@ -222,6 +238,9 @@ VARIANTS = [
     ({"mode": launch.FP16_PAIR, "even": False, "fold": True}, (66, 3300, 128, 4, 3, "float32", "rows"), 3),
     ({"align": 4, "whole": True, "even": True, "fold": False}, (64, 256, 256, 4, 128, "float32", "columns"), 1),
     ({"align": 1, "whole": True, "even": False}, (67, 200, 256, 2, 7, "float32", "columns"), 1),
+    ({"keys": 2, "whole": True, "even": True}, (64, 256, 256, 8, 64, "float32", "columns"), 2),
+    ({"keys": 2, "whole": True, "even": False}, (66, 150, 128, 8, 7, "float32", "columns"), 1),
+    ({"mode": launch.NATIVE, "whole": True, "even": False}, (66, 150, 128, 8, 7, "bfloat16", "columns"), 1),
     ({"align": 2, "whole": False, "even": False}, (66, 200, 300, 3, 7, "bfloat16", "columns"), 2),
     ({"lines": True, "whole": True, "vectors_last": False}, (3, 700, 128, 4, 7, "float32", "rows"), 1),
     ({"lines": True, "whole": False, "vectors_last": True}, (4, 700, 300, 4, 7, "bfloat16", "columns"), 1),

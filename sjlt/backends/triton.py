@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import law
-from ..kernels import launch
+from ..kernels import hopper_launch, launch
 from ..kernels.gather import adjoint_gather, project_gather
 from ..kernels.parts import scale_vectors
 from ..kernels.reduce import reduce_partials
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..sketch import Sketch
 
 Split = launch.Tiles | launch.Rows | launch.Gather
-Launch = Split | launch.Hopper
+Launch = Split | hopper_launch.Hopper
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -52,7 +52,7 @@ def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
         return
     with _on(x):
         chosen = _chosen(_product(sketch, x, x, out), x, out, accumulate, adjoint=False)
-        if isinstance(chosen, launch.Hopper):
+        if isinstance(chosen, hopper_launch.Hopper):
             from . import triton_hopper
 
             triton_hopper.project(chosen, sketch, x, out)
@@ -76,7 +76,7 @@ def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
         return
     with _on(y):
         chosen = _chosen(_product(sketch, y, out, y), y, out, accumulate, adjoint=True)
-        if isinstance(chosen, launch.Hopper):
+        if isinstance(chosen, hopper_launch.Hopper):
             from . import triton_hopper
 
             triton_hopper.adjoint(chosen, sketch, y, out)
@@ -98,12 +98,12 @@ def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
 
 def _chosen(product: launch.Product, data: Tensor, out: Tensor, accumulate: bool, adjoint: bool) -> Launch:
     """The launch, by what shapes do not tell, too."""
-    chosen = launch.choose(product, adjoint)
-    if isinstance(chosen, launch.Hopper):
-        aligned = (data.data_ptr() | out.data_ptr()) % launch.VECTOR_BYTES == 0
-        if accumulate or data.dtype != out.dtype or not aligned:
-            chosen = launch.choose(product._replace(hopper=False), adjoint)
-    return chosen
+    aligned = (data.data_ptr() | out.data_ptr()) % launch.VECTOR_BYTES == 0
+    if product.hopper and aligned and data.dtype == out.dtype and not accumulate:
+        chosen = hopper_launch.choose(product, adjoint)
+        if chosen:
+            return chosen
+    return launch.choose(product, adjoint)
 
 
 def _project(

@@ -1,4 +1,4 @@
-"""Launches of the kernels for Hopper, which are in Gluon. Tensors are as the rules in `launch` and `iid_launch` ask."""
+"""Launches of the kernels for Hopper, which are in Gluon, on tensors as `hopper_launch` and `iid_launch` ask."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from .. import law
-from ..kernels import iid_launch, launch
+from ..kernels import hopper_launch, iid_launch
 from . import triton as backend
 
 if TYPE_CHECKING:
@@ -22,35 +22,35 @@ if GLUON:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from ..kernels.adjoint_hopper import adjoint_hopper
-    from ..kernels.hopper import CHUNK, TILE, VECTORS
+    from ..kernels.hopper import TILE, VECTORS
     from ..kernels.iid_hopper import multiply_iid_hopper
     from ..kernels.project_hopper import project_hopper
 
 
-def project(chosen: launch.Hopper, sketch: Sketch, x: Tensor, out: Tensor) -> None:
+def project(chosen: hopper_launch.Hopper, sketch: Sketch, x: Tensor, out: Tensor) -> None:
     """out = x S'."""
     project_hopper[(chosen.programs,)](
-        _blocks(x, CHUNK), _blocks(out, TILE), len(x), chosen.groups, *sketch.numbers[-2:],
-        **_constants(sketch), SLOTS=chosen.slots, num_warps=4,
+        _blocks(x, chosen.width), _blocks(out, TILE.value), len(x), chosen.blocks, *sketch.numbers[-2:],
+        **_constants(sketch), FOLD=chosen.fold, SLOTS=chosen.slots, num_warps=4,
     )  # fmt: skip
 
 
-def adjoint(chosen: launch.Hopper, sketch: Sketch, y: Tensor, out: Tensor) -> None:
+def adjoint(chosen: hopper_launch.Hopper, sketch: Sketch, y: Tensor, out: Tensor) -> None:
     """out = y S."""
     adjoint_hopper[(chosen.programs,)](
-        _blocks(y, TILE), _blocks(out, CHUNK), len(y), chosen.groups, *sketch.numbers[-2:],
+        _blocks(y, TILE.value), _blocks(out, chosen.width), len(y), chosen.blocks, *sketch.numbers[-2:],
         **_constants(sketch), SLOTS=chosen.slots, TILES=chosen.tiles, num_warps=4,
     )  # fmt: skip
 
 
 def _constants(sketch: Sketch) -> dict[str, int]:
     geometry = law.geometry(sketch.n_components, sketch.nnz, 0)
-    return {"N_TILES": geometry.n_tiles, "LOG_GROUP": geometry.log_group}
+    return {"N_TILES": geometry.n_tiles, "LOG_GROUP": geometry.log_group, "LOG_CHUNK": geometry.log_chunk}
 
 
-def _blocks(x: Tensor, width: Any) -> Any:
+def _blocks(x: Tensor, width: int) -> Any:
     """The tensor as the memory accelerator takes it: in blocks of half of a program's vectors."""
-    return _described(x, [VECTORS.value, width.value])
+    return _described(x, [VECTORS.value, width])
 
 
 def _described(x: Tensor, block: list[int]) -> Any:

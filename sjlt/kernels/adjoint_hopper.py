@@ -20,9 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .hopper import (
-    CHUNK,
+    BATCH,
     TILE,
     VECTORS,
+    WIDTH,
     at,
     barrier,
     columns,
@@ -52,10 +53,10 @@ def _share(product, N_TILES: gl.constexpr, TILES: gl.constexpr, WHICH: gl.conste
 
 @gluon.jit
 def _make(
-    y, ys, tiles, full, empty, y_full, y_empty, products, groups, seed, offset,
-    N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr,
+    y, ys, tiles, full, empty, y_full, y_empty, products, blocks, seed, offset,
+    N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, LOG_CHUNK: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr,
 ):  # fmt: skip
-    """Load a product's data, and fill the slots with entries, chunk by chunk."""
+    """Load a product's data, and fill the slots with entries, block by block."""
     slot, phase, y_phase = 0, 1, 1  # of a barrier that has not turned yet, phase 1 is over: all is empty
     product = gl.program_id(0)
     while product < products:
@@ -66,34 +67,36 @@ def _make(
         mbarrier.expect(y_full, 2 * y.block_type.nbytes)
         tma.async_copy_global_to_shared(y, [first0, m0 * TILE], y_full, ys.index(0))
         tma.async_copy_global_to_shared(y, [first1, m1 * TILE], y_full, ys.index(1))
-        keys0, signs0 = entry_words(m0, seed, offset, N_TILES, LOG_GROUP)
-        keys1, signs1 = entry_words(m1, seed, offset, N_TILES, LOG_GROUP)
-        for t in range(groups):
-            mbarrier.wait(empty.index(slot), phase)
-            tiles.index(slot * TILES).store(entries(keys0, signs0, t, gl.float16))
-            if TILES == 2:
-                tiles.index(slot * TILES + 1).store(entries(keys1, signs1, t, gl.float16))
-            fence_async_shared()
-            barrier()
-            mbarrier.arrive(full.index(slot), count=1)
-            slot, phase = next_slot(slot, phase, SLOTS)
+        for start in range(0, blocks, BATCH):
+            keys0, signs0 = entry_words(m0, start, seed, offset, N_TILES, LOG_GROUP, LOG_CHUNK)
+            keys1, signs1 = entry_words(m1, start, seed, offset, N_TILES, LOG_GROUP, LOG_CHUNK)
+            for block in range(gl.minimum(blocks - start, BATCH)):
+                mbarrier.wait(empty.index(slot), phase)
+                tiles.index(slot * TILES).store(entries(keys0, signs0, block, LOG_CHUNK, WIDTH, gl.float16))
+                if TILES == 2:
+                    tiles.index(slot * TILES + 1).store(entries(keys1, signs1, block, LOG_CHUNK, WIDTH, gl.float16))
+                fence_async_shared()
+                barrier()
+                mbarrier.arrive(full.index(slot), count=1)
+                slot, phase = next_slot(slot, phase, SLOTS)
         product += gl.num_programs(0)
 
 
 @gluon.jit
 def _multiply(
-    ys, tiles, full, empty, y_full, y_empty, out, outs, products, groups, seed, offset,
-    N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr, WHICH: gl.constexpr,
+    ys, tiles, full, empty, y_full, y_empty, out, outs, products, blocks, seed, offset,
+    N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, LOG_CHUNK: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr,
+    WHICH: gl.constexpr,
 ):  # fmt: skip
     """Multiply this share of each product by the entries in each slot, and store what comes of it."""
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
+    SCALE: gl.constexpr = (TILE >> LOG_CHUNK) ** -0.5  # nnz^-1/2
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, CHUNK], gl.float16)
+    tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, WIDTH], gl.float16)
     slot, phase, y_phase, place = 0, 0, 0, 0
     product = gl.program_id(0)
     while product < products:
         m, first = _share(product, N_TILES, TILES, WHICH)
-        column = columns(m, seed, offset, N_TILES, LOG_GROUP)
         mbarrier.wait(y_full, y_phase)
         y_phase ^= 1
         z = ys.index(WHICH).load(factor)
@@ -101,53 +104,56 @@ def _multiply(
         high, low = pair_of(z, scale)
         barrier()
         mbarrier.arrive(y_empty, count=1)
-        back = gl.convert_layout(inverse(scale), gl.SliceLayout(1, sums)) * 0.5  # nnz^-1/2
-        for t in range(groups):
-            mbarrier.wait(full.index(slot), phase)
-            entry_tile = tiles.index(slot * TILES + WHICH * (TILES - 1))
-            entry_tile = entry_tile._reinterpret(gl.float16, [TILE, CHUNK], tile_shared)
-            acc = gl.zeros((VECTORS, CHUNK), gl.float32, layout=sums)
-            acc = warpgroup_mma(high, entry_tile, acc, use_acc=False, is_async=True)
-            acc = warpgroup_mma(low, entry_tile, acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=(acc,))
-            tma.store_wait(OUTS - 1)
-            barrier()
-            mbarrier.arrive(empty.index(slot), count=1)
-            slot, phase = next_slot(slot, phase, SLOTS)
-            part = outs.index(WHICH * OUTS + place)
-            part.store(acc * back[:, None])
-            fence_async_shared()
-            barrier()
-            tma.async_copy_shared_to_global(out, [first, at(column, t)], part)
-            place = gl.where(place == OUTS - 1, 0, place + 1)
+        back = gl.convert_layout(inverse(scale), gl.SliceLayout(1, sums)) * SCALE
+        for start in range(0, blocks, BATCH):
+            column = columns(m, start, seed, offset, N_TILES, LOG_GROUP, LOG_CHUNK)
+            for block in range(gl.minimum(blocks - start, BATCH)):
+                mbarrier.wait(full.index(slot), phase)
+                tile = tiles.index(slot * TILES + WHICH * (TILES - 1))
+                tile = tile._reinterpret(gl.float16, [TILE, WIDTH], tile_shared)
+                acc = gl.zeros((VECTORS, WIDTH), gl.float32, layout=sums)
+                acc = warpgroup_mma(high, tile, acc, use_acc=False, is_async=True)
+                acc = warpgroup_mma(low, tile, acc, is_async=True)
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                tma.store_wait(OUTS - 1)
+                barrier()
+                mbarrier.arrive(empty.index(slot), count=1)
+                slot, phase = next_slot(slot, phase, SLOTS)
+                part = outs.index(WHICH * OUTS + place)
+                part.store(acc * back[:, None])
+                fence_async_shared()
+                barrier()
+                tma.async_copy_shared_to_global(out, [first, at(column, block)], part)
+                place = gl.where(place == OUTS - 1, 0, place + 1)
         product += gl.num_programs(0)
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["n", "groups", "seed", "feature_offset"])
+@gluon.jit(do_not_specialize=["n", "blocks", "seed", "feature_offset"])
 def adjoint_hopper(
     y,
     out,
     n,
-    groups,
+    blocks,
     seed: gl.int64,
     feature_offset: gl.int64,
     N_TILES: gl.constexpr,
     LOG_GROUP: gl.constexpr,
+    LOG_CHUNK: gl.constexpr,
     SLOTS: gl.constexpr,
     TILES: gl.constexpr,
 ):
     """out[v, j] = sum_r y[v, r] S[r, j]. Any number of programs.
 
-    y, out : tensor descriptors of blocks [VECTORS, TILE] and [VECTORS, CHUNK].  groups : of chunks, that the columns
-    lie in; the first column is the first of a group, and rows of out are whole in 16 bytes, as stores are.
+    y, out : tensor descriptors of blocks [VECTORS, TILE] and [VECTORS, WIDTH].  blocks : of a tile, that the columns lie
+    in; the first column is the first of a group, and rows of out are whole in 16 bytes, as stores are.  nnz is 1, 2 or 4.
     TILES : of a product, 1 or 2; a product is of so many tiles and 2 VECTORS / TILES vectors.
     """
     products = N_TILES // TILES * gl.cdiv(n, 2 // TILES * VECTORS)
-    words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, CHUNK // 2], gl.uint32)
+    words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, WIDTH // 2], gl.uint32)
     ys = gl.allocate_shared_memory(gl.float32, [2, VECTORS, TILE], y.layout)
-    tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS * TILES, TILE, CHUNK // 2], words_shared)
-    outs = gl.allocate_shared_memory(gl.float32, [2 * OUTS, VECTORS, CHUNK], out.layout)
+    tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS * TILES, TILE, WIDTH // 2], words_shared)
+    outs = gl.allocate_shared_memory(gl.float32, [2 * OUTS, VECTORS, WIDTH], out.layout)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     y_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -161,12 +167,12 @@ def adjoint_hopper(
     barrier()
     gl.warp_specialize(
         [
-            (_multiply, (ys, tiles, full, empty, y_full, y_empty, out, outs, products, groups, seed, feature_offset,
-                         N_TILES, LOG_GROUP, SLOTS, TILES, 0)),
-            (_multiply, (ys, tiles, full, empty, y_full, y_empty, out, outs, products, groups, seed, feature_offset,
-                         N_TILES, LOG_GROUP, SLOTS, TILES, 1)),
-            (_make, (y, ys, tiles, full, empty, y_full, y_empty, products, groups, seed, feature_offset, N_TILES,
-                     LOG_GROUP, SLOTS, TILES)),
+            (_multiply, (ys, tiles, full, empty, y_full, y_empty, out, outs, products, blocks, seed, feature_offset,
+                         N_TILES, LOG_GROUP, LOG_CHUNK, SLOTS, TILES, 0)),
+            (_multiply, (ys, tiles, full, empty, y_full, y_empty, out, outs, products, blocks, seed, feature_offset,
+                         N_TILES, LOG_GROUP, LOG_CHUNK, SLOTS, TILES, 1)),
+            (_make, (y, ys, tiles, full, empty, y_full, y_empty, products, blocks, seed, feature_offset, N_TILES,
+                     LOG_GROUP, LOG_CHUNK, SLOTS, TILES)),
         ],
         [4, 4],
         [168, 168],

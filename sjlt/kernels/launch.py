@@ -1,7 +1,7 @@
 """Which kernel runs, in what shape: pure functions of a product's shapes and the device, decided without a device.
 
 What was tuned was tuned on an H200, in fp32; benchmarks/results/h200.json has the cases. (Those that suit the kernels
-for Hopper are timed there with these, no longer with `tiles`.)
+for Hopper, see `hopper_launch`, are timed there with these, no longer with `tiles`.)
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ VECTOR_BYTES = 16  # of the widest access to memory
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FEW = 16  # vectors for which a block of 64 for the tensor cores would be mostly empty
 MOST_KEYS = 64  # of sub-blocks and chunks that a thread of a tile kernel looks through in a step
-MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor cores are faster
-HOPPER_VECTORS = 128  # of a program of the kernels for Hopper, in two halves
-HOPPER_NNZ = 4  # that they are for
-HOPPER_PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
-HOPPER_ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
+MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor cores are faster (but see `most_reads`)
 
 
 class Product(NamedTuple):
@@ -121,19 +117,6 @@ class Tiles:
     registers: int
 
 
-@dataclass(frozen=True)
-class Hopper:
-    """A launch of `project_hopper` or `adjoint_hopper`: constants of the kernel (names as there), and its programs.
-
-    slots, tiles : SLOTS, TILES (of `adjoint_hopper`).  groups : of chunks, that the columns lie in.
-    """
-
-    programs: int
-    groups: int
-    slots: int
-    tiles: int
-
-
 def is_whole(k: int, nnz: int) -> bool:
     """k = 128 2^a and nnz = 2^b: every slot of a chunk is a row, every group has a chunk for every tile."""
     tiles = k // law.TILE_ROWS
@@ -165,13 +148,11 @@ def alignment(product: Product, chunk: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather | Hopper:
+def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather:
     """The launch for a product with n > 0 and d > 0."""
-    if product.hopper and suits_hopper(product, adjoint):
-        return hopper(product, adjoint)
     if product.dtype == "float64" or product.n < FEW:
         return gather(product, adjoint)
-    if vectors_last(product) and product.nnz <= MOST_READS:
+    if vectors_last(product) and product.nnz <= most_reads(product, adjoint):
         if product.nnz == 1 and not adjoint:
             return gather(product)
         if not adjoint or is_whole(product.k, product.nnz):
@@ -180,46 +161,10 @@ def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather | H
     return chosen if chosen.keys * chosen.chunks <= MOST_KEYS else gather(product, adjoint)
 
 
-def suits_hopper(product: Product, adjoint: bool = False) -> bool:
-    """Whether a product is for the kernels for Hopper: as their loads and stores ask, and large enough.
-
-    (That data and result are of one dtype, and begin at multiples of 16 bytes, is for the caller to see.)
-    """
-    geometry, size = law.geometry(product.k, product.nnz, 0), ITEM_BYTES[product.dtype]
-    width = 1 << geometry.log_group << geometry.log_chunk
-    products = geometry.n_tiles * -(-product.n // HOPPER_VECTORS)
-    return (
-        product.dtype != "float64"
-        and (not adjoint or (product.dtype == "float32" and product.d * size % 16 == 0))  # stores are of 16 bytes
-        and product.precision != "medium"  # one part in bf16 is faster still, and less exact
-        and product.nnz == HOPPER_NNZ
-        and is_whole(product.k, product.nnz)
-        and product.offset % width == 0
-        and product.d >= 1 << geometry.log_chunk
-        and groups_of(product, geometry) <= BATCH
-        and _is_loadable(product.strides, product.d, size)
-        and _is_loadable(product.narrow, product.k, size)
-        and product.n < 1 << 31
-        and product.n * product.d >= HOPPER_ELEMENTS
-        and products >= HOPPER_PRODUCTS * product.multiprocessors
-    )
-
-
-def _is_loadable(strides: tuple[int, ...], width: int, size: int) -> bool:
-    """Whether the tensor memory accelerator takes rows of so many numbers."""
-    return strides[1] == 1 and strides[0] >= width and strides[0] * size % 16 == 0 and strides[0] * size < 1 << 40
-
-
-def hopper(product: Product, adjoint: bool = False) -> Hopper:
-    """The launch of `project_hopper`, or of `adjoint_hopper`."""
-    geometry = law.geometry(product.k, product.nnz, 0)
-    products = geometry.n_tiles * -(-product.n // HOPPER_VECTORS)
-    return Hopper(
-        programs=min(products, product.multiprocessors),
-        groups=groups_of(product, geometry),
-        slots=3 if product.dtype == "float32" and not adjoint else 4,
-        tiles=2 if geometry.n_tiles == 2 else 1,
-    )
+def most_reads(product: Product, adjoint: bool) -> int:
+    """The largest nnz for the kernels of `rows`: sums in fp32 may be of twice as many, where their rows are quick."""
+    twice = product.dtype == "float32" and not adjoint and is_whole(product.k, product.nnz)
+    return 2 * MOST_READS if twice else MOST_READS
 
 
 def vectors_last(product: Product) -> bool:
