@@ -37,7 +37,7 @@ RESULTS = Path(__file__).parent / "results" / "h200.json"
 WARM_UPS, REPEATS = 3, 10
 SLOW = 2000  # ms after which a method is not repeated further
 LAP = 1.0  # ms, of a repeat at least
-WAIT = 4_000_000  # cycles, about 2 ms: a lead that the host keeps while it queues a repeat's calls
+WAIT = 8_000_000  # cycles, about 4 ms: a lead that the host keeps while it queues a repeat's calls
 BF16 = torch.bfloat16
 
 GROUPS = {

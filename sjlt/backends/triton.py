@@ -5,6 +5,7 @@ The interface is the CPU backend's: 2-D data of any strides, one data vector a r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Split = launch.Tiles | launch.Rows | launch.Gather
 Launch = Split | hopper_launch.Hopper
+Compiled = tuple[tuple[int, int, int], dict[str, Any]]  # a grid; a kernel's constants, and options
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -129,7 +131,8 @@ def _scales(mode: int, x: Tensor) -> Tensor:
         return x
     n, d = x.shape
     scales = x.new_empty(n)
-    scale_vectors[(-(-n // 256),)](x, scales, n, d, *x.stride(), V=256, SAMPLE=launch.SAMPLE, LINE=launch.LINE)
+    sizes, constants = (n, d, *x.stride()), {"V": 256, "SAMPLE": launch.SAMPLE, "LINE": launch.LINE}
+    _run(scale_vectors, (x, scales), sizes, sizes, lambda: ((-(-n // 256), 1, 1), constants))
     return scales
 
 
@@ -145,17 +148,26 @@ def _partial(splits: int, x: Tensor, out: Tensor) -> Tensor:
 def _reduce(nnz: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:
     if partial.stride(1) < partial.stride(2):
         partial, out = partial.transpose(1, 2), out.t()
-    splits, rows, columns = partial.shape
-    overlap = _overlaps(out.device)
-    each = min(max(128, triton.next_power_of_2(rows * columns // REDUCERS)), 1024)
-    columns_each = min(triton.next_power_of_2(columns), each)
-    rows_each = min(triton.next_power_of_2(rows), each // columns_each)
-    reduce_partials[(-(-rows // rows_each), -(-columns // columns_each))](
-        partial, out, splits, rows, columns, *partial.stride(), *out.stride(), NNZ=nnz, ACCUMULATE=accumulate,
-        DTYPE=tl.float64 if partial.dtype == torch.float64 else tl.float32,
-        SPLITS=min(triton.next_power_of_2(splits), 8), ROWS=rows_each, COLUMNS=columns_each,
-        OVERLAP=overlap, **({"launch_pdl": True} if overlap else {}),
-    )  # fmt: skip
+    sizes = (*partial.shape, *partial.stride(), *out.stride())
+
+    def compiled_for() -> Compiled:
+        splits, rows, columns = partial.shape
+        each = min(max(128, triton.next_power_of_2(rows * columns // REDUCERS)), 1024)
+        columns_each = min(triton.next_power_of_2(columns), each)
+        rows_each = min(triton.next_power_of_2(rows), each // columns_each)
+        overlap = _overlaps(out.device)
+        return (-(-rows // rows_each), -(-columns // columns_each), 1), {
+            "NNZ": nnz,
+            "DTYPE": tl.float64 if partial.dtype == torch.float64 else tl.float32,
+            "ACCUMULATE": accumulate,
+            "SPLITS": min(triton.next_power_of_2(splits), 8),
+            "ROWS": rows_each,
+            "COLUMNS": columns_each,
+            "OVERLAP": overlap,
+            **({"launch_pdl": True} if overlap else {}),
+        }
+
+    _run(reduce_partials, (partial, out), sizes, (nnz, accumulate, sizes), compiled_for)
 
 
 # ------------------------------------------------------------------------------------- launches
@@ -188,28 +200,42 @@ def _launch(
     last: tuple[int, ...],
     **flags: bool,
 ) -> None:
-    """``kernel[grid](*tensors, *sizes, seed, feature offset, *last, **flags and constants)``.
+    """``kernel[grid](*tensors, *sizes, seed, feature offset, *last, **flags and constants)``."""
+    *law_of, seed, feature_offset = sketch.numbers
+
+    def compiled_for() -> Compiled:
+        constants = _constants(chosen, sketch.n_components, sketch.nnz, adjoint="FINAL" not in flags)
+        return grid, {**flags, **constants}
+
+    integers = (*sizes, seed, feature_offset, *last)
+    _run(kernel, tensors, integers, (chosen, *law_of, feature_offset, sizes, *flags.values()), compiled_for)
+
+
+def _run(
+    kernel: Any,
+    tensors: tuple[Tensor, ...],
+    integers: tuple[int, ...],
+    key: Hashable,
+    compiled_for: Callable[[], Compiled],
+) -> None:
+    """``kernel[grid](*tensors, *integers, **constants)``, where `compiled_for` gives (grid, constants and options).
 
     Where all that Triton compiles for has been seen before, its search for the compiled kernel, about half of the
-    host's time, is saved. (An integer matters to it by its value; a tensor by its dtype and the alignment of its
-    memory.)
+    host's time, is saved. (A tensor matters to it by its dtype and the alignment of its memory; the rest is in `key`.)
     """
-    *law_of, seed, feature_offset = sketch.numbers
-    arguments = (*tensors, *sizes, seed, feature_offset, *last)
-    described = [(t.dtype, t.data_ptr() % 16) for t in tensors]
-    device, options = tensors[0].get_device(), flags.values()
-    key = (kernel.__name__, chosen, *law_of, feature_offset, sizes, *described, device, *options)
-    known = _compiled.get(key)
+    arguments = (*tensors, *integers)
+    known_by = (kernel.__name__, key, tensors[0].get_device(), *[(t.dtype, t.data_ptr() % 16) for t in tensors])
+    known = _compiled.get(known_by)
     if known is not None:
         launched, constants = known
         launched(*arguments, *constants)
         return
-    by_name = {**flags, **_constants(chosen, sketch.n_components, sketch.nnz, adjoint="FINAL" not in flags)}
+    grid, by_name = compiled_for()
     compiled = kernel[grid](*arguments, **by_name)
     if compiled is not None:  # the interpreter has nothing to remember
         if len(_compiled) >= MOST_COMPILED:
             _compiled.clear()
-        _compiled[key] = compiled[grid], tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
+        _compiled[known_by] = compiled[grid], tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
 
 
 @lru_cache(maxsize=4096)

@@ -145,8 +145,8 @@ def adjoint_hopper(
 ):
     """out[v, j] = sum_r y[v, r] S[r, j]. Any number of programs.
 
-    y, out : tensor descriptors of blocks [VECTORS, TILE] and [VECTORS, WIDTH].  blocks : of a tile, that the columns lie
-    in; the first column is the first of a group, and rows of out are whole in 16 bytes, as stores are.  nnz is 1, 2 or 4.
+    y, out : tensor descriptors of blocks [VECTORS, TILE] and [VECTORS, WIDTH].  blocks : of a tile, that the columns
+    lie in; the first column is the first of a group.  nnz is 1, 2 or 4, and rows of out are whole in 16 bytes.
     TILES : of a product, 1 or 2; a product is of so many tiles and 2 VECTORS / TILES vectors.
     """
     products = N_TILES // TILES * gl.cdiv(n, 2 // TILES * VECTORS)
