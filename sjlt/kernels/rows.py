@@ -2,8 +2,9 @@
 
 A program owns (tile, block of vectors) and reads only the chunks of its tile: each of the tile's 128 rows adds its one
 row of A from the chunk, a run of neighbouring numbers, with its sign. With nnz > 1 a row of A is read nnz times, but
-from the L1 cache but for the first, which binds. (On tensor cores the data crosses shared memory transposed: 1.7 times
-the memory floor where this takes 1.27, H200, fp32, nnz 4; with nnz 8 2.6 and 2.2, with nnz 16 3.3 and 4.4.)
+from the L1 cache but for the first; with nnz 8 and more the time is in proportion to these reads. (On tensor cores the
+data crosses shared memory transposed: 1.7 times the memory floor where this takes 1.27, H200, fp32, nnz 4; with nnz 8
+2.6 and 2.2, with nnz 16 3.3 and 4.4.)
 """
 
 from __future__ import annotations
