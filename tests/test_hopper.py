@@ -83,7 +83,9 @@ def test_rows_that_end_anywhere(d, k, nnz, check, taken):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("d", "k"), [(32, 128), (100, 128), (768, 256), (5000, 256), (1024, 128), (300, 4096)])
+@pytest.mark.parametrize(
+    ("d", "k"), [(32, 128), (100, 128), (768, 256), (1000, 512), (5000, 256), (1024, 128), (300, 4096)]
+)
 @pytest.mark.parametrize("nnz", [1, 2, 4])
 @pytest.mark.parametrize("n", [16, 129, 300])
 def test_adjoints_are_exact(n, nnz, d, k, taken):
@@ -376,3 +378,7 @@ def test_where_products_go(monkeypatch):
             backend.adjoint(S, y, x, add)
             assert set(ways) == {way}
             ways.clear()
+    monkeypatch.setattr(backend, "_resources", lambda device: (*ON_HOPPER[:2], False))  # another device
+    backend.project(S, wide[:, :256], narrow[:, :128], False)
+    backend.adjoint(S, narrow[:, :128], wide[:, :256], False)
+    assert set(ways) == {"other"}

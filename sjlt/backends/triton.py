@@ -100,10 +100,9 @@ def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:
 
 def _chosen(product: launch.Product, data: Tensor, out: Tensor, accumulate: bool, adjoint: bool) -> Launch:
     """The launch, by what shapes do not tell, too."""
-    aligned = (data.data_ptr() | out.data_ptr()) % launch.VECTOR_BYTES == 0
-    if product.hopper and aligned and data.dtype == out.dtype and not accumulate:
+    if product.hopper and data.dtype == out.dtype and not accumulate:
         chosen = hopper_launch.choose(product, adjoint)
-        if chosen:
+        if chosen and (data.data_ptr() | out.data_ptr()) % launch.VECTOR_BYTES == 0:
             return chosen
     return launch.choose(product, adjoint)
 

@@ -72,9 +72,9 @@ def _make(
             keys1, signs1 = entry_words(m1, start, seed, offset, N_TILES, LOG_GROUP, LOG_CHUNK)
             for block in range(gl.minimum(blocks - start, BATCH)):
                 mbarrier.wait(empty.index(slot), phase)
-                tiles.index(slot * TILES).store(entries(keys0, signs0, block, LOG_CHUNK, WIDTH, gl.float16))
+                tiles.index(slot * TILES).store(entries(keys0, signs0, block, LOG_CHUNK, gl.float16))
                 if TILES == 2:
-                    tiles.index(slot * TILES + 1).store(entries(keys1, signs1, block, LOG_CHUNK, WIDTH, gl.float16))
+                    tiles.index(slot * TILES + 1).store(entries(keys1, signs1, block, LOG_CHUNK, gl.float16))
                 fence_async_shared()
                 barrier()
                 mbarrier.arrive(full.index(slot), count=1)

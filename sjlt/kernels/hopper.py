@@ -100,13 +100,14 @@ def entry_words(m, start, seed, offset, N_TILES: gl.constexpr, LOG_GROUP: gl.con
 
 
 @gluon.jit
-def entries(keys, signs, block, LOG_CHUNK: gl.constexpr, COLUMNS: gl.constexpr, DTYPE: gl.constexpr):
-    """A block's entries, of 16 bits, two to a word: [TILE, COLUMNS // 2]. A thread has a row.
+def entries(keys, signs, block, LOG_CHUNK: gl.constexpr, DTYPE: gl.constexpr):
+    """A block's entries, of 16 bits, two to a word: [TILE, half of its columns]. A thread has a row.
 
     block : its number among those that the words are for.
     """
     ONE: gl.constexpr = 0x3F80 if gl.bfloat16 == DTYPE else 0x3C00
     CHUNK: gl.constexpr = 1 << LOG_CHUNK
+    COLUMNS: gl.constexpr = CHUNK // blocks_of(LOG_CHUNK)
     layout: gl.constexpr = gl.BlockedLayout([1, COLUMNS // 2], [32, 1], [4, 1], [1, 0])
     warp = gl.arange(0, 4, layout=gl.SliceLayout(1, keys.type.layout))[:, None]
     lane = gl.arange(0, 32, layout=gl.SliceLayout(0, keys.type.layout))[None, :]

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .. import law
-from .launch import BATCH, ITEM_BYTES, VECTOR_BYTES, Product, groups_of, is_whole
+from .launch import BATCH, ITEM_BYTES, MOST_CHUNKS, VECTOR_BYTES, Product, groups_of, is_whole
 
 VECTORS = 128  # of a program, in two halves
 WIDTH = 32  # columns of a block of data and entries, at most
 MOST_NNZ = 8
-MOST_CHUNKS = 1024  # of a tile in 16 bits, beyond which a sum by tensor cores has lost too much
 PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
 ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
 
@@ -39,13 +38,13 @@ def choose(product: Product, adjoint: bool) -> Hopper | None:
         return None
     geometry = law.geometry(product.k, product.nnz, 0)
     groups, chunk = groups_of(product, geometry), 1 << geometry.log_chunk
-    width = min(chunk, WIDTH)
+    width, parted = min(chunk, WIDTH), product.dtype == "float32" and not adjoint
     return Hopper(
         programs=min(_products(product), product.multiprocessors),
         width=width,
         blocks=groups * (chunk // width),
-        slots=3 if product.dtype == "float32" and not adjoint else 4,
-        fold=product.dtype == "float32" and not adjoint and groups > BATCH,
+        slots=3 if parted else 4,
+        fold=parted and groups > BATCH,
         tiles=2 if geometry.n_tiles == 2 else 1,
     )
 
@@ -60,11 +59,11 @@ def suits(product: Product, adjoint: bool) -> bool:
     if product.precision == "medium" and product.nnz < MOST_NNZ:  # one part in bf16 is faster still, and less exact
         return False
     geometry, size = law.geometry(product.k, product.nnz, 0), ITEM_BYTES[product.dtype]
-    chunk, exact = 1 << geometry.log_chunk, product.dtype == "float32"
+    chunk, fp32 = 1 << geometry.log_chunk, product.dtype == "float32"
     if adjoint:  # which stores whole vectors of memory; stores of less than WIDTH columns are slow
-        fits = exact and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
+        fits = fp32 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
     else:
-        fits = exact or groups_of(product, geometry) <= MOST_CHUNKS
+        fits = fp32 or groups_of(product, geometry) <= MOST_CHUNKS
     return (
         fits
         and product.nnz <= MOST_NNZ

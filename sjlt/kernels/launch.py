@@ -25,6 +25,7 @@ VECTOR_BYTES = 16  # of the widest access to memory
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FEW = 16  # vectors for which a block of 64 for the tensor cores would be mostly empty
 MOST_KEYS = 64  # of sub-blocks and chunks that a thread of a tile kernel looks through in a step
+MOST_CHUNKS = 1024  # of 16-bit data that tensor cores sum before they lose too much; of data in fp32, BATCH
 MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor cores are faster (but see `most_reads`)
 
 
@@ -162,7 +163,7 @@ def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather:
 
 
 def most_reads(product: Product, adjoint: bool) -> int:
-    """The largest nnz for the kernels of `rows`: sums in fp32 may be of twice as many, where their rows are quick."""
+    """The largest nnz for the kernels of `rows`: twice as large for sums of fp32 data in whole geometries."""
     twice = product.dtype == "float32" and not adjoint and is_whole(product.k, product.nnz)
     return 2 * MOST_READS if twice else MOST_READS
 
@@ -181,7 +182,7 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
     # fp32: 32 features a step (64 take the registers that loads in flight need). 16 bits: 64 halve the overhead.
     chunks = min(BATCH, max(1, (64 if mode == NATIVE or adjoint else 32) // chunk))
     # A tensor core's sum loses 2e-8 of itself a term: more terms than these are summed by parts.
-    fold = not adjoint and groups > (1024 if mode == NATIVE else BATCH)
+    fold = not adjoint and groups > (MOST_CHUNKS if mode == NATIVE else BATCH)
     rows_first = mode == NATIVE and whole and not adjoint  # the kernel's sums of 64 vectors leave room for 3 programs
     small = fold or adjoint or rows_first or product.n <= 64 or chunk > (64 if mode == NATIVE else 32)
     vectors = 64 if small else 128

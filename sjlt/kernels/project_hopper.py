@@ -64,7 +64,7 @@ def _load_and_make(
                         part = xs.index((slot * BLOCKS + u) * 2 + half)
                         tma.async_copy_global_to_shared(x, [first + half * VECTORS, j], full.index(slot), part)
                 for u in gl.static_range(BLOCKS):
-                    tile = entries(keys, signs, block + u, LOG_CHUNK, COLUMNS, x.dtype)
+                    tile = entries(keys, signs, block + u, LOG_CHUNK, x.dtype)
                     tiles.index(slot * BLOCKS + u).store(tile)
                 fence_async_shared()
                 barrier()
