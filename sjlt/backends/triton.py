@@ -5,7 +5,6 @@ The interface is the CPU backend's: 2-D data of any strides, one data vector a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,22 +21,20 @@ from ..kernels.parts import scale_vectors
 from ..kernels.reduce import reduce_partials
 from ..kernels.rows import adjoint_rows, project_rows
 from ..kernels.tiles import adjoint_tiles, project_tiles
+from .triton_launches import kind, run
 
 if TYPE_CHECKING:
     from ..sketch import Sketch
 
 Split = launch.Tiles | launch.Rows | launch.Gather
 Launch = Split | hopper_launch.Hopper
-Compiled = tuple[tuple[int, int, int], dict[str, Any]]  # a grid; a kernel's constants, and options
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 NVIDIA = not INTERPRETED and torch.version.hip is None
 REDUCERS = 256  # programs that sum partial results, at least, where each has 128 to 1024 elements
-MOST_COMPILED = 4096  # launches remembered
 
 _HERE = nullcontext()
-_compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
 
 def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
@@ -131,7 +128,8 @@ def _scales(mode: int, x: Tensor) -> Tensor:
     n, d = x.shape
     scales = x.new_empty(n)
     sizes, constants = (n, d, *x.stride()), {"V": 256, "SAMPLE": launch.SAMPLE, "LINE": launch.LINE}
-    _run(scale_vectors, (x, scales), sizes, sizes, lambda: ((-(-n // 256), 1, 1), constants))
+    arguments, key = (x, scales, *sizes), (sizes, kind(x), kind(scales))
+    run(scale_vectors, (-(-n // 256), 1, 1), x.get_device(), arguments, key, lambda: constants)
     return scales
 
 
@@ -147,26 +145,27 @@ def _partial(splits: int, x: Tensor, out: Tensor) -> Tensor:
 def _reduce(nnz: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:
     if partial.stride(1) < partial.stride(2):
         partial, out = partial.transpose(1, 2), out.t()
+    grid, block = _blocks_of_sums(*partial.shape)
     sizes = (*partial.shape, *partial.stride(), *out.stride())
 
-    def compiled_for() -> Compiled:
-        splits, rows, columns = partial.shape
-        each = min(max(128, triton.next_power_of_2(rows * columns // REDUCERS)), 1024)
-        columns_each = min(triton.next_power_of_2(columns), each)
-        rows_each = min(triton.next_power_of_2(rows), each // columns_each)
+    def constants() -> dict[str, Any]:
         overlap = _overlaps(out.device)
-        return (-(-rows // rows_each), -(-columns // columns_each), 1), {
-            "NNZ": nnz,
-            "DTYPE": tl.float64 if partial.dtype == torch.float64 else tl.float32,
-            "ACCUMULATE": accumulate,
-            "SPLITS": min(triton.next_power_of_2(splits), 8),
-            "ROWS": rows_each,
-            "COLUMNS": columns_each,
-            "OVERLAP": overlap,
-            **({"launch_pdl": True} if overlap else {}),
-        }
+        dtype = tl.float64 if partial.dtype == torch.float64 else tl.float32
+        flags = {"NNZ": nnz, "DTYPE": dtype, "ACCUMULATE": accumulate, "OVERLAP": overlap}
+        return {**flags, **block, **({"launch_pdl": True} if overlap else {})}
 
-    _run(reduce_partials, (partial, out), sizes, (nnz, accumulate, sizes), compiled_for)
+    key = (nnz, accumulate, sizes, kind(partial), kind(out))
+    run(reduce_partials, grid, out.get_device(), (partial, out, *sizes), key, constants)
+
+
+@lru_cache(maxsize=4096)
+def _blocks_of_sums(splits: int, rows: int, columns: int) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """The grid, and what a program of it takes."""
+    each = min(max(128, triton.next_power_of_2(rows * columns // REDUCERS)), 1024)
+    columns_each = min(triton.next_power_of_2(columns), each)
+    rows_each = min(triton.next_power_of_2(rows), each // columns_each)
+    grid = (-(-rows // rows_each), -(-columns // columns_each), 1)
+    return grid, {"SPLITS": min(triton.next_power_of_2(splits), 8), "ROWS": rows_each, "COLUMNS": columns_each}
 
 
 # ------------------------------------------------------------------------------------- launches
@@ -200,41 +199,14 @@ def _launch(
     **flags: bool,
 ) -> None:
     """``kernel[grid](*tensors, *sizes, seed, feature offset, *last, **flags and constants)``."""
-    *law_of, seed, feature_offset = sketch.numbers
+    k, nnz = sketch.n_components, sketch.nnz
 
-    def compiled_for() -> Compiled:
-        constants = _constants(chosen, sketch.n_components, sketch.nnz, adjoint="FINAL" not in flags)
-        return grid, {**flags, **constants}
+    def constants() -> dict[str, Any]:
+        return flags | _constants(chosen, k, nnz, adjoint="FINAL" not in flags)
 
-    integers = (*sizes, seed, feature_offset, *last)
-    _run(kernel, tensors, integers, (chosen, *law_of, feature_offset, sizes, *flags.values()), compiled_for)
-
-
-def _run(
-    kernel: Any,
-    tensors: tuple[Tensor, ...],
-    integers: tuple[int, ...],
-    key: Hashable,
-    compiled_for: Callable[[], Compiled],
-) -> None:
-    """``kernel[grid](*tensors, *integers, **constants)``, where `compiled_for` gives (grid, constants and options).
-
-    Where all that Triton compiles for has been seen before, its search for the compiled kernel, about half of the
-    host's time, is saved. (A tensor matters to it by its dtype and the alignment of its memory; the rest is in `key`.)
-    """
-    arguments = (*tensors, *integers)
-    known_by = (kernel.__name__, key, tensors[0].get_device(), *[(t.dtype, t.data_ptr() % 16) for t in tensors])
-    known = _compiled.get(known_by)
-    if known is not None:
-        launched, constants = known
-        launched(*arguments, *constants)
-        return
-    grid, by_name = compiled_for()
-    compiled = kernel[grid](*arguments, **by_name)
-    if compiled is not None:  # the interpreter has nothing to remember
-        if len(_compiled) >= MOST_COMPILED:
-            _compiled.clear()
-        _compiled[known_by] = compiled[grid], tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
+    arguments = (*tensors, *sizes, *sketch.numbers[-2:], *last)
+    key = (chosen, k, nnz, sizes, *flags.values(), *map(kind, tensors))
+    run(kernel, grid, tensors[0].get_device(), arguments, key, constants)
 
 
 @lru_cache(maxsize=4096)

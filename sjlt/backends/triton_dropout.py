@@ -13,7 +13,7 @@ from torch import Tensor
 from ..dropout_axes import INDEX, LENGTH, OPERANDS, SEEDS, Axis, Grid, grid, offsets
 from ..dropout_law import Rule
 from ..kernels.dropout import ADD, DROP, MASK, STORED, dropout_flat, dropout_tiles
-from .triton import MOST_COMPILED
+from .triton_launches import kind, run
 
 # Tuned on an H200 for 2^28 elements of fp32 and bf16.
 FLAT_BYTES = 4096  # of the result, of a program on flat memory
@@ -22,35 +22,33 @@ SIDE = 64  # of a tile where rows are, in one of the tensors or all
 WARPS, TILE_WARPS = 4, 2  # of a program, and of one on the former tiles
 WASTE = 8  # at most one in so many of a tile's columns may lie beyond the last
 
-_compiled: dict[Any, Any] = {}
-
 
 def drop(rule: Rule, x: Tensor, out: Tensor) -> None:
     """out = dropout of x; they may be one tensor."""
-    _run(DROP.value, rule, out, x, x)
+    _apply(DROP.value, rule, out, x, x)
 
 
 def drop_add(rule: Rule, x: Tensor, residual: Tensor, out: Tensor) -> None:
     """out = residual + dropout of x."""
-    _run(ADD.value, rule, out, x, residual)
+    _apply(ADD.value, rule, out, x, residual)
 
 
 def drop_stored(scale: float, x: Tensor, keep: Tensor, out: Tensor) -> None:
     """out = x scale where keep, of bool, else 0."""
-    _run(STORED.value, Rule(16, 1, scale), out, x, keep.view(torch.uint8))
+    _apply(STORED.value, Rule(16, 1, scale), out, x, keep.view(torch.uint8))
 
 
 def mask(rule: Rule, out: Tensor) -> None:
     """out, of bool, = which elements of its shape live."""
-    _run(MASK.value, rule, out.view(torch.uint8), None, None)
+    _apply(MASK.value, rule, out.view(torch.uint8), None, None)
 
 
-def _run(mode: int, rule: Rule, out: Tensor, x: Tensor | None, other: Tensor | None) -> None:
+def _apply(mode: int, rule: Rule, out: Tensor, x: Tensor | None, other: Tensor | None) -> None:
     if out.numel() == 0:
         return
     if out.is_cuda and out.get_device() != torch.cuda.current_device():
         with torch.cuda.device(out.device):
-            _run(mode, rule, out, x, other)
+            _apply(mode, rule, out, x, other)
         return
     x = out if x is None else x
     other = x if other is None else other
@@ -186,29 +184,19 @@ def _launch(
     constants: tuple[Any, ...],
     warps: int,
 ) -> None:
-    """``kernel[grid_](*tensors, *the rule's numbers, *changing, *sizes, *constants)``.
-
-    Where all that Triton compiles for has been seen before, its search for the compiled kernel, about half of the
-    host's time, is saved. (A tensor matters to it by its dtype and by the alignment of its memory.)
-    """
+    """``kernel[grid_](*tensors, *the rule's numbers, *changing, *sizes, *constants)``."""
     x, other, out, seeds, steps = tensors
-    key = (
-        sizes, constants, out.get_device(),
-        x.dtype, x.data_ptr() % 16, out.dtype, out.data_ptr() % 16,
-        0 if other is x else (other.dtype, other.data_ptr() % 16),
-        0 if seeds is None else seeds.data_ptr() % 16,
-        0 if steps is None else (steps.dtype, steps.data_ptr() % 16),
-    )  # fmt: skip
     arguments = (
         x, other, out, out if seeds is None else seeds, out if steps is None else steps,
-        rule.seed, rule.step, rule.threshold, rule.scale, *changing, *sizes, *constants,
+        rule.seed, rule.step, rule.threshold, rule.scale, *changing, *sizes,
     )  # fmt: skip
-    compiled = _compiled.get(key)
-    if compiled is not None:
-        compiled[grid_](*arguments)
-        return
-    compiled = kernel[grid_](*arguments, num_warps=warps, enable_fp_fusion=False)
-    if compiled is not None:  # the interpreter has nothing to remember
-        if len(_compiled) >= MOST_COMPILED:
-            _compiled.clear()
-        _compiled[key] = compiled
+    key = (
+        sizes, constants, kind(x), kind(out), other is x or kind(other),
+        seeds is None or kind(seeds), steps is None or kind(steps),
+    )  # fmt: skip
+
+    def by_name() -> dict[str, Any]:
+        names = kernel.arg_names[len(arguments) :]
+        return dict(zip(names, constants, strict=True), num_warps=warps, enable_fp_fusion=False)
+
+    run(kernel, grid_, out.get_device(), arguments, key, by_name)

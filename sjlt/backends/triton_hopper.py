@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import torch
 import triton
 from torch import Tensor
 
 from .. import law
 from ..kernels import hopper_launch, iid_launch
 from . import triton as backend
+from .triton_launches import kind, run
 
 if TYPE_CHECKING:
     from ..sketch import Sketch
@@ -22,52 +25,63 @@ if GLUON:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from ..kernels.adjoint_hopper import adjoint_hopper
-    from ..kernels.hopper import TILE, VECTORS
     from ..kernels.iid_hopper import multiply_iid_hopper
     from ..kernels.project_hopper import project_hopper
 
 
 def project(chosen: hopper_launch.Hopper, sketch: Sketch, x: Tensor, out: Tensor) -> None:
     """out = x S'."""
-    project_hopper[(chosen.programs,)](
-        _blocks(x, chosen.width), _blocks(out, TILE.value), len(x), chosen.blocks, *sketch.numbers[-2:],
-        **_constants(sketch), FOLD=chosen.fold, SLOTS=chosen.slots, num_warps=4,
-    )  # fmt: skip
+    tensors = (_described(x, hopper_launch.HALF, chosen.width), _described(out, hopper_launch.HALF, law.TILE_ROWS))
+    _launch(project_hopper, chosen, sketch, x, tensors, FOLD=chosen.fold, SLOTS=chosen.slots)
 
 
 def adjoint(chosen: hopper_launch.Hopper, sketch: Sketch, y: Tensor, out: Tensor) -> None:
     """out = y S."""
-    adjoint_hopper[(chosen.programs,)](
-        _blocks(y, TILE.value), _blocks(out, chosen.width), len(y), chosen.blocks, *sketch.numbers[-2:],
-        **_constants(sketch), SLOTS=chosen.slots, TILES=chosen.tiles, num_warps=4,
-    )  # fmt: skip
+    tensors = (_described(y, hopper_launch.HALF, law.TILE_ROWS), _described(out, hopper_launch.HALF, chosen.width))
+    _launch(adjoint_hopper, chosen, sketch, y, tensors, SLOTS=chosen.slots, TILES=chosen.tiles)
 
 
-def _constants(sketch: Sketch) -> dict[str, int]:
-    geometry = law.geometry(sketch.n_components, sketch.nnz, 0)
-    return {"N_TILES": geometry.n_tiles, "LOG_GROUP": geometry.log_group, "LOG_CHUNK": geometry.log_chunk}
+def _launch(
+    kernel: Any, chosen: hopper_launch.Hopper, sketch: Sketch, data: Tensor, tensors: tuple[Any, Any], **constants: int
+) -> None:
+    """The launch on tensors as the memory accelerator takes them: in blocks of half of a program's vectors."""
+    k, nnz = sketch.n_components, sketch.nnz
 
+    def by_name() -> dict[str, Any]:
+        g = law.geometry(k, nnz, 0)
+        geometry = {"N_TILES": g.n_tiles, "LOG_GROUP": g.log_group, "LOG_CHUNK": g.log_chunk}
+        return {**geometry, **constants, "num_warps": 4}
 
-def _blocks(x: Tensor, width: int) -> Any:
-    """The tensor as the memory accelerator takes it: in blocks of half of a program's vectors."""
-    return _described(x, [VECTORS.value, width])
-
-
-def _described(x: Tensor, block: list[int]) -> Any:
-    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, backend.DTYPES[x.dtype]))
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+    arguments = (*tensors, len(data), chosen.blocks, *sketch.numbers[-2:])
+    key = (data.dtype, chosen.width, k, nnz, *constants.values())
+    run(kernel, (chosen.programs, 1, 1), data.get_device(), arguments, key, by_name)
 
 
 def project_iid(sketch: Sketch, x: Tensor, out: Tensor, multiprocessors: int) -> None:
     """out = x S' of the iid law; a program for each multiprocessor."""
-    assert sketch.lanes
-    (n, d), k = x.shape, out.shape[1]
+    lanes, (n, d), k = sketch.lanes, x.shape, out.shape[1]
+    assert lanes
     tile = iid_launch.HOPPER
+
+    def constants() -> dict[str, Any]:
+        return {
+            "DTYPE": getattr(gl, backend.DTYPES[x.dtype]), "BITS": lanes.bits,
+            "V": tile.vectors, "OUTER": tile.outer, "INNER": tile.inner, "STAGES": tile.stages,
+            "MAKERS": tile.makers, "MAKER_REGISTERS": tile.maker_registers, "num_warps": tile.warps,
+        }  # fmt: skip
+
     products = -(-n // tile.vectors) * -(-k // tile.outer)
-    multiply_iid_hopper[(min(products, multiprocessors),)](
-        _described(x, [tile.vectors, tile.inner]), out, n, d, k, *out.stride(),
-        *sketch.numbers[-2:], sketch.lanes.signs, sketch.lanes.complement,
-        sketch.lanes.scale(k) / 2, DTYPE=getattr(gl, backend.DTYPES[x.dtype]), BITS=sketch.lanes.bits,
-        V=tile.vectors, OUTER=tile.outer, INNER=tile.inner, STAGES=tile.stages, MAKERS=tile.makers,
-        MAKER_REGISTERS=tile.maker_registers, num_warps=tile.warps,
-    )  # fmt: skip
+    numbers = (*sketch.numbers[-2:], lanes.signs, lanes.complement, lanes.scale(k) / 2)
+    arguments = (_described(x, tile.vectors, tile.inner), out, n, d, k, *out.stride(), *numbers)
+    key = (lanes.bits, k, out.stride(), kind(x), kind(out))
+    run(multiply_iid_hopper, (min(products, multiprocessors), 1, 1), x.get_device(), arguments, key, constants)
+
+
+def _described(x: Tensor, *block: int) -> Any:
+    """The tensor as the memory accelerator takes it, in blocks."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block), _layout(x.dtype, block))
+
+
+@lru_cache
+def _layout(dtype: torch.dtype, block: tuple[int, ...]) -> Any:
+    return gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, backend.DTYPES[dtype]))

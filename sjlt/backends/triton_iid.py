@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..kernels import iid_launch
 from ..kernels.iid import multiply_iid
 from . import triton as backend
+from .triton_launches import kind, run
 
 if TYPE_CHECKING:
     from ..sketch import Sketch
@@ -69,15 +70,21 @@ def _launch(
     accumulate: bool,
 ) -> None:
     """The launch on x into out, or into partial sums."""
-    assert sketch.lanes
-    (n, inner), outer = x.shape, out.shape[-1]
-    blocks = -(-n // chosen.vectors) * -(-outer // chosen.outer)
-    multiply_iid[(blocks, chosen.splits)](
-        x, out, scales, n, inner, outer, *x.stride(), *strides, *sketch.numbers[-2:],
-        sketch.lanes.signs, sketch.lanes.complement, chosen.inner_per_split,
-        sketch.lanes.scale(sketch.n_components) / 2,
-        FORWARD=forward, BITS=sketch.lanes.bits, V=chosen.vectors, OUTER=chosen.outer, INNER=chosen.inner,
-        SPAN=chosen.span, MODE=chosen.mode, EVEN=chosen.even, ALIGN=chosen.align,
-        FINAL=final, ACCUMULATE=accumulate, NVIDIA=backend.NVIDIA, INTERPRETED=backend.INTERPRETED,
-        num_warps=chosen.num_warps, num_stages=chosen.num_stages,
-    )  # fmt: skip
+    lanes, (n, inner), outer = sketch.lanes, x.shape, out.shape[-1]
+    assert lanes
+    sizes = (n, inner, outer, *x.stride(), *strides)
+
+    def constants() -> dict[str, Any]:
+        return {
+            "FORWARD": forward, "BITS": lanes.bits, "V": chosen.vectors, "OUTER": chosen.outer, "INNER": chosen.inner,
+            "SPAN": chosen.span, "MODE": chosen.mode, "EVEN": chosen.even, "ALIGN": chosen.align,
+            "FINAL": final, "ACCUMULATE": accumulate,
+            "NVIDIA": backend.NVIDIA, "INTERPRETED": backend.INTERPRETED,
+            "num_warps": chosen.num_warps, "num_stages": chosen.num_stages,
+        }  # fmt: skip
+
+    grid = (-(-n // chosen.vectors) * -(-outer // chosen.outer), chosen.splits, 1)
+    half_scale = lanes.scale(sketch.n_components) / 2
+    numbers = (*sketch.numbers[-2:], lanes.signs, lanes.complement, chosen.inner_per_split, half_scale)
+    key = (chosen, lanes.bits, sizes, forward, final, accumulate, kind(x), kind(out), kind(scales))
+    run(multiply_iid, grid, x.get_device(), (x, out, scales, *sizes, *numbers), key, constants)

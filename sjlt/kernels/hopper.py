@@ -19,7 +19,7 @@ from . import hopper_launch, launch, parts, words
 
 BATCH = gl.constexpr(launch.BATCH)
 TILE = gl.constexpr(law.TILE_ROWS)
-VECTORS = gl.constexpr(hopper_launch.VECTORS // 2)  # of 4 warps that multiply
+VECTORS = gl.constexpr(hopper_launch.HALF)
 WIDTH = gl.constexpr(hopper_launch.WIDTH)
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 and 3.6

@@ -8,7 +8,8 @@ from functools import lru_cache
 from .. import law
 from .launch import BATCH, ITEM_BYTES, MOST_CHUNKS, VECTOR_BYTES, Product, groups_of, is_whole
 
-VECTORS = 128  # of a program, in two halves
+VECTORS = 128  # of a program
+HALF = VECTORS // 2  # that 4 of its warps multiply; those of a block of data
 WIDTH = 32  # columns of a block of data and entries, at most
 MOST_NNZ = 8
 PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
