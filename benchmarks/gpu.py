@@ -56,6 +56,7 @@ GROUPS = {
         "A512-nnz1": Product(512, 2**18, 1024, 1.15, nnz=1, axis=0),
         "A512-nnz2": Product(512, 2**18, 1024, nnz=2, axis=0),
         "A512-nnz8": Product(512, 2**18, 1024, nnz=8, axis=0),
+        "A512-bf16": Product(512, 2**18, 1024, dtype=BF16, axis=0),
         "A1024": Product(1024, 2**16, 4096, 1.35, axis=0),
         "A1024-nnz1": Product(1024, 2**16, 4096, 1.2, nnz=1, axis=0),
         "A1024-short": Product(1024, 2**14, 1024, 2.0, axis=0),
@@ -107,7 +108,7 @@ def methods(case: Product) -> dict[str, Method]:
         return {
             "sjlt": Method(sjlt_product, 5e-3),
             "cuBLAS bf16": Method(baselines.stored_dense, 5e-3),
-            "cuSPARSE": Method(baselines.stored_csr, 5e-3),
+            "cuSPARSE": Method(baselines.stored_csr, 2e-2),  # with 2^18 features its error is 8.6e-3
             "index_add_": Method(baselines.index_add, 5e-3),
             "copy": Method(baselines.copy, None),
         }

@@ -18,6 +18,13 @@ PRODUCTS = [  # (d, k, nnz, dtype): of one, two and more tiles
     (4096, 512, 4, "bfloat16"),
     (768, 128, 8, "float16"),
 ]
+TURNED = [  # (n, d, k, nnz, dtype), of S A: with splits and without
+    (512, 1 << 18, 1024, 8, "float32"),
+    (1024, 1 << 14, 1024, 4, "float32"),
+    (1 << 16, 1 << 10, 128, 2, "float32"),
+    (512, 1 << 18, 1024, 8, "bfloat16"),
+    (1 << 16, 1 << 10, 128, 1, "float16"),
+]
 
 
 def make_calls():
@@ -27,6 +34,10 @@ def make_calls():
     from sjlt.backends import triton as backend
 
     backend._resources = lambda device: (132, 227 << 10, True)
+    backend._reduce = lambda *_: None  # which is compiled with the other kernels
+    for n, d, k, nnz, dtype in TURNED:
+        a, out = (torch.empty((width, n), dtype=getattr(torch, dtype), device="meta") for width in (d, k))
+        backend.project(Sketch(d, k, nnz=nnz), a.t(), out.t(), False)
     for d, k, nnz, dtype in PRODUCTS:
         x, y = (torch.empty((1 << 20, width), dtype=getattr(torch, dtype), device="meta") for width in (d, k))
         backend.project(Sketch(d, k, nnz=nnz), x, y, False)

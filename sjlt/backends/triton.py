@@ -51,16 +51,17 @@ def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
         return
     with _on(x):
         chosen = _chosen(_product(sketch, x, x, out), x, out, accumulate, adjoint=False)
+        final = chosen.splits == 1
+        sums = out if final else _partial(chosen.splits, x, out)
         if isinstance(chosen, hopper_launch.Hopper):
             from . import triton_hopper
 
-            triton_hopper.project(chosen, sketch, x, out)
-        elif chosen.splits == 1:
-            _project(chosen, sketch, x, out, (0, *out.stride()), True, accumulate)
+            triton_hopper.project(chosen, sketch, x, sums)
         else:
-            partial = _partial(chosen.splits, x, out)
-            _project(chosen, sketch, x, partial, partial.stride(), False, False)
-            _reduce(sketch.nnz, partial, out, accumulate)
+            strides = (0, *out.stride()) if final else sums.stride()
+            _project(chosen, sketch, x, sums, strides, final, accumulate and final)
+        if not final:
+            _reduce(sketch.nnz, sums, out, accumulate)
 
 
 def adjoint(sketch: Sketch, y: Tensor, out: Tensor, accumulate: bool) -> None:

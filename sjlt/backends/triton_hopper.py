@@ -30,19 +30,32 @@ if GLUON:
 
 
 def project(chosen: hopper_launch.Hopper, sketch: Sketch, x: Tensor, out: Tensor) -> None:
-    """out = x S'."""
-    tensors = (_described(x, hopper_launch.HALF, chosen.width), _described(out, hopper_launch.HALF, law.TILE_ROWS))
-    _launch(project_hopper, chosen, sketch, x, tensors, FOLD=chosen.fold, SLOTS=chosen.slots)
+    """out = x S'; or, where out is (splits, n, k), the sums of the splits."""
+    n, splits = len(x), chosen.splits
+    blocks, out_blocks = (hopper_launch.HALF, chosen.width), (hopper_launch.HALF, law.TILE_ROWS)
+    if chosen.turned:
+        x, blocks, out_blocks = x.t(), blocks[::-1], out_blocks[::-1]
+        out = out.mT.reshape(-1, n)
+    tensors = (_described(x, *blocks), _described(out, *out_blocks))
+    sizes = (n, splits, chosen.blocks, chosen.blocks_per_split)
+    flags = {"TURNED": chosen.turned, "FINAL": splits == 1, "FOLD": chosen.fold}
+    _launch(project_hopper, chosen, sketch, x, tensors, sizes, **flags)
 
 
 def adjoint(chosen: hopper_launch.Hopper, sketch: Sketch, y: Tensor, out: Tensor) -> None:
     """out = y S."""
     tensors = (_described(y, hopper_launch.HALF, law.TILE_ROWS), _described(out, hopper_launch.HALF, chosen.width))
-    _launch(adjoint_hopper, chosen, sketch, y, tensors, SLOTS=chosen.slots, TILES=chosen.tiles)
+    _launch(adjoint_hopper, chosen, sketch, y, tensors, (len(y), chosen.blocks), TILES=chosen.tiles)
 
 
 def _launch(
-    kernel: Any, chosen: hopper_launch.Hopper, sketch: Sketch, data: Tensor, tensors: tuple[Any, Any], **constants: int
+    kernel: Any,
+    chosen: hopper_launch.Hopper,
+    sketch: Sketch,
+    data: Tensor,
+    tensors: tuple[Any, Any],
+    sizes: tuple[int, ...],
+    **constants: int,
 ) -> None:
     """The launch on tensors as the memory accelerator takes them: in blocks of half of a program's vectors."""
     k, nnz = sketch.n_components, sketch.nnz
@@ -50,10 +63,10 @@ def _launch(
     def by_name() -> dict[str, Any]:
         g = law.geometry(k, nnz, 0)
         geometry = {"N_TILES": g.n_tiles, "LOG_GROUP": g.log_group, "LOG_CHUNK": g.log_chunk}
-        return {**geometry, **constants, "num_warps": 4}
+        return {**geometry, **constants, "SLOTS": chosen.slots, "num_warps": 4}
 
-    arguments = (*tensors, len(data), chosen.blocks, *sketch.numbers[-2:])
-    key = (data.dtype, chosen.width, k, nnz, *constants.values())
+    arguments = (*tensors, *sizes, *sketch.numbers[-2:])
+    key = (data.dtype, chosen.width, chosen.slots, k, nnz, *constants.values())
     run(kernel, (chosen.programs, 1, 1), data.get_device(), arguments, key, by_name)
 
 

@@ -6,11 +6,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .. import law
-from .launch import BATCH, ITEM_BYTES, MOST_CHUNKS, VECTOR_BYTES, Product, groups_of, is_whole
+from .launch import (
+    BATCH,
+    ITEM_BYTES,
+    MOST_CHUNKS,
+    SCRATCH_BYTES,
+    VECTOR_BYTES,
+    Product,
+    groups_of,
+    is_whole,
+    vectors_last,
+)
 
 VECTORS = 128  # of a program
 HALF = VECTORS // 2  # that 4 of its warps multiply; those of a block of data
 WIDTH = 32  # columns of a block of data and entries, at most
+STEP = 64  # columns that `project_hopper` multiplies, and scales, together
 MOST_NNZ = 8
 PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
 ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
@@ -20,16 +31,19 @@ ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than t
 class Hopper:
     """A launch of `project_hopper` or `adjoint_hopper`: constants of the kernel (names as there), and its programs.
 
-    width : columns of a block.  blocks : of a tile, that the columns lie in.  slots : SLOTS.  fold : FOLD, of
-    `project_hopper`.  tiles : TILES, of `adjoint_hopper`.
+    width : columns of a block.  blocks : of a tile, that the columns lie in.  slots : SLOTS.  tiles : TILES, of
+    `adjoint_hopper`.  The rest is of `project_hopper`: blocks_per_split x splits cover the blocks.
     """
 
     programs: int
     width: int
     blocks: int
     slots: int
-    fold: bool
     tiles: int
+    turned: bool
+    fold: bool
+    splits: int
+    blocks_per_split: int
 
 
 @lru_cache(maxsize=4096)
@@ -39,14 +53,19 @@ def choose(product: Product, adjoint: bool) -> Hopper | None:
         return None
     geometry = law.geometry(product.k, product.nnz, 0)
     groups, chunk = groups_of(product, geometry), 1 << geometry.log_chunk
-    width, parted = min(chunk, WIDTH), product.dtype == "float32" and not adjoint
+    width, fp32 = min(chunk, WIDTH), product.dtype == "float32"
+    each, turned = chunk // width, vectors_last(product)
+    splits, per_split = _split(product, groups, max(1, STEP // chunk)) if turned else (1, groups)
     return Hopper(
-        programs=min(_products(product), product.multiprocessors),
+        programs=min(_products(product) * splits, product.multiprocessors),
         width=width,
-        blocks=groups * (chunk // width),
-        slots=3 if parted else 4,
-        fold=parted and groups > BATCH,
+        blocks=groups * each,
+        slots=3 if fp32 and not adjoint else 4,
         tiles=2 if geometry.n_tiles == 2 else 1,
+        turned=turned,
+        fold=not adjoint and per_split > (BATCH if fp32 else MOST_CHUNKS),
+        splits=splits,
+        blocks_per_split=per_split * each,
     )
 
 
@@ -57,11 +76,16 @@ def suits(product: Product, adjoint: bool) -> bool:
     """
     if product.dtype == "float64":
         return False
-    if product.precision == "medium" and product.nnz < MOST_NNZ:  # one part in bf16 is faster still, and less exact
-        return False
+    turned = vectors_last(product)
+    if product.precision == "medium" and product.nnz < MOST_NNZ and not turned:
+        return False  # one part in bf16 is faster still, and less exact
     geometry, size = law.geometry(product.k, product.nnz, 0), ITEM_BYTES[product.dtype]
     chunk, fp32 = 1 << geometry.log_chunk, product.dtype == "float32"
-    if adjoint:  # which stores whole vectors of memory; stores of less than WIDTH columns are slow
+    wide, narrow, widths = product.strides, product.narrow, (product.d, product.k)
+    if turned:
+        wide, narrow, widths = wide[::-1], narrow[::-1], (product.n, product.n)
+        fits = not adjoint and _gains_turned(product, size)
+    elif adjoint:  # which stores whole vectors of memory; stores of less than WIDTH columns are slow
         fits = fp32 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
     else:
         fits = fp32 or groups_of(product, geometry) <= MOST_CHUNKS
@@ -71,18 +95,41 @@ def suits(product: Product, adjoint: bool) -> bool:
         and is_whole(product.k, product.nnz)
         and product.offset % (chunk << geometry.log_group) == 0
         and min(chunk, WIDTH) <= product.d < 1 << 30
-        and _is_loadable(product.strides, product.d, size)
-        and _is_loadable(product.narrow, product.k, size)
+        and _is_loadable(wide, widths[0], size)
+        and _is_loadable(narrow, widths[1], size)
         and product.n < 1 << 31
         and product.n * product.d >= ELEMENTS
-        and _products(product) >= PRODUCTS * product.multiprocessors
+        and (turned or _products(product) >= PRODUCTS * product.multiprocessors)
     )
+
+
+def _gains_turned(product: Product, size: int) -> bool:
+    """Whether S A with a row-major A is faster than by the kernels of `rows` and `gather`.
+
+    In fp32 those take 1.0, 1.2, 1.3 and 2.2 times the memory floor for nnz 1, 2, 4 and 8 (H200), for whole blocks of
+    64 vectors, else four times as long; these take 1.1 and, for nnz 8, 1.3, but the time of whole blocks of VECTORS.
+    """
+    n = product.n
+    if n < VECTORS or n * size % VECTOR_BYTES:  # sums of splits have rows of n numbers, which are to be loadable
+        return False
+    wasted = -n % VECTORS
+    return size == 2 or product.nnz == MOST_NNZ or (product.nnz > 1 and (n % HALF != 0 or 8 * wasted <= n))
 
 
 def _is_loadable(strides: tuple[int, ...], width: int, size: int) -> bool:
     """Whether the tensor memory accelerator takes rows of so many numbers."""
     step = strides[0] * size
     return strides[1] == 1 and strides[0] >= width and step % VECTOR_BYTES == 0 and step < 1 << 40
+
+
+def _split(product: Product, groups: int, unit: int) -> tuple[int, int]:
+    """(splits, groups in each, a multiple of `unit`): so that hardly a multiprocessor is without a program."""
+    products, n = _products(product), product.multiprocessors
+    most = max(1, min(2 * n // products, groups // BATCH, SCRATCH_BYTES // (4 * product.n * product.k)))
+    busy = {splits: products * splits / (-(-products * splits // n) * n) for splits in range(1, most + 1)}
+    splits = next((splits for splits, share in busy.items() if share >= 0.95), max(busy, key=busy.__getitem__))
+    per_split = -(-groups // (splits * unit)) * unit
+    return -(-groups // per_split), per_split
 
 
 def _products(product: Product) -> int:

@@ -1,0 +1,179 @@
+"""Which products the kernels for Hopper take, and how; decided without a GPU."""
+
+import pytest
+import torch
+
+from sjlt import Sketch
+from sjlt.backends import triton as backend
+from sjlt.backends import triton_hopper
+from sjlt.kernels import hopper_launch, launch
+
+ON_HOPPER = 132, 232448, True
+
+
+def suits(
+    n=1 << 20, d=768, k=256, nnz=4, offset=0, strides=None, narrow=None, dtype="float32", precision="highest",
+    adjoint=False,
+):  # fmt: skip
+    strides, narrow = strides or (d, 1), narrow or (k, 1)
+    product = launch.Product(n, d, k, nnz, offset, strides, narrow, dtype, precision, *ON_HOPPER)
+    return hopper_launch.choose(product, adjoint) is not None
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_what_they_are_for(adjoint):
+    def suit(**changes):
+        return suits(adjoint=adjoint, **changes)
+
+    assert suit()
+    assert suit(k=128)
+    assert suit(n=1 << 18, d=4096, k=512)
+    assert suit(n=1 << 16, d=16384, k=2048)
+    assert suit(d=100, k=128)
+    assert suit(offset=2**40 + 64)
+    assert suit(strides=(800, 1), narrow=(260, 1))
+    assert suit(dtype="bfloat16") == suit(dtype="float16") == (not adjoint)
+    assert suit(precision="high")
+    assert not suit(precision="medium")
+    assert suit(precision="medium", nnz=8) == (not adjoint)
+    assert not suit(dtype="float64")
+    assert suit(nnz=1)
+    assert suit(nnz=2)
+    assert suit(nnz=8) == (not adjoint)
+    assert not suit(nnz=16)
+    assert not suit(nnz=3)
+    assert not suit(k=384)
+    assert not suit(k=200)
+    assert not suit(offset=32)
+    assert suit(d=2**20)
+    assert suit(d=2**16, dtype="bfloat16") == (not adjoint)
+    assert not suit(d=2**16 + 8, dtype="bfloat16")  # 1025 chunks
+    assert not suit(d=2**30)
+    assert suit(d=766, strides=(768, 1)) == (not adjoint)
+    assert not suit(n=10_000)
+    assert not suit(n=1 << 31)
+    assert suit(n=1 << 20, d=32)
+    assert not suit(n=1 << 20, d=31, strides=(32, 1))
+    assert not suit(n=1 << 17, d=32)
+    assert not suit(strides=(770, 1))
+    assert not suit(strides=(0, 1))
+    assert not suit(strides=(760, 1))
+    assert not suit(strides=(1536, 2))
+    assert not suit(narrow=(258, 1))
+    assert not suit(narrow=(1, 1 << 20))
+    assert not suit(strides=(1, 1 << 20))
+    assert not suit(strides=(1 << 39, 1))
+
+
+def test_row_major_matrices_on_the_right():
+    """S A, where A is row-major, and so is the result."""
+
+    def suit(n=512, d=1 << 18, k=1024, **changes):
+        return suits(n=n, d=d, k=k, **{"strides": (1, n), "narrow": (1, n), **changes})
+
+    for nnz in (2, 4, 8):
+        assert suit(nnz=nnz)
+        assert suit(nnz=nnz, dtype="bfloat16")
+        assert suit(nnz=nnz, precision="medium")
+        assert suit(nnz=nnz, n=1 << 15, d=1 << 10)
+    assert not suit(nnz=1)  # `project_gather` is faster
+    assert suit(nnz=1, dtype="float16")
+    assert not suit(adjoint=True)
+    assert not suit(dtype="float64")
+    assert not suit(narrow=(1024, 1))
+    assert not suit(strides=(1 << 18, 1))
+    assert suit(strides=(1, 800), narrow=(1, 516))
+    assert not suit(strides=(1, 513))
+    assert not suit(narrow=(1, 513))
+    assert not suit(strides=(1, 508))
+    assert not suit(strides=(2, 1024))
+    assert not suit(d=1 << 14)
+    assert not suit(n=124)
+    assert not suit(n=516, dtype="bfloat16")
+    assert suit(n=520, dtype="bfloat16")
+    for n, whole_blocks in ((128, True), (192, False), (320, False), (576, True), (512, True)):
+        assert suit(n=n) == whole_blocks  # else those of `rows` are faster
+        assert suit(n=n + 4)
+        assert suit(n=n, nnz=8)
+        assert suit(n=n, dtype="float16")
+
+
+def test_their_launches():
+    def launched(d, nnz, dtype="float32", adjoint=False):
+        product = launch.Product(1 << 20, d, 256, nnz, 0, (d, 1), (256, 1), dtype, "highest", *ON_HOPPER)
+        chosen = hopper_launch.choose(product, adjoint)
+        return chosen.width, chosen.blocks, chosen.fold
+
+    assert launched(768, 1) == (32, 12, False)  # 3 groups of 2 chunks of 128 features
+    assert launched(768, 2) == (32, 12, False)
+    assert launched(768, 4) == (32, 12, False)
+    assert launched(768, 8) == (16, 24, False)
+    assert launched(772, 8) == (16, 25, False) == launched(776, 8, "bfloat16")
+    assert launched(1024, 8) == (16, 32, False)
+    assert launched(1056, 8) == (16, 33, True)
+    assert launched(2048, 4) == (32, 32, False)
+    assert launched(8196, 2) == (32, 130, True)
+    assert launched(8192, 1) == (32, 128, False)
+    assert launched(2**14, 4, "bfloat16") == (32, 256, False)
+    assert launched(2**14, 4, adjoint=True) == (32, 256, False)
+
+
+@pytest.fixture
+def all_sizes(monkeypatch):
+    monkeypatch.setattr(hopper_launch, "ELEMENTS", 0)
+    monkeypatch.setattr(hopper_launch, "PRODUCTS", 0)
+    hopper_launch.choose.cache_clear()
+    yield
+    hopper_launch.choose.cache_clear()
+
+
+@pytest.mark.usefixtures("all_sizes")
+def test_where_products_go(monkeypatch):
+    ways = []
+    monkeypatch.setattr(backend, "_resources", lambda device: ON_HOPPER)
+    for name in ("project", "adjoint"):
+        monkeypatch.setattr(triton_hopper, name, lambda *_: ways.append("hopper"))
+    monkeypatch.setattr(backend, "_launch", lambda *_, **__: ways.append("other"))
+    monkeypatch.setattr(backend, "_scales", lambda mode, x: x)
+    monkeypatch.setattr(backend, "_reduce", lambda *_: None)
+    S, wide, narrow = Sketch(256, 128), torch.zeros(300, 320), torch.zeros(300, 160)
+    for x, y, add, way in (
+        (wide[:, :256], narrow[:, :128], False, "hopper"),
+        (wide[:, 4:260], narrow[:, 4:132], False, "hopper"),
+        (wide[:, :256], narrow[:, :128], True, "other"),
+        (wide[:, 1:257], narrow[:, :128], False, "other"),  # not aligned
+        (wide[:, :256], narrow[:, 1:129], False, "other"),
+        (wide[:, :256].half(), narrow[:, :128], False, "other"),
+        (wide[:, :256].double(), narrow[:, :128].double(), False, "other"),
+        (wide[:1, :256].expand(300, 256), narrow[:, :128], False, "other"),
+    ):
+        backend.project(S, x, y, add)
+        assert set(ways) == {way}
+        ways.clear()
+        if x.stride(0):
+            backend.adjoint(S, y, x, add)
+            assert set(ways) == {way}
+            ways.clear()
+    monkeypatch.setattr(backend, "_resources", lambda device: (*ON_HOPPER[:2], False))  # another device
+    backend.project(S, wide[:, :256], narrow[:, :128], False)
+    backend.adjoint(S, narrow[:, :128], wide[:, :256], False)
+    assert set(ways) == {"other"}
+
+
+def test_splits_keep_all_multiprocessors_busy():
+    def launched(n, d, k, nnz=4, dtype="float32"):
+        product = launch.Product(n, d, k, nnz, 0, (1, n), (1, n), dtype, "highest", *ON_HOPPER)
+        chosen = hopper_launch.choose(product, False)
+        assert chosen.turned
+        assert (chosen.splits - 1) * chosen.blocks_per_split < chosen.blocks
+        assert chosen.splits * chosen.blocks_per_split >= chosen.blocks
+        return chosen.programs, chosen.splits, chosen.blocks_per_split, chosen.fold
+
+    assert launched(512, 1 << 18, 1024) == (128, 4, 256, True)
+    assert launched(512, 1 << 18, 1024, 8) == (128, 4, 512, True)
+    assert launched(512, 1 << 18, 1024, 2, "float16") == (128, 4, 256, False)
+    assert launched(1024, 1 << 16, 4096) == (132, 1, 64, True)  # 256 products
+    assert launched(1024, 1 << 14, 1024) == (128, 2, 32, False)
+    assert launched(128, 1 << 20, 128) == (126, 126, 262, True)
+    assert launched(1 << 16, 1 << 12, 512) == (132, 1, 32, False)
+    assert launched(128, 1 << 18, 1 << 17)[1] == 1  # sums of two splits would take more than SCRATCH_BYTES
