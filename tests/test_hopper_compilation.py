@@ -24,6 +24,7 @@ TURNED = [  # (n, d, k, nnz, dtype), of S A: with splits and without
     (1 << 16, 1 << 10, 128, 2, "float32"),
     (512, 1 << 18, 1024, 8, "bfloat16"),
     (1 << 16, 1 << 10, 128, 1, "float16"),
+    (1 << 16, 1 << 18, 128, 8, "bfloat16"),  # sums of sums
 ]
 
 

@@ -176,4 +176,4 @@ def test_splits_keep_all_multiprocessors_busy():
     assert launched(1024, 1 << 14, 1024) == (128, 2, 32, False)
     assert launched(128, 1 << 20, 128) == (126, 126, 262, True)
     assert launched(1 << 16, 1 << 12, 512) == (132, 1, 32, False)
-    assert launched(128, 1 << 18, 1 << 17)[1] == 1  # sums of two splits would take more than SCRATCH_BYTES
+    assert launched(128, 1 << 18, 1 << 17)[1] == 1  # 1024 products

@@ -1,7 +1,13 @@
 """Launches that skip Triton's search: what is launched is what the kernel itself would launch."""
 
+import os
+import random
+import subprocess
+import sys
+
 import pytest
 import torch
+from compilation import source_of
 
 from sjlt import Sketch
 from sjlt.backends import triton_launches
@@ -75,9 +81,66 @@ def test_memory_is_bounded(monkeypatch):
     run(kernel, (1, 1, 1), 0, ("x", 7), 9, lambda: pytest.fail("forgotten"))
 
 
+def test_what_keys_leave_out_is_not_compiled_for():
+    """Of launches with equal keys, Triton would compile the same; in a process of its own, see `compilation`."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    met = dict(line.split() for line in result.stdout.splitlines())
+    kernels = {"project_tiles", "adjoint_tiles", "project_rows", "adjoint_rows", "project_gather", "adjoint_gather"}
+    kernels |= {"scale_vectors", "reduce_partials", "multiply_iid", "dropout_flat", "dropout_tiles"}
+    assert {name for name, times in met.items() if int(times) > 20} >= kernels, "equal keys are what this is about"
+
+
+def compare_launches():
+    """Make calls, check what they would launch, and print how often each kernel's keys came again."""
+    from sjlt import dropout_law
+    from sjlt.backends import triton as backend
+    from sjlt.backends import triton_dropout, triton_hopper, triton_iid
+
+    seen, again, draw = {}, {}, random.Random(0)
+
+    def compare(kernel, grid, device, arguments, key, constants):
+        source, options = source_of(kernel, arguments, constants())
+        compiled = str(source.signature), str(source.constants), str(source.attrs), str(options)
+        name = kernel.__name__
+        again[name] = again.get(name, 0) + ((name, key) in seen)
+        assert seen.setdefault((name, key), compiled) == compiled, (name, key, arguments)
+
+    for module in (backend, triton_dropout, triton_hopper, triton_iid):
+        module.run = compare
+    backend._overlaps = lambda device: False
+    for _ in range(150):
+        n, d = draw.choice([1, 3, 16, 70, 512, 1 << 16, 1 << 18]), draw.choice([33, 512, 4096, 1 << 14])
+        k = draw.choice([100, 128, 1024])
+        law = draw.choice([{"nnz": 1}, {"nnz": 3}, {"nnz": 4}, {"nnz": 8}, {"density": 0.1}])
+        dtype = draw.choice([torch.float64, torch.float32, torch.float32, torch.bfloat16])
+        by_rows, add, hopper = draw.random() < 0.6, draw.random() < 0.3, draw.random() < 0.5
+        backend._resources = lambda device, hopper=hopper: (132, 227 << 10, hopper)
+        x, y = (torch.empty((n, w) if by_rows else (w, n), dtype=dtype, device="meta") for w in (d, k))
+        x, y = (x, y) if by_rows else (x.t(), y.t())
+        for start in (0, 16, 37, 1 << 12, (1 << 31) - 64, 1 << 31, 1 << 32, 1 << 50):
+            S = Sketch(1 << 60, k, seed=draw.choice([0, 1, 16, 2**40, 2**64 - 1]), **law)[:, start : start + d]
+            backend.project(S, x, y, add)
+            backend.adjoint(S, y, x, add)
+    for _ in range(150):
+        shape = draw.choice([1, 7, 64, 4096]), draw.choice([1, 30, 64, 1000])
+        x = torch.empty(shape, dtype=draw.choice([torch.float32, torch.bfloat16]), device="meta")
+        out, bits = torch.empty_like(x), draw.choice([8, 16, 32])
+        x = draw.choice([x, torch.empty(shape[::-1], dtype=x.dtype, device="meta").t(), x[:1].expand(shape)])
+        for i in (0, 1, 16, 2**31, 2**40):
+            seeds = draw.choice([None, torch.empty(shape[0], dtype=torch.int64, device="meta")])
+            steps = draw.choice([None, torch.empty((), dtype=draw.choice([torch.int32, torch.int64]), device="meta")])
+            rule = dropout_law.Rule(bits, 1 + i % 200, 1.5, i, i % 2**32, i, None, seeds, steps)
+            triton_dropout.drop(rule, x, out)
+            triton_dropout.drop_add(rule, x, out, out)
+    for name, times in again.items():
+        print(name, times)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("law", [{"nnz": 4}, {"density": 0.1}])
-@pytest.mark.parametrize(("n", "k"), [(20, 100), (70000, 256)])
+@pytest.mark.parametrize(("n", "k"), [(3, 128), (20, 100), (70000, 256)])
 def test_one_kernel_serves_all_seeds_and_slices(law, n, k):
     """(With 70000 rows and k = 256, on a GPU that has them, the kernels for Hopper.)"""
     x = torch.ones(n, 512, device="cuda")
@@ -92,3 +155,24 @@ def test_one_kernel_serves_all_seeds_and_slices(law, n, k):
     for i, seed in enumerate((1, 16, 2**31, 2**63, 2**64 - 1)):
         products(seed, 1 << 13 + 4 * i)
     assert known == len(triton_launches._compiled) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("law", [{"nnz": 4}, {"density": 0.1}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 8, 70])
+def test_slices_anywhere_are_their_own(n, dtype, law):
+    """One after another, of the same shape: not by a kernel for 32-bit offsets where they have more."""
+    x = torch.ones(n, 512, device="cuda", dtype=dtype)
+    for start in (0, 1 << 12, 1 << 31, 1 << 32, 1 << 50):
+        S = Sketch(1 << 60, 256, **law)[:, start : start + 512]
+        expected = torch.from_numpy(S.to_scipy().toarray().sum(1))
+        torch.testing.assert_close(S.project(x).cpu().double(), expected.expand(n, 256), rtol=1e-5, atol=1e-5)
+        back = S.project_adjoint(torch.ones(n, 256, device="cuda", dtype=dtype)).cpu().double()
+        torch.testing.assert_close(
+            back, torch.from_numpy(S.to_scipy().toarray().sum(0)).expand(n, 512), rtol=1e-5, atol=1e-5
+        )
+
+
+if __name__ == "__main__":
+    compare_launches()

@@ -205,8 +205,9 @@ def _launch(
     def constants() -> dict[str, Any]:
         return flags | _constants(chosen, k, nnz, adjoint="FINAL" not in flags)
 
-    arguments = (*tensors, *sizes, *sketch.numbers[-2:], *last)
-    key = (chosen, k, nnz, sizes, *flags.values(), *map(kind, tensors))
+    seed, feature_offset = sketch.numbers[-2:]
+    arguments = (*tensors, *sizes, seed, feature_offset, *last)
+    key = (chosen, k, nnz, sizes, feature_offset < 1 << 31, *flags.values(), *map(kind, tensors))
     run(kernel, grid, tensors[0].get_device(), arguments, key, constants)
 
 

@@ -31,7 +31,8 @@ def run(
     """``kernel[grid](*arguments, **constants())`` on `device`, the current one.
 
     constants : the kernel's constants and options, by name.  key : what decides them, and, of the arguments, all that
-    Triton compiles for: the kinds of tensors, the sizes of descriptors' blocks, integers that are specialised.
+    Triton compiles for: the kinds of tensors, the sizes of descriptors' blocks, integers that are specialised (by being
+    1 or divisible by 16) and, where a kernel does not say it, whether an integer has 32 bits or 64.
     """
     known_by = (kernel.__name__, device, key)
     known = _compiled.get(known_by)

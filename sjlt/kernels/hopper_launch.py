@@ -10,7 +10,6 @@ from .launch import (
     BATCH,
     ITEM_BYTES,
     MOST_CHUNKS,
-    SCRATCH_BYTES,
     VECTOR_BYTES,
     Product,
     groups_of,
@@ -123,9 +122,12 @@ def _is_loadable(strides: tuple[int, ...], width: int, size: int) -> bool:
 
 
 def _split(product: Product, groups: int, unit: int) -> tuple[int, int]:
-    """(splits, groups in each, a multiple of `unit`): so that hardly a multiprocessor is without a program."""
+    """(splits, groups in each, a multiple of `unit`): so that hardly a multiprocessor is without a program.
+
+    All sums of splits together take at most 128 KiB for each multiprocessor.
+    """
     products, n = _products(product), product.multiprocessors
-    most = max(1, min(2 * n // products, groups // BATCH, SCRATCH_BYTES // (4 * product.n * product.k)))
+    most = max(1, min(2 * n // products, groups // BATCH))
     busy = {splits: products * splits / (-(-products * splits // n) * n) for splits in range(1, most + 1)}
     splits = next((splits for splits, share in busy.items() if share >= 0.95), max(busy, key=busy.__getitem__))
     per_split = -(-groups // (splits * unit)) * unit

@@ -1,7 +1,7 @@
 """Which kernel runs, in what shape: pure functions of a product's shapes and the device, decided without a device.
 
 What was tuned was tuned on an H200, in fp32; benchmarks/results/h200.json has the cases. (Those that suit the kernels
-for Hopper, see `hopper_launch`, are timed there with these, no longer with `tiles`.)
+for Hopper, see `hopper_launch`, are timed there with these, no longer with `tiles` and `rows`.)
 """
 
 from __future__ import annotations

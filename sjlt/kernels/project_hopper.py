@@ -222,8 +222,8 @@ def project_hopper(
 
     x, out : tensor descriptors of blocks [VECTORS, columns of a block] and [VECTORS, TILE], x of a dtype of 16 or 32
     bits; where TURNED, of the transposed tensors and blocks.  blocks : of a tile, that the columns lie in; in `splits`
-    parts of `blocks_per_split`, which are whole steps and chunks.  FINAL : there is one; else out, in fp32, has their
-    sums without the scale, for each split k components.  FOLD : sum by BATCH chunks, which are added in fp32.
+    parts of `blocks_per_split`; those of several are whole steps and chunks.  FINAL : there is one; else out, in fp32,
+    has their sums without the scale, for each split k components.  FOLD : sum by BATCH chunks, which are added in fp32.
     """
     COLUMNS: gl.constexpr = x.block_type.shape[0] if TURNED else x.block_type.shape[1]
     BLOCKS: gl.constexpr = STEP // COLUMNS  # of a step
