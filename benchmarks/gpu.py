@@ -108,7 +108,7 @@ def methods(case: Product) -> dict[str, Method]:
         return {
             "sjlt": Method(sjlt_product, 5e-3),
             "cuBLAS bf16": Method(baselines.stored_dense, 5e-3),
-            "cuSPARSE": Method(baselines.stored_csr, 2e-2),  # with 2^18 features its error is 8.6e-3
+            "cuSPARSE": Method(baselines.stored_csr, 5e-3 if case.d < 2**18 else 2e-2),  # it loses 8.6e-3 there
             "index_add_": Method(baselines.index_add, 5e-3),
             "copy": Method(baselines.copy, None),
         }

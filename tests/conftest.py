@@ -38,6 +38,26 @@ def parts(request, monkeypatch):
     choose.cache_clear()
 
 
+@pytest.fixture
+def set_precision():
+    """Sets torch's precision of fp32 products, for one test."""
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def hopper_sizes(monkeypatch):
+    """The projection's kernels for Hopper take products of any size."""
+    from sjlt.kernels import hopper_launch
+
+    monkeypatch.setattr(hopper_launch, "ELEMENTS", 0)
+    monkeypatch.setattr(hopper_launch, "PRODUCTS", 0)
+    hopper_launch.choose.cache_clear()
+    yield
+    hopper_launch.choose.cache_clear()
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
     """Where a test's tensors lie."""

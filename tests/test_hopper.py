@@ -15,16 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def all_sizes(monkeypatch):
-    monkeypatch.setattr(hopper_launch, "ELEMENTS", 0)
-    monkeypatch.setattr(hopper_launch, "PRODUCTS", 0)
-    hopper_launch.choose.cache_clear()
-    yield
-    hopper_launch.choose.cache_clear()
-
-
-@pytest.fixture
-def taken(monkeypatch, all_sizes):
+def taken(monkeypatch, hopper_sizes):
     """The products that the kernels have been given, as the shape of the wide side; all sizes are."""
     if not backend._resources(torch.device("cuda"))[2]:
         pytest.skip("needs a GPU of compute capability 9")
@@ -45,6 +36,21 @@ def taken(monkeypatch, all_sizes):
 def product_error(result, exact):
     """The largest error of a vector relative to its norm."""
     return ((result.double() - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-300)).max().item()
+
+
+def of_many_sizes(n, d):
+    """Vectors over 60 decades, and two of zeros."""
+    x = torch.randn(n, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    x *= 10.0 ** torch.linspace(-30, 30, n, device="cuda")[:, None]
+    x[5] = x[n - 1] = 0
+    return x
+
+
+def steep(n, d, rising):
+    """Vectors whose numbers rise or fall over 80 decades."""
+    decades = torch.linspace(-44, 37, d, dtype=torch.float64, device="cuda")
+    x = torch.randn(n, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).double()
+    return (x * 10 ** (decades if rising else decades.flip(0))).float()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -114,20 +120,13 @@ def test_more_products_than_programs(check, taken):
 @pytest.mark.parametrize(
     ("n", "d", "k"), [(20_000, 768, 256), (3000, 4096, 512), (700, 16384, 2048), (3000, 20_000, 256), (300, 2**17, 128)]
 )
-def test_accuracy_and_determinism(n, d, k, nnz, precision, taken):
+def test_accuracy_and_determinism(n, d, k, nnz, precision, taken, set_precision):
     """Vectors of very different sizes, and some of zeros; "high" is as accurate as "highest"."""
-    S, generator = Sketch(d, k, nnz=nnz, seed=7), torch.Generator("cuda").manual_seed(0)
-    x = torch.randn(n, d, device="cuda", generator=generator)
-    x *= 10.0 ** torch.linspace(-30, 30, n, device="cuda")[:, None]
-    x[5] = x[n - 1] = 0
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        projected = [S.project(x) for _ in range(5)]
-        y = projected[0]
-        back = [S.project_adjoint(y) for _ in range(5)]
-    finally:
-        torch.set_float32_matmul_precision(before)
+    S, x = Sketch(d, k, nnz=nnz, seed=7), of_many_sizes(n, d)
+    set_precision(precision)
+    projected = [S.project(x) for _ in range(5)]
+    y = projected[0]
+    back = [S.project_adjoint(y) for _ in range(5)]
     assert len(taken) == (10 if nnz < 8 else 5)
     assert product_error(y, S.project(x.double())) < 1e-6
     other_way = nnz == 8 and precision == "high"
@@ -158,10 +157,7 @@ def test_scales_follow_the_data(outlier, where, taken):
 @pytest.mark.parametrize("d", [1000, 5000])
 def test_scales_that_change_all_the_time(d, rising, taken):
     """Over 80 decades within a vector, so that what its first sums come to vanishes in the end."""
-    S = Sketch(d, 256, seed=7)
-    decades = torch.linspace(-44, 37, d, dtype=torch.float64, device="cuda")
-    x = torch.randn(300, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).double()
-    x = (x * 10 ** (decades if rising else decades.flip(0))).float()
+    S, x = Sketch(d, 256, seed=7), steep(300, d, rising)
     assert product_error(S.project(x), S.project(x.double())) < 1e-6
     assert len(taken) == 1
 
@@ -317,35 +313,32 @@ def test_slices_and_seeds_of_turned_products(nnz, seed, group, taken):
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 @pytest.mark.parametrize("nnz", [2, 4, 8])
 @pytest.mark.parametrize(("n", "d", "k"), [(20_096, 768, 256), (3072, 4096, 512), (640, 2**15, 1024)])
-def test_accuracy_and_determinism_of_turned_products(n, d, k, nnz, precision, taken):
+def test_accuracy_and_determinism_of_turned_products(n, d, k, nnz, precision, taken, set_precision):
     """Vectors of very different sizes, and some of zeros."""
-    S, generator = Sketch(d, k, nnz=nnz, seed=7), torch.Generator("cuda").manual_seed(0)
-    x = torch.randn(n, d, device="cuda", generator=generator)
-    x *= 10.0 ** torch.linspace(-30, 30, n, device="cuda")[:, None]
-    x[5] = x[n - 1] = 0
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        results = [from_the_left(S, x) for _ in range(5)]
-    finally:
-        torch.set_float32_matmul_precision(before)
+    S, x = Sketch(d, k, nnz=nnz, seed=7), of_many_sizes(n, d)
+    set_precision(precision)
+    results = [from_the_left(S, x) for _ in range(5)]
     assert len(taken) == 5
     assert product_error(results[0], S.project(x.double())) < 1e-6
     assert not results[0][[5, n - 1]].any()
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("rising", [True, False])
-@pytest.mark.parametrize("d", [1000, 50_000])
+@pytest.mark.parametrize(
+    ("d", "rising"),
+    [
+        (1000, True),
+        (1000, False),
+        (50_000, True),
+        pytest.param(50_000, False, marks=pytest.mark.xfail(strict=True, reason="1.04e-6: 32 chunks of tensor cores")),
+    ],
+)
 def test_scales_of_turned_products(d, rising, taken):
-    """Over 80 decades within a vector. (Falling ones cost most: sums that are large from the start on lose 2e-8 of
-    themselves in each of 32 chunks, 1.04e-6 in all with 50,000 features. A scale that did not follow would cost 1.)"""
-    S = Sketch(d, 256, seed=7)
-    decades = torch.linspace(-44, 37, d, dtype=torch.float64, device="cuda")
-    x = torch.randn(304, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).double()
-    x = (x * 10 ** (decades if rising else decades.flip(0))).float()
-    assert product_error(from_the_left(S, x), S.project(x.double())) < 1.2e-6
+    """(Sums that are large from the start on lose 2 to 3e-8 of themselves in each of the chunks of a part.)"""
+    S, x = Sketch(d, 256, seed=7), steep(304, d, rising)
+    result = from_the_left(S, x)
     assert len(taken) == 1
+    assert product_error(result, S.project(x.double())) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

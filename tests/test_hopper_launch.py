@@ -118,16 +118,7 @@ def test_their_launches():
     assert launched(2**14, 4, adjoint=True) == (32, 256, False)
 
 
-@pytest.fixture
-def all_sizes(monkeypatch):
-    monkeypatch.setattr(hopper_launch, "ELEMENTS", 0)
-    monkeypatch.setattr(hopper_launch, "PRODUCTS", 0)
-    hopper_launch.choose.cache_clear()
-    yield
-    hopper_launch.choose.cache_clear()
-
-
-@pytest.mark.usefixtures("all_sizes")
+@pytest.mark.usefixtures("hopper_sizes")
 def test_where_products_go(monkeypatch):
     ways = []
     monkeypatch.setattr(backend, "_resources", lambda device: ON_HOPPER)

@@ -60,14 +60,12 @@ def test_layouts(layout, adjoint, kernels_on):
 
 @pytest.mark.parametrize("adjoint", [False, True])
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_precisions_are_exact_on_small_integers(precision, adjoint, kernels_on, parts):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+def test_precisions_are_exact_on_small_integers(precision, adjoint, kernels_on, parts, set_precision):
+    set_precision(precision)
     iid_launch.choose.cache_clear()
     try:
         check(Sketch(40, 64, density=0.25, seed=2), 18, adjoint, device=kernels_on)
     finally:
-        torch.set_float32_matmul_precision(before)
         iid_launch.choose.cache_clear()
 
 

@@ -19,14 +19,6 @@ S = Sketch(2500, 256, nnz=4, seed=5)[:, 100:2404]  # more groups of chunks than 
 SHORT = S[:, :150]
 
 
-@pytest.fixture
-def precision():
-    """Sets torch's precision of fp32 products, for one test."""
-    before = torch.get_float32_matmul_precision()
-    yield torch.set_float32_matmul_precision
-    torch.set_float32_matmul_precision(before)
-
-
 def normal(n, d, seed=0):
     return np.random.default_rng(seed).standard_normal((n, d)).astype(np.float32)
 
@@ -195,8 +187,8 @@ def test_subnormal_numbers(scale, parts):
 
 
 @pytest.mark.parametrize(("name", "bound"), [("highest", 1e-6), ("high", 2e-5), ("medium", 5e-3)])
-def test_precision_is_torchs_setting(name, bound, parts, precision, kernels_on):
-    precision(name)
+def test_precision_is_torchs_setting(name, bound, parts, set_precision, kernels_on):
+    set_precision(name)
     for result, exact in products(SHORT, normal(66, 150), normal(66, 256), "float32", kernels_on):
         error = errors(result, exact).max()
         assert error <= bound
@@ -211,17 +203,17 @@ def test_precision_is_torchs_setting(name, bound, parts, precision, kernels_on):
 
 
 @pytest.mark.parametrize("n", [2, 66])
-def test_fp64(n, precision, kernels_on):
+def test_fp64(n, set_precision, kernels_on):
     rng = np.random.default_rng(0)
-    precision("medium")  # fp32's matter
+    set_precision("medium")  # fp32's matter
     for result, exact in products(SHORT, rng.random((n, 150)) - 0.5, rng.random((n, 256)), "float64", kernels_on):
         assert errors(result, exact).max() <= 1e-14
 
 
 @pytest.mark.parametrize("n", [2, 66])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bits_are_rounded_once(n, dtype, precision, kernels_on):
-    precision("medium")
+def test_16_bits_are_rounded_once(n, dtype, set_precision, kernels_on):
+    set_precision("medium")
     rounding = torch.finfo(FLOATS[dtype]).eps / (1 if kernels_on == "cpu" else 2)  # the interpreter truncates bf16
     for result, exact in products(SHORT, normal(n, 150), normal(n, 256), dtype, kernels_on):
         assert (np.abs(result - exact) <= rounding * np.abs(exact) * (1 + 1e-5) + 1e-5).all()
@@ -280,7 +272,7 @@ def test_what_is_accumulated_in_fp64_stays_in_fp64(n, dtype, width, kernels_on):
         assert torch.equal(out, before)
 
 
-def test_precision_by_torchs_newer_names(precision):
+def test_precision_by_torchs_newer_names(set_precision):
     """They make the older question an error, for fp32; whoever asks for tf32 gets what "high" gives."""
     matmul = torch.backends.cuda.matmul
     if not hasattr(matmul, "fp32_precision"):

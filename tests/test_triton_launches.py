@@ -163,15 +163,13 @@ def test_one_kernel_serves_all_seeds_and_slices(law, n, k):
 @pytest.mark.parametrize("n", [1, 8, 70])
 def test_slices_anywhere_are_their_own(n, dtype, law):
     """One after another, of the same shape: not by a kernel for 32-bit offsets where they have more."""
-    x = torch.ones(n, 512, device="cuda", dtype=dtype)
+    x, y = (torch.ones(n, width, device="cuda", dtype=dtype) for width in (512, 256))
+    rounding = 1e-6 if dtype == torch.float32 else 1e-12
     for start in (0, 1 << 12, 1 << 31, 1 << 32, 1 << 50):
         S = Sketch(1 << 60, 256, **law)[:, start : start + 512]
-        expected = torch.from_numpy(S.to_scipy().toarray().sum(1))
-        torch.testing.assert_close(S.project(x).cpu().double(), expected.expand(n, 256), rtol=1e-5, atol=1e-5)
-        back = S.project_adjoint(torch.ones(n, 256, device="cuda", dtype=dtype)).cpu().double()
-        torch.testing.assert_close(
-            back, torch.from_numpy(S.to_scipy().toarray().sum(0)).expand(n, 512), rtol=1e-5, atol=1e-5
-        )
+        dense = torch.from_numpy(S.to_scipy().toarray())
+        for result, expected in ((S.project(x), dense.sum(1)), (S.project_adjoint(y), dense.sum(0))):
+            assert ((result.cpu().double() - expected).norm(dim=1) <= rounding * expected.norm()).all()
 
 
 if __name__ == "__main__":

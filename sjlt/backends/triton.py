@@ -58,8 +58,7 @@ def project(sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
 
             triton_hopper.project(chosen, sketch, x, sums)
         else:
-            strides = (0, *out.stride()) if final else sums.stride()
-            _project(chosen, sketch, x, sums, strides, final, accumulate and final)
+            _project(chosen, sketch, x, sums, accumulate)
         if not final:
             _reduce(sketch.nnz, sums, out, accumulate)
 
@@ -105,14 +104,12 @@ def _chosen(product: launch.Product, data: Tensor, out: Tensor, accumulate: bool
     return launch.choose(product, adjoint)
 
 
-def _project(
-    chosen: Split, sketch: Sketch, x: Tensor, out: Tensor, strides: tuple[int, ...], final: bool, accumulate: bool
-) -> None:
-    """The launch on x into out, or into partial sums."""
-    n, d = x.shape
+def _project(chosen: Split, sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
+    """The launch on x into out or, where there are splits, into their sums (splits, n, k)."""
+    (n, d), final = x.shape, chosen.splits == 1
     grid = (law.count_tiles(sketch.n_components) * -(-n // chosen.vectors), chosen.splits, 1)
-    sizes = (n, d, *x.stride(), *strides)
-    flags = {"FINAL": final, "ACCUMULATE": accumulate, "OVERLAP": not final and _overlaps(x.device)}
+    sizes = (n, d, *x.stride(), *_strides(out))
+    flags = {"FINAL": final, "ACCUMULATE": accumulate and final, "OVERLAP": not final and _overlaps(x.device)}
     if isinstance(chosen, launch.Gather):
         _launch(project_gather, grid, sketch, chosen, (x, out), sizes, (chosen.batches,), **flags)
     elif isinstance(chosen, launch.Rows):
@@ -141,6 +138,11 @@ def _partial(splits: int, x: Tensor, out: Tensor) -> Tensor:
     if out.stride(0) < out.stride(1):
         return x.new_empty((splits, k, n), dtype=dtype).transpose(1, 2)
     return x.new_empty((splits, n, k), dtype=dtype)
+
+
+def _strides(out: Tensor) -> tuple[int, ...]:
+    """Along splits, vectors and components: of sums, or of a result, which is that of one split."""
+    return (0, *out.stride())[-3:]
 
 
 def _reduce(nnz: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:

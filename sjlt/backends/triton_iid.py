@@ -43,13 +43,12 @@ def _multiply(
     with backend._on(x):
         chosen = iid_launch.choose(product)
         scales = backend._scales(chosen.mode, x)
-        if chosen.splits == 1:
-            _launch(chosen, sketch, x, out, scales, (0, *out.stride()), forward, True, accumulate)
-        else:
-            partial = backend._partial(chosen.splits, x, out)
-            _launch(chosen, sketch, x, partial, scales, partial.stride(), forward, False, False)
+        final = chosen.splits == 1
+        sums = out if final else backend._partial(chosen.splits, x, out)
+        _launch(chosen, sketch, x, sums, scales, forward, accumulate)
+        if not final:
             assert sketch.lanes
-            backend._reduce(4 * sketch.n_components * sketch.lanes.density, partial, out, accumulate)
+            backend._reduce(4 * sketch.n_components * sketch.lanes.density, sums, out, accumulate)
 
 
 def _product(x: Tensor, outer: int) -> iid_launch.Product:
@@ -64,21 +63,20 @@ def _launch(
     x: Tensor,
     out: Tensor,
     scales: Tensor,
-    strides: tuple[int, ...],
     forward: bool,
-    final: bool,
     accumulate: bool,
 ) -> None:
-    """The launch on x into out, or into partial sums."""
+    """The launch on x into out or, where there are splits, into their sums."""
     lanes, (n, inner), outer = sketch.lanes, x.shape, out.shape[-1]
     assert lanes
-    sizes = (n, inner, outer, *x.stride(), *strides)
+    final = chosen.splits == 1
+    sizes = (n, inner, outer, *x.stride(), *backend._strides(out))
 
     def constants() -> dict[str, Any]:
         return {
             "FORWARD": forward, "BITS": lanes.bits, "V": chosen.vectors, "OUTER": chosen.outer, "INNER": chosen.inner,
             "SPAN": chosen.span, "MODE": chosen.mode, "EVEN": chosen.even, "ALIGN": chosen.align,
-            "FINAL": final, "ACCUMULATE": accumulate,
+            "FINAL": final, "ACCUMULATE": accumulate and final,
             "NVIDIA": backend.NVIDIA, "INTERPRETED": backend.INTERPRETED,
             "num_warps": chosen.num_warps, "num_stages": chosen.num_stages,
         }  # fmt: skip
@@ -86,5 +84,5 @@ def _launch(
     grid = (-(-n // chosen.vectors) * -(-outer // chosen.outer), chosen.splits, 1)
     half_scale = lanes.scale(sketch.n_components) / 2
     numbers = (*sketch.numbers[-2:], lanes.signs, lanes.complement, chosen.inner_per_split, half_scale)
-    key = (chosen, lanes.bits, sizes, forward, final, accumulate, kind(x), kind(out), kind(scales))
+    key = (chosen, lanes.bits, sizes, forward, accumulate, kind(x), kind(out), kind(scales))
     run(multiply_iid, grid, x.get_device(), (x, out, scales, *sizes, *numbers), key, constants)

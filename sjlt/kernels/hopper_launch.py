@@ -80,9 +80,9 @@ def suits(product: Product, adjoint: bool) -> bool:
         return False  # one part in bf16 is faster still, and less exact
     geometry, size = law.geometry(product.k, product.nnz, 0), ITEM_BYTES[product.dtype]
     chunk, fp32 = 1 << geometry.log_chunk, product.dtype == "float32"
-    wide, narrow, widths = product.strides, product.narrow, (product.d, product.k)
+    rows = (product.strides, product.d), (product.narrow, product.k)
     if turned:
-        wide, narrow, widths = wide[::-1], narrow[::-1], (product.n, product.n)
+        rows = (product.strides[::-1], product.n), (product.narrow[::-1], product.n)
         fits = not adjoint and _gains_turned(product, size)
     elif adjoint:  # which stores whole vectors of memory; stores of less than WIDTH columns are slow
         fits = fp32 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
@@ -94,8 +94,7 @@ def suits(product: Product, adjoint: bool) -> bool:
         and is_whole(product.k, product.nnz)
         and product.offset % (chunk << geometry.log_group) == 0
         and min(chunk, WIDTH) <= product.d < 1 << 30
-        and _is_loadable(wide, widths[0], size)
-        and _is_loadable(narrow, widths[1], size)
+        and all(_is_loadable(strides, width, size) for strides, width in rows)
         and product.n < 1 << 31
         and product.n * product.d >= ELEMENTS
         and (turned or _products(product) >= PRODUCTS * product.multiprocessors)

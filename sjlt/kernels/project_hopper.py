@@ -69,7 +69,7 @@ def _load_and_make(
     N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, LOG_CHUNK: gl.constexpr, TURNED: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Fill the slots, a step each: with data and entries."""
-    COLUMNS: gl.constexpr = x.block_type.shape[0] if TURNED else x.block_type.shape[1]
+    COLUMNS: gl.constexpr = 2 * tiles.shape[2]
     BLOCKS: gl.constexpr = STEP // COLUMNS  # of a step
     SUBS: gl.constexpr = subs_of(LOG_CHUNK)
     slot, phase = 0, 1  # of a barrier that has not turned yet, phase 1 is over: all slots are empty
@@ -110,7 +110,7 @@ def _sum(
 
     The scales of data in fp32 follow the largest magnitudes so far; when they change, the sums so far change with them.
     """
-    COLUMNS: gl.constexpr = xs.shape[1] if TURNED else xs.shape[2]
+    COLUMNS: gl.constexpr = 2 * tiles.shape[2]
     BLOCKS: gl.constexpr = STEP // COLUMNS  # of a step
     PAIR: gl.constexpr = xs.dtype == gl.float32
     DTYPE: gl.constexpr = gl.float16 if PAIR else xs.dtype
@@ -159,7 +159,7 @@ def _multiply(
     SLOTS: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """Multiply half the vectors of each slot by its entries, and store their sums."""
-    COLUMNS: gl.constexpr = xs.shape[1] if TURNED else xs.shape[2]
+    COLUMNS: gl.constexpr = 2 * tiles.shape[2]
     BLOCKS: gl.constexpr = STEP // COLUMNS  # of a step
     SCALE: gl.constexpr = (TILE >> LOG_CHUNK) ** -0.5 if FINAL else 1.0  # nnz^-1/2
     # A power of two, SCALE or less: by it sums of sums stay exact.
