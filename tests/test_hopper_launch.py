@@ -46,8 +46,7 @@ def test_what_they_are_for(adjoint):
     assert not suit(k=200)
     assert not suit(offset=32)
     assert suit(d=2**20)
-    assert suit(d=2**16, dtype="bfloat16") == (not adjoint)
-    assert not suit(d=2**16 + 8, dtype="bfloat16")  # 1025 chunks
+    assert suit(d=2**20, dtype="bfloat16") == (not adjoint)
     assert not suit(d=2**30)
     assert suit(d=766, strides=(768, 1)) == (not adjoint)
     assert not suit(n=10_000)
@@ -102,20 +101,22 @@ def test_their_launches():
     def launched(d, nnz, dtype="float32", adjoint=False):
         product = launch.Product(1 << 20, d, 256, nnz, 0, (d, 1), (256, 1), dtype, "highest", *ON_HOPPER)
         chosen = hopper_launch.choose(product, adjoint)
-        return chosen.width, chosen.blocks, chosen.fold
+        return chosen.width, chosen.blocks, chosen.splits, chosen.blocks_per_split
 
-    assert launched(768, 1) == (32, 12, False)  # 3 groups of 2 chunks of 128 features
-    assert launched(768, 2) == (32, 12, False)
-    assert launched(768, 4) == (32, 12, False)
-    assert launched(768, 8) == (16, 24, False)
-    assert launched(772, 8) == (16, 25, False) == launched(776, 8, "bfloat16")
-    assert launched(1024, 8) == (16, 32, False)
-    assert launched(1056, 8) == (16, 33, True)
-    assert launched(2048, 4) == (32, 32, False)
-    assert launched(8196, 2) == (32, 130, True)
-    assert launched(8192, 1) == (32, 128, False)
-    assert launched(2**14, 4, "bfloat16") == (32, 256, False)
-    assert launched(2**14, 4, adjoint=True) == (32, 256, False)
+    assert launched(768, 1) == (32, 12, 1, 12)  # 3 groups of 2 chunks of 128 features
+    assert launched(768, 2) == (32, 12, 1, 12)
+    assert launched(768, 4) == (32, 12, 1, 12)
+    assert launched(768, 8) == (16, 24, 1, 24)
+    assert launched(772, 8) == (16, 25, 1, 28) == launched(776, 8, "bfloat16")  # whole steps
+    assert launched(8196, 2) == (32, 130, 1, 130)
+    assert launched(2**16, 4) == (32, 1024, 1, 1024)  # 512 steps
+    assert launched(2**16 + 4, 4) == (32, 1025, 2, 514)
+    assert launched(2**17, 2) == (32, 2048, 2, 1024)
+    assert launched(2**17, 1) == (32, 2048, 1, 2048)  # 512 chunks
+    assert launched(2**16, 4, "bfloat16") == (32, 1024, 1, 1024)
+    assert launched(2**18, 4, "bfloat16") == (32, 4096, 4, 1024)
+    assert launched(2**14, 4, adjoint=True) == (32, 256, 1, 256)
+    assert launched(2**18, 4, adjoint=True) == (32, 4096, 1, 4096)
 
 
 @pytest.mark.usefixtures("hopper_sizes")
@@ -158,13 +159,15 @@ def test_splits_keep_all_multiprocessors_busy():
         assert chosen.turned
         assert (chosen.splits - 1) * chosen.blocks_per_split < chosen.blocks
         assert chosen.splits * chosen.blocks_per_split >= chosen.blocks
-        return chosen.programs, chosen.splits, chosen.blocks_per_split, chosen.fold
+        return chosen.programs, chosen.splits, chosen.blocks_per_split
 
-    assert launched(512, 1 << 18, 1024) == (128, 4, 256, True)
-    assert launched(512, 1 << 18, 1024, 8) == (128, 4, 512, True)
-    assert launched(512, 1 << 18, 1024, 2, "float16") == (128, 4, 256, False)
-    assert launched(1024, 1 << 16, 4096) == (132, 1, 64, True)  # 256 products
-    assert launched(1024, 1 << 14, 1024) == (128, 2, 32, False)
-    assert launched(128, 1 << 20, 128) == (126, 126, 262, True)
-    assert launched(1 << 16, 1 << 12, 512) == (132, 1, 32, False)
+    assert launched(512, 1 << 18, 1024) == (128, 4, 256)
+    assert launched(512, 1 << 18, 1024, 8) == (128, 4, 512)
+    assert launched(512, 1 << 18, 1024, 2, "float16") == (128, 4, 256)
+    assert launched(1024, 1 << 16, 4096) == (132, 1, 64)  # 256 products
+    assert launched(1024, 1 << 14, 1024) == (128, 2, 32)
+    assert launched(128, 1 << 20, 128) == (126, 126, 262)
+    assert launched(1 << 16, 1 << 12, 512) == (132, 1, 32)
     assert launched(128, 1 << 18, 1 << 17)[1] == 1  # 1024 products
+    assert launched(1 << 16, 1 << 18, 128) == (132, 8, 1024)  # of 512 products: for accuracy
+    assert launched(1 << 16, 1 << 18, 128, 8, "float16") == (132, 16, 1024)

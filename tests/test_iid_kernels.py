@@ -70,9 +70,8 @@ def test_precisions_are_exact_on_small_integers(precision, adjoint, kernels_on, 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_splits_and_spans_are_added_in_order(dtype, kernels_on, monkeypatch):
+def test_splits_and_spans_are_added_in_order(dtype, kernels_on):
     """Long sums, in parts within a program and over programs; the same to the bit each time."""
-    monkeypatch.setattr(iid_launch, "PAIR_TERMS", 128)
     iid_launch.choose.cache_clear()
     try:
         d = 3000 if dtype == "float32" else 600

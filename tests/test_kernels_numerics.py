@@ -168,6 +168,21 @@ def test_very_long_sums(n, k, parts):
         assert errors(project(S, x.T.contiguous().cuda().T), exact).max() <= 1e-6
 
 
+@pytest.mark.gpu  # the interpreter's dots are of another kind
+@pytest.mark.parametrize(("d", "k"), [(2048, 256), (4096, 512), (50_000, 256)])
+@pytest.mark.parametrize("entries", [{"nnz": nnz} for nnz in (1, 2, 3, 4, 8, 16)] + [{"density": 1.0}], ids=str)
+def test_sums_that_are_large_from_the_start(entries, d, k, parts):
+    """Tensor cores round such a sum down at every step: in parts it loses less."""
+    S, n = Sketch(d, k, **entries), 100
+    for factor in (100, 10_000):
+        x = normal(n, d)
+        x[:, :64] *= factor
+        x = torch.from_numpy(x).cuda()
+        exact = S.project(x.double()).cpu().numpy()
+        for x_in_memory in (x, x.t().contiguous().t()):
+            assert errors(project(S, x_in_memory), exact).max() <= 1e-6
+
+
 def test_largest_numbers(parts, kernels_on):
     """Up to bf16's largest: the results are finite wherever fp32 holds them."""
     x, y = np.zeros((66, 150)), np.zeros((66, 256))

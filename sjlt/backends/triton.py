@@ -137,7 +137,7 @@ def _partial(splits: int, x: Tensor, out: Tensor) -> Tensor:
     n, k = out.shape
     if out.stride(0) < out.stride(1):
         return x.new_empty((splits, k, n), dtype=dtype).transpose(1, 2)
-    return x.new_empty((splits, n, k), dtype=dtype)
+    return x.new_empty((n, splits, k), dtype=dtype).transpose(0, 1)
 
 
 def _strides(out: Tensor) -> tuple[int, ...]:

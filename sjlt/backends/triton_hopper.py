@@ -36,9 +36,11 @@ def project(chosen: hopper_launch.Hopper, sketch: Sketch, x: Tensor, out: Tensor
     if chosen.turned:
         x, blocks, out_blocks = x.t(), blocks[::-1], out_blocks[::-1]
         out = out.mT.reshape(-1, n)
+    elif splits > 1:
+        out = out.transpose(0, 1).reshape(n, -1)
     tensors = (_described(x, *blocks), _described(out, *out_blocks))
     sizes = (n, splits, chosen.blocks, chosen.blocks_per_split)
-    flags = {"TURNED": chosen.turned, "FINAL": splits == 1, "FOLD": chosen.fold}
+    flags = {"TURNED": chosen.turned, "FINAL": splits == 1}
     _launch(project_hopper, chosen, sketch, x, tensors, sizes, **flags)
 
 

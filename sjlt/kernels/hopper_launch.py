@@ -22,6 +22,7 @@ HALF = VECTORS // 2  # that 4 of its warps multiply; those of a block of data
 WIDTH = 32  # columns of a block of data and entries, at most
 STEP = 64  # columns that `project_hopper` multiplies, and scales, together
 MOST_NNZ = 8
+MOST_STEPS = 512  # of fp32 data, whose sums are added one by one: their errors come to 6e-7 (to 1e-6 with 1024)
 PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
 ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
 
@@ -40,7 +41,6 @@ class Hopper:
     slots: int
     tiles: int
     turned: bool
-    fold: bool
     splits: int
     blocks_per_split: int
 
@@ -54,7 +54,7 @@ def choose(product: Product, adjoint: bool) -> Hopper | None:
     groups, chunk = groups_of(product, geometry), 1 << geometry.log_chunk
     width, fp32 = min(chunk, WIDTH), product.dtype == "float32"
     each, turned = chunk // width, vectors_last(product)
-    splits, per_split = _split(product, groups, max(1, STEP // chunk)) if turned else (1, groups)
+    splits, per_split = (1, groups) if adjoint else _split(product, groups, max(1, STEP // chunk))
     return Hopper(
         programs=min(_products(product) * splits, product.multiprocessors),
         width=width,
@@ -62,7 +62,6 @@ def choose(product: Product, adjoint: bool) -> Hopper | None:
         slots=3 if fp32 and not adjoint else 4,
         tiles=2 if geometry.n_tiles == 2 else 1,
         turned=turned,
-        fold=not adjoint and per_split > (BATCH if fp32 else MOST_CHUNKS),
         splits=splits,
         blocks_per_split=per_split * each,
     )
@@ -79,15 +78,15 @@ def suits(product: Product, adjoint: bool) -> bool:
     if product.precision == "medium" and product.nnz < MOST_NNZ and not turned:
         return False  # one part in bf16 is faster still, and less exact
     geometry, size = law.geometry(product.k, product.nnz, 0), ITEM_BYTES[product.dtype]
-    chunk, fp32 = 1 << geometry.log_chunk, product.dtype == "float32"
+    chunk = 1 << geometry.log_chunk
     rows = (product.strides, product.d), (product.narrow, product.k)
     if turned:
         rows = (product.strides[::-1], product.n), (product.narrow[::-1], product.n)
         fits = not adjoint and _gains_turned(product, size)
-    elif adjoint:  # which stores whole vectors of memory; stores of less than WIDTH columns are slow
-        fits = fp32 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
     else:
-        fits = fp32 or groups_of(product, geometry) <= MOST_CHUNKS
+        fits = _products(product) >= PRODUCTS * product.multiprocessors
+    if adjoint:  # which stores whole vectors of memory; stores of less than WIDTH columns are slow
+        fits &= size == 4 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
     return (
         fits
         and product.nnz <= MOST_NNZ
@@ -97,7 +96,6 @@ def suits(product: Product, adjoint: bool) -> bool:
         and all(_is_loadable(strides, width, size) for strides, width in rows)
         and product.n < 1 << 31
         and product.n * product.d >= ELEMENTS
-        and (turned or _products(product) >= PRODUCTS * product.multiprocessors)
     )
 
 
@@ -121,13 +119,15 @@ def _is_loadable(strides: tuple[int, ...], width: int, size: int) -> bool:
 
 
 def _split(product: Product, groups: int, unit: int) -> tuple[int, int]:
-    """(splits, groups in each, a multiple of `unit`): so that hardly a multiprocessor is without a program.
+    """(splits, groups in each, a multiple of `unit`, those of a step): accurate, and hardly a multiprocessor is idle.
 
-    All sums of splits together take at most 128 KiB for each multiprocessor.
+    All sums of splits together take at most 128 KiB for each multiprocessor; or 2 % of the data, where more splits are
+    needed for accuracy.
     """
     products, n = _products(product), product.multiprocessors
-    most = max(1, min(2 * n // products, groups // BATCH))
-    busy = {splits: products * splits / (-(-products * splits // n) * n) for splits in range(1, most + 1)}
+    least = -(-groups // (MOST_STEPS * unit if product.dtype == "float32" else MOST_CHUNKS))
+    most = max(least, min(2 * n // products, groups // BATCH))
+    busy = {splits: products * splits / (-(-products * splits // n) * n) for splits in range(least, most + 1)}
     splits = next((splits for splits, share in busy.items() if share >= 0.95), max(busy, key=busy.__getitem__))
     per_split = -(-groups // (splits * unit)) * unit
     return -(-groups // per_split), per_split

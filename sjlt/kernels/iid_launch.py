@@ -12,7 +12,7 @@ FP64 = 5  # a way to multiply beside those of `launch`: fp64 as it is
 WHOLE = 1 << 30  # the most inner numbers of a split, which kernels count with 32 bits
 LARGE = 1 << 14  # vectors from which on blocks of 256 still give every multiprocessor a program
 FEW = 16  # vectors with which programs need few registers
-PAIR_TERMS, NATIVE_TERMS = 256, 4096  # of a tensor core's sum: it loses up to 2^-24 of itself in every 16
+PAIR_TERMS, NATIVE_TERMS = 128, 4096  # of a tensor core's sum: it loses up to 2^-24 of itself in every 16
 
 
 class Product(NamedTuple):

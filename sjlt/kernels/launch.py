@@ -25,7 +25,9 @@ VECTOR_BYTES = 16  # of the widest access to memory
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FEW = 16  # vectors for which a block of 64 for the tensor cores would be mostly empty
 MOST_KEYS = 64  # of sub-blocks and chunks that a thread of a tile kernel looks through in a step
-MOST_CHUNKS = 1024  # of 16-bit data that tensor cores sum before they lose too much; of data in fp32, BATCH
+# Sums of tensor cores lose up to 4e-8 of themselves with each chunk (H200). Those of more chunks are made in parts:
+MOST_CHUNKS = 1024  # of 16-bit data
+PART = 16  # of data in fp32; and the chunks of a part
 MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor cores are faster (but see `most_reads`)
 
 
@@ -179,10 +181,10 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
     chunk, whole = 1 << geometry.log_chunk, is_whole(product.k, product.nnz)
     mode = mode_of(product, adjoint)
     groups = groups_of(product, geometry)
-    # fp32: 32 features a step (64 take the registers that loads in flight need). 16 bits: 64 halve the overhead.
-    chunks = min(BATCH, max(1, (64 if mode == NATIVE or adjoint else 32) // chunk))
-    # A tensor core's sum loses 2e-8 of itself a term: more terms than these are summed by parts.
-    fold = not adjoint and groups > (MOST_CHUNKS if mode == NATIVE else BATCH)
+    fold = not adjoint and groups > (MOST_CHUNKS if mode == NATIVE else PART)
+    # 64 features a step; of 128 vectors in fp32, 32 (64 take the registers that loads in flight need).
+    wide = mode == NATIVE or adjoint or (fold and chunk >= 16)  # smaller chunks would have more than MOST_KEYS
+    chunks = min(BATCH, max(1, (64 if wide else 32) // chunk))
     rows_first = mode == NATIVE and whole and not adjoint  # the kernel's sums of 64 vectors leave room for 3 programs
     small = fold or adjoint or rows_first or product.n <= 64 or chunk > (64 if mode == NATIVE else 32)
     vectors = 64 if small else 128
@@ -197,7 +199,7 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
         keys=keys_of(product, whole),
         signs=signs_of(product, whole),
         mode=mode,
-        fold=fold and per_split > BATCH,
+        fold=fold and per_split > PART,
         even=whole and is_even(product, geometry) and groups % chunks == 0,
         align=alignment(product, chunk),
         splits=splits,

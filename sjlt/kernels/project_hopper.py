@@ -103,20 +103,22 @@ def _load_and_make(
 
 @gluon.jit
 def _sum(
-    xs, tiles, full, empty, steps, largest, slot, phase,
+    xs, tiles, full, empty, steps, slot, phase,
     SCALE: gl.constexpr, TURNED: gl.constexpr, SLOTS: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
-    """(half the vectors of the next slots times their entries, times SCALE; and the last three arguments after them).
+    """(half the vectors of the next slots times their entries, times SCALE; slot and phase after them).
 
     The scales of data in fp32 follow the largest magnitudes so far; when they change, the sums so far change with them.
+    Tensor cores sum the columns of a step: they round down, so that longer sums would lose more than fp32's rounding.
     """
     COLUMNS: gl.constexpr = 2 * tiles.shape[2]
     BLOCKS: gl.constexpr = STEP // COLUMNS  # of a step
     PAIR: gl.constexpr = xs.dtype == gl.float32
     DTYPE: gl.constexpr = gl.float16 if PAIR else xs.dtype
-    factor: gl.constexpr = largest.type.layout.parent
-    sums: gl.constexpr = factor.parent
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, COLUMNS], DTYPE)
+    largest = gl.zeros([VECTORS], gl.uint32, layout=gl.SliceLayout(1, factor))
     scale = scale_of(largest, 14)
     acc = gl.zeros((VECTORS, TILE), gl.float32, layout=sums)
     for _ in range(steps):
@@ -131,61 +133,43 @@ def _sum(
             largest = gl.maximum(largest, largest_of(magnitudes))
             before = inverse(scale)
             scale = scale_of(largest, 14)
-            acc *= gl.convert_layout(scale * before, gl.SliceLayout(1, sums))[:, None]
+        z = gl.zeros((VECTORS, TILE), gl.float32, layout=sums) if PAIR else acc
         for u in gl.static_range(BLOCKS):
             tile = tiles.index(slot * BLOCKS + u)._reinterpret(DTYPE, [TILE, COLUMNS], tile_shared).permute((1, 0))
             if PAIR:
                 high, low = pair_of(parts[u], scale)
-                acc = warpgroup_mma(high, tile, acc, is_async=True)
-                acc = warpgroup_mma(low, tile, acc, is_async=True)
+                z = warpgroup_mma(high, tile, z, use_acc=u > 0, is_async=True)
+                z = warpgroup_mma(low, tile, z, is_async=True)
             else:
                 data = _by_vectors(xs, (slot * BLOCKS + u) * 2 + WHICH, TURNED)
-                acc = warpgroup_mma(data, tile, acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
+                z = warpgroup_mma(data, tile, z, is_async=True)
+        z = warpgroup_mma_wait(0, deps=(z,))
         barrier()
         mbarrier.arrive(empty.index(slot), count=1)
         slot, phase = next_slot(slot, phase, SLOTS)
+        acc = acc * gl.convert_layout(scale * before, gl.SliceLayout(1, sums))[:, None] + z if PAIR else z
     if PAIR:
         acc *= gl.convert_layout(inverse(scale) * SCALE, gl.SliceLayout(1, sums))[:, None]
     else:
         acc *= SCALE
-    return acc, largest, slot, phase
+    return acc, slot, phase
 
 
 @gluon.jit
 def _multiply(
     xs, tiles, full, empty, out, outs, products, splits, blocks, each,
-    N_TILES: gl.constexpr, LOG_CHUNK: gl.constexpr, TURNED: gl.constexpr, FINAL: gl.constexpr, FOLD: gl.constexpr,
-    SLOTS: gl.constexpr, WHICH: gl.constexpr,
+    N_TILES: gl.constexpr, LOG_CHUNK: gl.constexpr, TURNED: gl.constexpr, FINAL: gl.constexpr, SLOTS: gl.constexpr,
+    WHICH: gl.constexpr,
 ):  # fmt: skip
     """Multiply half the vectors of each slot by its entries, and store their sums."""
-    COLUMNS: gl.constexpr = 2 * tiles.shape[2]
-    BLOCKS: gl.constexpr = STEP // COLUMNS  # of a step
+    BLOCKS: gl.constexpr = STEP // (2 * tiles.shape[2])  # of a step
     SCALE: gl.constexpr = (TILE >> LOG_CHUNK) ** -0.5 if FINAL else 1.0  # nnz^-1/2
-    # A power of two, SCALE or less: by it sums of sums stay exact.
-    POWER: gl.constexpr = 0.5 ** ((8 - LOG_CHUNK) // 2) if FINAL else 1.0
-    SPAN: gl.constexpr = (BATCH << LOG_CHUNK) // STEP  # steps of such a sum
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     slot, phase = 0, 0
     product = gl.program_id(0)
     while product < products:
         m, split, place, begin, end = _work(product, splits, blocks, each, N_TILES)
         steps = gl.cdiv(end - begin, BLOCKS)
-        largest = gl.zeros([VECTORS], gl.uint32, layout=gl.SliceLayout(1, factor))
-        if FOLD:
-            acc = gl.zeros((VECTORS, TILE), gl.float32, layout=sums)
-            for start in range(0, steps, SPAN):
-                part = gl.minimum(steps - start, SPAN)
-                z, largest, slot, phase = _sum(
-                    xs, tiles, full, empty, part, largest, slot, phase, POWER, TURNED, SLOTS, WHICH
-                )
-                acc += z
-            acc *= SCALE / POWER
-        else:
-            acc, largest, slot, phase = _sum(
-                xs, tiles, full, empty, steps, largest, slot, phase, SCALE, TURNED, SLOTS, WHICH
-            )
+        acc, slot, phase = _sum(xs, tiles, full, empty, steps, slot, phase, SCALE, TURNED, SLOTS, WHICH)
         tma.store_wait(0)
         barrier()
         _by_vectors(outs, WHICH, TURNED).store(acc.to(out.dtype))
@@ -215,7 +199,6 @@ def project_hopper(
     LOG_CHUNK: gl.constexpr,
     TURNED: gl.constexpr,
     FINAL: gl.constexpr,
-    FOLD: gl.constexpr,
     SLOTS: gl.constexpr,
 ):
     """out[v, r] = sum_j x[v, j] S[r, j]. Any number of programs.
@@ -223,11 +206,10 @@ def project_hopper(
     x, out : tensor descriptors of blocks [VECTORS, columns of a block] and [VECTORS, TILE], x of a dtype of 16 or 32
     bits; where TURNED, of the transposed tensors and blocks.  blocks : of a tile, that the columns lie in; in `splits`
     parts of `blocks_per_split`; those of several are whole steps and chunks.  FINAL : there is one; else out, in fp32,
-    has their sums without the scale, for each split k components.  FOLD : sum by BATCH chunks, which are added in fp32.
+    has their sums without the scale, for each split k components.
     """
     COLUMNS: gl.constexpr = x.block_type.shape[0] if TURNED else x.block_type.shape[1]
     BLOCKS: gl.constexpr = STEP // COLUMNS  # of a step
-    REGISTERS: gl.constexpr = 216 if FOLD else 168  # of a thread that multiplies
     products = N_TILES * splits * gl.cdiv(n, 2 * VECTORS)  # in the order of `_work`
     words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, COLUMNS // 2], gl.uint32)
     xs = gl.allocate_shared_memory(x.dtype, [SLOTS * BLOCKS * 2] + x.block_type.shape, x.layout)  # noqa: RUF005
@@ -243,12 +225,12 @@ def project_hopper(
     gl.warp_specialize(
         [
             (_multiply, (xs, tiles, full, empty, out, outs, products, splits, blocks, blocks_per_split, N_TILES,
-                         LOG_CHUNK, TURNED, FINAL, FOLD, SLOTS, 0)),
+                         LOG_CHUNK, TURNED, FINAL, SLOTS, 0)),
             (_multiply, (xs, tiles, full, empty, out, outs, products, splits, blocks, blocks_per_split, N_TILES,
-                         LOG_CHUNK, TURNED, FINAL, FOLD, SLOTS, 1)),
+                         LOG_CHUNK, TURNED, FINAL, SLOTS, 1)),
             (_load_and_make, (x, xs, tiles, full, empty, products, splits, blocks, blocks_per_split, seed,
                               feature_offset, N_TILES, LOG_GROUP, LOG_CHUNK, TURNED, SLOTS)),
         ],
         [4, 4],
-        [REGISTERS, 3 * 168 - 2 * REGISTERS],
+        [216, 72],
     )  # fmt: skip
