@@ -1,5 +1,7 @@
 """Which products the kernels for Hopper take, and how; decided without a GPU."""
 
+from itertools import product as grid
+
 import pytest
 import torch
 
@@ -62,6 +64,25 @@ def test_what_they_are_for(adjoint):
     assert not suit(narrow=(1, 1 << 20))
     assert not suit(strides=(1, 1 << 20))
     assert not suit(strides=(1 << 39, 1))
+
+
+def test_products_that_leave_multiprocessors_idle():
+    """X S' of n vectors by programs of 128: 132 run at a time."""
+
+    def suit(n, d=4096, k=512, **changes):
+        return suits(n=n, d=d, k=k, **changes)
+
+    assert suit(128 * 33)  # 4 tiles of the sketch: 132 programs
+    assert suit(128 * 25, d=8000)
+    assert not suit(128 * 24, d=8000)
+    assert not suit(128 * 25, d=8000, dtype="float16")
+    assert suit(128 * 30, d=8000, dtype="float16")
+    assert not suit(128 * 35)
+    assert suit(128 * 50)
+    assert not suit(128 * 33, adjoint=True)
+    assert suit(128 * 132, adjoint=True)
+    assert suit(512, d=2**16, k=256)  # 8, each in 16 splits of 32 groups of chunks
+    assert not suit(512, d=2**16, k=256, nnz=1)  # 8 splits
 
 
 def test_row_major_matrices_on_the_right():
@@ -150,6 +171,18 @@ def test_where_products_go(monkeypatch):
     backend.project(S, wide[:, :256], narrow[:, :128], False)
     backend.adjoint(S, narrow[:, :128], wide[:, :256], False)
     assert set(ways) == {"other"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("nnz", [1, 2, 4, 8])
+def test_splits_take_little_memory(nnz, dtype):
+    """At most 5 % of the data or 64 MiB, however many columns there are."""
+    for log_n, log_d, log_k, turned in grid(range(7, 21), range(7, 30), range(7, 15), (False, True)):
+        n, d, k = 1 << log_n, 1 << log_d, 1 << log_k
+        strides = ((1, n), (1, n)) if turned else ((d, 1), (k, 1))
+        chosen = hopper_launch.choose(launch.Product(n, d, k, nnz, 0, *strides, dtype, "highest", *ON_HOPPER), False)
+        if chosen and chosen.splits > 1:
+            assert chosen.splits * 4 * n * k <= max(64 << 20, 0.05 * n * d * launch.ITEM_BYTES[dtype])
 
 
 def test_splits_keep_all_multiprocessors_busy():

@@ -193,6 +193,27 @@ def test_how_fp32_is_multiplied():
         assert {modes["bfloat16", p, adjoint] for p in ("highest", "high", "medium")} == {launch.NATIVE}
 
 
+def test_which_sums_are_made_in_parts():
+    """Those of more chunks than keep the accuracy that is asked for; then 64 features are a step."""
+
+    def parts(chunks, dtype="float32", precision="highest", adjoint=False, nnz=4):
+        d = chunks * 128 // nnz
+        c = launch.tiles(
+            launch.Product(10**6, d, 128, nnz, 0, (d, 1), (128, 1), dtype, precision, 132, 232_448), adjoint
+        )
+        return c.fold, c.vectors, c.chunks
+
+    for precision in ("highest", "high"):
+        assert parts(16, precision=precision) == (False, 128, 1)
+        assert parts(17, precision=precision) == (True, 64, 2)
+    assert parts(17, nnz=16) == (True, 64, 4)  # 32 features: more would have too many keys
+    assert parts(32, precision="medium") == (False, 128, 1)
+    assert parts(33, precision="medium") == (True, 64, 2)
+    assert parts(1024, "bfloat16") == (False, 64, 2)
+    assert parts(1025, "float16") == (True, 64, 2)
+    assert parts(5000, adjoint=True) == (False, 64, 2)
+
+
 def test_columns_next_to_each_other():
     """As in a row-major A: rows of A are read nnz times, or multiplied by tensor cores."""
     product = launch.Product(512, 2**18, 1024, 4, 0, (1, 512), (1, 512), "float32", "highest", 132, 232_448)

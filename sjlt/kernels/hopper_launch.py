@@ -23,7 +23,10 @@ WIDTH = 32  # columns of a block of data and entries, at most
 STEP = 64  # columns that `project_hopper` multiplies, and scales, together
 MOST_NNZ = 8
 MOST_STEPS = 512  # of fp32 data, whose sums are added one by one: their errors come to 6e-7 (to 1e-6 with 1024)
-PRODUCTS = 4  # of a multiprocessor, so that few wait for the last ones
+# X S' takes 0.7 to 0.9 of the other kernels' time in fp32, 0.7 to 1.05 in 16 bits (H200, 16 MB of data and more), where
+# the multiprocessors have products for this share of the time. By bytes of a number:
+BUSY = {4: 0.75, 2: 0.9}
+PRODUCTS = 4  # of a multiprocessor, for Y S, so that few wait for the last ones
 ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
 
 
@@ -54,7 +57,7 @@ def choose(product: Product, adjoint: bool) -> Hopper | None:
     groups, chunk = groups_of(product, geometry), 1 << geometry.log_chunk
     width, fp32 = min(chunk, WIDTH), product.dtype == "float32"
     each, turned = chunk // width, vectors_last(product)
-    splits, per_split = (1, groups) if adjoint else _split(product, groups, max(1, STEP // chunk))
+    splits, per_split = (1, groups) if adjoint else _split(product, geometry)
     return Hopper(
         programs=min(_products(product) * splits, product.multiprocessors),
         width=width,
@@ -82,11 +85,13 @@ def suits(product: Product, adjoint: bool) -> bool:
     rows = (product.strides, product.d), (product.narrow, product.k)
     if turned:
         rows = (product.strides[::-1], product.n), (product.narrow[::-1], product.n)
-        fits = not adjoint and _gains_turned(product, size)
-    else:
-        fits = _products(product) >= PRODUCTS * product.multiprocessors
     if adjoint:  # which stores whole vectors of memory; stores of less than WIDTH columns are slow
-        fits &= size == 4 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
+        fits = size == 4 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
+        fits &= not turned and _products(product) >= PRODUCTS * product.multiprocessors
+    elif turned:
+        fits = _gains_turned(product, size)
+    else:
+        fits = _busy(product, _split(product, geometry)[0]) >= BUSY[size]
     return (
         fits
         and product.nnz <= MOST_NNZ
@@ -103,7 +108,7 @@ def _gains_turned(product: Product, size: int) -> bool:
     """Whether S A with a row-major A is faster than by the kernels of `rows` and `gather`.
 
     In fp32 those take 1.0, 1.2, 1.3 and 2.2 times the memory floor for nnz 1, 2, 4 and 8 (H200), for whole blocks of
-    64 vectors, else four times as long; these take 1.1 and, for nnz 8, 1.3, but the time of whole blocks of VECTORS.
+    64 vectors, else four times as long; these take 1.1 and, for nnz 8, 1.2, but the time of whole blocks of VECTORS.
     """
     n = product.n
     if n < VECTORS or n * size % VECTOR_BYTES:  # sums of splits have rows of n numbers, which are to be loadable
@@ -118,19 +123,25 @@ def _is_loadable(strides: tuple[int, ...], width: int, size: int) -> bool:
     return strides[1] == 1 and strides[0] >= width and step % VECTOR_BYTES == 0 and step < 1 << 40
 
 
-def _split(product: Product, groups: int, unit: int) -> tuple[int, int]:
-    """(splits, groups in each, a multiple of `unit`, those of a step): accurate, and hardly a multiprocessor is idle.
+def _split(product: Product, geometry: law.Geometry) -> tuple[int, int]:
+    """(splits, groups in each, those of whole steps): accurate, and hardly a multiprocessor is idle.
 
     All sums of splits together take at most 128 KiB for each multiprocessor; or 2 % of the data, where more splits are
     needed for accuracy.
     """
-    products, n = _products(product), product.multiprocessors
+    groups, unit = groups_of(product, geometry), max(1, STEP >> geometry.log_chunk)
     least = -(-groups // (MOST_STEPS * unit if product.dtype == "float32" else MOST_CHUNKS))
-    most = max(least, min(2 * n // products, groups // BATCH))
-    busy = {splits: products * splits / (-(-products * splits // n) * n) for splits in range(least, most + 1)}
+    most = max(least, min(2 * product.multiprocessors // _products(product), groups // BATCH))
+    busy = {splits: _busy(product, splits) for splits in range(least, most + 1)}
     splits = next((splits for splits, share in busy.items() if share >= 0.95), max(busy, key=busy.__getitem__))
     per_split = -(-groups // (splits * unit)) * unit
     return -(-groups // per_split), per_split
+
+
+def _busy(product: Product, splits: int) -> float:
+    """The share of the multiprocessors' time for which they have programs."""
+    programs, n = _products(product) * splits, product.multiprocessors
+    return programs / (-(-programs // n) * n)
 
 
 def _products(product: Product) -> int:

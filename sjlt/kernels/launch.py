@@ -26,7 +26,7 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FEW = 16  # vectors for which a block of 64 for the tensor cores would be mostly empty
 MOST_KEYS = 64  # of sub-blocks and chunks that a thread of a tile kernel looks through in a step
 # Sums of tensor cores lose up to 4e-8 of themselves with each chunk (H200). Those of more chunks are made in parts:
-MOST_CHUNKS = 1024  # of 16-bit data
+MOST_CHUNKS = 1024  # of 16-bit numbers
 PART = 16  # of data in fp32; and the chunks of a part
 MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor cores are faster (but see `most_reads`)
 
@@ -181,7 +181,8 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
     chunk, whole = 1 << geometry.log_chunk, is_whole(product.k, product.nnz)
     mode = mode_of(product, adjoint)
     groups = groups_of(product, geometry)
-    fold = not adjoint and groups > (MOST_CHUNKS if mode == NATIVE else PART)
+    most = {NATIVE: MOST_CHUNKS, BF16: BATCH}.get(mode, PART)  # (one part in bf16 is less exact than any sum)
+    fold = not adjoint and groups > most
     # 64 features a step; of 128 vectors in fp32, 32 (64 take the registers that loads in flight need).
     wide = mode == NATIVE or adjoint or (fold and chunk >= 16)  # smaller chunks would have more than MOST_KEYS
     chunks = min(BATCH, max(1, (64 if wide else 32) // chunk))
@@ -199,7 +200,7 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
         keys=keys_of(product, whole),
         signs=signs_of(product, whole),
         mode=mode,
-        fold=fold and per_split > PART,
+        fold=fold and per_split > most,
         even=whole and is_even(product, geometry) and groups % chunks == 0,
         align=alignment(product, chunk),
         splits=splits,

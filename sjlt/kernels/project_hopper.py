@@ -3,7 +3,7 @@
 A program multiplies as the kernels of `tiles` do: by one-hot tiles of the sketch, fp32 as pairs of fp16 numbers. Of its
 12 warps 4 make the entries and have the data loaded, 4 and 4 multiply, each for half of the vectors. It takes the
 products of a tile of the sketch, a split of the columns and twice VECTORS vectors in turns, and runs over the chunks of
-the tile. So X S' takes 1.0 to 1.2 times the memory floor, where the kernel of `tiles` takes 1.13 to 1.6 (H200, fp32;
+the tile. So X S' takes 1.0 to 1.2 times the memory floor, where the kernel of `tiles` takes 1.2 to 1.6 (H200, fp32;
 nnz 8 takes the most).
 
 Data in fp32 is scaled as it comes, and takes the same time whatever it is. (To scale it by one chunk, and project again
@@ -11,7 +11,7 @@ what overflows, takes 1.01 where all numbers are alike; but 1.3 where 95 % are z
 
 Where neighbours in memory belong to neighbouring vectors, as in S A, blocks of the transposed data are loaded (TURNED),
 and turned on the way: tensor cores do that for 16 bits; in fp32 threads read single numbers, without bank conflicts, as
-rows of a block are swizzled. That takes 1.1, and 1.3 with nnz 8, times the floor for A (262144, 512), where the kernels
+rows of a block are swizzled. That takes 1.1, and 1.2 with nnz 8, times the floor for A (262144, 512), where the kernels
 of `rows`, which read data from the L1 cache for every entry, take 1.3 and 2.2.
 """
 
@@ -108,8 +108,8 @@ def _sum(
 ):  # fmt: skip
     """(half the vectors of the next slots times their entries, times SCALE; slot and phase after them).
 
-    The scales of data in fp32 follow the largest magnitudes so far; when they change, the sums so far change with them.
-    Tensor cores sum the columns of a step: they round down, so that longer sums would lose more than fp32's rounding.
+    Of data in fp32, tensor cores sum the columns of a step only, as they round down: by 1e-6 in 32 chunks. The scales
+    follow the largest magnitudes so far; when they change, the sums so far change with them.
     """
     COLUMNS: gl.constexpr = 2 * tiles.shape[2]
     BLOCKS: gl.constexpr = STEP // COLUMNS  # of a step

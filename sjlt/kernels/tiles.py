@@ -197,7 +197,8 @@ def project_tiles(
     """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (N_TILES * blocks of V vectors, splits).
 
     A partial sum (FINAL = False) is stored as it is, in fp32; else it is scaled, added to `out` where ACCUMULATE, and
-    rounded to out's dtype. `scales` (n), of `scale_vectors`, is read where MODE is FP16_PAIR. OVERLAP : see `reduce`.
+    rounded to out's dtype. `scales` (n), of `scale_vectors`, is read where MODE is FP16_PAIR. FOLD : tensor cores sum
+    PART chunks, whose sums are added in fp32. OVERLAP : see `reduce`.
     """
     LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK  # columns of a group
     if OVERLAP:
