@@ -52,6 +52,7 @@ def hopper_sizes(monkeypatch):
     from sjlt.kernels import hopper_launch
 
     monkeypatch.setattr(hopper_launch, "ELEMENTS", 0)
+    monkeypatch.setattr(hopper_launch, "LEAST_VECTORS", 0)
     monkeypatch.setattr(hopper_launch, "BUSY", {2: 0, 4: 0})
     monkeypatch.setattr(hopper_launch, "PRODUCTS", 0)
     hopper_launch.choose.cache_clear()

@@ -66,13 +66,12 @@ def test_projections_are_exact(n, nnz, d, k, dtype, taken):
 
 @pytest.fixture
 def split(request, monkeypatch):
-    """How sums are split: as many products of the size would have it, more or less."""
+    """Sums are split as for products of the size, or into short ones; or only so far that they are accurate."""
     if request.param == "short":
         monkeypatch.setattr(hopper_launch, "MOST_STEPS", 4)
         monkeypatch.setattr(hopper_launch, "MOST_CHUNKS", 16)
     elif request.param == "long":
-        monkeypatch.setattr(hopper_launch, "BATCH", 1 << 30)
-    hopper_launch.choose.cache_clear()  # emptied once more by `hopper_sizes`
+        monkeypatch.setattr(hopper_launch, "BATCH", 1 << 30)  # groups of chunks in a split that is not needed
     return request.param
 
 

@@ -132,7 +132,10 @@ def _scales(mode: int, x: Tensor) -> Tensor:
 
 
 def _partial(splits: int, x: Tensor, out: Tensor) -> Tensor:
-    """Room for the partial sums (splits, n, k), in the memory order of out."""
+    """Room for the partial sums (splits, n, k), in the memory order of out.
+
+    (The vectors' axis is first in memory or last: there Hopper's memory accelerator clips what is beyond the last one.)
+    """
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     n, k = out.shape
     if out.stride(0) < out.stride(1):

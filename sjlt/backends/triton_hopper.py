@@ -35,9 +35,9 @@ def project(chosen: hopper_launch.Hopper, sketch: Sketch, x: Tensor, out: Tensor
     blocks, out_blocks = (hopper_launch.HALF, chosen.width), (hopper_launch.HALF, law.TILE_ROWS)
     if chosen.turned:
         x, blocks, out_blocks = x.t(), blocks[::-1], out_blocks[::-1]
-        out = out.mT.reshape(-1, n)
+        out = out.mT.view(-1, n)
     elif splits > 1:
-        out = out.transpose(0, 1).reshape(n, -1)
+        out = out.transpose(0, 1).view(n, -1)
     tensors = (_described(x, *blocks), _described(out, *out_blocks))
     sizes = (n, splits, chosen.blocks, chosen.blocks_per_split)
     flags = {"TURNED": chosen.turned, "FINAL": splits == 1}

@@ -22,12 +22,13 @@ HALF = VECTORS // 2  # that 4 of its warps multiply; those of a block of data
 WIDTH = 32  # columns of a block of data and entries, at most
 STEP = 64  # columns that `project_hopper` multiplies, and scales, together
 MOST_NNZ = 8
-MOST_STEPS = 512  # of fp32 data, whose sums are added one by one: their errors come to 6e-7 (to 1e-6 with 1024)
-# X S' takes 0.7 to 0.9 of the other kernels' time in fp32, 0.7 to 1.05 in 16 bits (H200, 16 MB of data and more), where
-# the multiprocessors have products for this share of the time. By bytes of a number:
+MOST_STEPS = 512  # or chunks, if they are longer, of fp32 whose sums are added one by one: with errors up to 6e-7
+ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
+# X S' takes 0.7 to 0.9 of the other kernels' time in fp32, 0.7 to 1.05 in 16 bits (H200), for this many vectors, and
+# where the multiprocessors have products for this share of the time, by bytes of a number.
+LEAST_VECTORS = 512
 BUSY = {4: 0.75, 2: 0.9}
 PRODUCTS = 4  # of a multiprocessor, for Y S, so that few wait for the last ones
-ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,14 @@ def suits(product: Product, adjoint: bool) -> bool:
     rows = (product.strides, product.d), (product.narrow, product.k)
     if turned:
         rows = (product.strides[::-1], product.n), (product.narrow[::-1], product.n)
-    if adjoint:  # which stores whole vectors of memory; stores of less than WIDTH columns are slow
-        fits = size == 4 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
-        fits &= not turned and _products(product) >= PRODUCTS * product.multiprocessors
+    if adjoint:
+        gains = not turned and _gains_adjoint(product, size)
     elif turned:
-        fits = _gains_turned(product, size)
+        gains = _gains_turned(product, size)
     else:
-        fits = _busy(product, _split(product, geometry)[0]) >= BUSY[size]
+        gains = product.n >= LEAST_VECTORS and _busy(product, _split(product, geometry)[0]) >= BUSY[size]
     return (
-        fits
+        gains
         and product.nnz <= MOST_NNZ
         and is_whole(product.k, product.nnz)
         and product.offset % (chunk << geometry.log_group) == 0
@@ -102,6 +102,12 @@ def suits(product: Product, adjoint: bool) -> bool:
         and product.n < 1 << 31
         and product.n * product.d >= ELEMENTS
     )
+
+
+def _gains_adjoint(product: Product, size: int) -> bool:
+    """Whether Y S can be stored, in whole vectors of memory, and fast: in blocks of WIDTH columns."""
+    stores = size == 4 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
+    return stores and _products(product) >= PRODUCTS * product.multiprocessors
 
 
 def _gains_turned(product: Product, size: int) -> bool:
@@ -126,7 +132,7 @@ def _is_loadable(strides: tuple[int, ...], width: int, size: int) -> bool:
 def _split(product: Product, geometry: law.Geometry) -> tuple[int, int]:
     """(splits, groups in each, those of whole steps): accurate, and hardly a multiprocessor is idle.
 
-    All sums of splits together take at most 128 KiB for each multiprocessor; or 2 % of the data, where more splits are
+    All sums of splits together take at most 128 KiB for each multiprocessor; or 4 % of the data, where more splits are
     needed for accuracy.
     """
     groups, unit = groups_of(product, geometry), max(1, STEP >> geometry.log_chunk)

@@ -184,7 +184,7 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
     most = {NATIVE: MOST_CHUNKS, BF16: BATCH}.get(mode, PART)  # (one part in bf16 is less exact than any sum)
     fold = not adjoint and groups > most
     # 64 features a step; of 128 vectors in fp32, 32 (64 take the registers that loads in flight need).
-    wide = mode == NATIVE or adjoint or (fold and chunk >= 16)  # smaller chunks would have more than MOST_KEYS
+    wide = mode == NATIVE or adjoint or (fold and chunk >= 16)  # smaller chunks may have more than MOST_KEYS
     chunks = min(BATCH, max(1, (64 if wide else 32) // chunk))
     rows_first = mode == NATIVE and whole and not adjoint  # the kernel's sums of 64 vectors leave room for 3 programs
     small = fold or adjoint or rows_first or product.n <= 64 or chunk > (64 if mode == NATIVE else 32)

@@ -4,7 +4,7 @@ Data in fp32 is multiplied as a pair of fp16 numbers: x scale = high + low, exac
 two of the data vector's own. `project_hopper` lets it follow the data; adjoints have all of a vector at hand. Elsewhere
 it comes from a sample of the features. If others are 2^9 times larger, fp16 overflows: the result is not finite, and
 the work is done again with three bf16 numbers, whose range is that of fp32. (Three bf16 numbers bind on the tensor
-cores: 1.3 times the memory floor where the pair takes 1.15, in the kernels of `tiles`, H200.)
+cores: they take 1.13 times as long as the pair, H200.)
 """
 
 from __future__ import annotations

@@ -134,14 +134,14 @@ def _sum_of_chunks(
     ROWS_FIRST: tl.constexpr = MODE == NATIVE and WHOLE and LOG_CHUNK > 0
     HALF: tl.constexpr = tl.float16 if MODE == FP16_PAIR else tl.bfloat16
     DTYPE: tl.constexpr = x.dtype.element_ty if MODE == NATIVE else HALF
-    TURN: tl.constexpr = max(PART, U) if FOLD else BATCH  # chunks whose words are made together
+    SPAN: tl.constexpr = max(PART, U) if FOLD else BATCH  # chunks that take words, of the BATCH that have some
     total = tl.zeros((TILE, V) if ROWS_FIRST else (V, TILE), tl.float32)
     acc = tl.zeros_like(total)
-    for start in range(0, groups, TURN):
+    for start in range(0, groups, SPAN):
         column, keys, thetas, signs = batch(
             m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS
         )
-        for chunk in range(0, tl.minimum(TURN, groups - start), U):
+        for chunk in range(0, tl.minimum(SPAN, groups - start), U):
             z = _load_chunks(x, v, n, d, stride_xv, stride_xf, column, chunk, offset, LOG_CHUNK, U, EVEN, ALIGN)
             i, negative = entries(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, U)
             if ROWS_FIRST:
