@@ -105,7 +105,7 @@ def suits(product: Product, adjoint: bool) -> bool:
 
 
 def _gains_adjoint(product: Product, size: int) -> bool:
-    """Whether Y S can be stored, in whole vectors of memory, and fast: in blocks of WIDTH columns."""
+    """Whether Y S is stored in whole vectors of memory, in blocks of WIDTH columns (else slow), and is large."""
     stores = size == 4 and product.nnz < MOST_NNZ and product.d * size % VECTOR_BYTES == 0
     return stores and _products(product) >= PRODUCTS * product.multiprocessors
 

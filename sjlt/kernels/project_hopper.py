@@ -232,5 +232,5 @@ def project_hopper(
                               feature_offset, N_TILES, LOG_GROUP, LOG_CHUNK, TURNED, SLOTS)),
         ],
         [4, 4],
-        [216, 72],
+        [216, 72],  # registers of a thread that multiplies (two sums of them), and of one that makes entries
     )  # fmt: skip
