@@ -34,6 +34,17 @@ def filled(layout, array, dtype, device="cpu"):
     return poisoned(layout, array.shape, dtype, device).copy_(torch.from_numpy(np.array(array, np.float64)))
 
 
+def large_first(x):
+    """(normal data with its first features larger, the most that a result in fp32 may be off, of the norm)."""
+    for factor in (100, 10_000):
+        larger = x.clone()
+        larger[:, :64] *= factor
+        yield larger, 1e-6
+    larger = x.clone()
+    larger[:, 0] = 16_400  # just above 2^14, where fp32 is at its coarsest, and nearly all of the norm
+    yield larger, 2e-6
+
+
 def assert_untouched_around(view):
     """The memory around a result is still poisoned."""
     memory = (view if view._base is None else view._base).clone()

@@ -16,7 +16,9 @@ DATA = {
     "all positive and alike": lambda rng, shape: 1 + 1e-3 * rng.random(shape),
     "wide range": lambda rng, shape: rng.normal(size=shape) * np.exp(3 * rng.normal(size=shape)),
     "large, then small": lambda rng, shape: rng.random(shape) * np.geomspace(1e4, 1e-4, shape[-1]),
+    "one outweighs all": lambda rng, shape: np.where(np.arange(shape[-1]) == 0, 16_400, rng.normal(size=shape)),
 }
+BOUNDS = dict.fromkeys(DATA, 1e-6) | {"one outweighs all": 2e-6}  # (just above 2^14: fp32 is at its coarsest)
 # (rows, features, n_components, nnz): few rows and many; one term in each of 2^20, 2^16 and 2^13.
 SIZES = [(2, 2**20, 1, 1), (2, 2**20, 16, 4), (2, 2**20, 200, 3), (40, 2**15, 1, 1), (40, 2**17, 16, 4)]
 
@@ -34,8 +36,8 @@ def test_fp32(kind, n, d, k, nnz):
     S = Sketch(d, k, nnz=nnz, seed=2)
     expected = (S.to_scipy() @ x.T.astype(np.float64)).T  # itself exact to 1e-13
     norm = np.linalg.norm(x.astype(np.float64), axis=1)
-    assert error(x @ S.T, expected, norm) <= 1e-6
-    assert error((S @ x.T.copy()).T, expected, norm) <= 1e-6
+    assert error(x @ S.T, expected, norm) <= BOUNDS[kind]
+    assert error((S @ x.T.copy()).T, expected, norm) <= BOUNDS[kind]
 
 
 @pytest.mark.parametrize("format", ["csr", "csc"])
@@ -46,7 +48,7 @@ def test_fp32_sparse(kind, format):
     dense = DATA[kind](np.random.default_rng(1), (2, d)).astype(np.float32)
     expected = (S.to_scipy() @ dense.T.astype(np.float64)).T
     norm = np.linalg.norm(dense.astype(np.float64), axis=1)
-    assert error(sp.csr_array(dense).asformat(format) @ S.T, expected, norm) <= 1e-6
+    assert error(sp.csr_array(dense).asformat(format) @ S.T, expected, norm) <= BOUNDS[kind]
 
 
 def exact_sums(S, x):

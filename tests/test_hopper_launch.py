@@ -138,10 +138,10 @@ def test_their_launches():
     assert launched(768, 8) == (16, 24, 1, 24)
     assert launched(772, 8) == (16, 25, 1, 28) == launched(776, 8, "bfloat16")  # whole steps
     assert launched(8196, 2) == (32, 130, 1, 130)
-    assert launched(2**16, 4) == (32, 1024, 1, 1024)  # 512 steps
-    assert launched(2**16 + 4, 4) == (32, 1025, 2, 514)
-    assert launched(2**17, 2) == (32, 2048, 2, 1024)
-    assert launched(2**17, 1) == (32, 2048, 1, 2048)  # 512 chunks
+    assert launched(2**14, 4) == (32, 256, 1, 256)  # 128 steps
+    assert launched(2**14 + 4, 4) == (32, 257, 2, 130)
+    assert launched(2**15, 2) == (32, 512, 2, 256)
+    assert launched(2**15, 1) == (32, 512, 1, 512)  # 128 chunks
     assert launched(2**16, 4, "bfloat16") == (32, 1024, 1, 1024)
     assert launched(2**18, 4, "bfloat16") == (32, 4096, 4, 1024)
     assert launched(2**14, 4, adjoint=True) == (32, 256, 1, 256)
@@ -211,8 +211,8 @@ def test_splits_keep_all_multiprocessors_busy():
     assert launched(512, 1 << 18, 1024, 2, "float16") == (128, 4, 256)
     assert launched(1024, 1 << 16, 4096) == (132, 1, 64)  # 256 products
     assert launched(1024, 1 << 14, 1024) == (128, 2, 32)
-    assert launched(128, 1 << 20, 128) == (126, 126, 262)
+    assert launched(128, 1 << 20, 128) == (128, 128, 256)  # for accuracy
     assert launched(1 << 16, 1 << 12, 512) == (132, 1, 32)
     assert launched(128, 1 << 18, 1 << 17)[1] == 1  # 1024 products
-    assert launched(1 << 16, 1 << 18, 128) == (132, 8, 1024)  # of 512 products: for accuracy
+    assert launched(1 << 16, 1 << 18, 128) == (132, 32, 256)  # of 512 products: for accuracy
     assert launched(1 << 16, 1 << 18, 128, 8, "float16") == (132, 16, 1024)
