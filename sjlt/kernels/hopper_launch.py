@@ -22,8 +22,8 @@ HALF = VECTORS // 2  # that 4 of its warps multiply; those of a block of data
 WIDTH = 32  # columns of a block of data and entries, at most
 STEP = 64  # columns that `project_hopper` multiplies, and scales, together
 MOST_NNZ = 8
-# Of fp32, whose sums are added one by one, or chunks, if they are longer: with errors up to 5e-7 of the norm, or, where
-# one number outweighs all others, 1.5e-6 (H200).
+# Steps (or chunks, if they are longer) whose sums a program adds one by one in fp32: errors are up to 5e-7 of the norm,
+# or 1.5e-6 where one number outweighs all others (H200).
 MOST_STEPS = 128
 ELEMENTS = 1 << 24  # of the wide side, below which the host takes longer than the device
 # X S' takes 0.7 to 0.9 of the other kernels' time in fp32, 0.7 to 1.05 in 16 bits (H200), for this many vectors, and
