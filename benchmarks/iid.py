@@ -18,8 +18,8 @@ from rich import box
 from rich.table import Table
 
 import sjlt
-from sjlt.backends import triton_iid
-from sjlt.kernels import iid_launch
+from sjlt.backends.triton import iid as triton_iid
+from sjlt.kernels.config import iid as iid_launch
 
 from .baselines import normal, short
 from .cases import SEED

@@ -1,8 +1,8 @@
 """Time the stages of ``sjlt project --device cuda``: ``python -m benchmarks.stream [--gb 8] [--directory DIRECTORY]``.
 
 The file is in the page cache, on a file system that is no tmpfs (whose small pages are read more slowly). Each stage
-runs alone first, with the pipeline's own buffers, threads and sizes; then all of them in `sjlt.io.project_file`, whose
-answer is checked. Rates are of bytes of the file, but for copying back and writing, which are of bytes of the result.
+runs alone first, with the pipeline's own buffers, threads and sizes; then all of them in
+`sjlt.files.io.project_file`, whose answer is checked. Rates are of bytes of the file, but for copying back and writing, which are of bytes of the result.
 Writing, too, is writing to the page cache: checkpoints are off, and the last fsync is timed by itself, as how fast a
 disk is is its own affair. Rates are medians of REPEATS runs. Writes benchmarks/results/stream_h200.json.
 """
@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sjlt
-from sjlt import io, output, stream
+from sjlt.files import io, output, stream
 
 from .cases import SEED
 from .gpu import environment

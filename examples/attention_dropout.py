@@ -33,9 +33,9 @@ import triton
 import triton.language as tl
 
 import sjlt
-from sjlt.dropout_law import scale as scale_of
-from sjlt.dropout_law import threshold as threshold_of
 from sjlt.kernels.philox import dropout_words
+from sjlt.laws.dropout import scale as scale_of
+from sjlt.laws.dropout import threshold as threshold_of
 
 LN_2 = tl.constexpr(math.log(2))
 

@@ -26,8 +26,9 @@ from rich.text import Text
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 import sjlt
-from sjlt import demo, quality_report
-from sjlt.evaluation import standard_sketches
+from sjlt.cli import demo
+from sjlt.evaluation import report as quality_report
+from sjlt.evaluation.quality import standard_sketches
 
 
 def patches(stride: int = 6) -> np.ndarray:
@@ -112,7 +113,7 @@ def main(
     pairs: int = 5000,
     queries: int = 100,
     seeds: int = 20,
-) -> dict[str, sjlt.evaluation.Report]:
+) -> dict[str, sjlt.evaluation.quality.Report]:
     """Print a table for each data set and each number of components, and draw all tails in one figure."""
     console, reports = Console(), {}
     for name, X in (datasets() if data is None else data).items():

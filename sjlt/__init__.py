@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .estimator import SparseRandomProjection as SparseRandomProjection
-    from .evaluation import quality as quality
+    from .evaluation.quality import quality as quality
     from .seeded_dropout import dropout as dropout
     from .seeded_dropout import dropout_add as dropout_add
     from .seeded_dropout import dropout_mask as dropout_mask
@@ -28,7 +28,7 @@ _EXPORTS = {
     "dropout_add": "seeded_dropout",
     "dropout_mask": "seeded_dropout",
     "masked_dropout": "seeded_dropout",
-    "quality": "evaluation",
+    "quality": "evaluation.quality",
     "get_num_threads": "threads",
     "set_num_threads": "threads",
 }

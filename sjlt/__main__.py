@@ -1,6 +1,6 @@
 """``python -m sjlt``: the command line."""
 
-from .cli import main
+from .cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -19,7 +19,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .containers import is_tensor
+from .inputs.containers import is_tensor
 from .sketch import Sketch
 
 _ACCEPTED: dict[str, Any] = {"accept_sparse": ["csr", "csc"], "dtype": [np.float64, np.float32]}
@@ -85,7 +85,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     - The projection is not stored but regenerated from its seed while it is applied.
     - Each feature meets exactly `nnz` components, not a random number of them, so a sparse vector's norm is kept
-      as well as a dense one's: for unit x the variance of ||Sx||^2 is at most about 2/n_components (`sjlt.law`).
+      as well as a dense one's: for unit x the variance of ||Sx||^2 is at most about 2/n_components (`sjlt.laws.exact`).
       Independent entries, density="auto" with scikit-learn, have 1/sqrt(n_features) of a column's components on
       average: of 16384 features, 256 components and a vector with two nonzeros, ||Sx||^2 has a standard deviation
       of 0.50, where nnz=4 has 0.07. That is why `density` is None by default. (On dense vectors both have

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .checks import integer
-from .containers import is_tensor
-from .dropout_checks import LAST, Numbers, check_shape, check_writable, checked, factor, rule_of
+from .inputs.checks import integer
+from .inputs.containers import is_tensor
+from .inputs.dropout import LAST, Numbers, check_shape, check_writable, checked, factor, rule_of
 
 __all__ = ["dropout", "dropout_add", "dropout_mask", "masked_dropout"]
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from . import iid_law, law, projection
-from .checks import integer as _integer
-from .checks import nnz_or_lanes, signed
-from .operators import Operator
-from .transposed import Transposed
+from . import frontends
+from .inputs.checks import integer as _integer
+from .inputs.checks import nnz_or_lanes, signed
+from .laws import exact as exact_law
+from .laws import iid as iid_law
+from .laws.spec import SketchSpec
+from .operators import Operator, Transposed
 
 if TYPE_CHECKING:
     import torch
@@ -36,9 +38,9 @@ class Sketch(Operator):
     """A sparse Johnson-Lindenstrauss transform S of shape (n_components, n_features), regenerated from its seed.
 
     Each column has exactly `nnz` nonzeros +-1/sqrt(nnz) in distinct rows, placed by Philox4x32-10 (see
-    `sjlt.law`), so E||Sx||^2 = ||x||^2 and Var||Sx||^2 <= 2/n_components for unit x (slightly more where
+    `sjlt.laws.exact`), so E||Sx||^2 = ||x||^2 and Var||Sx||^2 <= 2/n_components for unit x (slightly more where
     n_components does not divide evenly, see there). Given a `density` instead, entries are independent
-    (`sjlt.iid_law`). The object is about a hundred bytes; equal arguments give equal entries on every machine.
+    (`sjlt.laws.iid`). The object is about a hundred bytes; equal arguments give equal entries on every machine.
 
     Parameters
     ----------
@@ -93,33 +95,28 @@ class Sketch(Operator):
     density: Any = field(default=None, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     feature_offset: int = field(default=0, kw_only=True)
-    lanes: iid_law.Lanes | None = field(init=False, repr=False)  # where entries are independent
-    # The description as torch's operators take it: n_features, n_components, nnz or 0, the lanes' bits and threshold or
-    # 0, the seed as a signed number, feature_offset.
-    numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    spec: SketchSpec = field(init=False, repr=False, compare=False)  # what operators and backends take
 
     def __post_init__(self) -> None:
         n_features = _integer("n_features", self.n_features, 0, MAX_FEATURES)
-        k = _integer("n_components", self.n_components, 1, law.MAX_N_COMPONENTS)
+        k = _integer("n_components", self.n_components, 1, exact_law.MAX_N_COMPONENTS)
         nnz, lanes = nnz_or_lanes(self.nnz, self.density, n_features, k)
         seed = _integer("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
         offset = _integer("feature_offset", self.feature_offset, 0, MAX_FEATURES)
         if offset + n_features > MAX_FEATURES:
             raise ValueError(f"feature_offset + n_features must be at most 2^63 - 1, got {offset} + {n_features}")
         checked = {"n_features": n_features, "n_components": k, "nnz": nnz, "seed": seed, "feature_offset": offset}
-        checked |= {"lanes": lanes, "density": lanes.density if lanes else None}
-        checked["numbers"] = (n_features, k, nnz or 0, *(lanes or (0, 0)), signed(seed), offset)
+        checked["density"] = lanes.density if lanes else None
+        checked["spec"] = SketchSpec(n_features, k, nnz or 0, *(lanes or (0, 0)), signed(seed), offset)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    @classmethod
-    def _from_numbers(cls, n_features: int, k: int, nnz: int, bits: int, threshold: int, *rest: int) -> Sketch:
-        """The sketch with these `numbers`."""
-        lanes = None if nnz else iid_law.Lanes(bits, threshold)
-        entries: dict[str, Any] = {"density": lanes.density} if lanes else {"nnz": nnz}
-        return cls(n_features, k, seed=rest[0], feature_offset=rest[1], **entries)
-
     # --------------------------------------------------------------------------------- description
+
+    @property
+    def is_iid(self) -> bool:
+        """Whether the entries are independent (`density`) rather than exactly `nnz` per column."""
+        return self.nnz is None
 
     @property
     def shape(self) -> tuple[int, int]:  # type: ignore[override]
@@ -127,14 +124,14 @@ class Sketch(Operator):
 
     def __repr__(self) -> str:
         end = self.feature_offset + self.n_features
-        entries = f"density={self.density}" if self.lanes else f"nnz={self.nnz}"
+        entries = f"density={self.density}" if self.is_iid else f"nnz={self.nnz}"
         whole = f"Sketch(n_features={end}, n_components={self.n_components}, {entries}, seed={self.seed})"
         return f"{whole}[:, {self.feature_offset}:{end}]" if self.feature_offset else whole
 
     def to_dict(self) -> dict[str, int]:
         """The sketch as numbers, ready for JSON; `from_dict` makes an equal sketch of them."""
-        entries = self.lanes._asdict() if self.lanes else {"nnz": self.nnz}
-        shape = {"law": law.VERSION, "n_features": self.n_features, "n_components": self.n_components}
+        entries = self.spec.lanes._asdict() if self.is_iid else {"nnz": self.nnz}
+        shape = {"law": exact_law.VERSION, "n_features": self.n_features, "n_components": self.n_components}
         return {**shape, **entries, "seed": self.seed, "feature_offset": self.feature_offset}
 
     @classmethod
@@ -145,8 +142,10 @@ class Sketch(Operator):
         """
         given = dict(description)
         version = given.pop("law", None)
-        if version != law.VERSION:
-            raise ValueError(f"this version of sjlt knows sketch law {law.VERSION}, the description has {version!r}")
+        if version != exact_law.VERSION:
+            raise ValueError(
+                f"this version of sjlt knows sketch law {exact_law.VERSION}, the description has {version!r}"
+            )
         entries = iid_law.Lanes._fields if "threshold" in given else ("nnz",)
         expected = {"n_features", "n_components", *entries, "seed", "feature_offset"}
         if given.keys() != expected:
@@ -173,11 +172,11 @@ class Sketch(Operator):
     def _part(self, n_features: int, feature_offset: int) -> Sketch:
         """Unchecked, as torch.compile would check it for one seed and one slice, and compile anew for the next."""
         part = object.__new__(type(self))
-        for name in ("n_components", "nnz", "density", "lanes", "seed"):
+        for name in ("n_components", "nnz", "density", "seed"):
             object.__setattr__(part, name, getattr(self, name))
         object.__setattr__(part, "n_features", n_features)
         object.__setattr__(part, "feature_offset", feature_offset)
-        object.__setattr__(part, "numbers", (n_features, *self.numbers[1:-1], feature_offset))
+        object.__setattr__(part, "spec", self.spec._replace(n_features=n_features, feature_offset=feature_offset))
         return part
 
     # --------------------------------------------------------------------------------- products
@@ -189,7 +188,7 @@ class Sketch(Operator):
 
     def __matmul__(self, a: Any) -> Any:
         """S @ A for A (n_features,) or (n_features, n): dense, in A's dtype (an array's integers become fp64)."""
-        return projection.multiply(self, a)
+        return frontends.multiply(self.spec, a)
 
     def __rmatmul__(self, y: Any) -> Any:
         """Y @ S: `project_adjoint`."""
@@ -252,7 +251,7 @@ class Sketch(Operator):
         dynamic), `torch.export`, CUDA graphs and autocast work as they do for a matrix product. Nothing is saved for
         the backward pass.
         """
-        return projection.project(self, x, out=out, accumulate=accumulate, dense_output=dense_output)
+        return frontends.project(self.spec, x, out=out, accumulate=accumulate, dense_output=dense_output)
 
     def project_adjoint(self, y: Any, *, out: np.ndarray | torch.Tensor | None = None, accumulate: bool = False) -> Any:
         """Apply the adjoint to projected vectors: ``y @ S``.
@@ -273,7 +272,7 @@ class Sketch(Operator):
         As for `project`. A non-finite number reaches the features that have an entry in its component; on a GPU it
         may reach others of the same data vector.
         """
-        return projection.project_adjoint(self, y, out=out, accumulate=accumulate)
+        return frontends.project_adjoint(self.spec, y, out=out, accumulate=accumulate)
 
     def project_tree(self, tensors: Any, *, out: torch.Tensor | None = None, batched: bool = False) -> torch.Tensor:
         """Project the numbers of several tensors, such as a model's gradients, as if they were concatenated.
@@ -306,7 +305,7 @@ class Sketch(Operator):
         RuntimeError
             For `out` together with tensors that require gradients.
         """
-        return projection.project_tree(self, tensors, out, batched)  # type: ignore[no-any-return]
+        return frontends.project_tree(self.spec, tensors, out, batched)  # type: ignore[no-any-return]
 
     # --------------------------------------------------------------------------------- entries
 
@@ -320,24 +319,24 @@ class Sketch(Operator):
         rows : ndarray of shape (nnz, stop - start), int64
         signs : ndarray of shape (nnz, stop - start), int8, +1 or -1
         """
-        from .backends import cpu
+        from .backends.cpu import exact
 
-        if self.lanes:
+        if self.is_iid:
             raise ValueError(f"{self!r} has columns of varying numbers of nonzeros: S[:, a:b].to_scipy() shows them")
         stop = self.n_features if stop is None else _integer("stop", stop, 0, self.n_features)
         start = _integer("start", start, 0, stop)
-        codes = cpu.codes(self, start, stop).T
+        codes = exact.codes(self.spec, start, stop).T
         return (codes >> 1).astype(np.int64), (1 - 2 * (codes & 1)).astype(np.int8)
 
     def to_scipy(self, format: Literal["csc", "csr", "coo"] = "csc", dtype: DTypeLike = np.float64) -> Any:
         """The sketch as a `scipy.sparse` array of shape (n_components, n_features), indices sorted."""
         import scipy.sparse
 
-        from .backends import cpu
+        from .backends import cpu_backend
 
         if np.dtype(dtype).kind != "f":
             raise TypeError(f"the entries are fractions: they need a floating dtype, got {np.dtype(dtype)}")
-        signs, rows, indptr, scale = cpu.columns(self)  # rows ascend in each column
+        signs, rows, indptr, scale = cpu_backend(self.spec).columns(self.spec)  # rows ascend in each column
         index = np.int32 if max(rows.size, *self.shape) <= np.iinfo(np.int32).max else np.int64
         parts = ((signs * scale).astype(dtype), rows.astype(index), indptr.astype(index))
         matrix = scipy.sparse.csc_array(parts, shape=self.shape)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def kernels_on(request):
 @pytest.fixture(params=["pair", "triple"])
 def parts(request, monkeypatch):
     """fp32 data as two numbers in fp16, which large products take, or as three in bf16."""
-    from sjlt.kernels import launch
+    from sjlt.kernels.config import exact as launch
 
     choose = launch.choose
     monkeypatch.setattr(launch, "PAIR_ELEMENTS", 0 if request.param == "pair" else math.inf)
@@ -49,7 +50,7 @@ def set_precision():
 @pytest.fixture
 def hopper_sizes(monkeypatch):
     """The projection's kernels for Hopper take products of any size."""
-    from sjlt.kernels import hopper_launch
+    from sjlt.kernels.config import hopper as hopper_launch
 
     monkeypatch.setattr(hopper_launch, "ELEMENTS", 0)
     monkeypatch.setattr(hopper_launch, "LEAST_VECTORS", 0)
@@ -71,16 +72,25 @@ def calls(device, monkeypatch):
     """The (x, out) of each call of the backend."""
     from sjlt.torch_ops import projection
 
-    made, backend = [], projection._function
+    made = []
 
-    def recorded(forward, cuda):
-        function = backend(forward, cuda)
+    def recording(name):
+        choose = getattr(projection, name)
 
-        def call(sketch, x, out, accumulate):
-            made.append((x, out))
-            function(sketch, x, out, accumulate)
+        def chosen(spec):
+            backend = choose(spec)
 
-        return call
+            def record(function):
+                def call(spec, x, out, accumulate):
+                    made.append((x, out))
+                    function(spec, x, out, accumulate)
 
-    monkeypatch.setattr(projection, "_function", recorded)
+                return call
+
+            return SimpleNamespace(project=record(backend.project), adjoint=record(backend.adjoint))
+
+        return chosen
+
+    for name in ("cpu_backend", "triton_backend"):
+        monkeypatch.setattr(projection, name, recording(name))
     return made

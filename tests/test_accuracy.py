@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from data import exact_adjoint, exact_project, integers
+from helpers.data import exact_adjoint, exact_project, integers
 
 from sjlt import Sketch
 

@@ -17,7 +17,7 @@ import pytest
 import scipy.sparse
 
 import sjlt
-from sjlt import cli
+from sjlt.cli import app as cli
 
 N, D, K = 50, 30, 16
 
@@ -225,7 +225,7 @@ def test_an_abrupt_end(run: Run, monkeypatch: pytest.MonkeyPatch, raised: type[B
     def end(*arguments: object, **options: object) -> None:
         raise raised
 
-    monkeypatch.setattr("sjlt.output.read_json", end)
+    monkeypatch.setattr("sjlt.files.output.read_json", end)
     assert run("info", "a.json").code == code
 
 

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from data import DTYPES, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
+from helpers.data import DTYPES, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
 import sjlt
 from sjlt import Sketch

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sjlt import cli, demo
+from sjlt.cli import app as cli
+from sjlt.cli import demo
 
 
 def test_patches(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import scipy.sparse
 import torch
 
 import sjlt
-from sjlt import cli, io
-from sjlt.io import project_file
-from sjlt.output import UserError
+from sjlt.cli import app as cli
+from sjlt.files import io
+from sjlt.files.io import project_file
+from sjlt.files.output import UserError
 
 N, D, K = 50, 30, 16
 NOT_FOR_A_GPU = {

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 import sjlt
-from sjlt.dropout_checks import checked, rule_of
-from sjlt.kernels.dropout import _place
+from sjlt.inputs.dropout import checked, rule_of
+from sjlt.kernels.portable.dropout import _place
 
 BITS = [8, 16, 32]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -55,7 +55,7 @@ def call(backend, x, out, p, seed, residual=None, **given):
             )  # fmt: skip
             out.copy_(result)
             return sjlt.dropout_mask(x.shape, p, seed, **given, device="cpu")
-        from sjlt.backends import triton_dropout as functions
+        from sjlt.backends.triton import dropout as functions
     rule = numbers(x, p, seed, **given)
     if residual is None:
         functions.drop(rule, x, out)

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from compilation import TARGETS, check_compiled, compile_launches
+from helpers.compilation import TARGETS, check_compiled, compile_launches
 
 CALLS = [  # shape, dtype, layout, bits, what else is given
     *(((1 << 20,), dtype, "rows", bits, {}) for dtype in ("bfloat16", "float32", "uint8") for bits in (8, 16, 32)),
@@ -26,8 +26,8 @@ CALLS = [  # shape, dtype, layout, bits, what else is given
 def make_calls():
     import torch
 
-    from sjlt.backends import triton_dropout as backend
-    from sjlt.dropout_law import Rule
+    from sjlt.backends.triton import dropout as backend
+    from sjlt.laws.dropout import Rule
 
     def new(shape, dtype, layout):
         dtype = getattr(torch, dtype)
@@ -64,6 +64,6 @@ def test_kernels_compile(target):
 
 
 if __name__ == "__main__":
-    from sjlt.backends import triton_dropout
+    from sjlt.backends.triton import dropout as triton_dropout
 
     compile_launches(sys.argv[1], make_calls, triton_dropout)

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sjlt
-from sjlt import dropout_law, law
 from sjlt.kernels.philox import dropout_keep, dropout_keep_lanes, dropout_lane, dropout_lanes, dropout_words
-from sjlt.philox import define
+from sjlt.laws import dropout as dropout_law
+from sjlt.laws import exact as law
+from sjlt.laws.philox import define
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "dropout_and_iid_laws.json").read_text())["dropout"]
 golden = pytest.mark.parametrize("v", VECTORS, ids=lambda v: "-".join(str(x) for x in list(v.values())[:4]))

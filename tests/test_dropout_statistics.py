@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import sjlt
-from sjlt.dropout_law import threshold
+from sjlt.laws.dropout import threshold
 
 FALSE_ALARMS = 1e-6
 BITS = [8, 16, 32]

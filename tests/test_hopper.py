@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from kernels import LAYOUTS, check_adjoint, check_project, large_first
+from helpers.kernels import LAYOUTS, check_adjoint, check_project, large_first
 
 from sjlt import Sketch
-from sjlt.backends import triton as backend
-from sjlt.backends import triton_hopper
-from sjlt.kernels import hopper_launch
+from sjlt.backends.triton import exact as backend
+from sjlt.backends.triton import hopper as triton_hopper
+from sjlt.kernels.config import hopper as hopper_launch
 
 pytestmark = pytest.mark.gpu
 

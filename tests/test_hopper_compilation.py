@@ -4,10 +4,10 @@ import sys
 
 import pytest
 import triton
-from compilation import check_compiled, compile_launches
+from helpers.compilation import check_compiled, compile_launches
 
-from sjlt.backends import triton_hopper
-from sjlt.kernels import iid_launch
+from sjlt.backends.triton import hopper as triton_hopper
+from sjlt.kernels.config import iid as iid_launch
 
 PRODUCTS = [  # (d, k, nnz, dtype): of one, two and more tiles
     (768, 128, 4, "float32"),
@@ -34,7 +34,7 @@ def make_calls():
     import torch
 
     from sjlt import Sketch
-    from sjlt.backends import triton as backend
+    from sjlt.backends.triton import exact as backend
 
     backend._resources = lambda device: (132, 227 << 10, True)
     backend._reduce = lambda *_: None  # which is compiled with the other kernels

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from sjlt import Sketch
-from sjlt.backends import triton as backend
-from sjlt.backends import triton_hopper
-from sjlt.kernels import hopper_launch, launch
+from sjlt.backends.triton import exact as backend
+from sjlt.backends.triton import hopper as triton_hopper
+from sjlt.kernels.config import exact as launch
+from sjlt.kernels.config import hopper as hopper_launch
 
 ON_HOPPER = 132, 232448, True
 

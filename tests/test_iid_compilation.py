@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from compilation import TARGETS, Launches, check_compiled, compile_launches
+from helpers.compilation import TARGETS, Launches, check_compiled, compile_launches
 
 PRODUCTS = [  # (n, d, k, density, dtype, layout)
     (65_536, 4096, 128, 1 / 3, "bfloat16", "rows"),
@@ -18,7 +18,7 @@ def make_calls():
     import torch
 
     from sjlt import Sketch
-    from sjlt.backends import triton as backend
+    from sjlt.backends.triton import exact as backend
 
     for name in ("reduce_partials", "scale_vectors"):  # compiled with the projection's
         setattr(backend, name, Launches(getattr(backend, name)))
@@ -38,6 +38,6 @@ def test_kernels_compile(target):
 
 
 if __name__ == "__main__":
-    from sjlt.backends import triton_iid
+    from sjlt.backends.triton import iid as triton_iid
 
     compile_launches(sys.argv[1], make_calls, triton_iid)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from data import integers
-from kernels import assert_untouched_around, filled, integral_matrix, poisoned
+from helpers.data import integers
+from helpers.kernels import assert_untouched_around, filled, integral_matrix, poisoned
 
 from sjlt import Sketch
-from sjlt.backends import triton as backend
-from sjlt.backends import triton_hopper, triton_iid
-from sjlt.kernels import iid_launch
+from sjlt.backends.triton import exact as backend
+from sjlt.backends.triton import hopper as triton_hopper
+from sjlt.backends.triton import iid as triton_iid
+from sjlt.kernels.config import iid as iid_launch
 
 
 @pytest.fixture

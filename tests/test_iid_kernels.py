@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from data import integers
-from kernels import FLOATS, LAYOUTS, assert_exact, assert_untouched_around, filled, integral_matrix, poisoned
+from helpers.data import integers
+from helpers.kernels import FLOATS, LAYOUTS, assert_exact, assert_untouched_around, filled, integral_matrix, poisoned
 
 from sjlt import Sketch
-from sjlt.backends import triton as backend
-from sjlt.kernels import iid_launch, launch
+from sjlt.backends.triton import exact as backend
+from sjlt.kernels.config import exact as launch
+from sjlt.kernels.config import iid as iid_launch
 
 pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
     "ignore:(overflow|invalid value) encountered:RuntimeWarning"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from data import FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
+from helpers.data import FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
 import sjlt
 from sjlt import Sketch
@@ -192,7 +192,7 @@ def test_gradients_pass_through_torchs_operators():
     assert torch.autograd.gradcheck(S.project, x)
     assert torch.autograd.gradcheck(S.project_adjoint, y)
     for op, tensor in ((torch.ops.sjlt.project, x), (torch.ops.sjlt.project_adjoint, y)):
-        torch.library.opcheck(op.default, (tensor, *S.numbers, -1, None))
+        torch.library.opcheck(op.default, (tensor, *S.spec, -1, None))
     matrix = torch.from_numpy(S.toarray())
     (torch.matmul(S, x.mT) * 2).sum().backward()
     torch.testing.assert_close(x.grad, 2 * matrix.sum(0).expand(2, 20))

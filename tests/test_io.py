@@ -10,8 +10,8 @@ import pytest
 import scipy.sparse
 
 import sjlt
-from sjlt.io import project_file
-from sjlt.output import UserError
+from sjlt.files.io import project_file
+from sjlt.files.output import UserError
 
 N, D, K = 333, 70, 24
 
@@ -172,7 +172,7 @@ def test_a_source_that_changes_or_shrinks_under_way_leaves_nothing(tmp_path: Pat
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
     program = (
-        "import sys; from pathlib import Path; from sjlt.io import project_file\n"
+        "import sys; from pathlib import Path; from sjlt.files.io import project_file\n"
         "project_file(Path(sys.argv[1]), Path(sys.argv[1] + '.y'), 64)\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )

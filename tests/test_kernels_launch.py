@@ -5,12 +5,13 @@ import math
 from itertools import product as grid
 
 import pytest
+from helpers.kernels import check_adjoint, check_project
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from kernels import check_adjoint, check_project
 
-from sjlt import Sketch, law
-from sjlt.kernels import launch
+from sjlt import Sketch
+from sjlt.kernels.config import exact as launch
+from sjlt.laws import exact as law
 
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 each_side = pytest.mark.parametrize("adjoint", [False, True], ids=["project", "adjoint"])

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from data import integers
-from kernels import FLOATS, filled, integral_matrix, large_first
+from helpers.data import integers
+from helpers.kernels import FLOATS, filled, integral_matrix, large_first
 
 from sjlt import Sketch
-from sjlt.backends import triton as backend
-from sjlt.kernels import launch
+from sjlt.backends.triton import exact as backend
+from sjlt.kernels.config import exact as launch
 
 pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"

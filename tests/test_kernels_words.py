@@ -9,10 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from sjlt import Sketch, law
-from sjlt.backends import triton as backend
-from sjlt.kernels import words
-from sjlt.philox import define
+from sjlt import Sketch
+from sjlt.backends.triton import exact as backend
+from sjlt.kernels.portable import law as words
+from sjlt.laws import exact as law
+from sjlt.laws.philox import define
 
 WIDE = {"c", "group"}  # arguments of 64 bits: words have 32
 

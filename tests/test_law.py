@@ -11,8 +11,9 @@ import reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sjlt import Sketch, law
-from sjlt.philox import define
+from sjlt import Sketch
+from sjlt.laws import exact as law
+from sjlt.laws.philox import define
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "sketch_law_v1.json").read_text())
 LAST = 2**63 - 1  # features of the widest sketch

@@ -5,8 +5,8 @@ import pytest
 import reference
 from test_law import words
 
-from sjlt import law
-from sjlt.philox import define
+from sjlt.laws import exact as law
+from sjlt.laws.philox import define
 
 
 @pytest.fixture(scope="module")

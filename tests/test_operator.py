@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import scipy.sparse.linalg
-from data import exact_project, integers, same
+from helpers.data import exact_project, integers, same
 
 import sjlt
 from sjlt import Sketch

@@ -6,7 +6,7 @@ nnz is 1, 4, 16 or 64 throughout: the scale 1/sqrt(nnz) is then a power of two, 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from data import DTYPES, FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
+from helpers.data import DTYPES, FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
 import sjlt
 import sjlt.backends.cpu

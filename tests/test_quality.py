@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from data import integers
+from helpers.data import integers
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
 import sjlt
-from sjlt import Sketch, evaluation, io, measures
+from sjlt import Sketch
+from sjlt.evaluation import measures
+from sjlt.evaluation import quality as evaluation
+from sjlt.files import io
 
 ALL = {"rows": 10**6, "pairs": 10**9, "queries": 10**6}  # no sampling
 

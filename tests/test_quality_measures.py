@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import scipy.sparse
-from data import integers
+from helpers.data import integers
 from scipy import stats
 
-from sjlt import measures
+from sjlt.evaluation import measures
 
 
 @pytest.mark.parametrize("block", [1, 7, 10**6])

@@ -14,7 +14,12 @@ from rich.console import Console
 from sklearn.random_projection import SparseRandomProjection
 
 import sjlt
-from sjlt import Sketch, cli, demo, evaluation, measures, quality_report
+from sjlt import Sketch
+from sjlt.cli import app as cli
+from sjlt.cli import demo
+from sjlt.evaluation import measures
+from sjlt.evaluation import quality as evaluation
+from sjlt.evaluation import report as quality_report
 
 NAMES = ["nnz 1", "nnz 2", "nnz 4", "nnz 8", "iid auto", "iid 1/3", "Rademacher", "scikit-learn"]
 SMALL = ("--rows", 40, "--pairs", 100, "--queries", 10, "--seeds", 2)

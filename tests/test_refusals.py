@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from data import integers
+from helpers.data import integers
 from scipy.sparse.linalg import aslinearoperator
 
 import sjlt

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import sjlt
-from sjlt import output
-from sjlt.io import project_file
-from sjlt.output import UserError
+from sjlt.files import output
+from sjlt.files.io import project_file
+from sjlt.files.output import UserError
 
 N, D, K = 1000, 40, 16
 
@@ -217,7 +217,7 @@ def test_a_source_of_another_name() -> None:
 
 def test_another_version_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt()
-    monkeypatch.setattr("sjlt.io.__version__", "9.9")
+    monkeypatch.setattr("sjlt.files.io.__version__", "9.9")
     with pytest.raises(UserError, match=f"sjlt is 9.9, was {sjlt.__version__}"):
         project(resume=True)
 

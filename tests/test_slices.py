@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from data import exact_adjoint, exact_project, integers, same
+from helpers.data import exact_adjoint, exact_project, integers, same
 
 from sjlt import Sketch
 

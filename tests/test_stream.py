@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import sjlt
-from sjlt import io, output, stream
-from sjlt.io import NpySource, open_source, project_file
-from sjlt.output import UserError
+from sjlt.files import io, output, stream
+from sjlt.files.io import NpySource, open_source, project_file
+from sjlt.files.output import UserError
 
 N, D, K = 333, 70, 24
 CASES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from data import exact_adjoint, exact_project, integers
+from helpers.data import exact_adjoint, exact_project, integers
 
 import sjlt
 from sjlt import Sketch

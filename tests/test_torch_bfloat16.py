@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from products import normal
+from helpers.products import normal
 
 from sjlt import Sketch
 from sjlt.backends.cpu import plan

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from products import DTYPES, PRODUCTS, each_product, normal, product_of
+from helpers.products import DTYPES, PRODUCTS, each_product, normal, product_of
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, jvp, vmap
 

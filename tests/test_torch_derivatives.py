@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from data import exact_adjoint, exact_project
-from products import DTYPES, each_product, matrix, normal, numbers, product_of, whole
+from helpers.data import exact_adjoint, exact_project
+from helpers.products import DTYPES, each_product, matrix, normal, numbers, product_of, whole
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
@@ -121,7 +121,7 @@ def test_gradients_of_results_of_another_dtype(device, dtype):
     """The gradient of a wider result is not narrowed before it is summed."""
     x = whole(device, 3, 50, dtype=dtype, requires_grad=True)
     weights = torch.full((3, 20), 1 + 2.0**-40, device=device, dtype=torch.float64)
-    ops.project(x, *S.numbers, -1, torch.float64).backward(weights)
+    ops.project(x, *S.spec, -1, torch.float64).backward(weights)
     assert x.grad.dtype == dtype
     assert torch.equal(x.grad, (weights @ S).to(dtype))
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from data import exact_adjoint, exact_project, integers
+from helpers.data import exact_adjoint, exact_project, integers
 
 from sjlt import Sketch
 

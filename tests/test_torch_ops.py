@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from products import DTYPES, each_product, normal, product_of, whole
+from helpers.products import DTYPES, each_product, normal, product_of, whole
 from torch._subclasses import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,7 +46,7 @@ def test_opcheck(device, sample, requires_grad):
     view, axis, dtype = SAMPLES[sample]
     for op, width in ((ops.project, 50), (ops.project_adjoint, 20)):
         x = view(lambda *shape: normal(device, *shape), width).requires_grad_(requires_grad)
-        torch.library.opcheck(op, (x, *S.numbers, axis, dtype))
+        torch.library.opcheck(op, (x, *S.spec, axis, dtype))
 
 
 @pytest.mark.parametrize("sketch", [IRREGULAR, INDEPENDENT], ids=["exact", "independent"])
@@ -54,7 +54,7 @@ def test_opcheck(device, sample, requires_grad):
 def test_opcheck_of_dtypes(device, dtype, sketch):
     for op, width in ((ops.project, 23), (ops.project_adjoint, 11)):
         x = normal(device, 3, width, dtype=dtype, requires_grad=True)
-        torch.library.opcheck(op, (x, *sketch.numbers, -1, None), rtol=1e-2, atol=1e-2)
+        torch.library.opcheck(op, (x, *sketch.spec, -1, None), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("accumulate", [False, True], ids=["written", "added"])
@@ -67,7 +67,7 @@ def test_opcheck_of_results_written_into(device, x_in, accumulate):
             normal(device, *x.shape[:-1], result, dtype=torch.float64),
             normal(device, result, *x.shape[:-1]).movedim(0, -1),
         ):
-            torch.library.opcheck(op, (x, out, *S.numbers, accumulate))
+            torch.library.opcheck(op, (x, out, *S.spec, accumulate))
 
 
 def test_no_operator_is_hidden_in_another(device):

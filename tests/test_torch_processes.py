@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from products import normal
+from helpers.products import normal
 from torch.utils.data import DataLoader, Dataset
 
 from sjlt import Sketch
@@ -70,7 +70,7 @@ def test_copies(device, sketch):
         assert other.sketch == sketch
         assert torch.equal(other(x), expected)
     for again in (copy.deepcopy(sketch), copy.copy(sketch), pickle.loads(pickle.dumps(sketch))):
-        assert (again, hash(again), again.numbers) == (sketch, hash(sketch), sketch.numbers)
+        assert (again, hash(again), again.spec) == (sketch, hash(sketch), sketch.spec)
         assert copy.deepcopy(again.T) == sketch.T
 
 

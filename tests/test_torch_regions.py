@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from products import DTYPES, each_product, normal, numbers, product_of, whole
+from helpers.products import DTYPES, each_product, normal, numbers, product_of, whole
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, jvp, vmap
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from data import exact_project, integers
+from helpers.data import exact_project, integers
 
 from sjlt import Sketch
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
-from compilation import source_of
+from helpers.compilation import source_of
 
 from sjlt import Sketch
-from sjlt.backends import triton_launches
-from sjlt.backends.triton_launches import kind, run
+from sjlt.backends.triton import launcher as triton_launches
+from sjlt.backends.triton.launcher import kind, run
 
 
 class Kernel:
@@ -94,9 +94,11 @@ def test_what_keys_leave_out_is_not_compiled_for():
 
 def compare_launches():
     """Make calls, check what they would launch, and print how often each kernel's keys came again."""
-    from sjlt import dropout_law
-    from sjlt.backends import triton as backend
-    from sjlt.backends import triton_dropout, triton_hopper, triton_iid
+    from sjlt.backends.triton import dropout as triton_dropout
+    from sjlt.backends.triton import exact as backend
+    from sjlt.backends.triton import hopper as triton_hopper
+    from sjlt.backends.triton import iid as triton_iid
+    from sjlt.laws import dropout as dropout_law
 
     seen, again, draw = {}, {}, random.Random(0)
 

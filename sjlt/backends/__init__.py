@@ -1,0 +1,46 @@
+"""The choice of backend: the one place where a sketch's law and a device meet.
+
+A law's backend is a module of functions on 2-D data, one data vector per row, that take a `SketchSpec` and write to
+`out`. On the CPU it has ``project``, ``adjoint``, ``project_sparse``, ``project_to_csr`` and ``columns``; on Triton
+``project`` and ``adjoint``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..laws.spec import SketchSpec
+
+
+def cpu_backend(spec: SketchSpec) -> Any:
+    """The Numba module for the law of `spec`. Importing it loads or compiles machine code."""
+    if spec.is_iid:
+        from .cpu import iid
+
+        return iid
+    from .cpu import exact
+
+    return exact
+
+
+def triton_backend(spec: SketchSpec) -> Any:
+    """The Triton module for the law of `spec`. Slow to import."""
+    return import_triton("iid" if spec.is_iid else "exact", "a sketch")
+
+
+@cache
+def import_triton(name: str, operation: str) -> Any:
+    """The module of that name in `sjlt.backends.triton`, or an ImportError that names `operation`."""
+    try:
+        return importlib.import_module(f"sjlt.backends.triton.{name}")
+    except ImportError as error:
+        if error.name != "triton":
+            raise
+        raise ImportError(
+            f"{operation} of CUDA tensors runs on Triton, which is not installed: pip install triton "
+            "(triton-windows on Windows)",
+            name="triton",
+        ) from error

@@ -1,7 +1,7 @@
 """The random numbers of seeded dropout, for use in Triton kernels of your own.
 
 What these functions keep and drop is, to the bit, what `sjlt.dropout` and `sjlt.dropout_mask` do on every device
-(`sjlt.dropout_law` has the law). So a kernel may regenerate a mask in its backward, tile by tile, in another order or
+(`sjlt.laws.dropout` has the law). So a kernel may regenerate a mask in its backward, tile by tile, in another order or
 with another size of tile, and a test may compare it with `sjlt.dropout_mask`.
 
 One call of Philox4x32-10 makes the lanes, random unsigned numbers of BITS bits, of LANES = 128 // BITS elements of
@@ -17,7 +17,7 @@ Arguments, everywhere:
 - step : a number of 32 bits, the same for all elements. From a tensor on the device: ``tl.load(step_pointer)``.
 - e : 64-bit indices of elements, a tensor of any shape; e = offset + row * row_stride + col for `sjlt.dropout`.
 - index : 64-bit indices of calls, e // LANES of each call's elements.
-- threshold : T of `sjlt.dropout_law.threshold`, from 1 to 2^BITS - 1. An element is kept where its lane u >= T.
+- threshold : T of `sjlt.laws.dropout.threshold`, from 1 to 2^BITS - 1. An element is kept where its lane u >= T.
 - BITS : 8, 16 or 32; a constant.
 
 Example: dropout of BLOCK consecutive elements with 16-bit lanes, eight to a call; BLOCK is a multiple of 8::
@@ -42,8 +42,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .. import dropout_law, philox
-from .words import _pick
+from ..laws import dropout as dropout_law
+from ..laws import philox
+from .portable.law import _pick
 
 _MULTIPLIER_0, _MULTIPLIER_1 = tl.constexpr(philox.MULTIPLIER_0), tl.constexpr(philox.MULTIPLIER_1)
 _WEYL_0, _WEYL_1 = tl.constexpr(philox.WEYL_0), tl.constexpr(philox.WEYL_1)
@@ -51,7 +52,7 @@ _WEYL_0, _WEYL_1 = tl.constexpr(philox.WEYL_0), tl.constexpr(philox.WEYL_1)
 
 @triton.jit
 def _philox(c0, c1, c2, c3, k0, k1):
-    """`sjlt.philox.philox` with words of 32 bits and products of 64, which one instruction makes.
+    """`sjlt.laws.philox.philox` with words of 32 bits and products of 64, which one instruction makes.
 
     In a tensor of calls this is up to 1.06 times as fast as the halves of products one by one (dropout, H200).
     """

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import integer, signed
-from ..dropout_checks import check_p
+from ..inputs.checks import integer, signed
+from ..inputs.dropout import check_p
 from ..seeded_dropout import dropout
 
 # The counter's value as a number of its own. An operator, which torch.compile does not look into: so a compiled

@@ -20,8 +20,9 @@ from torch._C._autograd import CreationMeta, _get_creation_meta
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
-from ..dropout_checks import Numbers, check_shape, check_writable, rule_of
-from .dispatch import below, is_differentiated, is_plain, one_level, triton_backend
+from ..backends import import_triton
+from ..inputs.dropout import Numbers, check_shape, check_writable, rule_of
+from .compat import below, is_differentiated, is_plain, one_level
 from .views import DTYPES, array, check_layout, check_memory
 
 _NUMBERS = (
@@ -214,7 +215,7 @@ def _cpu() -> Any:
 
 @cache
 def _triton() -> Any:
-    return triton_backend("triton_dropout", "dropout")
+    return import_triton("dropout", "dropout")
 
 
 # ------------------------------------------------------------------------------------- derivatives

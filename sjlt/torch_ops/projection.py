@@ -10,7 +10,7 @@ no derivatives.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +25,12 @@ from torch._C import (
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
-from ..containers import elements_meet
-from ..sketch import Sketch
-from . import dispatch, views
+from ..backends import cpu_backend, triton_backend
+from ..inputs.containers import elements_meet
+from ..laws.spec import SketchSpec
+from . import compat, views
 
-# A sketch is its `numbers` here, of either law. Those that an operator takes as symbols, SymInt, do not
-# make torch.compile begin anew when they change.
+# A sketch is its `SketchSpec`, flattened. torch.compile does not recompile when the symbolic numbers (SymInt) change.
 _SKETCH = (
     "SymInt n_features, int n_components, int nnz, int lane_bits, int threshold, SymInt seed, SymInt feature_offset"
 )
@@ -47,11 +47,11 @@ project_into, project_adjoint_into = torch.ops.sjlt.project_into.default, torch.
 _TRANSPOSE = {project: project_adjoint, project_adjoint: project}
 
 
-def call(op: Any, x: Tensor, sketch: Sketch, axis: int, dtype: torch.dtype | None) -> Tensor:
+def call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
     """`op`, directly where torch has nothing to do with it."""
-    if dispatch.is_plain(x) and not (x.requires_grad and torch.is_grad_enabled()) and not _is_any_autocast_enabled():
-        return _product(op, x, sketch, axis, dtype)
-    return op(x, *sketch.numbers, axis, dtype)  # type: ignore[no-any-return]
+    if compat.is_plain(x) and not (x.requires_grad and torch.is_grad_enabled()) and not _is_any_autocast_enabled():
+        return _product(op, x, spec, axis, dtype)
+    return op(x, *spec, axis, dtype)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------- results
@@ -63,13 +63,13 @@ def _fake(op: Any, x: Tensor, n_features: int, n_components: int, *others: Any) 
 
 def _compute(op: Any, x: Tensor, *arguments: Any) -> Tensor:
     *description, axis, dtype = arguments
-    return _product(op, x, _sketch(*description), axis, dtype)
+    return _product(op, x, SketchSpec(*description), axis, dtype)
 
 
-def _product(op: Any, x: Tensor, sketch: Sketch, axis: int, dtype: torch.dtype | None) -> Tensor:
+def _product(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
     views.check_memory("the data", x)
-    out = views.new_result(x, sketch.n_components if op is project else sketch.n_features, axis, dtype)
-    _run(op, x, out, sketch, False, axis)
+    out = views.new_result(x, spec.n_components if op is project else spec.n_features, axis, dtype)
+    _run(op, x, out, spec, False, axis)
     return out
 
 
@@ -81,31 +81,20 @@ def _compute_into(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
         raise ValueError(f"out has elements that share memory (strides {out.stride()}): it cannot hold a result")
     if views.share_memory(x, out):
         raise ValueError("out shares memory with the input")
-    _run(op, x, out, _sketch(*description), accumulate, -1)
+    _run(op, x, out, SketchSpec(*description), accumulate, -1)
 
 
-def _run(op: Any, x: Tensor, out: Tensor, sketch: Sketch, accumulate: bool, axis: int) -> None:
-    function = _function(op is project, x.is_cuda)
+def _run(op: Any, x: Tensor, out: Tensor, spec: SketchSpec, accumulate: bool, axis: int) -> None:
+    backend = triton_backend(spec) if x.is_cuda else cpu_backend(spec)
+    function = backend.project if op is project else backend.adjoint
+    if not x.is_cuda:
+        function = partial(_on_arrays, function)
     for rows, result in views.matrices(x, out, axis):
-        function(sketch, rows, result, accumulate)
+        function(spec, rows, result, accumulate)
 
 
-_sketch = lru_cache(maxsize=1024)(Sketch._from_numbers)
-
-
-@cache
-def _function(forward: bool, cuda: bool) -> Any:
-    """The backend's function. It takes some time to import: not before it is needed."""
-    if not cuda:
-        from ..backends import cpu
-
-        return partial(_on_arrays, cpu.project if forward else cpu.adjoint)
-    triton = dispatch.triton_backend("triton", "a sketch")
-    return triton.project if forward else triton.adjoint
-
-
-def _on_arrays(function: Any, sketch: Sketch, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    function(sketch, views.array(x), views.array(out), accumulate)
+def _on_arrays(function: Any, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
+    function(spec, views.array(x), views.array(out), accumulate)
 
 
 # ------------------------------------------------------------------------------------- derivatives
@@ -116,7 +105,7 @@ class _Linear(_SingleLevelFunction):
 
     @staticmethod
     def forward(op: Any, x: Tensor, *arguments: Any) -> Any:
-        return dispatch.below(op, x, *arguments)
+        return compat.below(op, x, *arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -136,15 +125,15 @@ class _Linear(_SingleLevelFunction):
 
 
 def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
-    if dispatch.is_differentiated(x):
-        with dispatch.one_level():
+    if compat.is_differentiated(x):
+        with compat.one_level():
             return _Linear.apply(op, x, *arguments)  # type: ignore[attr-defined]
     with _AutoDispatchBelowAutograd():
         return op(x, *arguments)
 
 
 def _not_differentiable(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
-    differentiated = "the data" if dispatch.is_differentiated(x) else "out" if dispatch.is_differentiated(out) else None
+    differentiated = "the data" if compat.is_differentiated(x) else "out" if compat.is_differentiated(out) else None
     if differentiated:
         raise RuntimeError(
             f"out= does not support automatic differentiation, but {differentiated} requires grad: leave out= away, "

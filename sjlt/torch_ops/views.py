@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..containers import overlap
+from ..inputs.containers import overlap
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that backends take
 
@@ -95,7 +95,7 @@ def array(x: Tensor) -> Any:
     x = x.detach()
     if x.dtype != torch.bfloat16:
         return x.numpy()
-    from ..backends.cpu import BFLOAT16
+    from ..backends.cpu.bits import BFLOAT16
 
     return x.view(torch.int16).numpy().view(BFLOAT16)
 

@@ -13,13 +13,14 @@ import numpy as np
 
 from ... import threads
 from . import dense_kernels as kernels
+from .bits import BFLOAT16
 from .dense_kernels import TILE_FEATURES
 from .entries import FILL
 from .jit import compiled
-from .plan import BFLOAT16, SCRATCH_BYTES, STAGE_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
+from .plan import SCRATCH_BYTES, STAGE_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
 
 if TYPE_CHECKING:
-    from ...sketch import Sketch
+    from ...laws.spec import SketchSpec
 
 TOTALS_BYTES = 16 << 20  # fp64 totals of the rows under way
 TOGETHER_BYTES = 1 << 19  # tiles that one thread works on together: they should stay in its L2 cache
@@ -56,12 +57,12 @@ def _together(x: np.ndarray, tile_bytes: int, rows: int) -> int:
     return max(1, min(TOGETHER_BYTES // tile_bytes, -(-x.shape[0] // rows)))
 
 
-def project(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+def project(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or out += that."""
     if out.dtype in STAGED:
-        staged(project, sketch, x, out)
+        staged(project, spec, x, out)
         return
-    plan = Plan(sketch)
+    plan = Plan(spec)
     n = x.shape[0]
     if n == 0 or plan.d == 0:
         if not accumulate:
@@ -157,20 +158,20 @@ def _project_few(
             )  # fmt: skip
 
 
-def adjoint(sketch: Sketch, y: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+def adjoint(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, or out += that."""
     if out.dtype in STAGED:
         for j in range(0, out.shape[1], RUN_FEATURES):
-            staged(adjoint, sketch[:, j : min(j + RUN_FEATURES, out.shape[1])], y, out[:, j : j + RUN_FEATURES])
+            staged(adjoint, spec.columns(j, min(j + RUN_FEATURES, out.shape[1])), y, out[:, j : j + RUN_FEATURES])
         return
-    plan = Plan(sketch)
+    plan = Plan(spec)
     n = y.shape[0]
     if n == 0 or plan.d == 0:
         return
     if _is_foreign(y):
         step = max(1, STAGE_BYTES // (y.itemsize * y.shape[1]))
         for i in range(0, n, step):
-            adjoint(sketch, _native(y[i : i + step]), out[i : i + step], accumulate)
+            adjoint(spec, _native(y[i : i + step]), out[i : i + step], accumulate)
         return
     compute = _compute_dtype(y)
     y = _readable(y)

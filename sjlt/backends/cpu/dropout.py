@@ -12,14 +12,15 @@ import numpy as np
 from numba import types
 from numpy.lib.stride_tricks import as_strided
 
-from ... import dropout_law, threads
-from ...dropout_axes import LENGTH, OPERANDS, Axis, Grid, grid
-from ...dropout_law import Rule
-from ...philox import LOW
+from ... import threads
+from ...inputs.dropout_axes import LENGTH, OPERANDS, Axis, Grid, grid
+from ...laws import dropout as dropout_law
+from ...laws.dropout import Rule
+from ...laws.philox import LOW
 from . import dropout_kernels as kernels
+from .bits import BFLOAT16
 from .dropout_kernels import CHUNK, TURNED, TURNED_CHUNK, WORDS
 from .jit import with_types
-from .plan import BFLOAT16
 
 TASK = 1 << 17  # elements of a thread's task, about
 

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import extending, types
 from numba.np.numpy_support import carray
 
-from ... import dropout_law
+from ...laws import dropout as dropout_law
 from .jit import leaf
 
 intrinsic: Any = extending.intrinsic  # its own types are those of the functions that make code

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ... import law
-from ...philox import define
+from ...laws import exact as law
+from ...laws.philox import define
 from .jit import leaf
 
 FILL = 1024  # columns whose codes are made at a time where no table is shared

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import threads
-from ...philox import HALF, LOW
+from ...laws.philox import HALF, LOW
 from . import iid_kernels as kernels
 from .dense import RUN_FEATURES, STAGED, _compute_dtype, _is_foreign, _native, _readable
 from .iid_entries import ROUND, round_up
@@ -17,7 +17,7 @@ from .jit import compiled
 from .plan import STAGE_BYTES, TABLE_CODES, TERMS, Scratch, row_tasks, staged
 
 if TYPE_CHECKING:
-    from ...sketch import Sketch
+    from ...laws.spec import SketchSpec
 
 DENSE = 1 / 10  # from this density on, multiplying by zeros too is faster (Zen 5)
 OUTER = 512  # of the result's columns that a task takes at most
@@ -28,17 +28,16 @@ MOST_MADE = 100  # codes made for each nonzero of sparse data, beyond which only
 
 
 class Plan:
-    """A sketch as the kernels see it. All of it follows from the sketch, so that results depend on nothing else."""
+    """A sketch as the kernels see it. All of it follows from the spec, so that results depend on nothing else."""
 
-    def __init__(self, sketch: Sketch) -> None:
-        assert sketch.lanes
-        bits, signs, complement = sketch.lanes.bits, sketch.lanes.signs, sketch.lanes.complement
-        words = (bits, signs, complement, sketch.seed & LOW, sketch.seed >> HALF)
+    def __init__(self, spec: SketchSpec) -> None:
+        bits, signs, complement = spec.lanes.bits, spec.lanes.signs, spec.lanes.complement
+        words = (bits, signs, complement, spec.seed & LOW, spec.seed >> HALF & LOW)
         self.rule = tuple(np.uint64(word) for word in words)
-        self.dense = sketch.lanes.density >= DENSE
-        self.scale = sketch.lanes.scale(sketch.n_components)
+        self.dense = spec.lanes.density >= DENSE
+        self.scale = spec.lanes.scale(spec.n_components)
         self.half = self.scale / 2 if self.dense else self.scale  # of what the kernels sum
-        self.block = math.ceil(TERMS / sketch.lanes.density / INNER) * INNER
+        self.block = math.ceil(TERMS / spec.lanes.density / INNER) * INNER
 
     def scratch(self, columns: int, rows: int, compute: Any) -> tuple[np.ndarray, ...]:
         """Room for entries: words, floats, codes and the codes' places."""
@@ -52,33 +51,33 @@ class Plan:
         )
 
 
-def project(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+def project(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or out += that."""
     if out.dtype in STAGED:
-        staged(project, sketch, x, out)
+        staged(project, spec, x, out)
     elif _is_foreign(x) and x.shape[0] > 1:
         for i in range(x.shape[0]):
-            project(sketch, x[i : i + 1], out[i : i + 1], accumulate)
+            project(spec, x[i : i + 1], out[i : i + 1], accumulate)
     elif x.size == 0:
         if not accumulate:
             out[...] = 0
     else:
-        _multiply(sketch, _native(x), out, accumulate, forward=True)
+        _multiply(spec, _native(x), out, accumulate, forward=True)
 
 
-def adjoint(sketch: Sketch, y: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+def adjoint(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, or out += that."""
     if out.dtype in STAGED:
         for j in range(0, out.shape[1], RUN_FEATURES):
-            staged(adjoint, sketch[:, j : min(j + RUN_FEATURES, out.shape[1])], y, out[:, j : j + RUN_FEATURES])
+            staged(adjoint, spec.columns(j, min(j + RUN_FEATURES, out.shape[1])), y, out[:, j : j + RUN_FEATURES])
     elif out.size:
         step = max(1, STAGE_BYTES // (y.itemsize * y.shape[1])) if _is_foreign(y) else out.shape[0]
         for i in range(0, out.shape[0], step):
-            _multiply(sketch, _native(y[i : i + step]), out[i : i + step], accumulate, forward=False)
+            _multiply(spec, _native(y[i : i + step]), out[i : i + step], accumulate, forward=False)
 
 
-def _multiply(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool, forward: bool) -> None:
-    plan, (n, outer), workers = Plan(sketch), out.shape, threads.get_num_threads()
+def _multiply(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: bool, forward: bool) -> None:
+    plan, (n, outer), workers = Plan(spec), out.shape, threads.get_num_threads()
     compute = _compute_dtype(x)
     x = _readable(x)
     kernel = compiled(kernels.multiply, x.dtype, compute, out.dtype)
@@ -100,7 +99,7 @@ def _multiply(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool, 
     def task(i: int, o: int) -> None:
         arrays = scratch.take()
         kernel(
-            x, i, min(i + rows, n), o, min(o + width, outer), np.uint64(sketch.feature_offset), plan.block, forward,
+            x, i, min(i + rows, n), o, min(o + width, outer), np.uint64(spec.feature_offset), plan.block, forward,
             plan.dense, plan.rule, *arrays, out, plan.half, accumulate,
         )  # fmt: skip
         scratch.give(arrays)
@@ -108,27 +107,27 @@ def _multiply(sketch: Sketch, x: np.ndarray, out: np.ndarray, accumulate: bool, 
     threads.run(task, [(i, o) for i in range(0, n, rows) for o in range(0, outer, width)], workers)
 
 
-def project_sparse(sketch: Sketch, x: Any, out: np.ndarray, accumulate: bool) -> None:
+def project_sparse(spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or out += that, for x in CSR or CSC."""
     if out.dtype == np.float16:
-        staged(project_sparse, sketch, x, out)
+        staged(project_sparse, spec, x, out)
         return
-    plan, x = Plan(sketch), x.tocsr()
-    _sparse(plan, sketch, x, out, accumulate, _table(plan, sketch, x))
+    plan, x = Plan(spec), x.tocsr()
+    _sparse(plan, spec, x, out, accumulate, _table(plan, spec, x))
 
 
-def _table(plan: Plan, sketch: Sketch, x: Any) -> tuple[np.ndarray, np.ndarray] | None:
+def _table(plan: Plan, spec: SketchSpec, x: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """The codes of all columns, where they are few and many of them are asked for."""
-    codes = sketch.n_features * sketch.n_components * sketch.density
-    return None if plan.dense or codes > min(TABLE_CODES, MOST_MADE * x.nnz) else _codes(plan, sketch)
+    codes = spec.n_features * spec.n_components * spec.lanes.density
+    return None if plan.dense or codes > min(TABLE_CODES, MOST_MADE * x.nnz) else _codes(plan, spec)
 
 
-def _sparse(plan: Plan, sketch: Sketch, x: Any, out: np.ndarray, accumulate: bool, table: Any) -> None:
+def _sparse(plan: Plan, spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bool, table: Any) -> None:
     """For x in CSR."""
     n, k = out.shape
     if table is None:
         for i in range(0, n, SPARSE_ROWS):
-            _sparse_rows(plan, sketch, x[i : i + SPARSE_ROWS], out[i : i + SPARSE_ROWS], accumulate)
+            _sparse_rows(plan, spec, x[i : i + SPARSE_ROWS], out[i : i + SPARSE_ROWS], accumulate)
         return
     kernel = compiled(kernels.multiply_csr, x.data.dtype, "f8", out.dtype, index=x.indices.dtype)
     scratch = Scratch(lambda: (np.empty(k), np.empty(k)))
@@ -142,7 +141,7 @@ def _sparse(plan: Plan, sketch: Sketch, x: Any, out: np.ndarray, accumulate: boo
     threads.run(task, row_tasks(n, 1, workers), workers)
 
 
-def _sparse_rows(plan: Plan, sketch: Sketch, x: Any, out: np.ndarray, accumulate: bool) -> None:
+def _sparse_rows(plan: Plan, spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bool) -> None:
     """Column by column, each made once for all rows."""
     (n, k), d = out.shape, x.shape[1]
     if d <= x.nnz + (1 << 20):
@@ -164,7 +163,7 @@ def _sparse_rows(plan: Plan, sketch: Sketch, x: Any, out: np.ndarray, accumulate
         end = min(o + SPARSE_OUTER, k)
         used = slice(n * (end - o))
         kernel(
-            rows.astype(index, copy=False), columns, data, o, end, np.uint64(sketch.feature_offset), plan.dense,
+            rows.astype(index, copy=False), columns, data, o, end, np.uint64(spec.feature_offset), plan.dense,
             plan.rule, *entries, row_sums[used], row_totals[used], counts, out, plan.half, accumulate,
         )  # fmt: skip
         scratch.give(arrays)
@@ -172,15 +171,15 @@ def _sparse_rows(plan: Plan, sketch: Sketch, x: Any, out: np.ndarray, accumulate
     threads.run(task, ((o,) for o in range(0, k, SPARSE_OUTER)), threads.get_num_threads())
 
 
-def project_to_csr(sketch: Sketch, x: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def project_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(data, indices, indptr) of x S' for x (n, d) in CSR: sorted indices, of what is not zero."""
-    plan, k = Plan(sketch), sketch.n_components
-    table = _table(plan, sketch, x)
+    plan, k = Plan(spec), spec.n_components
+    table = _table(plan, spec, x)
     step = max(1, min(SPARSE_ROWS, STAGE_BYTES // k))
     counts, indices, data = [np.zeros(1, np.int64)], [np.empty(0, np.int64)], [np.empty(0, dtype)]
     for i in range(0, x.shape[0], step):
         result = np.empty((min(step, x.shape[0] - i), k), dtype)
-        _sparse(plan, sketch, x[i : i + step], result, False, table)
+        _sparse(plan, spec, x[i : i + step], result, False, table)
         rows, found = np.nonzero(result)
         counts.append(np.bincount(rows, minlength=len(result)))
         indices.append(found)
@@ -190,16 +189,16 @@ def project_to_csr(sketch: Sketch, x: Any, dtype: np.dtype) -> tuple[np.ndarray,
     return np.concatenate(data), np.concatenate(indices).astype(index), indptr.astype(index)
 
 
-def columns(sketch: Sketch) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+def columns(spec: SketchSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """(signs, rows, indptr, scale): the sketch in CSC, rows ascending, entries scale times +-1."""
-    plan = Plan(sketch)
-    codes, indptr = _codes(plan, sketch)
+    plan = Plan(spec)
+    codes, indptr = _codes(plan, spec)
     return 1 - 2 * (codes & 1), codes >> 1, indptr, plan.scale
 
 
-def _codes(plan: Plan, sketch: Sketch) -> tuple[np.ndarray, np.ndarray]:
+def _codes(plan: Plan, spec: SketchSpec) -> tuple[np.ndarray, np.ndarray]:
     """(codes, indptr) of all columns, 2 row + (1 where negative), found in parts by all threads."""
-    k, d, workers = sketch.n_components, sketch.n_features, threads.get_num_threads()
+    k, d, workers = spec.n_components, spec.n_features, threads.get_num_threads()
     find = compiled(kernels.fill_columns)
     step = max(1, min(-(-d // workers), PART_CODES // k))
     parts: list[Any] = [None] * -(-d // step)
@@ -208,7 +207,7 @@ def _codes(plan: Plan, sketch: Sketch) -> tuple[np.ndarray, np.ndarray]:
     def task(part: int) -> None:
         words, room = arrays = scratch.take()
         ends = np.empty(min(step, d - part * step) + 1, np.int64)
-        find(np.uint64(sketch.feature_offset + part * step), k, plan.rule, words, room, ends)
+        find(np.uint64(spec.feature_offset + part * step), k, plan.rule, words, room, ends)
         parts[part] = room[: ends[-1]].copy(), np.diff(ends)
         scratch.give(arrays)
 

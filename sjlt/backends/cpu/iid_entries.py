@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ... import iid_law
+from ...laws import iid as iid_law
 from .dropout_kernels import WIDTH, _places, _Vector
 from .jit import leaf
 

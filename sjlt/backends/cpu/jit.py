@@ -16,7 +16,10 @@ import numpy as np
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
-from ... import dropout_law, iid_law, law, philox
+from ...laws import dropout as dropout_law
+from ...laws import exact as law
+from ...laws import iid as iid_law
+from ...laws import philox
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 

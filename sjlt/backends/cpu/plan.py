@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ... import law, threads
+from ... import threads
+from ...laws import exact as law
+from .bits import BFLOAT16, to_bfloat16
 from .entries import FILL, fill_codes
 from .jit import compiled
 from .tiles import LANES
 
 if TYPE_CHECKING:
-    from ...sketch import Sketch
-
-BFLOAT16 = np.dtype([("bfloat16", np.int16)])  # the bits of bf16, for which NumPy has no dtype
+    from ...laws.spec import SketchSpec
 
 MIB = 1 << 20
 TABLE_CODES = 4 * MIB  # codes in a table of 4-byte codes
@@ -33,12 +33,12 @@ class Plan:
     of every sum.
     """
 
-    def __init__(self, sketch: Sketch) -> None:
-        geometry = law.geometry(sketch.n_components, sketch.nnz, sketch.seed)
+    def __init__(self, spec: SketchSpec) -> None:
+        geometry = law.geometry(spec.n_components, spec.nnz, spec.seed)
         self.geometry = tuple(np.uint64(v) for v in geometry)
-        self.k, self.s, self.d = sketch.n_components, sketch.nnz, sketch.n_features
+        self.k, self.s, self.d = spec.n_components, spec.nnz, spec.n_features
         self.scale = 1 / math.sqrt(self.s)
-        self.offset = sketch.feature_offset
+        self.offset = spec.feature_offset
         chunk = 1 << geometry.log_chunk
         # A chunk adds one term to nearly every component of its tile.
         self.block = min(TERMS * geometry.n_tiles, TABLE_CODES // (chunk * self.s)) * chunk
@@ -101,21 +101,13 @@ def row_tasks(n: int, unit: int, workers: int) -> list[tuple[int, int]]:
     return [(i, min(i + step, n)) for i in range(0, n, step)]
 
 
-def staged(function: Callable[..., None], sketch: Sketch, x: Any, out: np.ndarray) -> None:
+def staged(function: Callable[..., None], spec: SketchSpec, x: Any, out: np.ndarray) -> None:
     """`function` into an `out` of fp16 or bf16 by way of one of fp64 or fp32, some rows at a time."""
     step = max(1, STAGE_BYTES // (8 * max(1, out.shape[1])))
     for i in range(0, out.shape[0], step):
         stage = np.empty(
             (min(step, out.shape[0] - i), out.shape[1]), np.float32 if out.dtype == BFLOAT16 else np.float64
         )
-        function(sketch, x[i : i + step], stage, False)
+        function(spec, x[i : i + step], stage, False)
         with np.errstate(over="ignore"):  # to inf, as in every other dtype
-            out[i : i + step] = _to_bfloat16(stage) if out.dtype == BFLOAT16 else stage
-
-
-def _to_bfloat16(numbers: np.ndarray) -> np.ndarray:
-    """fp32 rounded to the nearest, to even on a tie."""
-    bits, is_nan = numbers.view(np.uint32), np.isnan(numbers)
-    np.add(bits, 0x7FFF + (bits >> 16 & 1), out=bits, where=~is_nan)
-    np.bitwise_or(bits, 0x400000, out=bits, where=is_nan)  # a NaN stays one when its low bits go
-    return (bits >> 16).astype(np.uint16).view(BFLOAT16)
+            out[i : i + step] = to_bfloat16(stage) if out.dtype == BFLOAT16 else stage

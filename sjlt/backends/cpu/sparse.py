@@ -8,21 +8,20 @@ import numpy as np
 
 from ... import threads
 from . import sparse_kernels as kernels
-from .dense import adjoint
 from .entries import FILL
 from .jit import compiled
-from .plan import SCRATCH_BYTES, STAGE_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
+from .plan import SCRATCH_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
 
 if TYPE_CHECKING:
-    from ...sketch import Sketch
+    from ...laws.spec import SketchSpec
 
 
-def project_sparse(sketch: Sketch, x: Any, out: np.ndarray, accumulate: bool) -> None:
+def project_sparse(spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or out += that, for x in CSR or CSC."""
     if out.dtype == np.float16:
-        staged(project_sparse, sketch, x, out)
+        staged(project_sparse, spec, x, out)
         return
-    plan = Plan(sketch)
+    plan = Plan(spec)
     if x.format == "csr":
         _project_csr(plan, x, out, accumulate)
     else:
@@ -84,9 +83,9 @@ def _project_csc(plan: Plan, x: Any, out: np.ndarray, accumulate: bool) -> None:
     threads.run(task, [(i, min(i + rows, n)) for i in range(0, n, rows)], workers)
 
 
-def project_to_csr(sketch: Sketch, x: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def project_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(data, indices, indptr) of x S' for x (n, d) in CSR: sorted indices, one for each component that x reaches."""
-    plan = Plan(sketch)
+    plan = Plan(spec)
     n, k = x.shape[0], plan.k
     table = _csr_table(plan, x)
     _, workers = plan.lanes_and_workers(1, 17)
@@ -118,10 +117,3 @@ def project_to_csr(sketch: Sketch, x: Any, dtype: np.dtype) -> tuple[np.ndarray,
 
     threads.run(fill_task, tasks, workers)
     return data, indices, indptr
-
-
-def adjoint_sparse(sketch: Sketch, y: Any, out: np.ndarray, accumulate: bool) -> None:
-    """out (n, d) = y (n, k) S, or out += that, for y in CSR or CSC, made dense some rows at a time."""
-    step = max(1, STAGE_BYTES // (8 * sketch.n_components))
-    for i in range(0, y.shape[0], step):
-        adjoint(sketch, y[i : i + step].toarray(), out[i : i + step], accumulate)

@@ -13,15 +13,7 @@ from numba import types
 from numba.extending import overload
 
 from .jit import leaf
-from .simd import (
-    SQUARE_BYTES,
-    define_add_lanes,
-    load_columns,
-    load_rows,
-    moves_by_squares,
-    store_columns,
-    store_rows,
-)
+from .simd import SQUARE_BYTES, define_add_lanes, load_columns, load_rows, moves_by_squares, store_columns, store_rows
 
 LANES = (32, 8, 1)  # a tile has one of these; 32 fp32 are two AVX-512 registers
 

@@ -1,0 +1,99 @@
+"""Measures of what a projection did to distances, inner products and neighbours, and what theory expects of it.
+
+Pure functions of arrays and sparse matrices in float64; `sjlt.evaluation` applies them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..inputs.containers import is_sparse
+
+QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+BLOCK = 1 << 17  # numbers that the differences of a block of pairs hold: 1 MiB, which a core's cache holds
+
+
+def squared_norms(X: Any) -> np.ndarray:
+    """|x|^2 of each row of X, an array or a sparse matrix."""
+    if is_sparse(X):
+        return np.asarray(X.multiply(X).sum(axis=1)).ravel()
+    return np.asarray(np.einsum("ij,ij->i", X, X))
+
+
+def squared_distances(X: Any, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """|x_i - x_j|^2 for the pairs (i, j) of rows in `first` and `second`: exactly 0 for equal rows."""
+    stored = X.nnz // max(1, X.shape[0]) if is_sparse(X) else X.shape[1]
+    step = max(1, BLOCK // max(1, stored))
+    starts = range(0, len(first), step)
+    blocks = [squared_norms(X[first[a : a + step]] - X[second[a : a + step]]) for a in starts]
+    return np.concatenate(blocks) if blocks else np.empty(0)
+
+
+def distinct_pairs(n: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """`count` different unordered pairs of different numbers below n, all equally likely, ordered for caches.
+
+    Pair r < n(n-1)/2 is (r mod n, r mod n + r div n + 1 mod n): each step around the circle of n once.
+    """
+    chosen = np.sort(rng.choice(n * (n - 1) // 2, count, replace=False))
+    first = chosen % n
+    return first, (first + chosen // n + 1) % n
+
+
+def distances_from(X: Any, queries: np.ndarray) -> np.ndarray:
+    """|x_q - x|^2 from the rows `queries` to every row, (queries, rows), by inner products; inf to itself."""
+    if not is_sparse(X):
+        X = X - X.mean(axis=0)  # distances stay, and lose fewer digits
+    norms, inner = squared_norms(X), X[queries] @ X.T
+    if is_sparse(inner):
+        inner = inner.toarray()
+    result: np.ndarray = norms[queries, None] + norms - 2 * inner
+    result[np.arange(len(queries)), queries] = np.inf
+    return result
+
+
+def recall(before: np.ndarray, after: np.ndarray, neighbours: int, slack: np.ndarray | float = 0) -> float:
+    """The share of the nearest rows `after` that `before` are no farther than the last of the nearest ones there.
+
+    `before` and `after` hold distances, (queries, rows). So rows at equal distances stand for each other. `slack`,
+    for each query, is how much distances may differ that are equal but for rounding.
+    """
+    found = np.argpartition(after, neighbours - 1, axis=1)[:, :neighbours]
+    farthest = np.partition(before, neighbours - 1, axis=1)[:, neighbours - 1] + slack
+    return float(np.mean(np.take_along_axis(before, found, axis=1) <= farthest[:, None]))
+
+
+def bins(n_components: int) -> np.ndarray:
+    """The edges of histograms of ratios: 0.05 standard deviations of a Gaussian sketch, up to 10 about 1."""
+    return 1 + math.sqrt(2 / n_components) * np.linspace(-10, 10, 401)
+
+
+@dataclass(frozen=True)
+class Theory:
+    """What a dense Gaussian S does to any data: its ratios are chi^2 variables of n_components degrees, over k."""
+
+    n_components: int
+    ratio_quantiles: tuple[float, ...]
+    ratio_std: float  # sqrt(2/k), of norms likewise
+    outside: float
+    inner_std: float  # sqrt((1 + mean of cos^2) / k) over the sampled pairs
+    any_outside: float  # at most this is the chance that one or more of X's n(n-1)/2 pairs are outside (union bound)
+
+
+def gaussian(n_components: int, eps: float, n: int, mean_square_cosine: float) -> Theory:
+    """What theory says of n vectors, among whose pairs cos^2 has that mean."""
+    from scipy.stats import chi2
+
+    k = n_components
+    outside = float(chi2.cdf(k * (1 - eps), k) + chi2.sf(k * (1 + eps), k))
+    return Theory(
+        n_components=k,
+        ratio_quantiles=tuple(float(chi2.ppf(q, k) / k) for q in QUANTILES),
+        ratio_std=math.sqrt(2 / k),
+        outside=outside,
+        inner_std=math.sqrt((1 + mean_square_cosine) / k),
+        any_outside=min(1.0, n * (n - 1) / 2 * outside),
+    )

@@ -1,0 +1,165 @@
+"""The projection and its adjoint on NumPy arrays and SciPy sparse matrices.
+
+Check the arguments, view the data as 2-D, call the backend, restore the shape. The caller has made sure that the data
+is not a torch tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..backends import cpu_backend
+from ..inputs.containers import (
+    check_height,
+    check_width,
+    checked_sparse,
+    container,
+    elements_meet,
+    is_sparse,
+    overlap,
+    result_dtype,
+)
+
+if TYPE_CHECKING:
+    from ..laws.spec import SketchSpec
+
+DENSE_BYTES = 4 << 20  # sparse rows made dense at a time, for the adjoint
+
+
+def project(spec: SketchSpec, x: Any, out: Any, accumulate: bool, dense_output: bool) -> Any:
+    """x S' along the last axis of x; see `Sketch.project`."""
+    x = container(x)
+    check_width("project", x, spec.n_features, "n_features")
+    backend = cpu_backend(spec)
+    if not is_sparse(x):
+        return _project_dense("project", backend.project, spec, x, spec.n_components, out, accumulate)
+    x = checked_sparse(x)
+    if not dense_output:
+        return _project_to_sparse(spec, x, out, accumulate)
+    out = _result("project", out, (x.shape[0], spec.n_components), result_dtype(x.dtype), accumulate)
+    backend.project_sparse(spec, x, out, accumulate)
+    return out
+
+
+def project_adjoint(spec: SketchSpec, y: Any, out: Any, accumulate: bool) -> Any:
+    """y S along the last axis of y; see `Sketch.project_adjoint`."""
+    y = container(y)
+    check_width("project_adjoint", y, spec.n_components, "n_components")
+    if not is_sparse(y):
+        adjoint = cpu_backend(spec).adjoint
+        return _project_dense("project_adjoint", adjoint, spec, y, spec.n_features, out, accumulate)
+    y = checked_sparse(y)
+    out = _result("project_adjoint", out, (y.shape[0], spec.n_features), result_dtype(y.dtype), accumulate)
+    _adjoint_sparse(spec, y, out, accumulate)
+    return out
+
+
+def multiply(spec: SketchSpec, a: Any) -> Any:
+    """S A for a vector or matrix A."""
+    a = container(a)
+    check_height("S", a, (spec.n_components, spec.n_features))
+    backend = cpu_backend(spec)
+    if not is_sparse(a):
+        return _multiply_dense(backend.project, spec, a, spec.n_components)
+    out = np.empty((spec.n_components, a.shape[1]), result_dtype(a.dtype))
+    backend.project_sparse(spec, checked_sparse(a.T), out.T, False)
+    return out
+
+
+def multiply_transposed(spec: SketchSpec, b: Any) -> Any:
+    """S' B for a vector or matrix B."""
+    b = container(b)
+    check_height("S.T", b, (spec.n_features, spec.n_components))
+    if not is_sparse(b):
+        return _multiply_dense(cpu_backend(spec).adjoint, spec, b, spec.n_features)
+    out = np.empty((spec.n_features, b.shape[1]), result_dtype(b.dtype))
+    _adjoint_sparse(spec, checked_sparse(b.T), out.T, False)
+    return out
+
+
+# ------------------------------------------------------------------------------------- products
+
+
+def _multiply_dense(function: Callable[..., None], spec: SketchSpec, a: np.ndarray, height: int) -> np.ndarray:
+    """`function`, which works on rows, on the columns of a vector or matrix A."""
+    out = np.empty((height, *a.shape[1:]), result_dtype(a.dtype))
+    function(spec, np.atleast_2d(a.T), np.atleast_2d(out.T), False)
+    return out
+
+
+def _project_dense(
+    name: str,
+    function: Callable[..., None],
+    spec: SketchSpec,
+    x: np.ndarray,
+    width: int,
+    out: np.ndarray | None,
+    accumulate: bool,
+) -> np.ndarray:
+    """`function` on the rows along the last axis of x."""
+    out = _result(name, out, (*x.shape[:-1], width), result_dtype(x.dtype), accumulate, x)
+    for rows, result in _matrices(x, out):
+        function(spec, rows, result, accumulate)
+    return out
+
+
+def _adjoint_sparse(spec: SketchSpec, y: Any, out: np.ndarray, accumulate: bool) -> None:
+    """out (n, d) = y (n, k) S, or out += that, for y in CSR or CSC, made dense a few rows at a time."""
+    adjoint, step = cpu_backend(spec).adjoint, max(1, DENSE_BYTES // (8 * spec.n_components))
+    for i in range(0, y.shape[0], step):
+        adjoint(spec, y[i : i + step].toarray(), out[i : i + step], accumulate)
+
+
+def _result(
+    name: str, out: Any, shape: tuple[int, ...], dtype: np.dtype, accumulate: bool, x: np.ndarray | None = None
+) -> np.ndarray:
+    """`out` when it can take a result of this shape and dtype, or a new array where it is None."""
+    if out is None:
+        if accumulate:
+            raise ValueError(f"{name} with accumulate=True needs out=, the array of shape {shape} to add to")
+        return np.empty(shape, dtype)
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy array, got {type(out).__name__}")
+    if out.shape != shape:
+        raise ValueError(f"out must have shape {shape}, got {out.shape}")
+    allowed = ("float32", "float64") if accumulate else ("float16", "float32", "float64")
+    if out.dtype.name not in allowed or not out.dtype.isnative:
+        with_ = " with accumulate=True" if accumulate else ""
+        raise TypeError(f"out must have dtype {', '.join(allowed)}{with_}, got {out.dtype}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+    if elements_meet(out.shape, out.strides, out.itemsize):
+        raise ValueError(f"out has elements that share memory (strides {out.strides}): it cannot hold a result")
+    if x is not None and overlap(x, out):
+        raise ValueError("out shares memory with the input")
+    return out
+
+
+def _matrices(x: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """x (..., d) and out (..., k) as pairs of 2-D views, as few as their strides allow, never copies."""
+    if x.ndim <= 2:
+        yield np.atleast_2d(x), np.atleast_2d(out)
+        return
+    try:
+        n = int(np.prod(x.shape[:-1]))
+        yield (
+            x.reshape(n, x.shape[-1], copy=False),
+            out.reshape(n, out.shape[-1], copy=False),
+        )
+    except ValueError:  # no strides describe it: take the shortest leading axis apart
+        axis = int(np.argmin(x.shape[:-1]))
+        for rows, result in zip(np.moveaxis(x, axis, 0), np.moveaxis(out, axis, 0), strict=True):
+            yield from _matrices(rows, result)
+
+
+def _project_to_sparse(spec: SketchSpec, x: Any, out: Any, accumulate: bool) -> Any:
+    import scipy.sparse
+
+    if out is not None or accumulate:
+        raise ValueError("out and accumulate need dense_output=True")
+    parts = cpu_backend(spec).project_to_csr(spec, x.tocsr(), result_dtype(x.dtype))
+    make = scipy.sparse.csr_array if isinstance(x, scipy.sparse.sparray) else scipy.sparse.csr_matrix
+    return make(parts, shape=(x.shape[0], spec.n_components))

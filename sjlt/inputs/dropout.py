@@ -1,0 +1,157 @@
+"""Checks of dropout's arguments, for arrays and tensors, and what backends take of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..laws.dropout import WIDTHS, Rule, scale, threshold
+from . import checks
+from .containers import elements_meet, is_tensor
+from .dropout_axes import last_index
+
+LAST = 2**63 - 1  # the largest index of an element
+# p, seeds, seed, steps, step, offset, row_stride, bits
+Numbers = tuple[float, Any, int, Any, int, int, int | None, int]
+
+
+def checked(
+    x: Any, shape: Sequence[int], p: Any, seed: Any, step: Any, offset: Any, row_stride: Any, bits: Any
+) -> Numbers:
+    """The arguments of one call as numbers and, for seeds and steps, arrays or tensors that lie where x does."""
+    p = check_p(p, bits)
+    seeds, steps = None, None
+    if isinstance(seed, np.ndarray) or is_tensor(seed):
+        seeds, seed = _checked_seeds(x, shape, seed), 0
+    else:
+        seed = checks.signed(_integer("seed", seed, -(2**63), 2**64 - 1))
+    if isinstance(step, np.ndarray) or is_tensor(step):
+        steps, step = _checked_step(x, step), 0
+    else:
+        step = _integer("step", step, 0, 2**32 - 1)
+    offset = _integer("offset", offset, 0, LAST)
+    if row_stride is not None:
+        row_stride = _integer("row_stride", row_stride, 0, LAST)
+    if offset or row_stride is not None:  # else there is no tensor that would have so many elements
+        _check_last(shape, 0 if seeds is None else seeds.ndim, offset, row_stride)
+    return p, seeds, seed, steps, step, offset, row_stride, bits
+
+
+def _check_last(shape: Sequence[int], n_seeds: int, offset: int, row_stride: int | None) -> None:
+    if row_stride is None and not n_seeds:
+        last = prod(shape) - 1
+    else:
+        of_rows = row_stride if row_stride is not None else shape[-1] if len(shape) else 1
+        last = last_index(shape, of_rows, n_seeds) if 0 not in shape else 0
+    if offset + last > LAST:
+        given = f"offset {offset}" if row_stride is None else f"offset {offset} with row_stride {row_stride}"
+        raise ValueError(
+            f"{given} is out of range: the last element of shape {tuple(shape)} would have the index "
+            f"{offset + last}, and the largest is 2^63 - 1 = {LAST}"
+        )
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    if type(value) is int and low <= value <= high:  # of numbers that torch.compile traces nothing more can be asked
+        return value
+    return checks.integer(name, value, low, high)
+
+
+def check_p(p: Any, bits: Any) -> float:
+    """p as a float, when lanes of `bits` bits can realise it."""
+    if type(bits) is not int or bits not in WIDTHS:
+        raise ValueError(f"bits must be 8, 16 or 32, got {bits!r}")
+    p = _probability(p)
+    t = threshold(p, bits)
+    if 0 < p < 1 and not 0 < t < 2**bits:
+        wider = next((b for b in WIDTHS if 0 < threshold(p, b) < 2**b), None)
+        advice = f"bits={wider} would do" if wider else f"no width would do: the finest is {2.0**-32:.3g}"
+        raise ValueError(
+            f"p = {p} is too close to {round(p)} for bits={bits}: it would become {round(p)}, as multiples of "
+            f"{2.0**-bits:.3g} are drawn; {advice}"
+        )
+    return p  # type: ignore[no-any-return]
+
+
+def _probability(p: Any) -> float:
+    if type(p) is not float:
+        several = is_tensor(p) or (isinstance(p, np.ndarray) and p.ndim > 0)
+        if several or isinstance(p, (bool, np.bool_, str)) or not hasattr(p, "__float__"):
+            raise TypeError(f"p must be a number, got {p!r} of type {type(p).__name__}")
+        p = float(p)
+    if not 0 <= p <= 1:
+        raise ValueError(f"p must be from 0 to 1, got {p}")
+    return p  # type: ignore[no-any-return]
+
+
+def factor(p: Any, bits: int | None) -> float:
+    """What kept elements are scaled by, or 0 where p is 1."""
+    p = _probability(p) if bits is None else check_p(p, bits)
+    if p == 1:
+        return 0.0
+    return 1 / (1 - p) if bits is None else scale(threshold(p, bits), bits)
+
+
+def _checked_seeds(x: Any, shape: Sequence[int], seeds: Any) -> Any:
+    """Seeds that lie where x does."""
+    seeds = _beside("seed", x, seeds)
+    if str(seeds.dtype).removeprefix("torch.") != "int64":
+        raise TypeError(f"an array of seeds must be of int64, got {seeds.dtype}")
+    allowed = [(), tuple(shape[:1]), tuple(shape[:-1])] if len(shape) else [()]
+    if tuple(seeds.shape) not in allowed:
+        raise ValueError(
+            f"seeds for x of shape {tuple(shape)} must have the shape {' or '.join(map(str, dict.fromkeys(allowed)))}, "
+            f"got {tuple(seeds.shape)}"
+        )
+    return seeds
+
+
+def _checked_step(x: Any, step: Any) -> Any:
+    step = _beside("step", x, step)
+    name = str(step.dtype).removeprefix("torch.")
+    if not name.lstrip("u").startswith("int"):
+        raise TypeError(f"step must be an integer, got {name}")
+    if prod(step.shape) != 1:
+        raise ValueError(f"step must be one integer, got a shape of {tuple(step.shape)}")
+    return step
+
+
+def _beside(name: str, x: Any, numbers: Any) -> Any:
+    """`numbers`, an array where x is one, or a tensor on the device of the tensor x."""
+    if x is None or isinstance(x, np.ndarray):
+        if is_tensor(numbers):
+            raise TypeError(f"{name} is a torch tensor, but x an array: pass {name}.numpy()")
+        return np.asarray(numbers)
+    if not is_tensor(numbers):
+        raise TypeError(f"{name} must be an integer or a torch tensor, as x is, got {type(numbers).__name__}")
+    if numbers.device != x.device:
+        raise ValueError(f"{name} must lie on {x.device}, as x does, got {numbers.device}: move it, or pass an int")
+    return numbers
+
+
+def check_shape(name: str, given: Any, x: Any) -> None:
+    """`given` is of the shape of x."""
+    if given.shape != x.shape:
+        raise ValueError(f"{name} must have the shape of x, {tuple(x.shape)}, got {tuple(given.shape)}")
+
+
+def check_writable(x: Any, strides: Sequence[int], size: int = 1) -> None:
+    """No two elements of x share memory. `size` : an element's, in the strides' unit."""
+    if elements_meet(x.shape, strides, size):
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} has elements that share memory (strides {tuple(strides)}): inplace=True "
+            "would drop them several times"
+        )
+
+
+def rule_of(
+    p: float, seeds: Any, seed: int, steps: Any, step: int, offset: int, row_stride: int | None, bits: int
+) -> tuple[Rule | None, int]:
+    """The numbers as backends take them, and T. None for the T that drop nothing, or all."""
+    t = threshold(p, bits)
+    if t in (0, 2**bits):
+        return None, t
+    return Rule(bits, t, scale(t, bits), seed, step, offset, row_stride, seeds, steps), t

@@ -1,0 +1,206 @@
+"""Dropout without a mask in memory: read x, decide by the law (`sjlt.laws.dropout`), write; every element once.
+
+Two kernels with one body. `dropout_flat` takes memory that lies in the order of the law's indices; `dropout_tiles`
+takes four axes of any strides: tiles of rows and columns, where the law's index grows by 1 along columns, whichever of
+the two is contiguous in memory, and two axes more. Philox runs once for the LANES = 128 / BITS elements of a group of
+neighbouring columns, in a tensor of groups, which is spread to elements by joins: a thread that computes a group then
+has its lanes in registers, and where the memory's order asks for it the compiler exchanges decisions of one byte.
+
+MODE, here and in the backend: what is done where an element is kept, or not.
+
+- DROP: out = x scale, or 0.
+- ADD: out = other + the same, each rounded in the computation's precision as if they were two operations.
+- STORED: as DROP, but kept where `other`, bytes, is not 0.
+- MASK: out = 1 or 0, bytes; there is no x.
+
+`seed` and `step` come as numbers or, SEEDS and STEPS, from memory. All that changes from call to call of one shape is
+not specialized: one compiled kernel serves it, and another the offsets that begin within a call of Philox.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..philox import dropout_words, flat_groups, lanes_at_top
+from .law import pair
+
+DROP, ADD, STORED, MASK = (tl.constexpr(mode) for mode in range(4))
+
+
+@triton.jit
+def _words(seed, index, step, CALLS: tl.constexpr):
+    """The words of CALLS calls from each index on, [..., G] -> [..., G CALLS], those of a group in one thread."""
+    w0, w1, w2, w3 = dropout_words(seed, index, step)
+    if CALLS == 2:
+        v0, v1, v2, v3 = dropout_words(seed, index + 1, step)
+        w0, w1 = flat_groups(tl.join(w0, v0), w0, 2), flat_groups(tl.join(w1, v1), w1, 2)
+        w2, w3 = flat_groups(tl.join(w2, v2), w2, 2), flat_groups(tl.join(w3, v3), w3, 2)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _straddling_words(seed, e, step, BITS: tl.constexpr, LOG: tl.constexpr):
+    """The lanes from e on as if they were one call's words: of two calls' 256 bits, the 128 from bit `shift` on."""
+    w0, w1, w2, w3 = dropout_words(seed, e >> LOG, step)
+    w4, w5, w6, w7 = dropout_words(seed, (e >> LOG) + 1, step)
+    shift = (e & ((1 << LOG) - 1)).to(tl.uint32) * BITS
+    far = (shift & 64) != 0
+    w0, w1, w2 = tl.where(far, w2, w0), tl.where(far, w3, w1), tl.where(far, w4, w2)
+    w3, w4, w5 = tl.where(far, w5, w3), tl.where(far, w6, w4), tl.where(far, w7, w5)
+    odd = (shift & 32) != 0
+    w0, w1, w2 = tl.where(odd, w1, w0), tl.where(odd, w2, w1), tl.where(odd, w3, w2)
+    w3, w4 = tl.where(odd, w4, w3), tl.where(odd, w5, w4)
+    if BITS < 32:
+        shift = (shift & 31).to(tl.uint64)
+        w0, w1 = (pair(w0, w1) >> shift).to(tl.uint32), (pair(w1, w2) >> shift).to(tl.uint32)
+        w2, w3 = (pair(w2, w3) >> shift).to(tl.uint32), (pair(w3, w4) >> shift).to(tl.uint32)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _keep(seed, e, step, threshold, BITS: tl.constexpr, CALLS: tl.constexpr):
+    """Whether each element of groups is kept that begin at the indices e [..., G]: [..., G LANES CALLS].
+
+    CALLS : calls of Philox a group, or 0 for groups of LANES elements that may begin anywhere.
+    """
+    LOG: tl.constexpr = 2 if BITS == 32 else (3 if BITS == 16 else 4)
+    if CALLS == 0:
+        w0, w1, w2, w3 = _straddling_words(seed, e, step, BITS, LOG)
+    else:
+        w0, w1, w2, w3 = _words(seed, e >> LOG, step, CALLS)
+    return lanes_at_top(w0, w1, w2, w3, BITS) >= (tl.cast(threshold, tl.uint32) << (32 - BITS))
+
+
+@triton.jit
+def _load(pointers, live, MASKED: tl.constexpr):
+    return tl.load(pointers, mask=live, other=0) if MASKED else tl.load(pointers)
+
+
+@triton.jit
+def _write(
+    x, other, out, live, seed, e, step, threshold, scale,
+    MODE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Elements at the pointers x, other, out, in groups of indices from e on; only the live ones if MASKED."""
+    COMPUTE: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
+    if MODE == MASK:
+        value = _keep(seed, e, step, threshold, BITS, CALLS)
+    else:
+        value = _load(x, live, MASKED).to(COMPUTE)
+        if MODE == STORED:
+            keep = _load(other, live, MASKED) != 0
+        else:
+            if MODE == ADD:
+                addend = _load(other, live, MASKED).to(COMPUTE)
+            keep = _keep(seed, e, step, threshold, BITS, CALLS)
+        value = tl.where(keep, value * tl.full((), scale, tl.float64).to(COMPUTE), 0.0)
+        if MODE == ADD:
+            value += addend
+    value = value.to(out.dtype.element_ty)
+    if MASKED:
+        tl.store(out, value, mask=live)
+    else:
+        tl.store(out, value)
+
+
+_CHANGING = ["seed", "step", "threshold", "scale", "offset"]
+
+
+@triton.jit(do_not_specialize=[*_CHANGING, "n"])
+def dropout_flat(
+    x, other, out, seeds, steps, seed: tl.int64, step: tl.int64, threshold: tl.int64, scale: tl.float64,
+    offset: tl.int64, n: tl.int64, MODE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr, STEPS: tl.constexpr,
+    SEEDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """n elements that lie side by side in every tensor, with indices from `offset` on. Program: BLOCK of them."""
+    GROUP: tl.constexpr = 128 // BITS * (CALLS if CALLS else 1)
+    if STEPS:
+        step = tl.load(steps).to(tl.int64)
+    if SEEDS:
+        seed = tl.load(seeds)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    i = tl.arange(0, BLOCK)
+    e = offset + start + tl.arange(0, BLOCK // GROUP) * GROUP
+    x, other, out = x + start + i, other + start + i, out + start + i
+    live = i < n - start
+    if start + BLOCK <= n:  # without masks, or accesses would be element by element where 16 does not divide n
+        _write(x, other, out, live, seed, e, step, threshold, scale, MODE, BITS, CALLS, False)
+    else:
+        _write(x, other, out, live, seed, e, step, threshold, scale, MODE, BITS, CALLS, True)
+
+
+@triton.jit
+def _multiple(n, ALIGN: tl.constexpr):
+    """n, which ALIGN divides, so that the compiler sees it."""
+    return n if ALIGN == 1 else n // ALIGN * ALIGN
+
+
+@triton.jit
+def _place(
+    rows, columns, outer, ROWS_FIRST: tl.constexpr, SHAPE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Which tile is the program's along rows, columns, outer and far, the one contiguous in memory counting fastest.
+
+    SHAPE, in which divisions are spared: 0, one tile along the contiguous axis, and no more axes; 1, no more axes.
+    """
+    tile = tl.program_id(0)
+    outer_place, far = (tile * 0).to(tl.int64), (tile * 0).to(tl.int64)
+    if SHAPE == 0:
+        row, column = (tile * 0, tile) if ROWS_FIRST else (tile, tile * 0)
+    else:
+        row_tiles, column_tiles = (rows - 1) // ROWS + 1, (columns - 1) // COLUMNS + 1  # tl.cdiv's sum may pass 2^31
+        if SHAPE == 2:
+            rest = tile // (row_tiles * column_tiles)
+            tile = tile % (row_tiles * column_tiles)
+            outer_place, far = (rest % outer).to(tl.int64), (rest // outer).to(tl.int64)
+        if ROWS_FIRST:
+            row, column = tile % row_tiles, tile // row_tiles
+        else:
+            row, column = tile // column_tiles, tile % column_tiles
+    return row, column, outer_place, far
+
+
+@triton.jit(do_not_specialize=[*_CHANGING, "e_row", "e_outer", "e_far"])
+def dropout_tiles(
+    x, other, out, seeds, steps, seed: tl.int64, step: tl.int64, threshold: tl.int64, scale: tl.float64,
+    offset: tl.int64, rows, columns, outer, e_row: tl.int64, e_outer: tl.int64, e_far: tl.int64,
+    s_row, s_outer, s_far, x_row, x_column, x_outer, x_far, other_row, other_column, other_outer, other_far,
+    out_row, out_column, out_outer, out_far,
+    MODE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr, STEPS: tl.constexpr, SEEDS: tl.constexpr,
+    ROWS_FIRST: tl.constexpr, SHAPE: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Elements (far, outer, row, column), with strides in x, other, out, in the law's index (e_) and in seeds (s_).
+
+    Program: a tile of ROWS x COLUMNS. ROWS_FIRST: rows are contiguous in memory, not columns. EVEN: tiles are whole.
+    ALIGN: a power of two that divides all strides but those of the contiguous axis, and that axis's length.
+    """
+    GROUP: tl.constexpr = 128 // BITS * (CALLS if CALLS else 1)
+    if STEPS:
+        step = tl.load(steps).to(tl.int64)
+    x_outer, x_far = _multiple(x_outer, ALIGN), _multiple(x_far, ALIGN)
+    other_outer, other_far = _multiple(other_outer, ALIGN), _multiple(other_far, ALIGN)
+    out_outer, out_far = _multiple(out_outer, ALIGN), _multiple(out_far, ALIGN)
+    if ROWS_FIRST:
+        x_column, other_column = _multiple(x_column, ALIGN), _multiple(other_column, ALIGN)
+        out_column, rows = _multiple(out_column, ALIGN), _multiple(rows, ALIGN)
+    else:
+        x_row, other_row = _multiple(x_row, ALIGN), _multiple(other_row, ALIGN)
+        out_row, columns = _multiple(out_row, ALIGN), _multiple(columns, ALIGN)
+    row, column, outer_place, far = _place(rows, columns, outer, ROWS_FIRST, SHAPE, ROWS, COLUMNS)
+    row = row.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    start = column.to(tl.int64) * COLUMNS
+    column = start + tl.arange(0, COLUMNS)
+    live = (row < rows)[:, None] & (column < columns)[None, :]
+    if SEEDS:
+        seed = tl.load(seeds + far * s_far + outer_place * s_outer + row * s_row, mask=row < rows, other=0)[:, None]
+    e = (offset + far * e_far + outer_place * e_outer + start + row * e_row)[:, None]
+    e += (tl.arange(0, COLUMNS // GROUP) * GROUP)[None, :]
+    x += far * x_far + outer_place * x_outer
+    other += far * other_far + outer_place * other_outer
+    out += far * out_far + outer_place * out_outer
+    x = x + (row * x_row)[:, None] + (column * x_column)[None, :]
+    other = other + (row * other_row)[:, None] + (column * other_column)[None, :]
+    out = out + (row * out_row)[:, None] + (column * out_column)[None, :]
+    _write(x, other, out, live, seed, e, step, threshold, scale, MODE, BITS, CALLS, not EVEN)

@@ -1,0 +1,47 @@
+"""The description of a sketch that operators and backends take: plain numbers, from which every entry follows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .iid import Lanes
+
+
+class SketchSpec(NamedTuple):
+    """A checked description of a sketch.
+
+    Attributes
+    ----------
+    n_features, n_components : int
+        The shape of S is (n_components, n_features).
+    nnz : int
+        Nonzeros per column under the exact law; 0 under the iid law.
+    lane_bits, threshold : int
+        The parameters of the iid law (`sjlt.laws.iid.Lanes`); both 0 under the exact law.
+    seed : int
+        The 64-bit seed as a signed number, the form in which torch and Triton accept it.
+    feature_offset : int
+        The law's index of column 0.
+    """
+
+    n_features: int
+    n_components: int
+    nnz: int
+    lane_bits: int
+    threshold: int
+    seed: int
+    feature_offset: int
+
+    @property
+    def is_iid(self) -> bool:
+        """Whether the entries are independent (the iid law) rather than exactly nnz per column."""
+        return self.nnz == 0
+
+    @property
+    def lanes(self) -> Lanes:
+        """The parameters of the iid law."""
+        return Lanes(self.lane_bits, self.threshold)
+
+    def columns(self, start: int, stop: int) -> SketchSpec:
+        """The description of columns `start` to `stop` - 1, with 0 <= start <= stop <= n_features."""
+        return self._replace(n_features=stop - start, feature_offset=self.feature_offset + start)

@@ -1,0 +1,60 @@
+"""Parameter combinations: every pair of values in the default run, the full product under the `exhaustive` marker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+Case = tuple[Any, ...]
+
+
+def all_pairs(
+    axes: Sequence[Sequence[Any]], allowed: Callable[..., bool] | None = None
+) -> tuple[list[Case], list[Case]]:
+    """(cases that between them contain every possible pair of values, the remaining cases of the full product).
+
+    Greedy and deterministic: each step takes the first case with the most uncovered pairs.
+    """
+    indices = [range(len(axis)) for axis in axes]
+    cases = [c for c in product(*indices) if allowed is None or allowed(*(axes[a][i] for a, i in enumerate(c)))]
+    pairs = {c: {((a, c[a]), (b, c[b])) for a, b in combinations(range(len(axes)), 2)} or {c} for c in cases}
+    missing = set().union(*pairs.values()) if pairs else set()
+    chosen: dict[Case, None] = {}
+    while missing:
+        best = max(cases, key=lambda c: len(pairs[c] & missing))
+        chosen[best] = None
+        missing -= pairs[best]
+
+    def values(c: Case) -> Case:
+        return tuple(axes[a][i] for a, i in enumerate(c))
+
+    return [values(c) for c in cases if c in chosen], [values(c) for c in cases if c not in chosen]
+
+
+def pairwise(allowed: Callable[..., bool] | None = None, /, **axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """`pytest.mark.parametrize` over the product of `axes`.
+
+    The default run takes cases that contain every pair of values; the others are marked `exhaustive`. Where `allowed`
+    is given, only combinations for which it returns True exist. Values may be `pytest.param` objects.
+    """
+    plain = [[v.values[0] if _is_param(v) else v for v in axis] for axis in axes.values()]
+    marks = [{i: v.marks for i, v in enumerate(axis) if _is_param(v)} for axis in axes.values()]
+    places = [range(len(axis)) for axis in plain]
+
+    def values(case: Case) -> list[Any]:
+        return [plain[a][i] for a, i in enumerate(case)]
+
+    few, rest = all_pairs(places, None if allowed is None else lambda *case: allowed(*values(case)))
+    params = []
+    for cases, extra in ((few, ()), (rest, (pytest.mark.exhaustive,))):
+        for case in cases:
+            own = [mark for a, i in enumerate(case) for mark in marks[a].get(i, ())]
+            params.append(pytest.param(*values(case), marks=(*own, *extra)))
+    return pytest.mark.parametrize(",".join(axes), params)
+
+
+def _is_param(value: Any) -> bool:
+    return hasattr(value, "marks") and hasattr(value, "values")

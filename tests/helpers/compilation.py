@@ -1,0 +1,107 @@
+"""Compiling kernels, without a GPU, for the architectures that they are meant for.
+
+In the tests' own process kernels are interpreted. So a test file that compiles does it as a program of its own: it
+makes calls on tensors without data, and `compile_launches` compiles what the backend would have launched.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+TARGETS = {  # a target's name: Triton's description of it, and the bytes of shared memory that a block can have
+    "sm_80": ("cuda", 80, 32, 163 << 10),
+    "sm_90": ("cuda", 90, 32, 227 << 10),
+    "gfx942": ("hip", "gfx942", 64, 64 << 10),
+}
+TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+TYPES |= {"uint8": "u8", "int32": "i32", "int64": "i64"}
+
+
+class Launches(list):
+    """Stands for a kernel, and keeps what it is launched with."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        self.__name__, self.arg_names = kernel.__name__, kernel.arg_names
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: self.append((arguments, options))
+
+
+def source_of(kernel, arguments, options):
+    """What Triton's launcher would compile for these arguments (types, constants, divisibility by 16), and options."""
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    values = dict(zip(kernel.arg_names, arguments, strict=False))
+    values |= {name: value for name, value in options.items() if name in kernel.arg_names}
+    options = {name: value for name, value in options.items() if name == "num_warps" or name not in kernel.arg_names}
+    signature, constants, hints = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
+        name, value = parameter.name, values[parameter.name]
+        special = not parameter.do_not_specialize
+        if parameter.is_constexpr or (type(value) is int and value == 1 and special):
+            signature[name], constants[name] = "constexpr", value
+            continue
+        if hasattr(value, "block_shape"):  # Gluon's tensor descriptor
+            shape, kind = ", ".join(map(str, value.block_shape)), TYPES[str(value.base.dtype)[6:]]
+            signature[name], divisible = f"tensordesc<{kind}[{shape}],{value.layout!r}>", False
+        elif hasattr(value, "dtype"):
+            signature[name], divisible = "*" + TYPES[str(value.dtype)[6:]], True
+        else:
+            annotated = parameter.annotation_type
+            signature[name] = annotated or ("i32" if abs(value) < 2**31 else "i64")
+            divisible = value % 16 == 0
+        if divisible and special:
+            hints[(place,)] = [["tt.divisibility", 16]]
+    source = GluonASTSource if kernel.is_gluon() else ASTSource
+    return source(kernel, signature, constexprs=constants, attrs=hints), options
+
+
+def compile_launches(target, make_calls, *modules):
+    """Compile what `make_calls` launches of the kernels that `modules` name, and print what comes of it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from sjlt.backends.triton import exact as backend
+
+    backend._resources = lambda device: (132, TARGETS[target][-1], False)
+    backend.NVIDIA = not target.startswith("gfx")
+    backend._overlaps = lambda device: target == "sm_90"
+    caught = {}
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, triton.JITFunction):
+                caught.setdefault(name, Launches(value))
+                setattr(module, name, caught[name])
+    make_calls()
+    print(json.dumps(list(caught)))
+    done = set()
+    for name, launches in caught.items():
+        for arguments, options in launches:
+            source, options = source_of(launches.kernel, arguments, options)
+            key = (name, source.hash(), str(options))
+            if key in done:
+                continue
+            done.add(key)
+            names = launches.kernel.arg_names
+            found = {"kernel": name, "constants": {names[i]: str(v) for (i,), v in source.constants.items()}}
+            try:
+                compiled = triton.compile(source, target=GPUTarget(*TARGETS[target][:3]), options=options)
+                found["shared"] = compiled.metadata.shared
+            except Exception as error:
+                found["error"] = repr(error)
+            print(json.dumps(found), flush=True)
+
+
+def check_compiled(program, target):
+    """The program, whose argument is a target, launches every kernel, and all compile and fit the shared memory."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run([sys.executable, program, target], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-8000:]
+    kernels, *compiled = map(json.loads, result.stdout.splitlines())
+    assert kernels
+    assert {each["kernel"] for each in compiled} == set(kernels), "a kernel that no call there launches"
+    assert not [each for each in compiled if "error" in each]
+    assert not [each for each in compiled if each["shared"] > TARGETS[target][-1]]

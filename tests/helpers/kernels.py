@@ -1,0 +1,104 @@
+"""Tensors in every layout, and checks of the kernels' products against exact answers on integer-valued data."""
+
+import math
+
+import numpy as np
+import torch
+
+from helpers.data import integers
+from sjlt.backends.triton import exact as backend
+
+FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+# How a tensor of shape (n, d) may lie in memory that `new` allocates.
+LAYOUTS = {
+    "rows": lambda n, d, new: new(n, d),
+    "columns": lambda n, d, new: new(d, n).t(),
+    "every second column": lambda n, d, new: new(n, 2 * d)[:, ::2],
+    "every third row": lambda n, d, new: new(3 * n, d)[::3],
+    "inner part": lambda n, d, new: new(n + 3, d + 9)[1:-2, 4:-5],
+    "inner part of columns": lambda n, d, new: new(d + 9, n + 3).t()[1:-2, 4:-5],
+    "aligned part": lambda n, d, new: new(n, d + 32)[:, 16:-16],
+    "padded rows": lambda n, d, new: new(n, d // 8 * 8 + 16)[:, :d],
+    "other axes between": lambda n, d, new: new(d, 2, n, 3).permute(2, 3, 0, 1)[:, 1, :, 1],
+}
+
+
+def poisoned(layout, shape, dtype, device="cpu"):
+    """NaN where a result goes and around it, so that an element left unwritten shows, and one written outside."""
+    return LAYOUTS[layout](*shape, lambda *size: torch.full(size, math.nan, dtype=FLOATS[dtype], device=device))
+
+
+def filled(layout, array, dtype, device="cpu"):
+    """The numbers of `array` with NaN around them, so that an element read outside shows."""
+    return poisoned(layout, array.shape, dtype, device).copy_(torch.from_numpy(np.array(array, np.float64)))
+
+
+def large_first(x):
+    """(normal data with its first features larger, the most that a result in fp32 may be off, of the norm)."""
+    for factor in (100, 10_000):
+        larger = x.clone()
+        larger[:, :64] *= factor
+        yield larger, 1e-6
+    larger = x.clone()
+    larger[:, 0] = 16_400  # just above 2^14, where fp32 is at its coarsest, and nearly all of the norm
+    yield larger, 2e-6
+
+
+def assert_untouched_around(view):
+    """The memory around a result is still poisoned."""
+    memory = (view if view._base is None else view._base).clone()
+    torch.as_strided(memory, view.shape, view.stride(), view.storage_offset()).fill_(math.nan)
+    assert memory.isnan().all(), "written outside of out"
+
+
+def assert_exact(actual, integral, start, nnz, compute):
+    """`actual` is `start` + `integral` / sqrt(nnz), exactly where sqrt(nnz) is a power of two, else up to rounding."""
+    expected = start + integral * nnz**-0.5
+    numbers = actual.cpu().double().numpy()
+    if math.isqrt(nnz) ** 2 == nnz and math.isqrt(nnz).bit_count() == 1:
+        assert np.array_equal(torch.from_numpy(expected).to(actual.dtype).double(), expected), "choose smaller data"
+        np.testing.assert_array_equal(numbers, expected)
+    else:  # the factor is rounded, its product and the result are
+        rounding = 2 * torch.finfo(compute).eps + torch.finfo(actual.dtype).eps
+        assert (np.abs(numbers - expected) <= rounding * (np.abs(start) + np.abs(expected))).all()
+
+
+def integral_matrix(S):
+    """S without its scale, of 0, 1 and -1."""
+    matrix = S.to_scipy()
+    matrix.data = np.sign(matrix.data)
+    return matrix
+
+
+def check_project(S, n, dtype="float32", out_dtype=None, device="cpu", x_in="rows", out_in="rows", x=None, add=False):
+    """out = x S' (+ out) by the kernels, exactly, where x is drawn unless given as (array, tensor)."""
+    array, tensor = x or drawn(n, S.n_features, dtype, x_in, device)
+    before = tensor.clone()
+    out = poisoned(out_in, (n, S.n_components), out_dtype or dtype, device)
+    check(backend.project, S, tensor, out, (integral_matrix(S) @ array.T).T, add)
+    assert torch.equal(tensor, before), "the input was written to"
+
+
+def check_adjoint(S, n, dtype="float32", out_dtype=None, device="cpu", x_in="rows", out_in="rows", x=None, add=False):
+    """out = y S (+ out), likewise."""
+    array, tensor = x or drawn(n, S.n_components, dtype, x_in, device)
+    before = tensor.clone()
+    out = poisoned(out_in, (n, S.n_features), out_dtype or dtype, device)
+    check(backend.adjoint, S, tensor, out, (integral_matrix(S).T @ array.T).T, add)
+    assert torch.equal(tensor, before), "the input was written to"
+
+
+def drawn(n, width, dtype, layout, device):
+    array = integers((n, width), "float64", seed=n + width)
+    return array, filled(layout, array, dtype, device)
+
+
+def check(product, S, x, out, integral, add):
+    start = np.zeros(out.shape)
+    if add:
+        start = integers(out.shape, "float64", seed=5) * 8
+        out.copy_(torch.from_numpy(start))
+    product(S, x, out, add)
+    assert_exact(out, integral, start, S.nnz, torch.float64 if x.dtype == torch.float64 else torch.float32)
+    assert_untouched_around(out)

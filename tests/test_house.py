@@ -1,0 +1,82 @@
+"""The layout rules of the code: no import circles, no oversized modules, a README of bounded length."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAX_MODULE_LINES = 400
+MAX_README_WORDS = 900
+
+
+def modules():
+    """Every module of the package, by its dotted name."""
+    for path in sorted((ROOT / "sjlt").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def is_type_checking(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def import_nodes(tree):
+    """Import statements anywhere in a module, functions included, but for those that only a type checker runs."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif is_type_checking(node):
+            for other in node.orelse:
+                yield from import_nodes(other)
+        else:
+            yield from import_nodes(node)
+
+
+def imported(name, is_package, tree, names):
+    """The modules of the package that a module imports, also lazily."""
+    for node in import_nodes(tree):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        else:
+            parts = name.split(".") if is_package else name.split(".")[:-1]
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found = [f"{module}.{a.name}" if f"{module}.{a.name}" in names else module for a in node.names]
+        yield from (f for f in found if f in names and f != name)
+
+
+def import_graph():
+    files = dict(modules())
+    return {
+        name: set(imported(name, path.name == "__init__.py", ast.parse(path.read_text()), files))
+        for name, path in files.items()
+    }
+
+
+def test_imports_have_no_circles():
+    try:
+        TopologicalSorter(import_graph()).prepare()
+    except CycleError as error:
+        pytest.fail("import circle: " + " -> ".join(error.args[1]))
+
+
+def test_the_graph_sees_lazy_imports_and_circles():
+    tree = ast.parse(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import x\ndef f():\n    from . import c"
+    )
+    assert set(imported("p.a", False, tree, {"p.a", "p.b", "p.c"})) == {"p.c"}
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+
+
+@pytest.mark.parametrize("folder", ["sjlt", "tests", "examples", "benchmarks"])
+def test_modules_are_short(folder):
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in (ROOT / folder).rglob("*.py")}
+    assert lengths, folder
+    assert {name: n for name, n in lengths.items() if n > MAX_MODULE_LINES} == {}
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= MAX_README_WORDS
