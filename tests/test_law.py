@@ -130,14 +130,14 @@ def calls():
         "beta": ([w % 2**q for w, q in zip(words(13), pm, strict=True)], *four, pm),
         "odd_inverse": ([w | 1 for w in four[0]],),
         "beta_inverse": ([w % 2**q for w, q in zip(words(19), pm, strict=True)], *four, pm),
-        "spread": (
+        "scale_index": (
             [w % 2**q for w, q in zip(seats, groups, strict=True)],
             tiles,
             [w % t for w, t in zip(words(17), tiles, strict=True)],
             groups,
         ),
-        "unspread": (dealt, tiles, [w % t for w, t in zip(words(17), tiles, strict=True)], groups),
-        "pick": ([i % 4 for i in range(len(chunks))], *four),
+        "unscale_index": (dealt, tiles, [w % t for w, t in zip(words(17), tiles, strict=True)], groups),
+        "select_word": ([i % 4 for i in range(len(chunks))], *four),
         "group_words": ([c >> g for c, g in zip(chunks, groups, strict=True)], *keys),
         "tile_theta": (four[0], tiles),
         "tile_place": (dealt, [c >> g for c, g in zip(chunks, groups, strict=True)], tiles, groups, *keys),

@@ -26,13 +26,13 @@ def test_unspread_finds_what_spread_takes_there(p, law_of_arrays):
         every = np.arange(n, dtype=np.uint64)
         for theta in {0, 1 % n, n // 2, n - 1}:
             size = tuple(map(np.uint64, (n, theta, p)))
-            taken = law_of_arrays.spread(i, *size)
+            taken = law_of_arrays.scale_index(i, *size)
             assert (np.diff(taken.astype(int)) > 0).all()
             assert taken.max() < n
-            np.testing.assert_array_equal(law_of_arrays.unspread(taken, *size), i)
+            np.testing.assert_array_equal(law_of_arrays.unscale_index(taken, *size), i)
             free = np.setdiff1d(every, taken)
-            found = law_of_arrays.unspread(free, *size)
-            assert not (law_of_arrays.spread(found, *size) == free).any(), "a free row passes for a taken one"
+            found = law_of_arrays.unscale_index(free, *size)
+            assert not (law_of_arrays.scale_index(found, *size) == free).any(), "a free row passes for a taken one"
 
 
 @pytest.mark.parametrize("k", [1, 128, 129, 300, 384, 700, 1024, 1100, 5000, 12_900, 8_388_480])
@@ -60,8 +60,8 @@ def test_inverses_find_exactly_the_place_of_a_row(p, law_of_arrays):
             assert len(np.unique(taken)) == 2**p
             assert taken.max() < b
             size = np.uint64(b), law_of_arrays.row_theta(*fixed[:2]), np.uint64(p)
-            slot = law_of_arrays.unspread(rows, *size)
-            found = law_of_arrays.spread(slot, *size) == rows
+            slot = law_of_arrays.unscale_index(rows, *size)
+            found = law_of_arrays.scale_index(slot, *size) == rows
             keys = (np.uint64(w >> shift) for shift in (0, 8, 16, 24))
             place = law_of_arrays.beta_inverse(slot, *keys, np.uint64(p))
             np.testing.assert_array_equal(np.flatnonzero(found), np.sort(taken))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .exact import pick
+from .exact import select_word
 from .philox import HALF, LOW, philox
 
 TAG_DROPOUT = 0
@@ -77,7 +77,7 @@ def lane_words(index, step, k0, k1):
 
 def lane(i, w0, w1, w2, w3, log_lanes):
     """Lane i of the four words."""
-    word = pick(i >> log_lanes, w0, w1, w2, w3)
+    word = select_word(i >> log_lanes, w0, w1, w2, w3)
     shifted = word >> ((i & ((ONE << log_lanes) - ONE)) * (HALF >> log_lanes))
     return shifted & ((ONE << (HALF >> log_lanes)) - ONE)
 
@@ -88,4 +88,4 @@ def lane_of(e, step, k0, k1, log_lanes):
     return lane(e & ((ONE << (log_lanes + TWO)) - ONE), w0, w1, w2, w3, log_lanes)
 
 
-FUNCTIONS = (philox, pick, lane_words, lane, lane_of)
+FUNCTIONS = (philox, select_word, lane_words, lane, lane_of)

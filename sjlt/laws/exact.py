@@ -112,17 +112,17 @@ def beta_inverse(y, a1, b1, a2, b2, p):
     return ((y + mask + ONE - (b1 & mask)) * odd_inverse(a1 | ONE)) & mask
 
 
-def spread(i, n, theta, p):
+def scale_index(i, n, theta, p):
     """Takes [0, 2^p) into [0, n), n >= 2^p, in ascending order: a rounding that starts at theta < n."""
     return (i * n + theta) >> p
 
 
-def unspread(r, n, theta, p):
-    """The i whose `spread` is r, where there is one: else an i whose `spread` is not r."""
+def unscale_index(r, n, theta, p):
+    """The i whose `scale_index` is r, where there is one: else an i whose `scale_index` is not r."""
     return ((r << p) + (n - ONE - theta)) // n
 
 
-def pick(i, w0, w1, w2, w3):
+def select_word(i, w0, w1, w2, w3):
     """Word i, 0 <= i < 4, of the four."""
     pair = (w0 | (w1 << HALF)) ^ (((w0 ^ w2) | ((w1 ^ w3) << HALF)) & ((i >> ONE) * ALL_ONES))
     return (pair >> ((i & ONE) * HALF)) & LOW
@@ -142,15 +142,15 @@ def chunk_tile(c, n_tiles, log_group, k0, k1):
     """The tile m that chunk c touches."""
     w0, w1, w2, w3 = group_words(c >> log_group, k0, k1)
     mu = beta(c & ((ONE << log_group) - ONE), w0, w1, w2, w3, log_group)
-    return spread(mu, n_tiles, tile_theta(w1, n_tiles), log_group)
+    return scale_index(mu, n_tiles, tile_theta(w1, n_tiles), log_group)
 
 
 def tile_place(m, group, n_tiles, log_group, k0, k1):
     """(i, found): the place i in its group of the chunk that touches tile m, where there is one."""
     w0, w1, w2, w3 = group_words(group, k0, k1)
     theta = tile_theta(w1, n_tiles)
-    mu = unspread(m, n_tiles, theta, log_group)
-    return beta_inverse(mu, w0, w1, w2, w3, log_group), spread(mu, n_tiles, theta, log_group) == m
+    mu = unscale_index(m, n_tiles, theta, log_group)
+    return beta_inverse(mu, w0, w1, w2, w3, log_group), scale_index(mu, n_tiles, theta, log_group) == m
 
 
 def chunk_keys(c, quad, k0, k1):
@@ -170,7 +170,7 @@ def row_theta(w, b):
 
 def row_in_sub_block(i, w, b, p):
     """The row, 0 <= row < b, that place i of a chunk of 2^p takes in a sub-block of b rows with key word w."""
-    return spread(beta(i, w, w >> 8, w >> 16, w >> 24, p), b, row_theta(w, b), p)
+    return scale_index(beta(i, w, w >> 8, w >> 16, w >> 24, p), b, row_theta(w, b), p)
 
 
 def sub_block_of_row(row, s, rows):
@@ -181,7 +181,7 @@ def sub_block_of_row(row, s, rows):
 def sign_bit(i, t, p, g0, g1, g2, g3):
     """1 where the entry of place i in sub-block t is negative; g0..g3 are the chunk's sign words."""
     e = (t << p) + i
-    return (pick(e >> 5, g0, g1, g2, g3) >> (e & FIVE_BITS)) & ONE
+    return (select_word(e >> 5, g0, g1, g2, g3) >> (e & FIVE_BITS)) & ONE
 
 
 FUNCTIONS = (
@@ -190,9 +190,9 @@ FUNCTIONS = (
     beta,
     odd_inverse,
     beta_inverse,
-    spread,
-    unspread,
-    pick,
+    scale_index,
+    unscale_index,
+    select_word,
     group_words,
     tile_theta,
     chunk_tile,

@@ -24,7 +24,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from .dropout import lane
-from .exact import pick
+from .exact import select_word
 from .philox import HALF, LOW, philox
 
 TAG_ENTRIES = 4
@@ -112,4 +112,4 @@ def marks(w, signs, complement):
     return (w & signs) ^ ((dropped ^ signs) >> ONE)
 
 
-FUNCTIONS = (philox, pick, lane, entry_words, marks)
+FUNCTIONS = (philox, select_word, lane, entry_words, marks)

@@ -11,7 +11,7 @@ from .jit import leaf
 FILL = 1024  # columns whose codes are made at a time where no table is shared
 
 _words = define(law.FUNCTIONS, leaf, np.uint64)
-part_start, pick, sign_bit = _words.part_start, _words.pick, _words.sign_bit
+part_start, select_word, sign_bit = _words.part_start, _words.select_word, _words.sign_bit
 chunk_tile, chunk_keys, chunk_signs = _words.chunk_tile, _words.chunk_keys, _words.chunk_signs
 row_in_sub_block = _words.row_in_sub_block
 
@@ -34,7 +34,7 @@ def fill(first, codes, geometry):
         for quad in range((s + THREE) >> TWO):
             w0, w1, w2, w3 = chunk_keys(c, quad, k0, k1)
             for t in range(quad << TWO, min(s, (quad + ONE) << TWO)):
-                w = pick(t & THREE, w0, w1, w2, w3)
+                w = select_word(t & THREE, w0, w1, w2, w3)
                 block_row = part_start(t, tile_rows, s)
                 b = part_start(t + ONE, tile_rows, s) - block_row
                 for j in range(begin, stop):

@@ -33,9 +33,14 @@ _law = philox.define(
     gl.constexpr,
     gl.static_range,
     philox=gluon.jit(words._philox.fn),
-    pick=gluon.jit(words._pick.fn),
+    select_word=gluon.jit(words._select_word.fn),
 )
-_tile_place, _chunk_keys, _chunk_signs, _pick = _law.tile_place, _law.chunk_keys, _law.chunk_signs, _law.pick
+_tile_place, _chunk_keys, _chunk_signs, _select_word = (
+    _law.tile_place,
+    _law.chunk_keys,
+    _law.chunk_signs,
+    _law.select_word,
+)
 _words = philox.define(
     [f.fn for f in (words.pair, words._key_pair, words._odd_inverse, words.inverse_keys, words.permute)],
     gluon.jit,
@@ -100,7 +105,7 @@ def entry_words(m, start, seed, offset, N_TILES: gl.constexpr, LOG_GROUP: gl.con
     word = (warp // BLOCKS * BLOCKS + block % BLOCKS).to(gl.uint32)  # of signs
     w0, w1, w2, w3 = _chunk_keys(c, t >> 2, k0, k1)
     g0, g1, g2, g3 = _chunk_signs(c, k0, k1)
-    return _inverse_keys(_pick(t, w0, w1, w2, w3), LOG_CHUNK), _pick(word, g0, g1, g2, g3)
+    return _inverse_keys(_select_word(t, w0, w1, w2, w3), LOG_CHUNK), _select_word(word, g0, g1, g2, g3)
 
 
 @gluon.jit

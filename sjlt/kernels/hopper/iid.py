@@ -26,7 +26,7 @@ from ...laws import iid as iid_law
 from ...laws import philox
 from ..philox import _philox
 from ..portable import iid
-from ..portable.law import _pick
+from ..portable.law import _select_word
 from .common import barrier, next_slot
 
 _halves = gluon.jit(iid._halves.fn)
@@ -36,7 +36,7 @@ _words = philox.define(
     gl.constexpr,
     gl.static_range,
     philox=gluon.jit(_philox.fn),
-    pick=gluon.jit(_pick.fn),
+    select_word=gluon.jit(_select_word.fn),
 )
 _entry_words, _marks = _words.entry_words, _words.marks
 

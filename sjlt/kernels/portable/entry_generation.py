@@ -23,12 +23,12 @@ from .law import (
     inverse_keys,
     part_start,
     permute,
-    pick,
     row_theta,
-    spread,
+    scale_index,
+    select_word,
     sub_block_of_row,
     tile_place,
-    unspread,
+    unscale_index,
 )
 
 BATCH = tl.constexpr(launch.BATCH)
@@ -104,14 +104,14 @@ def batch(
         t += h * NNZ // 4
         word += h * NNZ // 4 << LOG_CHUNK >> 5
     w0, w1, w2, w3 = chunk_keys(c, t >> 2, k0, k1)
-    w = pick(t & 3, w0, w1, w2, w3)
+    w = select_word(t & 3, w0, w1, w2, w3)
     theta = w
     if not WHOLE:
         _, b = _sub_block(m, t, K, NNZ, N_TILES)
         theta = row_theta(w, b)
     g0, g1, g2, g3 = chunk_signs(c, k0, k1)
     keys = forward_keys(w, LOG_CHUNK) if FORWARD else inverse_keys(w, LOG_CHUNK)
-    return column, keys, theta, pick(word, g0, g1, g2, g3)
+    return column, keys, theta, select_word(word, g0, g1, g2, g3)
 
 
 @triton.jit
@@ -160,8 +160,8 @@ def entries(
         t = tl.where(inside, sub_block_of_row(r, NNZ, rows), 0)
         first, b = _sub_block(m, t, K, NNZ, N_TILES)
         theta = from_batch(thetas, chunk, t)
-        slot = unspread(r - first, b, theta, LOG_CHUNK)
-        there = inside & (spread(slot, b, theta, LOG_CHUNK) == r - first)
+        slot = unscale_index(r - first, b, theta, LOG_CHUNK)
+        there = inside & (scale_index(slot, b, theta, LOG_CHUNK) == r - first)
         i = tl.where(there, permute(slot, from_batch(keys, chunk, t), LOG_CHUNK), B)
     if U > 1:
         # Past a shuffle LLVM sees no vector of chunks, whose comparisons in `tiles` it would pack

@@ -20,7 +20,7 @@ from .few_vectors_layout import (
     key_words,
     sub_blocks,
 )
-from .law import chunk_tile, forward_keys, part_start, permute, row_theta, seed_words, spread, tile_place
+from .law import chunk_tile, forward_keys, part_start, permute, row_theta, scale_index, seed_words, tile_place
 
 
 @triton.jit
@@ -134,7 +134,7 @@ def project_gather(
     r = inner(H, L)
     if not WHOLE:
         b = axis(rows, 1).to(tl.uint32)
-        # z // b = z * reciprocal >> 22 for z < b (b + 1): for what `unspread` divides
+        # z // b = z * reciprocal >> 22 for z < b (b + 1): for what `unscale_index` divides
         reciprocal = ((1 << 22) + b - 1) // b
         in_block = (r < b) & (axis(t, 1) < NNZ)
 
@@ -177,8 +177,8 @@ def project_gather(
                 keys, theta = hand_out_keys(c, tile_rows, part, NNZ, LOG_CHUNK, T, Q, QI, QW, k0, k1)
                 i = r
                 if not WHOLE:
-                    i = ((r << LOG_CHUNK) + (b - 1 - theta)) * reciprocal >> 22  # as `unspread`
-                    there = in_block & (spread(i, b, theta, LOG_CHUNK) == r)
+                    i = ((r << LOG_CHUNK) + (b - 1 - theta)) * reciprocal >> 22  # as `unscale_index`
+                    there = in_block & (scale_index(i, b, theta, LOG_CHUNK) == r)
                     there &= hand_out(here, part, 1, QI, QW) != 0
                 i = permute(i, keys, LOG_CHUNK)
                 if LINES:
@@ -291,7 +291,7 @@ def adjoint_gather(
         b = (part_start(t_e + 1, tile_rows, NNZ) - first).to(tl.uint32)
         theta = row_theta(w, b)
         row += hand_out(first.to(tl.uint32), 0, T, QI, QW)
-        row += spread(slot, hand_out(b, 0, T, QI, QW), hand_out(theta, 0, T, QI, QW), LOG_CHUNK)
+        row += scale_index(slot, hand_out(b, 0, T, QI, QW), hand_out(theta, 0, T, QI, QW), LOG_CHUNK)
     address = addresses(row.to(OFFSET), stride_yr, y + v * stride_yv, VECTORS_LAST)
     if T == NNZ and EVEN:
         z = tl.load(address)

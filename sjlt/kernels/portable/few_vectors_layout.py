@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .law import chunk_keys, chunk_signs, inverse_keys, pair, part_start, pick, row_theta
+from .law import chunk_keys, chunk_signs, inverse_keys, pair, part_start, row_theta, select_word
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def key_words(c, T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr, k0, k1):
     q, t = sub_blocks(T, QI, QW)
     t = t.to(tl.uint32)
     w0, w1, w2, w3 = chunk_keys(tl.gather(c, q, 0), t >> 2, k0, k1)
-    return pick(t & 3, w0, w1, w2, w3)
+    return select_word(t & 3, w0, w1, w2, w3)
 
 
 @triton.jit

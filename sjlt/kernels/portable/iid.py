@@ -17,9 +17,11 @@ from ...laws import philox
 from ..config import iid as launch
 from ..philox import _philox, flat_groups, lanes_at_top
 from .fp32_split import BF16_TRIPLE, FP16_PAIR, NATIVE, inverse, multiply
-from .law import _pick, seed_words
+from .law import _select_word, seed_words
 
-_words = philox.define(iid_law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=_philox, pick=_pick, tl=tl)
+_words = philox.define(
+    iid_law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=_philox, select_word=_select_word, tl=tl
+)
 _entry_words, _marks = _words.entry_words, _words.marks
 FP64, WHOLE, FEW = tl.constexpr(launch.FP64), tl.constexpr(launch.WHOLE), tl.constexpr(launch.FEW)
 

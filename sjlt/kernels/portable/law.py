@@ -29,23 +29,25 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def _pick(i, w0, w1, w2, w3):
-    """`sjlt.laws.exact.pick` by selection: a 64-bit word for it is not at hand."""
+def _select_word(i, w0, w1, w2, w3):
+    """`sjlt.laws.exact.select_word` by selection: a 64-bit word for it is not at hand."""
     return tl.where((i & 2) == 0, tl.where((i & 1) == 0, w0, w1), tl.where((i & 1) == 0, w2, w3))
 
 
 # (tl is there for Triton's interpreter, which looks for it in every function's scope.)
-_words = philox.define(law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=_philox, pick=_pick, tl=tl)
-part_start, pick = _words.part_start, _words.pick
+_words = philox.define(
+    law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=_philox, select_word=_select_word, tl=tl
+)
+part_start, select_word = _words.part_start, _words.select_word
 chunk_tile, chunk_keys, chunk_signs, tile_place = (
     _words.chunk_tile,
     _words.chunk_keys,
     _words.chunk_signs,
     _words.tile_place,
 )
-spread, unspread, row_theta, sub_block_of_row = (
-    _words.spread,
-    _words.unspread,
+scale_index, unscale_index, row_theta, sub_block_of_row = (
+    _words.scale_index,
+    _words.unscale_index,
     _words.row_theta,
     _words.sub_block_of_row,
 )
