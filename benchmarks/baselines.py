@@ -1,8 +1,8 @@
-"""Products of a sketch with tensors, and what a user of torch alone has for them: the matrix or its entries stored.
+"""Products of a sketch with tensors, and their rivals in torch: the sketch stored as a matrix or as its entries.
 
-A baseline is a function of the product. It makes what is stored, and returns the call that is timed, a function of
-the data; where it has no sensible way, it raises `AbsentError` with the reason. `reference` is the answer they are all
-checked against.
+A baseline is a function of the product. It builds whatever it stores and returns the call to time, a function of the
+data; where a product is out of its reach it raises `AbsentError` with the reason. All of them are checked against
+`reference`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import sjlt
-from sjlt.backends import cpu
+from sjlt.backends.cpu import exact as cpu_backend
 
 from .cases import SEED
 
@@ -31,15 +31,15 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True)
 class Product:
-    """n vectors, rows (axis 1) or columns (axis 0) of a tensor, from d features to k components, or back (adjoint).
+    """n vectors, the rows (axis 1) or columns (axis 0) of a tensor, from d features to k components or back (adjoint).
 
-    reach : what issue 3 asks for, as a multiple of the floor.
+    target_ratio : the time to stay within, as a multiple of the floor; None for a case that is only recorded.
     """
 
     n: int
     d: int
     k: int
-    reach: float | None = None
+    target_ratio: float | None = None
     nnz: int = 4
     dtype: torch.dtype = torch.float32
     axis: int = 1
@@ -62,7 +62,7 @@ class Product:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the data."""
+        """The shape of the data."""
         width = self.k if self.adjoint else self.d
         return (self.n, width) if self.axis else (width, self.n)
 
@@ -72,7 +72,7 @@ class Product:
 
     @property
     def bytes(self) -> int:
-        """Of the data and the result: what no method can avoid to move."""
+        """Bytes of the data and the result, which every method has to move."""
         return (math.prod(self.shape) + math.prod(self.result_shape)) * self.dtype.itemsize
 
     def data(self, device: Any, seed: int = SEED) -> torch.Tensor:
@@ -83,7 +83,7 @@ class Product:
         return x if self.axis else x.T
 
     def apply(self, operator: Any, x: torch.Tensor) -> torch.Tensor:
-        """The product itself, by an operator of S's shape: a sketch or a stored matrix."""
+        """The product, with `operator` (a sketch or a stored matrix) in the place of S."""
         operator = operator.T if self.adjoint else operator
         return x @ operator.T if self.axis else operator @ x
 
@@ -101,37 +101,37 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, device: Any, seed: int = 
 @lru_cache(maxsize=1)
 def entries(sketch: sjlt.Sketch, device: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """`Sketch.entries` on the device: rows (nnz, d) int32 and signs (nnz, d) int8."""
-    # Decoded there: a billion of them take a second, and a minute on the host.
-    codes = torch.from_numpy(cpu.codes(sketch, 0, sketch.n_features)).to(device).T.contiguous()
+    # Decoded on the device: a billion entries take a second there, and a minute on the host.
+    codes = torch.from_numpy(cpu_backend.codes(sketch.spec, 0, sketch.n_features)).to(device).T.contiguous()
     return codes >> 1, 1 - 2 * (codes & 1).to(torch.int8)
 
 
-# ------------------------------------------------------------------------------------- the answer
+# ------------------------------------------------------------------------------------- reference result
 
 
 def probe(vectors: torch.Tensor) -> torch.Tensor:
-    """Three of the vectors and a random combination of all, float64, as rows: every element counts in the last."""
+    """Three of the vectors and a random combination of all of them, float64, as rows; the last sees every element."""
     sample = torch.linspace(0, len(vectors) - 1, min(len(vectors), 3)).long()
     weights = normal((1, len(vectors)), torch.float64, vectors.device)
     return torch.cat([vectors[sample].double(), weights @ vectors.double()])
 
 
 def reference(case: Product, x: torch.Tensor) -> torch.Tensor:
-    """`probe` of the exact result: the product is linear, so that it may be taken of the data."""
+    """`probe` of the exact result, computed from the probe of the data: the product is linear."""
     few = probe(case.vectors(x))
     rows, signs = entries(case.sketch, x.device)
     return indexed(replace(case, n=len(few), axis=1), few, rows, signs.double() / case.nnz**0.5)
 
 
 def relative_error(case: Product, result: torch.Tensor, want: torch.Tensor) -> float:
-    """The largest of the probed vectors' norm-wise errors."""
+    """The largest norm-wise error of the probed vectors."""
     if result.shape != case.result_shape:
         raise ValueError(f"the result has the shape {tuple(result.shape)}, not {case.result_shape}")
     return ((probe(case.vectors(result)) - want).norm(dim=1) / want.norm(dim=1)).max().item()
 
 
 def indexed(case: Product, x: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The product by indexing along the features, for each of the nnz entries of a column in turn."""
+    """The product by indexing along the features, once for each of the nnz entries of a column."""
     out = x.new_zeros(case.result_shape)
     for row, value in zip(rows, values, strict=True):
         value = value if case.axis else value[:, None]
@@ -164,7 +164,7 @@ def stored_bf16(case: Product, device: Any) -> Call:
 
 
 def dense_of(case: Product, device: Any, dtype: torch.dtype) -> Call:
-    """cuBLAS; data of another dtype is converted within the call, and the result stays in the stored one."""
+    """cuBLAS. Data of another dtype is converted within the call; the result keeps the dtype of the matrix."""
     check_size(case.k * case.d * dtype.itemsize)
     rows, values = scaled_entries(case, device, dtype)
     stored = torch.zeros(case.k, case.d, dtype=dtype, device=device).scatter_(0, rows.long(), values)
@@ -172,13 +172,13 @@ def dense_of(case: Product, device: Any, dtype: torch.dtype) -> Call:
 
 
 def stored_csr(case: Product, device: Any) -> Call:
-    """cuSPARSE, the matrix stored as it multiplies: S, or its transpose for the adjoint."""
+    """cuSPARSE, with S stored for a projection and its transpose for an adjoint."""
     check_size(case.nnz * case.d * (4 + case.dtype.itemsize))
     rows, values = scaled_entries(case, device, case.dtype)
     if case.adjoint:
         starts = torch.arange(0, rows.numel() + 1, case.nnz, dtype=torch.int32, device=device)
         parts = starts, rows.T.flatten(), values.T.flatten()
-    else:  # stable: a row has its entries from one sub-block, so its columns stay in order
+    else:  # stable: the entries of a row come from one sub-block, so its columns stay in order
         ordered, order = rows.flatten().sort(stable=True)
         starts = torch.searchsorted(ordered, torch.arange(case.k + 1, dtype=torch.int32, device=device), out_int32=True)
         parts = starts, (order % case.d).int(), values.flatten()[order]
@@ -187,7 +187,7 @@ def stored_csr(case: Product, device: Any) -> Call:
 
 
 def index_add(case: Product, device: Any) -> Call:
-    """index_add_, one for each of the nnz entries of a column; index_select for the adjoint."""
+    """index_add_, one call for each of the nnz entries of a column; index_select for the adjoint."""
     if case.dtype.itemsize < 4:
         raise AbsentError(f"it sums in {SHORT[case.dtype]}")
     rows, values = scaled_entries(case, device, case.dtype)
@@ -195,7 +195,7 @@ def index_add(case: Product, device: Any) -> Call:
 
 
 def copy(case: Product, device: Any) -> Call:
-    """A device copy of the wider side, the data or, for an adjoint, as much as the result: a read and a write."""
+    """A device copy of the wider side: the data or, for an adjoint, a tensor of the result's size."""
     if not case.adjoint:
         return torch.clone
     wide = normal(case.result_shape, case.dtype, device)

@@ -1,7 +1,7 @@
-"""The data that is measured on, and the methods that compete on it.
+"""The cases of the CPU benchmark: data, and the methods that compete on it.
 
-A method is a function of the case and its data. It makes what would be at hand (a stored matrix, a converted input)
-outside the clock, and returns the call that is timed.
+A method is a function of the case and its data. It prepares what a user would have at hand (a stored matrix, a
+converted input) and returns the call to time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Case:
-    """title : as in the table.  make : the data.  n_components, nnz : of the sketch.  methods : the competitors."""
+    """A title for the table, a function that makes the data, the sketch's parameters, and the competing methods."""
 
     title: str
     make: Callable[[], Any]
     n_components: int
     nnz: int
     methods: dict[str, Callable[[Case, Any], Callable[[], Any]]]
-    axis: int = 1  # of the features in the data
+    axis: int = 1  # the axis of the features in the data
     density: float | None = None  # of independent entries, instead of nnz
 
 
@@ -79,7 +79,7 @@ def sklearn_fit_transform(case: Case, x: Any) -> Callable[[], Any]:
 
 
 def torch_operands(case: Case, x: Any) -> tuple[Any, Any]:
-    """X in fp32, and the stored S' in bf16."""
+    """X in fp32 and S' stored in bf16."""
     import torch
 
     torch.set_num_threads(sjlt.get_num_threads())

@@ -1,9 +1,9 @@
 """Time seeded dropout beside torch's own: ``python -m benchmarks.dropout`` on a GPU, ``... --cpu`` on a CPU.
 
-Every answer is checked before it is timed, the GPU's against the CPU backend's, which shares no kernel with it. Times
-are of the device, the median over repeats; host times stand in rows of their own. The floor is a device copy with the
-same bytes and strides in the same run (where three tensors pass, one and a half copies; for a mask, its share of one).
-On the CPU every method runs in a process of its own. Both write their results to benchmarks/results.
+Every result is checked before it is timed; the GPU's against the CPU backend's, which shares no kernel with it. Times
+are device times, the median over repeats; host times are measured separately. The floor is a device copy of the same
+bytes with the same strides in the same run (one and a half copies where three tensors pass; for a stored mask, its
+share of one). On the CPU every method runs in a process of its own. The results go to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from .gpu import environment as gpu_environment
 RESULTS = Path(__file__).parent / "results"
 N = 2**28
 P, SEED = 0.1, 12345
-CHECKED = 2**17  # elements of a result, at its begin and at its end, that are compared
+CHECKED = 2**17  # elements compared at the start and at the end of a result
 BF16, FP32 = torch.bfloat16, torch.float32
 Call = Callable[[torch.Tensor], torch.Tensor]
 console = Console(width=150)
 
 
 class Row(NamedTuple):
-    """reach : the least fraction of the floor's speed.  call : the timed call, of one tensor, with its result.
+    """A case: the call to time on x, the time of the floor, and what is expected of it.
 
-    floor_ms : of the copy.  expected : the right result of x, on the CPU; None for rivals.
+    target_speed : the least speed, as a fraction of the floor's; None for a case that is only recorded.
+    expected : computes the right `sample` of the result on the CPU; None for rivals.
     """
 
     name: str
     call: Call
     x: torch.Tensor
     floor_ms: float
-    reach: float | None = None
+    target_speed: float | None = None
     expected: Call | None = None
 
 
@@ -90,7 +91,7 @@ def seeded(**given: Any) -> Call:
 
 
 def on_cpu(**given: Any) -> Call:
-    """The same by the CPU backend, on the first and the last elements along the result's first axis."""
+    """The `sample` of the same result, computed by the CPU backend."""
 
     def expected(x: torch.Tensor) -> torch.Tensor:
         ours = {"seed": SEED, **given}
@@ -120,20 +121,20 @@ def normal(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 def copy_ms(x: torch.Tensor) -> float:
-    """Of x into a tensor that lies as dropout's result does."""
+    """Milliseconds of a copy of x into a tensor with the layout of dropout's result."""
     out = torch.empty_like(x)
     return device_ms(lambda x: out.copy_(x), [x])
 
 
 def rows_of(dtype: torch.dtype) -> list[Row]:
-    """All cases of one dtype."""
+    """All cases for one dtype."""
     x, rows = normal(dtype), []
     flat = copy_ms(x)
-    for bits, reach in ((16, 0.97), (8, 0.95), (32, 0.90)):
+    for bits, target in ((16, 0.97), (8, 0.95), (32, 0.90)):
         y, leaf = differentiated(seeded(bits=bits), x)
         backward = lambda g, y=y, leaf=leaf: torch.autograd.grad(y, leaf, g, retain_graph=True)[0]  # noqa: E731
-        rows.append(Row(f"forward, bits={bits}", seeded(bits=bits), x, flat, reach, on_cpu(bits=bits)))
-        rows.append(Row(f"backward, bits={bits}", backward, x, flat, reach, on_cpu(bits=bits)))
+        rows.append(Row(f"forward, bits={bits}", seeded(bits=bits), x, flat, target, on_cpu(bits=bits)))
+        rows.append(Row(f"backward, bits={bits}", backward, x, flat, target, on_cpu(bits=bits)))
         del y, leaf
     rows.append(Row("torch forward", lambda x: torch.nn.functional.dropout(x, P), x, flat))
     rows.append(Row("torch forward, with its mask", lambda x: torch.native_dropout(x, P, True)[0], x, flat))
@@ -144,10 +145,10 @@ def rows_of(dtype: torch.dtype) -> list[Row]:
     rows.append(Row("offset 3", seeded(offset=3), x, flat, None, on_cpu(offset=3)))
     matrix = x.view(262144, 1024)
     seeds = torch.arange(len(matrix), device="cuda") * 7919
-    rows.append(Row("a seed a row, (262144, 1024)", seeded(seed=seeds), matrix, flat, 0.95, on_cpu(seed=seeds)))
+    rows.append(Row("one seed per row, (262144, 1024)", seeded(seed=seeds), matrix, flat, 0.95, on_cpu(seed=seeds)))
     square = x.view(16384, 16384)
-    turned, part = square.t(), square[:, 1024:9216]
-    rows.append(Row("transposed view", seeded(), turned, copy_ms(turned), 0.8, on_cpu()))
+    transposed, part = square.t(), square[:, 1024:9216]
+    rows.append(Row("transposed view", seeded(), transposed, copy_ms(transposed), 0.8, on_cpu()))
     rows.append(Row("columns 1024 to 9216 of 16384", seeded(), part, copy_ms(part), 0.8, on_cpu()))
     odd = square[:, 1:8001]
     rows.append(Row("columns 1 to 8001 of 16384", seeded(), odd, copy_ms(odd), 0.8, on_cpu()))
@@ -173,20 +174,25 @@ def measure(row: Row) -> dict[str, Any]:
     if row.expected is not None:
         result = row.call(row.x)
         if not torch.equal(sample(result), row.expected(row.x)):
-            raise AssertionError(f"{row.name}: a wrong answer")
+            raise AssertionError(f"{row.name}: wrong result")
         rate = (result != 0).double().mean().item()
         if row.name != "dropout_add" and abs(rate - 1 + P) > 2e-3:
-            raise AssertionError(f"{row.name}: {rate:.4f} of the elements live, it should be {1 - P}")
+            raise AssertionError(f"{row.name}: {rate:.4f} of the elements are kept, expected {1 - P}")
         del result
     ms = device_ms(row.call, [row.x])
-    return {"ms": ms, "floor_ms": row.floor_ms, "of the floor's speed": row.floor_ms / ms, "reach": row.reach}
+    return {
+        "ms": ms,
+        "floor_ms": row.floor_ms,
+        "of the floor's speed": row.floor_ms / ms,
+        "target_speed": row.target_speed,
+    }
 
 
 # ------------------------------------------------------------------------------------- small calls, memory
 
 
 def small_calls() -> dict[str, float]:
-    """Host microseconds."""
+    """Host microseconds per call."""
     x = torch.randn(64, 768, device="cuda")
     leaf = x.clone().requires_grad_()
     seed, step = torch.tensor(SEED, device="cuda"), torch.tensor(3, device="cuda")
@@ -196,14 +202,14 @@ def small_calls() -> dict[str, float]:
             "torch": (native, x),
             "sjlt": (seeded(), x),
             "sjlt, seed and step on the device": (seeded(seed=seed, step=step), x),
-            "torch, with a gradient to come": (native, leaf),
-            "sjlt, with a gradient to come": (seeded(), leaf),
+            "torch, recording a gradient": (native, leaf),
+            "sjlt, recording a gradient": (seeded(), leaf),
         }
     )
 
 
 def saved_bytes() -> dict[str, float]:
-    """Bytes an element that are held for backward, beside input and result."""
+    """Bytes per element held for the backward pass, beside input and result."""
     x = torch.randn(N // 4, device="cuda", requires_grad=True)
     found = {}
     for name, call in (("torch", lambda x: torch.nn.functional.dropout(x, P)), ("sjlt", seeded())):
@@ -220,23 +226,23 @@ def on_gpu() -> None:
     print(json.dumps(about), flush=True)
     results: dict[str, Any] = {"environment": about, "elements": N, "p": P, "cases": {}}
     failures = []
-    table = Table("case", "ms", "floor", "of its speed", "reach", title=f"{N} elements", box=box.SIMPLE)
+    table = Table("case", "ms", "floor", "of its speed", "target", title=f"{N} elements", box=box.SIMPLE)
     for dtype in (BF16, FP32):
         for row in rows_of(dtype):
             name = f"{row.name}, {str(dtype)[6:]}"
             try:
                 found = results["cases"][name] = measure(row)
-            except Exception as error:  # the other cases are still worth their time; the run fails in the end
+            except Exception as error:  # measure the other cases too; the run fails at its end
                 failures.append(f"{name} FAILED: {type(error).__name__}: {error}")
                 continue
             share = found["of the floor's speed"]
-            missed = row.reach is not None and share < row.reach
+            missed = row.target_speed is not None and share < row.target_speed
             text = f"[red]{share:.3f} ![/red]" if missed else f"{share:.3f}"
-            table.add_row(name, f"{found['ms']:.3f}", f"{row.floor_ms:.3f}", text, str(row.reach or ""))
+            table.add_row(name, f"{found['ms']:.3f}", f"{row.floor_ms:.3f}", text, str(row.target_speed or ""))
         torch.cuda.empty_cache()
     console.print(table)
     results["small call (64, 768) fp32, host µs"] = small_calls()
-    results["bytes an element held for backward"] = saved_bytes()
+    results["bytes per element held for backward"] = saved_bytes()
     print(json.dumps({k: v for k, v in results.items() if "µs" in k or "held" in k}, ensure_ascii=False))
     print(f"{time.perf_counter() - begin:.0f} s")
     if failures:

@@ -1,11 +1,11 @@
 """Time the CUDA backend beside its rivals: ``python -m benchmarks.gpu [CASE ...] [--baselines-only]``.
 
-A CASE is a key of `CASES`, or a pattern of keys such as ``X*``. Every answer is checked before it is timed. Times are
-of the device: calls queue up behind a wait, so that the host's time is hidden (a row of its own has it). A time is the
-median over repeats, of calls in a row for at least a millisecond, so that the first one's start counts little. Data is
-several times the L2 cache; where one tensor is not, several are used in rotation. The floor is (bytes of data read once
-+ bytes of result written once) / the bandwidth of a large device copy, bytes read and written, measured in the same
-run. Without arguments it writes benchmarks/results/h200.json too.
+A CASE is a key of `CASES` or a pattern of keys such as ``X*``. Every result is checked before it is timed. Times are
+device times: calls queue up behind a wait, which hides the host's time (measured separately). Each time is the median
+over repeats; a repeat runs calls back to back for at least a millisecond, so that launch latency counts little. The
+data is several times the size of the L2 cache; where one tensor is not, several are used in rotation. The floor is
+(bytes of data read once + bytes of result written once) / the bandwidth of a large device copy, counting bytes read and
+written, measured in the same run. Without arguments the results go to benchmarks/results/h200.json as well.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .run import save, versions
 RESULTS = Path(__file__).parent / "results" / "h200.json"
 WARM_UPS, REPEATS = 3, 10
 SLOW = 2000  # ms after which a method is not repeated further
-LAP = 1.0  # ms, of a repeat at least
-WAIT = 8_000_000  # cycles, about 4 ms: a lead that the host keeps while it queues a repeat's calls
+LAP = 1.0  # ms, the least duration of a repeat
+WAIT = 8_000_000  # cycles, about 4 ms: the head start of the host, which queues a repeat's calls meanwhile
 BF16 = torch.bfloat16
 
 GROUPS = {
@@ -76,14 +76,14 @@ GROUPS = {
     },
 }
 CASES = {key: case for group in GROUPS.values() for key, case in group.items()}
-SMALL = Product(64, 768, 128, 3.0)  # its reach is in times of a torch.matmul
+SMALL = Product(64, 768, 128, 3.0)  # its target is a multiple of a torch.matmul
 
 
 # ------------------------------------------------------------------------------------- methods
 
 
 class Method(NamedTuple):
-    """prepare : makes the timed call.  error : the largest allowed, None for a copy.  precision : torch's setting."""
+    """A function that returns the call to time, the largest error allowed (None for a copy), torch's precision."""
 
     prepare: Callable[[Product, Any], Call]
     error: float | None
@@ -95,7 +95,7 @@ def sjlt_product(case: Product, device: Any) -> Call:
 
 
 def sjlt_into(case: Product, x: torch.Tensor) -> torch.Tensor:
-    """The product by way of `out`, which held NaN."""
+    """The product, written to an `out` that was filled with NaN."""
     out = torch.full(case.result_shape, math.nan, dtype=x.dtype, device=x.device)
     function = case.sketch.project_adjoint if case.adjoint else case.sketch.project
     function(case.vectors(x), out=case.vectors(out))
@@ -103,20 +103,20 @@ def sjlt_into(case: Product, x: torch.Tensor) -> torch.Tensor:
 
 
 def methods(case: Product) -> dict[str, Method]:
-    """sjlt's under the names that begin so; then the rivals'."""
+    """sjlt's methods, whose names begin with "sjlt", then the rivals'."""
     if case.dtype == BF16:
         return {
             "sjlt": Method(sjlt_product, 5e-3),
             "cuBLAS bf16": Method(baselines.stored_dense, 5e-3),
-            "cuSPARSE": Method(baselines.stored_csr, 5e-3 if case.d < 2**18 else 2e-2),  # it loses 8.6e-3 there
+            "cuSPARSE": Method(baselines.stored_csr, 5e-3 if case.d < 2**18 else 2e-2),  # its error is 8.6e-3 there
             "index_add_": Method(baselines.index_add, 5e-3),
             "copy": Method(baselines.copy, None),
         }
-    growth = max(1, math.log2(case.d) / 20) ** 0.5  # DESIGN.md section 8
+    growth = max(1, math.log2(case.d) / 20) ** 0.5  # rounding of long sums
     lower = {"sjlt high": Method(sjlt_product, 2e-5, "high"), "sjlt medium": Method(sjlt_product, 5e-3, "medium")}
     return {
         "sjlt": Method(sjlt_product, 1e-6 * growth),
-        **(lower if case.n >= 256 and case.nnz == 4 else {}),  # a choice where the products can be matrix units'
+        **(lower if case.n >= 256 and case.nnz == 4 else {}),  # a choice only where tensor cores multiply
         "cuBLAS fp32": Method(baselines.stored_dense, 1e-4),
         "cuBLAS tf32": Method(baselines.stored_dense, 1e-3, "high"),
         "cuBLAS bf16": Method(baselines.stored_bf16, 5e-3),
@@ -130,7 +130,7 @@ def methods(case: Product) -> dict[str, Method]:
 
 
 def device_ms(call: Call, data: list[torch.Tensor]) -> float:
-    """Median milliseconds of a call."""
+    """Median device milliseconds per call."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     laps: list[float] = []
     rounds = 1
@@ -148,7 +148,7 @@ def device_ms(call: Call, data: list[torch.Tensor]) -> float:
 
 
 def host_us(calls: Mapping[str, tuple[Call, torch.Tensor]], each: int = 300) -> dict[str, float]:
-    """Median microseconds that a call keeps the host: many in a row, none waited for, the calls taking turns."""
+    """Median host microseconds per call: many calls in a row without waiting, the methods taking turns."""
     laps: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(WARM_UPS + 4 * REPEATS):
         for name, (call, x) in calls.items():
@@ -161,7 +161,7 @@ def host_us(calls: Mapping[str, tuple[Call, torch.Tensor]], each: int = 300) -> 
 
 
 def extra_bytes(call: Call, x: torch.Tensor) -> int:
-    """The most device memory that a call takes beyond its input and its result."""
+    """Peak device memory of a call beyond its input and its result."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()
@@ -177,24 +177,24 @@ def copy_bandwidth() -> float:
 
 
 def enough_data(case: Product) -> list[torch.Tensor]:
-    """As many tensors of data as push each other out of the L2 cache, with what is made of them."""
+    """Enough tensors that, with their results, they evict each other from the L2 cache."""
     cache = torch.cuda.get_device_properties("cuda").L2_cache_size
     return [case.data("cuda", SEED + i) for i in range(math.ceil(4 * cache / case.bytes))]
 
 
 def checked(name: str, method: Method, case: Product, call: Call, x: torch.Tensor, want: torch.Tensor) -> float:
-    """The error of the call's result; nothing is timed of a wrong answer."""
+    """The error of the call's result; AssertionError if it is too large."""
     result = call(x)
     error = baselines.relative_error(case, result, want)
     if not error <= method.error:  # NaN neither
         raise AssertionError(f"{name}: error {error:.2e}, allowed is {method.error:.1e}")
     if name.startswith("sjlt") and not torch.equal(result, sjlt_into(case, x)):
-        raise AssertionError(f"{name}: another result in a given `out`: elements unwritten, or it varies between runs")
+        raise AssertionError(f"{name}: the result in a given `out` differs: elements are unwritten, or runs differ")
     return error
 
 
 def measure(case: Product, floor: float, names: Callable[[str], bool]) -> dict[str, Any]:
-    """The methods' times in ms, errors and, for sjlt, memory; `floor` in ms."""
+    """Times in ms, errors and, for sjlt, extra memory of all methods; `floor` in ms."""
     data = enough_data(case)
     want = baselines.reference(case, data[0])
     device, rows = data[0].device, {}
@@ -216,11 +216,11 @@ def measure(case: Product, floor: float, names: Callable[[str], bool]) -> dict[s
         row["times floor"] = row["ms"] / floor
         rows[name] = row
     torch.set_float32_matmul_precision("highest")
-    return {"floor_ms": floor, "reach": case.reach, "tensors": len(data), "methods": rows}
+    return {"floor_ms": floor, "target_ratio": case.target_ratio, "tensors": len(data), "methods": rows}
 
 
 def measure_small(names: Callable[[str], bool]) -> dict[str, float]:
-    """Host microseconds of a small call."""
+    """Host microseconds of a call on a small tensor."""
     x, sketch = SMALL.data("cuda"), SMALL.sketch
     stored = torch.from_numpy(sketch.T.toarray().astype("float32")).cuda()
     calls: dict[str, tuple[Call, torch.Tensor]] = {"torch.matmul": (lambda x: torch.matmul(x, stored), x)}
@@ -248,20 +248,20 @@ def judged(value: float, limit: float | None, text: str) -> str:
 
 
 def show(title: str, results: dict[str, Any]) -> None:
-    """A line a case, times in ms; in brackets, a rival's time over sjlt's."""
+    """One line per case, times in ms; in brackets, the rival's time over sjlt's."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("case", no_wrap=True)
-    for name in ("floor", "sjlt", "x floor", "reach", "MiB", *RIVALS):
+    for name in ("floor", "sjlt", "x floor", "target", "MiB", *RIVALS):
         table.add_column(name, justify="right", min_width=5)
     notes = []
     for result in results.values():
         case, rows = result["case"], result["methods"]
         ours = rows.get("sjlt")
-        cells = ["", "", str(case.reach or ""), ""]
+        cells = ["", "", str(case.target_ratio or ""), ""]
         if ours:
             times, extra = ours["times floor"], ours["extra_bytes"]
             allowed = max(0.05 * math.prod(case.shape) * case.dtype.itemsize, 64 * 2**20)
-            cells[:2] = f"{ours['ms']:.3f}", judged(times, case.reach, f"{times:.2f}")
+            cells[:2] = f"{ours['ms']:.3f}", judged(times, case.target_ratio, f"{times:.2f}")
             cells[3] = judged(extra, allowed, f"{extra / 2**20:.0f}")
         for row in (rows.get(name, {}) for name in RIVALS):
             ratio = f" ({row['ms'] / ours['ms']:.1f})" if ours and "ms" in row else ""
@@ -274,17 +274,17 @@ def show(title: str, results: dict[str, Any]) -> None:
 
 
 def show_small(microseconds: dict[str, float]) -> None:
-    text = f"{SMALL.title}, host µs a call: torch.matmul {microseconds['torch.matmul']:.1f}"
+    text = f"{SMALL.title}, host µs per call: torch.matmul {microseconds['torch.matmul']:.1f}"
     if "sjlt" in microseconds:
         ratio = microseconds["sjlt"] / microseconds["torch.matmul"]
-        text += f", S.project {microseconds['sjlt']:.1f} = " + judged(ratio, SMALL.reach, f"{ratio:.2f}x")
-    console.print(text + f" (reach {SMALL.reach}x)")
+        text += f", S.project {microseconds['sjlt']:.1f} = " + judged(ratio, SMALL.target_ratio, f"{ratio:.2f}x")
+    console.print(text + f" (target {SMALL.target_ratio}x)")
 
 
 def main(patterns: list[str], baselines_only: bool) -> None:
     keys = [key for key in (*CASES, "small") if any(fnmatch.fnmatch(key, p) for p in patterns or ["*"])]
     if not keys:
-        raise SystemExit(f"no such case: {', '.join(patterns)}; there are: {', '.join([*CASES, 'small'])}")
+        raise SystemExit(f"no case matches {', '.join(patterns)}; the cases are: {', '.join([*CASES, 'small'])}")
     begin = time.perf_counter()
     bandwidth = copy_bandwidth()
     about = {**environment(), "copy bandwidth, TB/s": bandwidth / 1e12}
@@ -298,7 +298,7 @@ def main(patterns: list[str], baselines_only: bool) -> None:
             case, start = cases[key], time.perf_counter()
             try:
                 done[key] = {"case": case, **measure(case, case.bytes / bandwidth * 1e3, names)}
-            except Exception as error:  # the other cases are still worth their time; the run fails in the end
+            except Exception as error:  # measure the other cases too; the run fails at its end
                 failures[key] = f"{type(error).__name__}: {error}"
             gc.collect()
             torch.cuda.empty_cache()

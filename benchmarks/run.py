@@ -1,9 +1,9 @@
 """Time the CPU backend beside its rivals: ``python -m benchmarks.run [CASE ...]`` (extra "benchmarks", Linux).
 
-Every method runs in a process of its own (thread pools of several libraries in one process disturb each other), on
-the same data and, for like-for-like work, with the same number of nonzeros per column. Nothing is printed of a wrong
-answer. What a call of sjlt does includes making the entries of the sketch; scikit-learn's includes `fit`; the other
-rivals have their matrix stored. Without arguments it writes benchmarks/results/cpu.json too.
+Every method runs in a process of its own (the thread pools of several libraries in one process disturb each other), on
+the same data and with the same number of nonzeros per column. Every result is checked before its time is printed. A
+call of sjlt includes generating the entries, scikit-learn's includes `fit`; the other rivals have their matrix stored.
+Without arguments the results go to benchmarks/results/cpu.json as well.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FIRST_CALLS = {
 
 
 def check(case: Case, name: str, data: Any, result: Any) -> None:
-    """A sample of the result against a float64 product; for scikit-learn, whose matrix is another, the norms."""
+    """Check a sample of the result against a float64 product; only the norms for scikit-learn, whose entries differ."""
     sample = slice(0, 50)
     if name.startswith("memcpy"):
         return
@@ -67,15 +67,15 @@ def check(case: Case, name: str, data: Any, result: Any) -> None:
 
 
 def resident(field: str) -> float:
-    """MiB of this process: VmRSS, or the peak VmHWM (getrusage may report the parent's)."""
+    """MiB of this process now (VmRSS) or at its peak (VmHWM); getrusage may report the parent's peak."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024
 
 
 def measure(case: Case, name: str) -> dict[str, float]:
-    """Median seconds of a call, and the process's peak memory, whole and over what it held with the data alone."""
+    """Median seconds of a call, and the peak memory of the process, in all and beyond what it held with the data."""
     data = case.make()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     held = resident("VmRSS")
     call = case.methods[name](case, data)
     result, seconds = call(), []
@@ -84,7 +84,7 @@ def measure(case: Case, name: str) -> dict[str, float]:
         call()
         seconds.append(time.perf_counter() - start)
     peak = resident("VmHWM")
-    check(case, name, data, result)  # nothing is printed of a wrong answer
+    check(case, name, data, result)
     return {"seconds": float(np.median(seconds)), "peak_mib": peak, "peak_above_data_mib": peak - held}
 
 
@@ -97,7 +97,7 @@ def in_process(*arguments: str, **environment: str) -> str:
 
 
 def first_calls() -> dict[str, dict[str, float]]:
-    """Seconds of the first call in a process, without and with its machine code on disk."""
+    """Seconds of the first call in a process: after install, and with the machine code on disk."""
     seconds = {}
     for name, call in FIRST_CALLS.items():
         with tempfile.TemporaryDirectory() as cache:

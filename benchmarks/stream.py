@@ -1,10 +1,11 @@
 """Time the stages of ``sjlt project --device cuda``: ``python -m benchmarks.stream [--gb 8] [--directory DIRECTORY]``.
 
-The file is in the page cache, on a file system that is no tmpfs (whose small pages are read more slowly). Each stage
-runs alone first, with the pipeline's own buffers, threads and sizes; then all of them in
-`sjlt.files.io.project_file`, whose answer is checked. Rates are of bytes of the file, but for copying back and writing, which are of bytes of the result.
-Writing, too, is writing to the page cache: checkpoints are off, and the last fsync is timed by itself, as how fast a
-disk is is its own affair. Rates are medians of REPEATS runs. Writes benchmarks/results/stream_h200.json.
+The file is in the page cache, on a file system other than tmpfs (whose small pages are read more slowly). Each stage
+runs alone first, with the pipeline's own buffers, threads and sizes; then all of them together in
+`sjlt.files.io.project_file`, whose result is checked. Rates count bytes of the file, except for copying back and
+writing, which count bytes of the result. Writing means writing to the page cache: checkpoints are off, and the last
+fsync is timed separately, since it measures the disk. Rates are medians of REPEATS runs. The results go to
+benchmarks/results/stream_h200.json.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ HEADER = 128  # bytes
 class Case(NamedTuple):
     d: int
     k: int
-    dtype: str = "float32"  # of the result
+    dtype: str = "float32"  # the dtype of the result
 
     @property
     def title(self) -> str:
@@ -56,26 +57,26 @@ CASES = (Case(768, 16), Case(4096, 256), Case(768, 64, "float16"), Case(768, 64)
 
 
 def write_file(path: Path, size: int) -> int:
-    """A file of about `size` bytes of fp32 normals in blocks that repeat; how many numbers."""
+    """Write about `size` bytes of fp32 normals in blocks that repeat; return how many numbers."""
     block = np.random.default_rng(SEED).standard_normal((4096, math.lcm(*WIDTHS)), np.float32)
     times = max(1, size // block.nbytes)
     with open(path, "wb", buffering=0) as file:
         file.write(bytes(HEADER))
         for _ in range(times):
             file.write(block.data)
-    subprocess.run(["sync", path], check=True)  # else the disk would be busy with it during the runs
+    subprocess.run(["sync", path], check=True)  # keeps the disk idle during the runs
     return times * block.size
 
 
 def set_shape(path: Path, numbers: int, d: int) -> None:
-    """Make the file one of rows of d numbers."""
+    """Rewrite the header for rows of d numbers."""
     with open(path, "r+b") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (numbers // d, d)})
         assert file.tell() == HEADER
 
 
 def rate(amount: int, call: Callable[[], object]) -> float:
-    """GB/s of a call that moves so many bytes."""
+    """GB/s of a call that moves `amount` bytes."""
     call()
     rates = []
     for _ in range(REPEATS):
@@ -88,7 +89,7 @@ def rate(amount: int, call: Callable[[], object]) -> float:
 
 
 def write_rate(path: Path, results: list[np.ndarray]) -> float:
-    """GB/s of writing them to a new file, without what closing and removing it takes."""
+    """GB/s of writing the results to a new file, without closing and removing it."""
     rates = []
     for _ in range(1 + REPEATS):
         with open(path, "xb", buffering=0) as file:
@@ -101,7 +102,7 @@ def write_rate(path: Path, results: list[np.ndarray]) -> float:
 
 
 def stages(case: Case, path: Path, directory: Path) -> dict[str, float]:
-    """Each stage alone."""
+    """GB/s of each stage alone."""
     sketch = sjlt.Sketch(case.d, case.k)
     with io.open_source(path, print) as source:
         assert isinstance(source, io.NpySource)
@@ -129,7 +130,7 @@ def stages(case: Case, path: Path, directory: Path) -> dict[str, float]:
 
 
 def whole(case: Case, path: Path, out: Path) -> dict[str, float]:
-    """From file to file."""
+    """GB/s from file to file."""
     times: list[float] = []
     start = time.perf_counter()
     io.project_file(
@@ -147,7 +148,7 @@ def whole(case: Case, path: Path, out: Path) -> dict[str, float]:
 
 
 def check(case: Case, path: Path, out: Path) -> None:
-    """Nothing is said of a wrong answer."""
+    """Compare rows of the result with a float64 projection."""
     x, y = (np.load(p, mmap_mode="r") for p in (path, out))
     assert y.shape == (x.shape[0], case.k)
     assert y.dtype == case.dtype
@@ -158,7 +159,7 @@ def check(case: Case, path: Path, out: Path) -> None:
 
 
 def processes(path: Path, directory: Path) -> dict[str, dict[str, float]]:
-    """Seconds of processes of their own, all compiled before, that project 1000 rows, and the whole file."""
+    """Seconds that a whole process takes for 1000 rows and for the whole file, machine code cached."""
     np.save(directory / "small.npy", np.ones((1000, 768), np.float32))
     seconds: dict[str, dict[str, float]] = {}
     for name, source in (("1000 rows", directory / "small.npy"), ("the file", path)):
@@ -198,7 +199,7 @@ def main(gigabytes: float, directory: Path) -> None:
         set_shape(path, numbers, case.d)
         row = stages(case, path, directory)
         torch.cuda.empty_cache()
-        whole(case, path, out)  # compiles
+        whole(case, path, out)  # compiles the kernels
         check(case, path, out)
         runs = [whole(case, path, out) for _ in range(REPEATS)]
         row |= {name: statistics.median(run[name] for run in runs) for name in runs[0]}
@@ -215,8 +216,8 @@ def main(gigabytes: float, directory: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stream", description=__doc__.partition("\n")[0])
-    parser.add_argument("--gb", type=float, default=8, help="of the file")
-    parser.add_argument("--directory", type=Path, help="where to put the files; a temporary one by default")
+    parser.add_argument("--gb", type=float, default=8, help="size of the file")
+    parser.add_argument("--directory", type=Path, help="where to put the files (default: a temporary directory)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as temporary:
         main(arguments.gb, Path(temporary))

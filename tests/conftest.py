@@ -12,6 +12,13 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """For ``pytest -n auto``: one worker per CPU, but at most 8, as each of them imports torch and Numba."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, 8)
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not CUDA:
         pytest.skip("needs a CUDA device")

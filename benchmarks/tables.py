@@ -1,0 +1,271 @@
+"""Write the tables of README.md and benchmarks/README.md from benchmarks/results: ``python -m benchmarks.tables``.
+
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a key of `TABLES`. A test runs `filled` on
+both files and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+BLOCK = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.S)
+RIVALS = ("cuBLAS fp32", "cuBLAS tf32", "cuBLAS bf16", "cuSPARSE", "index_add_")
+
+
+@cache
+def results(name: str) -> dict[str, Any]:
+    """The recorded results benchmarks/results/NAME.json."""
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return found
+
+
+def markdown(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table; all columns but the first are aligned right."""
+    lines = [list(columns)]
+    lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
+    lines += [["" if cell is None else str(cell) for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def digits(value: float, n: int = 3) -> str:
+    """`value` with n significant digits and without an exponent, for values of everyday size."""
+    text = f"{value:.{n}g}"
+    return f"{value:.0f}" if "e" in text else text
+
+
+def ms(seconds: float) -> str:
+    """Seconds as milliseconds."""
+    return digits(seconds * 1e3)
+
+
+def floor_of(rows: dict[str, dict[str, float]]) -> float | None:
+    """Seconds of a memcpy of the data."""
+    return next((row["seconds"] for name, row in rows.items() if name.startswith("memcpy")), None)
+
+
+def environment(name: str) -> str:
+    """One line: the machine and the versions of a record."""
+    about = results(name)["environment"]
+    named = (f"{key}: {value if isinstance(value, str) else digits(value)}" for key, value in about.items())
+    return "; ".join(named) + "\n"
+
+
+# ------------------------------------------------------------------------------------- README.md
+
+
+def headline() -> str:
+    """Six rows: three cases of the CPU, three of the GPU, each beside its best-known rival."""
+    cpu, gpu = results("cpu"), results("h200")
+    dropout = results("dropout_h200")["cases"]
+    threads, chip = cpu["environment"]["threads"], cpu["environment"]["processor"]
+    rows: list[tuple[str, ...]] = []
+    for title, rival, name in (
+        ("X (20000, 768) fp32 → 256, nnz 8", "scikit-learn fit+transform", "scikit-learn"),
+        ("CSR (20000, 100000), 100 a row → 1024 dense, nnz 8", "scikit-learn fit+transform", "scikit-learn"),
+        ("S A, A (200000, 256) fp32 C-order, k=1024, nnz 4", "scipy CSR S (stored) @ A", "SciPy, S stored"),
+    ):
+        found = cpu["cases"][title]
+        ours, theirs = found["sjlt"]["seconds"], found[rival]["seconds"]
+        short = title.replace(" C-order, k=1024", ", k = 1024").replace("100 a row", "100 per row")
+        rows.append((short, f"{ms(ours)} ms", "", f"{name}: {ms(theirs)} ms ({digits(theirs / ours, 2)}×)"))
+    for title, rival in (
+        ("X (1048576, 768) → 256, fp32, nnz 4", "cuBLAS tf32"),
+        ("A (262144, 512) → 1024, fp32, nnz 4", "cuSPARSE"),
+    ):
+        found = gpu["cases"][title]["methods"]
+        ours, theirs = found["sjlt"], found[rival]
+        rows.append(
+            (
+                f"{title}, GPU",
+                f"{digits(ours['ms'])} ms",
+                f"{ours['times floor']:.2f}",
+                f"{rival}, S stored: {digits(theirs['ms'])} ms ({digits(theirs['ms'] / ours['ms'], 2)}×)",
+            )
+        )
+    ours, theirs = dropout["forward, bits=16, bfloat16"], dropout["torch forward, bfloat16"]
+    rows.append(
+        (
+            "dropout of 2^28 elements, bf16, GPU",
+            f"{digits(ours['ms'])} ms",
+            f"{ours['ms'] / ours['floor_ms']:.2f}",
+            f"torch: {digits(theirs['ms'])} ms ({digits(theirs['ms'] / ours['ms'], 2)}×)",
+        )
+    )
+    about = f"CPU: {threads} cores of an {chip}; GPU: {gpu['environment']['gpu']}.\n\n"
+    return about + markdown(("case", "sjlt", "× floor", "rival (time over sjlt's)"), rows)
+
+
+# ------------------------------------------------------------------------------------- CPU
+
+
+def cpu() -> str:
+    """Every method of every case."""
+    rows: list[tuple[object, ...]] = []
+    for title, methods in results("cpu")["cases"].items():
+        floor = floor_of(methods)
+        for i, (name, row) in enumerate(methods.items()):
+            seconds = row["seconds"]
+            rows.append(
+                (
+                    "" if i else title.replace("100 a row", "100 per row"),
+                    name,
+                    ms(seconds),
+                    digits(seconds / methods["sjlt"]["seconds"]),
+                    digits(seconds / floor) if floor else None,
+                    f"{row['peak_above_data_mib']:.0f}",
+                )
+            )
+    return markdown(("case", "method", "ms", "× sjlt", "× memcpy", "peak MiB beyond the data"), rows)
+
+
+def first_calls() -> str:
+    rows = [(name, *(f"{v:.2f}" for v in row.values())) for name, row in results("cpu")["first call, seconds"].items()]
+    return markdown(("call", "after install, s", "next process, s"), rows)
+
+
+# ------------------------------------------------------------------------------------- GPU
+
+
+def gpu() -> str:
+    """Every case, with the rivals' times as multiples of sjlt's."""
+    rows = []
+    for title, case in results("h200")["cases"].items():
+        methods = case["methods"]
+        ours = methods["sjlt"]
+        cells = [digits(ours["ms"]), f"{ours['times floor']:.2f}", case["target_ratio"]]
+        cells.append(f"{ours['extra_bytes'] / 2**20:.0f}")
+        for rival in RIVALS:
+            row = methods.get(rival, {})
+            cells.append(digits(row["ms"] / ours["ms"]) if "ms" in row else "-" if "absent" in row else "")
+        rows.append((title, *cells))
+    return markdown(("case", "ms", "× floor", "target", "extra MiB", *(f"{r}, × sjlt" for r in RIVALS)), rows)
+
+
+def precision() -> str:
+    """Time and error of fp32 projections at torch's three settings."""
+    rows = []
+    for title, case in results("h200")["cases"].items():
+        methods = case["methods"]
+        if "sjlt high" not in methods:
+            continue
+        cells = []
+        for name in ("sjlt", "sjlt high", "sjlt medium"):
+            cells += [f"{methods[name]['times floor']:.2f}", f"{methods[name]['error']:.0e}"]
+        rows.append((title, *cells))
+    names = [f"{name}, {what}" for name in ("highest", "high", "medium") for what in ("× floor", "error")]
+    return markdown(("case", *names), rows)
+
+
+def small_calls() -> str:
+    """Host time of calls on small tensors."""
+    small, dropout = results("h200")["small call, host µs"], results("dropout_h200")
+    rows = [("S.project, (64, 768) → 128", small["sjlt"], "torch.matmul", small["torch.matmul"])]
+    found = dropout["small call (64, 768) fp32, host µs"]
+    for ours in ("sjlt", "sjlt, seed and step on the device", "sjlt, recording a gradient"):
+        theirs = ours.replace("sjlt", "torch")
+        theirs = theirs if theirs in found else "torch"
+        label = ours.replace("sjlt", "dropout, (64, 768)")
+        rows.append((label, found[ours], theirs.replace("torch", "torch dropout"), found[theirs]))
+    cells = ((a, digits(x), b, digits(y), digits(x / y, 2)) for a, x, b, y in rows)
+    return markdown(("call", "host µs", "rival", "host µs", "ratio"), cells)
+
+
+def iid() -> str:
+    """Independent entries."""
+    rows = []
+    for title, row in results("iid_h200")["cases"].items():
+        rival = row.get("cuBLAS, stored, ms")
+        target = f"{row['target_ratio']} × cuBLAS" if row["target_ratio"] else None
+        rows.append(
+            (
+                title,
+                digits(row["ms"]),
+                f"{row['times floor']:.2f}",
+                f"{row['ms'] / rival:.2f}" if rival else "-",
+                target or (f"{row['target_rate']}·10^12/s" if row["target_rate"] else None),
+                f"{row['entries/s'] / 1e12:.2f}",
+                f"{row['error']:.0e}",
+            )
+        )
+    return markdown(("case", "ms", "× floor", "× cuBLAS", "target", "10^12 entries/s", "error"), rows)
+
+
+def stream() -> str:
+    """A file projected through a GPU."""
+    stages = ("read", "to device", "project", "back", "write", "whole")
+    rows = [
+        (title, *(digits(row[s]) for s in stages), f"{100 * row['of the bus']:.0f} %")
+        for title, row in results("stream_h200")["cases"].items()
+    ]
+    return markdown(("features to components, output", *stages, "of the bus"), rows)
+
+
+def stream_processes() -> str:
+    rows = [
+        (name, *(f"{v:.1f}" for v in row.values()))
+        for name, row in results("stream_h200")["768 to 64 in a process of its own, s"].items()
+    ]
+    return markdown(("sjlt project, 768 to 64", "--device cuda, s", "--device cpu, s"), rows)
+
+
+# ------------------------------------------------------------------------------------- dropout
+
+
+def dropout_gpu() -> str:
+    """The speed of every case as a fraction of the copy's, for both dtypes."""
+    cases = results("dropout_h200")["cases"]
+    names = dict.fromkeys(title.rpartition(", ")[0] for title in cases)
+    rows = []
+    for name in names:
+        both = [cases[f"{name}, {dtype}"] for dtype in ("bfloat16", "float32")]
+        speeds = (f"{row['floor_ms'] / row['ms']:.2f}" for row in both)
+        rows.append((name, *speeds, both[0]["target_speed"]))
+    held = results("dropout_h200")["bytes per element held for backward"]
+    last = f"\nBytes per element held for the backward pass: torch {held['torch']:.0f}, sjlt {held['sjlt']:.0f}.\n"
+    return markdown(("2^28 elements", "bf16", "fp32", "target"), rows) + last
+
+
+def dropout_cpu() -> str:
+    seconds = results("dropout_cpu")["seconds"]
+    rows = [(name, ms(value), digits(value / seconds["memcpy"])) for name, value in seconds.items()]
+    return markdown(("2^24 elements, fp32", "ms", "× memcpy"), rows)
+
+
+# ------------------------------------------------------------------------------------- pages
+
+TABLES: dict[str, Callable[[], str]] = {
+    "headline": headline,
+    "cpu": cpu,
+    "first calls": first_calls,
+    "gpu": gpu,
+    "precision": precision,
+    "small calls": small_calls,
+    "iid": iid,
+    "stream": stream,
+    "stream processes": stream_processes,
+    "dropout gpu": dropout_gpu,
+    "dropout cpu": dropout_cpu,
+}
+
+
+def table(name: str) -> str:
+    """The text of a block: a table of `TABLES`, or "environment RECORD"."""
+    kind, _, record = name.partition(" ")
+    return environment(record) if kind == "environment" else TABLES[name]()
+
+
+def filled(page: str) -> str:
+    """The page with every table block written anew from the records."""
+    return BLOCK.sub(lambda block: f"{block[1]}{table(block[2])}{block[3]}", page)
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

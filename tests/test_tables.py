@@ -1,0 +1,37 @@
+"""The tables of the READMEs are those of the recorded results."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def tables():
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_up_to_date(tables):
+    for page in tables.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text.count("<!-- table ") == len(tables.BLOCK.findall(text)) > 0
+        assert tables.filled(text) == text, f"run python -m benchmarks.tables to renew {page.name}"
+
+
+def test_every_table_and_every_record_is_shown(tables):
+    shown = {name for page in tables.PAGES for _, name, _ in tables.BLOCK.findall(page.read_text(encoding="utf-8"))}
+    records = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
+    pages = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert {name for name in shown if not name.startswith("environment ")} == set(tables.TABLES)
+    assert {name for name in records if f"{name}.json" not in pages} == set()
+
+
+def test_a_changed_record_changes_its_table(tables):
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    tables.results("cpu")["first call, seconds"]["S A"]["next process"] += 1  # of this module's own copy
+    assert tables.filled(page) != page
