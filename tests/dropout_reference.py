@@ -1,6 +1,6 @@
 """The dropout law in plain Python integers: the independent witness of every backend.
 
-Written from the design's section 4, like `reference`, whose Philox it shares.
+Written from the law's description and not from its code, like `reference`, whose Philox it shares.
 """
 
 from fractions import Fraction

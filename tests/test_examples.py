@@ -1,9 +1,6 @@
-"""The examples run, and do what they say: those of examples/, of the README and of docstrings."""
+"""The programs of examples/ run and do what they say."""
 
-import doctest
-import importlib
 import importlib.util
-import re
 from pathlib import Path
 
 import numpy as np
@@ -77,20 +74,3 @@ def test_low_memory_dropout(capsys, monkeypatch):
         gradients.append([weight.grad for weight in layers.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
         assert torch.equal(plain, recomputed)
-
-
-def test_the_readme():
-    """Its Python blocks run one after the other, as a reader would."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    assert len(blocks) >= 4
-    scope = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), scope)
-    assert scope["X_small"].shape == scope["Y"].shape == (1000, 256)
-
-
-@pytest.mark.parametrize("name", ["sjlt.sketch", "sjlt.estimator"])
-def test_docstrings(name):
-    failed, tried = doctest.testmod(importlib.import_module(name))
-    assert tried > 0
-    assert failed == 0

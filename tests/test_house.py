@@ -10,6 +10,16 @@ ROOT = Path(__file__).parent.parent
 MAX_MODULE_LINES = 400
 MAX_README_WORDS = 900
 
+# The lower floors of sjlt/README.md, from the ground up. A room imports from its own floor and from those below it.
+FLOORS = (
+    ("laws", "threads"),
+    ("inputs", "kernels"),
+    ("backends",),
+    ("torch_ops",),
+    ("frontends",),
+    ("sketch", "operators", "seeded_dropout"),
+)
+
 
 def modules():
     """Every module of the package, by its dotted name."""
@@ -60,6 +70,18 @@ def test_imports_have_no_circles():
         TopologicalSorter(import_graph()).prepare()
     except CycleError as error:
         pytest.fail("import circle: " + " -> ".join(error.args[1]))
+
+
+def test_lower_floors_do_not_import_upper_ones():
+    floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+    graph = {name.removeprefix("sjlt."): sorted(found) for name, found in import_graph().items()}
+    assert floor_of.keys() <= {name.split(".")[0] for name in graph}
+    for name, found in graph.items():
+        floor = floor_of.get(name.split(".")[0], len(FLOORS))
+        for other in found:
+            room = other.removeprefix("sjlt.").split(".")[0]
+            assert room == "sjlt" or floor_of.get(room, len(FLOORS)) <= floor, f"sjlt.{name} imports {other}"
+            assert room != "cli" or name.split(".")[0] in ("cli", "__main__"), f"sjlt.{name} imports {other}"
 
 
 def test_the_graph_sees_lazy_imports_and_circles():

@@ -51,7 +51,7 @@ def beta(x, a1, b1, a2, b2, p):
 
 def largest_power(n):
     """The exponent of the largest power of two <= n."""
-    return int(math.floor(math.log2(n)))
+    return n.bit_length() - 1
 
 
 def column(k, s, seed, j, tag_offset=0):
