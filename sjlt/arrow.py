@@ -1,0 +1,309 @@
+"""Projecting a column of an Arrow table: one function for parquet, datasets, Ray, Spark, DuckDB and polars."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from .inputs.checks import integer
+from .sketch import MAX_FEATURES, Sketch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+METADATA_KEY = b"sjlt"
+DTYPES = ("float16", "float32", "float64")
+
+
+def import_pyarrow() -> Any:
+    """The package pyarrow, or an ImportError that names the extra."""
+    try:
+        import pyarrow
+    except ImportError as e:
+        raise ImportError("Arrow tables and parquet files need pyarrow: pip install 'sjlt-triton[arrow]'") from e
+    return pyarrow
+
+
+class Projector:
+    """A function that projects the vectors in one column of an Arrow table, row by row.
+
+    Engines that hand out Arrow data run it as it is: ``dataset.with_format("arrow").map(P, batched=True)`` of
+    Hugging Face, ``ds.map_batches(P, batch_format="pyarrow")`` of Ray, ``df.mapInArrow(P.map, schema)`` of Spark.
+    It can be pickled, and equal arguments give equal results in every process.
+
+    Parameters
+    ----------
+    column : str
+        The column of vectors: lists, large lists or fixed-size lists of float16, float32, float64, int8 or uint8,
+        all of one length, without nulls.
+    n_components : int
+        Length of a projected vector.
+    n_features : int, optional
+        Length of the vectors in `column`. By default the length found in the first table; later tables are checked
+        against it. Give it where several processes share the work, so that each refuses the same rows.
+    nnz, density, seed
+        As for `Sketch`.
+    output_column : str, optional
+        The name of a new last column for the projected vectors. By default they replace `column`, in its place.
+    normalize : bool, default False
+        Scale projected vectors to unit Euclidean length. Zero vectors stay zero.
+    dtype : {"float16", "float32", "float64"}, optional
+        The type of projected numbers. By default that of the vectors, and float32 for int8 and uint8.
+    list_type : {"fixed", "list"}, default "fixed"
+        Whether projected vectors are fixed-size lists, or lists for readers without fixed-size lists, such as Spark.
+
+    Attributes
+    ----------
+    sketch : Sketch or None
+        The projection; None until `n_features` is known.
+
+    Raises
+    ------
+    ImportError
+        Without pyarrow, which ``sjlt-triton[arrow]`` installs.
+    TypeError, ValueError
+        For invalid arguments; for a table without `column`, with a column of another type, with nulls, or with
+        vectors of differing lengths (the message has the number of the row, counted from 0).
+
+    Notes
+    -----
+    Other columns, their order and the table's metadata are kept, except the metadata key "huggingface" where the type
+    of `column` changes, since it states the old type. The new field's metadata has the key "sjlt" with
+    `Sketch.to_dict` as JSON. Vectors are read where they lie, and each chunk of a chunked column gives one chunk.
+
+    Examples
+    --------
+    >>> import numpy as np, pyarrow as pa
+    >>> from sjlt.arrow import Projector
+    >>> vectors = pa.FixedSizeListArray.from_arrays(np.ones(3 * 1000, np.float32), 1000)
+    >>> table = pa.table({"id": [1, 2, 3], "vector": vectors})
+    >>> Projector("vector", 64, seed=1)(table).schema.field("vector").type
+    FixedSizeListType(fixed_size_list<element: float>[64])
+    """
+
+    def __init__(
+        self,
+        column: str,
+        n_components: int,
+        *,
+        n_features: int | None = None,
+        nnz: int | Literal["auto"] = "auto",
+        density: float | Literal["auto"] | None = None,
+        seed: int = 0,
+        output_column: str | None = None,
+        normalize: bool = False,
+        dtype: str | None = None,
+        list_type: Literal["fixed", "list"] = "fixed",
+    ) -> None:
+        import_pyarrow()
+        if not isinstance(column, str) or not isinstance(output_column, str | None):
+            raise TypeError(f"column and output_column are names, got {column!r} and {output_column!r}")
+        if isinstance(n_components, str):
+            raise ValueError(f"n_components={n_components!r} needs the number of all rows: pass an integer")
+        if dtype is not None and str(np.dtype(dtype)) not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        if list_type not in ("fixed", "list"):
+            raise ValueError(f"list_type must be 'fixed' or 'list', got {list_type!r}")
+        self.column, self.output_column = column, column if output_column is None else output_column
+        self.normalize, self.list_type = bool(normalize), list_type
+        self.dtype = None if dtype is None else np.dtype(dtype)
+        self._arguments: dict[str, Any] = {"n_components": n_components, "nnz": nnz, "density": density, "seed": seed}
+        self.sketch: Sketch | None = None
+        if n_features is not None:
+            self.sketch = Sketch(integer("n_features", n_features, 1, MAX_FEATURES), **self._arguments)
+        else:
+            Sketch(MAX_FEATURES, **{**self._arguments, "density": 1.0 if density == "auto" else density})  # checks them
+
+    def __repr__(self) -> str:
+        of = repr(self.sketch) if self.sketch else ", ".join(f"{k}={v!r}" for k, v in self._arguments.items())
+        return f"Projector({self.column!r} to {self.output_column!r}, {of})"
+
+    def __call__(self, table: pa.Table | pa.RecordBatch) -> Any:
+        """The table or record batch with projected vectors; the same rows in the same order."""
+        return self.project(table, 0)
+
+    def map(self, batches: Any) -> Any:
+        """Project each of an iterable of record batches, as Spark's `mapInArrow` calls it."""
+        return map(self, batches)
+
+    def project(self, table: Any, first_row: int) -> Any:
+        """As a call, for a table whose first row has the number `first_row` in error messages."""
+        import pyarrow as pa
+
+        place = self._place(table.schema)
+        column = table.column(place)
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        arrays = []
+        for chunk in chunks:
+            arrays.append(self._project_chunk(chunk, column.type, first_row))
+            first_row += len(chunk)
+        field = self.field(column.type)
+        schema = self._with_field(table.schema, place, field)
+        projected = pa.chunked_array(arrays, field.type) if isinstance(column, pa.ChunkedArray) else arrays[0]
+        columns = list(table.columns)
+        if self.output_column == self.column:
+            columns[place] = projected
+        else:
+            columns.append(projected)
+        return type(table).from_arrays(columns, schema=schema)
+
+    def schema(self, schema: pa.Schema) -> pa.Schema:
+        """The schema of the result for tables of `schema`. `n_features` must be known, or be in the column's type."""
+        place = self._place(schema)
+        return self._with_field(schema, place, self.field(schema.field(place).type))
+
+    def field(self, column_type: pa.DataType) -> pa.Field:
+        """The field of the projected vectors."""
+        import pyarrow as pa
+
+        dtype = self._result_dtype(column_type)
+        sketch = self.sketch_for(column_type)
+        number = pa.from_numpy_dtype(dtype)
+        kind = pa.list_(number, sketch.n_components) if self.list_type == "fixed" else pa.list_(number)
+        metadata = {METADATA_KEY: json.dumps(sketch.to_dict()).encode()}
+        return pa.field(self.output_column, kind, metadata=metadata)
+
+    # --------------------------------------------------------------------------------- types
+
+    def _place(self, schema: Any) -> int:
+        places = schema.get_all_field_indices(self.column)
+        if len(places) != 1:
+            held = ", ".join(schema.names) or "none"
+            problem = f"there are {len(places)} columns" if places else "there is no column"
+            raise ValueError(f"{problem} {self.column!r}; the columns are: {held}")
+        if self.output_column != self.column and self.output_column in schema.names:
+            raise ValueError(f"there is a column {self.output_column!r} already: name another output_column")
+        return int(places[0])
+
+    def _with_field(self, schema: Any, place: int, field: Any) -> Any:
+        if self.output_column == self.column:
+            schema = schema.set(place, field)
+            kept = {key: value for key, value in (schema.metadata or {}).items() if key != b"huggingface"}
+            return schema.with_metadata(kept or None)
+        return schema.append(field)
+
+    def sketch_for(self, column_type: Any) -> Sketch:
+        """The sketch, made for the width in the type of the column where it was not known yet."""
+        width = fixed_width(column_type)
+        if width is not None:
+            self._know_width(width, "the column")
+        if self.sketch is None:
+            raise ValueError(f"the length of the vectors in {self.column!r} is unknown without rows: pass n_features")
+        return self.sketch
+
+    def _know_width(self, width: int, where: str) -> Sketch:
+        if width < 1:
+            raise ValueError(f"column {self.column!r}: {where} has 0 numbers, needs at least 1")
+        if self.sketch is None:
+            self.sketch = Sketch(width, **self._arguments)
+        if self.sketch.n_features != width:
+            raise ValueError(
+                f"column {self.column!r}: {where} has vectors of {width} numbers, expected {self.sketch.n_features}"
+            )
+        return self.sketch
+
+    def _result_dtype(self, column_type: Any) -> np.dtype:
+        dtype = numbers_of(self.column, column_type)
+        return self.dtype or (dtype if dtype.kind == "f" else np.dtype(np.float32))
+
+    # --------------------------------------------------------------------------------- numbers
+
+    def _project_chunk(self, chunk: Any, column_type: Any, first_row: int) -> Any:
+        import pyarrow as pa
+
+        dtype = self._result_dtype(column_type)
+        n, width = len(chunk), self.sketch.n_features if self.sketch else None
+        vectors = vectors_of(self.column, chunk, width, first_row)
+        if n:
+            self._know_width(vectors.shape[1], f"row {first_row}")
+        field = self.field(column_type)
+        projected = np.empty((n, self._arguments["n_components"]), dtype)
+        if n and self.sketch is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN pass through silently
+                self.sketch.project(vectors, out=projected)
+                if self.normalize:
+                    to_unit_length(projected)
+        values = pa.array(projected.reshape(-1))  # without a copy
+        if self.list_type == "fixed":
+            return pa.FixedSizeListArray.from_arrays(values, type=field.type)
+        offsets = pa.array(np.arange(n + 1, dtype=np.int32) * projected.shape[1], pa.int32())
+        return pa.ListArray.from_arrays(offsets, values, type=field.type)
+
+
+def to_unit_length(rows: np.ndarray) -> None:
+    """Scale the rows of a float matrix to unit Euclidean length, in place; zero rows stay."""
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    norms[norms == 0] = 1
+    np.divide(rows, norms[:, None].astype(np.promote_types(rows.dtype, np.float32)), out=rows, casting="same_kind")
+
+
+def fixed_width(column_type: Any) -> int | None:
+    """The length of the vectors that the type of a column states, None for lists of any length."""
+    import pyarrow as pa
+
+    return int(column_type.list_size) if pa.types.is_fixed_size_list(column_type) else None
+
+
+def numbers_of(name: str, column_type: Any) -> np.dtype[Any]:
+    """The dtype of the numbers in a column of vectors; TypeError for another type of column."""
+    import pyarrow as pa
+
+    types = pa.types
+    wanted = "needs lists of float16, float32, float64, int8 or uint8"
+    if not (types.is_list(column_type) or types.is_large_list(column_type) or types.is_fixed_size_list(column_type)):
+        raise TypeError(f"column {name!r} is of type {column_type}: {wanted}")
+    values = column_type.value_type
+    if types.is_nested(values):
+        raise TypeError(f"column {name!r} has nested lists ({column_type}): {wanted}, one vector per row")
+    if not (types.is_floating(values) or types.is_int8(values) or types.is_uint8(values)):
+        raise TypeError(f"column {name!r} is of type {column_type}: {wanted}; cast it")
+    dtype: np.dtype[Any] = np.dtype(values.to_pandas_dtype())
+    return dtype
+
+
+def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.ndarray:
+    """The vectors of one chunk of a column as a matrix, without a copy.
+
+    Parameters
+    ----------
+    name : str
+        Of the column, for errors.
+    array : ListArray, LargeListArray or FixedSizeListArray
+        A slice of another array is fine.
+    width : int, optional
+        The length that vectors must have; by default that of the first.
+    first_row : int
+        The number of the first row in error messages.
+
+    Raises
+    ------
+    ValueError
+        For nulls and for vectors of another length, with the number of the row.
+    """
+    import pyarrow as pa
+
+    n = len(array)
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise ValueError(f"column {name!r}: row {first_row + row} is null ({array.null_count} of {n} rows here are)")
+    if pa.types.is_fixed_size_list(array.type):
+        found = array.type.list_size
+        start = array.offset * found  # .values is of the whole array, whatever slice of it this is
+    else:
+        offsets = array.offsets.to_numpy()  # of the slice
+        lengths = np.diff(offsets)
+        found = int(lengths[0]) if width is None and n else width or 0
+        if (different := np.flatnonzero(lengths != found)).size:
+            row = int(different[0])
+            raise ValueError(
+                f"column {name!r}: row {first_row + row} has {lengths[row]} numbers, "
+                f"{'row ' + str(first_row) + ' has' if width is None else 'expected'} {found}"
+            )
+        start = int(offsets[0])
+    values = array.values.slice(start, n * found)
+    if values.null_count:
+        row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) // max(1, found)
+        raise ValueError(f"column {name!r}: row {first_row + row} has a null among its numbers")
+    return np.asarray(values.to_numpy(zero_copy_only=True)).reshape(n, found)

@@ -1,0 +1,92 @@
+"""Files that appear under their name only once they are whole and on disk.
+
+A writer fills a hidden file with a unique name, which it keeps locked, and renames it at the end. Of several writers of
+one file each has its own hidden file, and a lock tells the hidden files of living writers from orphans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX, SUFFIX = ".sjlt-", ".tmp"
+
+
+@contextlib.contextmanager
+def appearing(path: Path, *, replace: bool = True) -> Iterator[Path]:
+    """A context in which to write `path` under another name: leaving it renames, an exception removes.
+
+    Parameters
+    ----------
+    path : Path
+    replace : bool, default True
+        False keeps a file that stands under the name by then, and removes the one that was written.
+    """
+    temporary, descriptor = _create(path)
+    try:
+        yield temporary
+        os.fsync(descriptor)
+        if replace or not path.exists():
+            os.replace(temporary, path)
+        else:
+            temporary.unlink()
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def sweep(folder: Path, name: str = "") -> list[str]:
+    """Remove what dead writers of the file `name` left in `folder`, or of all files; return the names removed."""
+    swept = []
+    for entry in sorted(folder.glob(f"{PREFIX}{name}*{SUFFIX}")):
+        if name and entry.name[len(PREFIX) : len(PREFIX) + len(name) + 1] != f"{name}~":
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(entry, os.O_RDWR)
+            try:
+                if lock(descriptor):
+                    entry.unlink()
+                    swept.append(entry.name)
+            finally:
+                os.close(descriptor)
+    return swept
+
+
+def lock(descriptor: int) -> bool:
+    """Lock an open file against other processes; False where another one holds it.
+
+    File systems without locks count as unlocked.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _create(path: Path) -> tuple[Path, int]:
+    while True:
+        unique = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        temporary = path.with_name(f"{PREFIX}{path.name}~{unique}{SUFFIX}")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if lock(descriptor) and temporary.exists():
+            return temporary, descriptor
+        os.close(descriptor)  # swept between its creation and its lock

@@ -1,0 +1,208 @@
+"""`sjlt.arrow.Projector`: the numbers of `Sketch.project`, everything else of the table untouched, bad rows named."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+import sjlt
+from sjlt.arrow import Projector
+from tests.helpers.cases import pairwise
+
+pa = pytest.importorskip("pyarrow")
+
+N, D, K = 57, 40, 12
+
+
+def vectors(n=N, d=D, dtype="float32", seed=0):
+    return (np.random.default_rng(seed).normal(size=(n, d)) * 50).astype(dtype)
+
+
+def as_lists(x, kind):
+    values = pa.array(x.reshape(-1))
+    offsets = np.arange(len(x) + 1) * x.shape[1]
+    if kind == "fixed":
+        return pa.FixedSizeListArray.from_arrays(values, x.shape[1])
+    if kind == "list":
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
+
+
+def numbers(column):
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    width = column.type.list_size
+    return np.concatenate([chunk.flatten().to_numpy().reshape(len(chunk), width) for chunk in chunks])
+
+
+def table_of(x, kind="fixed", **options):
+    n = len(x)
+    columns = {"id": np.arange(n), "v": as_lists(x, kind), "text": [str(i) if i % 3 else None for i in range(n)]}
+    return pa.table(columns, **options)
+
+
+@pairwise(
+    kind=["fixed", "list", "large"],
+    dtype=["float16", "float32", "float64", "int8", "uint8"],
+    form=["table", "batch", "chunks", "slice"],
+    law=[{"nnz": 3}, {"density": 0.25}],
+    output=[None, "w"],
+)
+def test_rows_are_those_of_project(kind, dtype, form, law, output):
+    x = vectors(dtype=dtype)
+    table = table_of(x, kind)
+    if form == "batch":
+        table = table.to_batches()[0]
+    elif form == "chunks":
+        table = pa.concat_tables([table.slice(0, 11), table.slice(11, 0), table.slice(11, 30), table.slice(41)])
+    elif form == "slice":
+        table, x = table.slice(5, 31), x[5:36]
+    result = Projector("v", K, seed=9, output_column=output, **law)(table)
+    assert type(result) is type(table)
+    name = output or "v"
+    expected = np.empty((len(x), K), dtype if dtype.startswith("float") else "float32")
+    sjlt.Sketch(D, K, seed=9, **law).project(x, out=expected)
+    assert result.schema.names == (["id", "v", "text"] if output is None else ["id", "v", "text", "w"])
+    assert np.array_equal(numbers(result.column(name)), expected)
+    assert result.schema.field(name).type == pa.list_(pa.from_numpy_dtype(expected.dtype), K)
+    for other in {"id", "v", "text"} - {name}:
+        assert result.column(other).equals(table.column(other))
+    result.validate(full=True)
+
+
+def test_the_sketch_is_in_the_metadata_of_the_field():
+    P = Projector("v", K, seed=3)
+    table = table_of(vectors()).replace_schema_metadata({"pandas": "{}", "huggingface": "{}", "mine": "1"})
+    result = P(table)
+    described = json.loads(result.schema.field("v").metadata[b"sjlt"])
+    assert sjlt.Sketch.from_dict(described) == P.sketch == sjlt.Sketch(D, K, seed=3)
+    assert result.schema.metadata == {b"pandas": b"{}", b"mine": b"1"}
+    assert P.schema(table.schema) == result.schema
+    assert Projector("v", K, output_column="w")(table).schema.metadata == table.schema.metadata
+
+
+def test_a_slice_of_a_slice_of_fixed_size_lists_starts_where_it_should():
+    x = vectors()
+    array = as_lists(x, "fixed").slice(7).slice(3, 20)
+    result = Projector("v", K)(pa.table({"v": array}))
+    assert np.array_equal(numbers(result["v"]), sjlt.Sketch(D, K).project(x[10:30]))
+
+
+def test_vectors_are_not_copied():
+    """The matrix that is projected is the memory of the Arrow buffer."""
+    from sjlt.arrow import vectors_of
+
+    array = as_lists(vectors(), "list").slice(4)
+    matrix = vectors_of("v", array, None, 0)
+    assert matrix.ctypes.data == array.values.buffers()[1].address + 4 * D * 4
+    result = Projector("v", K)(pa.table({"v": array}))
+    assert result["v"].num_chunks == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("given", ["float16", "float32", "float64", "int8"])
+def test_dtype(given, dtype):
+    x = vectors(dtype=given)
+    expected = np.empty((N, K), dtype)
+    sjlt.Sketch(D, K).project(x, out=expected)
+    assert np.array_equal(numbers(Projector("v", K, dtype=dtype)(table_of(x))["v"]), expected)
+
+
+def test_normalized_rows_have_unit_length_and_zero_rows_stay():
+    x = vectors()
+    x[3] = 0
+    y = numbers(Projector("v", K, normalize=True)(table_of(x))["v"])
+    plain = sjlt.Sketch(D, K).project(x)
+    norms = np.linalg.norm(plain, axis=1, keepdims=True)
+    assert np.allclose(y, np.divide(plain, norms, where=norms > 0, out=np.zeros_like(plain)), rtol=1e-6, atol=0)
+    assert not y[3].any()
+    assert np.allclose(np.linalg.norm(np.delete(y, 3, axis=0), axis=1), 1, rtol=1e-6)
+
+
+def test_lists_without_a_fixed_size():
+    x = vectors()
+    result = Projector("v", K, list_type="list")(table_of(x))
+    assert result.schema.field("v").type == pa.list_(pa.float32())
+    assert np.array_equal(np.stack(result["v"].to_numpy()), sjlt.Sketch(D, K).project(x))
+
+
+def test_it_can_be_pickled_before_and_after_use():
+    table = table_of(vectors(), "list")
+    P = Projector("v", K, seed=2)
+    before = pickle.loads(pickle.dumps(P))
+    expected = P(table)
+    assert before(table).equals(expected)
+    assert pickle.loads(pickle.dumps(P))(table).equals(expected)
+    assert next(P.map(iter(table.to_batches()))).equals(expected.to_batches()[0])
+
+
+def test_tables_without_rows():
+    empty = table_of(vectors()).slice(0, 0)
+    assert Projector("v", K)(empty).schema == Projector("v", K)(table_of(vectors())).schema
+    lists = table_of(vectors(), "list").slice(0, 0)
+    assert Projector("v", K, n_features=D)(lists).num_rows == 0
+    with pytest.raises(ValueError, match="unknown without rows: pass n_features"):
+        Projector("v", K)(lists)
+
+
+@pytest.mark.parametrize(
+    ("column", "error", "message"),
+    [
+        (pa.array([[1.0, 2.0], [3.0, 4.0], [5.0]]), ValueError, "row 2 has 1 numbers, row 0 has 2"),
+        (pa.array([[1.0, 2.0], None]), ValueError, "row 1 is null"),
+        (pa.array([[1.0, 2.0], None], pa.list_(pa.float64(), 2)), ValueError, "row 1 is null"),
+        (pa.array([[1.0, 2.0], [1.0, None]]), ValueError, "row 1 has a null among its numbers"),
+        (pa.array([[1.0, 2.0], [1.0, None]], pa.list_(pa.float64(), 2)), ValueError, "row 1 has a null among"),
+        (pa.array([[[1.0]]]), TypeError, "nested lists"),
+        (pa.array([[], []], pa.list_(pa.float32())), ValueError, "row 0 has 0 numbers, needs at least 1"),
+        (pa.array([["a"]]), TypeError, "needs lists of float16, float32"),
+        (pa.array([[1]]), TypeError, "list<item: int64>.*cast it"),
+        (pa.array([1.0]), TypeError, "of type double"),
+    ],
+)
+def test_bad_columns(column, error, message):
+    with pytest.raises(error, match=message) as caught:
+        Projector("v", 2)(pa.table({"v": column}))
+    assert "'v'" in str(caught.value)
+
+
+def test_row_numbers_count_over_chunks_and_slices():
+    good, bad = pa.array([[1.0, 2.0]] * 5), pa.array([[0.0, 0.0], [1.0, 2.0], [1.0]])
+    table = pa.table({"v": pa.chunked_array([good.slice(2), bad.slice(1)])})
+    with pytest.raises(ValueError, match="row 4 has 1 numbers, expected 2"):
+        Projector("v", 2)(table)
+
+
+def test_later_tables_must_have_the_width_of_the_first():
+    P = Projector("v", K)
+    P(table_of(vectors()))
+    for kind in ("fixed", "list"):
+        with pytest.raises(ValueError, match=f"{D + 1} numbers, expected {D}"):
+            P(table_of(vectors(d=D + 1), kind))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"n_components": "auto"}, ValueError, "auto"),
+        ({"n_components": 0}, ValueError, "n_components must be from 1"),
+        ({"n_components": 2, "nnz": 9}, ValueError, "nnz must be from 1 to 2"),
+        ({"n_components": 2, "dtype": "int8"}, ValueError, "dtype must be one of"),
+        ({"n_components": 2, "column": 3}, TypeError, "are names"),
+        ({"n_components": 2, "list_type": "large"}, ValueError, "list_type"),
+        ({"n_components": 2, "n_features": 0}, ValueError, "n_features must be from 1"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Projector(**{"column": "v", **arguments})
+
+
+def test_columns_are_found_by_name():
+    table = table_of(vectors())
+    with pytest.raises(ValueError, match="no column 'w'; the columns are: id, v, text"):
+        Projector("w", 2)(table)
+    with pytest.raises(ValueError, match="a column 'id' already"):
+        Projector("v", 2, output_column="id")(table)
+    with pytest.raises(ValueError, match="there are 2 columns 'v'"):
+        Projector("v", 2)(pa.Table.from_arrays([table["v"]] * 2, names=["v", "v"]))

@@ -1,0 +1,278 @@
+"""Parquet files: the numbers of `Sketch.project`, whole files or none, flat memory, one line for bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import sjlt
+from sjlt.files import parquet as files
+from sjlt.files.output import UserError
+from tests.helpers.cases import pairwise
+from tests.test_arrow import D, K, N, numbers, table_of, vectors
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(table_of(vectors()), path, row_group_size=20)
+    return path
+
+
+def left(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pairwise(
+    kind=["fixed", "list", "large"],
+    dtype=["float16", "float32", "float64"],
+    batch_rows=[1, 7, 20, 1000, None],
+    row_group_size=[8, 1000],
+    compression=["none", "snappy", "zstd"],
+    output=[None, "w"],
+)
+def test_files_hold_what_project_gives(tmp_path, kind, dtype, batch_rows, row_group_size, compression, output):
+    x, out = vectors(dtype=dtype), tmp_path / "y.parquet"
+    pq.write_table(table_of(x, kind), tmp_path / "x.parquet", row_group_size=row_group_size, compression=compression)
+    files.project_parquet(tmp_path / "x.parquet", out, K, seed=4, batch_rows=batch_rows, output_column=output)
+    result, before = pq.read_table(out), pq.read_table(tmp_path / "x.parquet")
+    assert np.array_equal(numbers(result[output or "v"]), sjlt.Sketch(D, K, seed=4).project(x))
+    assert result.column_names == before.column_names + ([output] if output else [])
+    for other in ("id", "text", *(["v"] if output else [])):
+        assert result[other].equals(before[other])
+    assert left(tmp_path) == ["x.parquet", "y.parquet"]
+
+
+def test_the_bytes_do_not_depend_on_the_run(tmp_path, source):
+    for name, threads in (("a", 1), ("b", 2)):
+        sjlt.set_num_threads(threads)
+        files.project_parquet(source, tmp_path / name, K)
+    sjlt.set_num_threads(2)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_sketch_and_source_are_in_the_metadata(tmp_path, source):
+    files.project_parquet(source, tmp_path / "y.parquet", K, seed=6, normalize=True)
+    schema = pq.read_schema(tmp_path / "y.parquet")
+    described = json.loads(schema.metadata[b"sjlt"])
+    assert sjlt.Sketch.from_dict(described["sketch"]) == sjlt.Sketch(D, K, seed=6)
+    assert described["source"]["name"] == "x.parquet"
+    assert described["source"]["shape"] == [N, D]
+    assert described["result"] == {"shape": [N, K], "dtype": "float32", "column": "v", "normalized": True}
+    assert json.loads(schema.field("v").metadata[b"sjlt"]) == described["sketch"]
+
+
+def test_row_groups_and_encodings(tmp_path, monkeypatch, source):
+    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 1000)
+    files.project_parquet(source, tmp_path / "y.parquet", K, batch_rows=3)
+    metadata = pq.read_metadata(tmp_path / "y.parquet")
+    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    assert sum(rows) == N
+    assert len(rows) > 3
+    assert max(rows) * (4 * K) <= 1000
+    column = metadata.row_group(0).column(1)
+    assert column.path_in_schema.startswith("v.")
+    assert not column.has_dictionary_page
+    assert column.compression == "UNCOMPRESSED"
+    assert metadata.row_group(0).column(2).has_dictionary_page  # text
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, N), (0, 20), (20, 40), (13, 47), (56, 57), (5, 5), (40, N)])
+@pytest.mark.parametrize("batch_rows", [4, 100])
+def test_ranges_of_rows(source, start, stop, batch_rows):
+    x = vectors()
+    with files.ParquetVectors(source, None) as opened:
+        parts = [batch.column(0).to_numpy() for batch in opened.tables(start, stop, batch_rows)]
+        assert np.array_equal(np.concatenate([[], *parts]), np.arange(start, stop))
+        assert all(len(part) <= batch_rows for part in parts)
+        assert np.array_equal(opened.read(start, stop), x[start:stop])
+        assert np.array_equal(np.concatenate([np.empty((0, D)), *opened.batches(start, batch_rows)]), x[start:])
+
+
+def test_a_column_must_be_named_where_several_fit(tmp_path):
+    table = table_of(vectors()).append_column("u", table_of(vectors(seed=1))["v"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(UserError, match="name one column; the columns of vectors are: v, u"):
+        files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K)
+    files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K, column="u")
+    result = pq.read_table(tmp_path / "y.parquet")
+    assert np.array_equal(numbers(result["u"]), sjlt.Sketch(D, K).project(vectors(seed=1)))
+    assert result["v"].equals(table["v"])
+
+
+def test_a_named_column_must_hold_vectors(tmp_path):
+    pq.write_table(pa.table({"v": [[1.0]], "w": [[[1.0]]], "id": [1]}), tmp_path / "x.parquet")
+    cases = {"w": "nested lists", "id": "is of type int64", "u": "no column 'u'; the columns of vectors are: v"}
+    for column, message in cases.items():
+        with pytest.raises(UserError, match=message):
+            files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", 1, column=column)
+
+
+def write_bytes(path, content):
+    path.write_bytes(content)
+
+
+BAD = {
+    "null row": (lambda p: pq.write_table(pa.table({"v": [[1.0, 2.0]] * 30 + [None]}), p), "row 30 is null"),
+    "null number": (lambda p: pq.write_table(pa.table({"v": [[1.0, 2.0], [None, 2.0]]}), p), "row 1 has a null"),
+    "ragged": (
+        lambda p: pq.write_table(pa.table({"v": [[1.0, 2.0]] * 30 + [[1.0]]}), p, row_group_size=7),
+        "row 30 has 1 numbers, expected 2",
+    ),
+    "nested": (lambda p: pq.write_table(pa.table({"v": [[[1.0]]]}), p), "name one column.*none"),
+    "no vectors": (lambda p: pq.write_table(pa.table({"a": [1]}), p), "columns of vectors are: none"),
+    "no rows": (
+        lambda p: pq.write_table(pa.table({"v": pa.array([], pa.list_(pa.float32()))}), p),
+        "no row of column 'v' states the length",
+    ),
+    "empty": (lambda p: write_bytes(p, b""), "Parquet|0 bytes"),
+    "not parquet": (lambda p: write_bytes(p, b"PAR1" + bytes(100)), "Parquet|parquet"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_one_line_and_leave_nothing(tmp_path, name):
+    write, message = BAD[name]
+    write(tmp_path / "x.parquet")
+    with pytest.raises(UserError, match=message) as caught:
+        files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", 2, batch_rows=8)
+    assert str(tmp_path / "x.parquet") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert left(tmp_path) == ["x.parquet"]
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.9, -1])
+def test_truncated_files(tmp_path, source, kept):
+    content = source.read_bytes()
+    source.write_bytes(content[: int(kept * len(content)) if kept > 0 else -1])
+    with pytest.raises(UserError, match=str(source)):
+        files.project_parquet(source, tmp_path / "y.parquet", K)
+    assert left(tmp_path) == ["x.parquet"]
+
+
+def test_damaged_pages_are_an_error(tmp_path, source):
+    content = bytearray(source.read_bytes())
+    offset = pq.read_metadata(source).row_group(1).column(1).data_page_offset
+    content[offset : offset + 20] = bytes(range(200, 220))
+    source.write_bytes(content)
+    with pytest.raises(UserError, match=str(source)):
+        files.project_parquet(source, tmp_path / "y.parquet", K)
+    assert left(tmp_path) == ["x.parquet"]
+
+
+def test_names_that_are_taken(tmp_path, source):
+    out = tmp_path / "y.parquet"
+    files.project_parquet(source, out, K)
+    with pytest.raises(UserError, match="exists"):
+        files.project_parquet(source, out, K, seed=1)
+    files.project_parquet(source, out, K, seed=1, force=True)
+    assert np.array_equal(numbers(pq.read_table(out)["v"]), sjlt.Sketch(D, K, seed=1).project(vectors()))
+    with pytest.raises(UserError, match="is the source"):
+        files.project_parquet(source, source, K, force=True)
+    with pytest.raises(UserError, match="not a regular file"):
+        files.project_parquet(source, tmp_path, K, force=True)
+    with pytest.raises(UserError, match="no such directory"):
+        files.project_parquet(source, tmp_path / "no" / "y.parquet", K)
+    with pytest.raises(FileNotFoundError):
+        files.project_parquet(tmp_path / "no.parquet", tmp_path / "z.parquet", K)
+
+
+def test_a_source_that_changes_under_way_leaves_nothing(tmp_path, source):
+    def change(rows, of):
+        os.utime(source, (1, 1))
+
+    with pytest.raises(UserError, match=r"changed while it was read: source\.mtime_ns"):
+        files.project_parquet(source, tmp_path / "y.parquet", K, progress=change)
+    assert left(tmp_path) == ["x.parquet"]
+
+
+def test_space_is_checked_first(tmp_path, source, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    with pytest.raises(UserError, match=r"needs \d+ bytes, the file system has 10 free"):
+        files.project_parquet(source, tmp_path / "y.parquet", K)
+
+
+RUN = """
+import resource, sys
+from pathlib import Path
+from sjlt.files.parquet import project_parquet
+limit = int(sys.argv[3])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+project_parquet(Path(sys.argv[1]), Path(sys.argv[2]), 256, batch_rows=int(sys.argv[4]), force=True)
+if sys.platform == "linux":
+    print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
+def run(source, out, limit=0, batch_rows=2000):
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, str(source), str(out), str(limit), str(batch_rows)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def large(path, n, row_group_size=None):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1000, 768), np.float32)
+    batch = pa.record_batch([pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 768)], names=["v"])
+    table = pa.Table.from_batches([batch] * (n // 1000))
+    pq.write_table(table, path, row_group_size=row_group_size or n, use_dictionary=False, compression="none")
+    return x
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    large(tmp_path / "x.parquet", 8000)
+    process = run(tmp_path / "x.parquet", tmp_path / "y.parquet", limit=2_000_000)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "File too large" in error
+    assert left(tmp_path) == ["x.parquet"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_memory_does_not_grow_with_the_file_or_its_row_group(tmp_path):
+    peaks = []
+    for n in (60_000, 200_000):
+        large(tmp_path / "x.parquet", n)  # one row group of 184 and 614 MB
+        output, error = run(tmp_path / "x.parquet", tmp_path / "y.parquet").communicate(timeout=300)
+        peaks.append(int(output) / 1024)
+        assert not error
+    assert peaks[1] < peaks[0] + 120, peaks
+    assert peaks[1] < 572, peaks  # 600 MB
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.exhaustive)])
+def test_kills_leave_no_file_or_the_whole_file(tmp_path, kills):
+    """SIGKILL at random moments: under its name the file is never partial, and the run after them gives its bytes."""
+    large(tmp_path / "x.parquet", 20_000)
+    wanted = tmp_path / "wanted.parquet"
+    files.project_parquet(tmp_path / "x.parquet", wanted, 256, batch_rows=500)
+    expected, rng, out = wanted.read_bytes(), np.random.default_rng(1), tmp_path / "y.parquet"
+    began = time.monotonic()
+    run(tmp_path / "x.parquet", out, batch_rows=500).communicate(timeout=120)
+    whole = time.monotonic() - began
+    assert out.read_bytes() == expected
+    orphans = 0
+    for _ in range(kills):
+        out.unlink(missing_ok=True)
+        process = run(tmp_path / "x.parquet", out, batch_rows=500)
+        time.sleep(rng.uniform(0.5, 1.1) * whole)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not out.exists() or out.read_bytes() == expected
+        orphans += sum(name.startswith(".sjlt-") for name in left(tmp_path))
+    _, error = run(tmp_path / "x.parquet", out, batch_rows=500).communicate(timeout=120)
+    assert not error
+    assert out.read_bytes() == expected
+    assert left(tmp_path) == ["wanted.parquet", "x.parquet", "y.parquet"], f"{orphans} orphans seen"
