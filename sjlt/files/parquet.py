@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .. import __version__, arrow
-from .atomic import appearing, sweep, sync_folder
+from .attempts import appearing, sweep, sync_folder
 from .output import UserError, differences, one_line
 
 if TYPE_CHECKING:
