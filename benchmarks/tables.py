@@ -1,7 +1,7 @@
-"""Write the tables of README.md and benchmarks/README.md from benchmarks/results: ``python -m benchmarks.tables``.
+"""Write the tables of the READMEs from benchmarks/results: ``python -m benchmarks.tables``.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a key of `TABLES`. A test runs `filled` on
-both files and compares.
+the pages and compares.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "examples" / "README.md")
 BLOCK = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.S)
 RIVALS = ("cuBLAS fp32", "cuBLAS tf32", "cuBLAS bf16", "cuSPARSE", "index_add_")
 
@@ -238,6 +238,29 @@ def dropout_cpu() -> str:
     return markdown(("2^24 elements, fp32", "ms", "× memcpy"), rows)
 
 
+# ------------------------------------------------------------------------------------- distances
+
+
+def distances(k: int, quantity: str, gaussian: bool) -> str:
+    """One quantity of every law on every data set, for k components."""
+    record = results("distances")
+    names = list(dict.fromkeys(sketch["name"] for data in record.values() for sketch in data["sketches"]))
+    rows = []
+    for title, data in record.items():
+        found = {s["name"]: s[quantity] for s in data["sketches"] if s["n_components"] == k}
+        theory = [f"{data['theory'][str(k)]:.3f}"] if gaussian else []
+        rows.append((f"{title}, {data['features']:,}", *theory, *(f"{found[name]:.3f}" for name in names)))
+    return markdown(("data, features", *(["Gaussian"] if gaussian else []), *names), rows)
+
+
+def distances_std() -> str:
+    return distances(256, "ratio_std", gaussian=True)
+
+
+def distances_tail() -> str:
+    return distances(1024, "99.9 %", gaussian=False)
+
+
 # ------------------------------------------------------------------------------------- pages
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -252,6 +275,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "stream processes": stream_processes,
     "dropout gpu": dropout_gpu,
     "dropout cpu": dropout_cpu,
+    "distances": distances_std,
+    "distances tail": distances_tail,
 }
 
 

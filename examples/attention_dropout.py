@@ -2,15 +2,15 @@
 
     O = dropout(softmax(Q K' / sqrt(D))) V        for each of B * H heads, Q, K, V of shape (T, D)
 
-The mask belongs to the (B * H, T, T) tensor of probabilities, which never exists: element (head, row, column) has the
-index ``(head T + row) T' + column``, with T' = T rounded up to whole calls of Philox, and the seed decides whether it
-is kept. Forward and backward walk over the probabilities in different orders and tiles; the mask is the same, and it
+The mask belongs to the (B * H, T, T) tensor of probabilities, which is never stored. Element (head, row, column) has
+the index ``(head T + row) T' + column``, with T' = T rounded up to whole calls of Philox, and the seed decides whether
+it is kept. Forward and backward walk over the probabilities in different orders and tiles; the mask is the same, and it
 is ``sjlt.dropout_mask((B * H, T, T), p, seed, step=step, row_stride=T', bits=bits)``.
 
-A call of Philox decides 128 / bits consecutive columns, 16 with lanes of 8 bits (the width of FlashAttention's
-dropout) and 8 with lanes of 16. `keep_tile` makes the calls of a tile and spreads their words over its columns: copy
-it into a kernel of yours. (`sjlt.kernels.philox.dropout_keep_lanes` of the same calls is the same mask in one line; an
-attention forward with it takes 1.03 to 1.3 times as long on an H200, because lanes cross between threads, not words.)
+One call of Philox decides 128 / bits consecutive columns: 16 with 8-bit lanes (the width of FlashAttention's dropout),
+8 with 16-bit lanes. `keep_tile` makes the calls for a tile and spreads their words over its columns; copy it into your
+own kernel. (`sjlt.kernels.philox.dropout_keep_lanes` gives the same mask in one line, but then lanes instead of words
+move between threads: the forward pass takes 1.03 to 1.3 times as long on an H200.)
 
 Tiles and online softmax: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", ICLR
 2024.
@@ -45,7 +45,7 @@ LN_2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def keep_tile(seed, step, rows, col, row_stride, threshold, BITS: tl.constexpr, N: tl.constexpr):
-    """Which elements of a tile (M, N) are kept: of `rows` (M,) int64 and columns col, col + 1, ..., col + N - 1.
+    """The keep mask (M, N) of a tile: `rows` (M,) int64, and columns col, col + 1, ..., col + N - 1.
 
     col, N and row_stride are multiples of 128 / BITS, the columns of a call. The threshold lies between 0 and 2^BITS.
     """
@@ -55,8 +55,8 @@ def keep_tile(seed, step, rows, col, row_stride, threshold, BITS: tl.constexpr, 
     calls = (rows * row_stride + col)[:, None] // (4 * IN_WORD) + tl.arange(0, CALLS)[None, :]
     w0, w1, w2, w3 = dropout_words(seed, calls, step)
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(M, 4 * CALLS)  # side by side, as their columns are
-    # Each word goes to the threads that hold its columns, a byte or two a column; there a shift brings a column's lane
-    # to the top. What is below the lane does not matter: the threshold is zero there.
+    # Each word goes to the threads that hold its columns; there a shift brings the column's lane to the top. The bits
+    # below the lane do not matter, as the threshold is zero there.
     words = tl.broadcast_to(words[:, :, None], (M, 4 * CALLS, IN_WORD)).reshape(M, N)
     lane = (tl.arange(0, N) % IN_WORD).to(tl.uint32)[None, :]
     return (words << (32 - BITS - lane * BITS)) >= (threshold.to(tl.uint32) << (32 - BITS))
@@ -77,7 +77,7 @@ def store_rows(x, value, head, rows, T, D: tl.constexpr):
 
 @triton.jit
 def logits(q, k, cols, T, scale):
-    """Q K' times `scale`, that makes them exponents of 2; -inf beyond T."""
+    """Q K' times `scale`, which makes them exponents of 2; -inf beyond T."""
     s = tl.dot(q, k.T, input_precision="ieee") * scale
     return tl.where(cols[None, :] < T, s, -float("inf"))
 
@@ -100,7 +100,7 @@ def attention_forward(
         new_top = tl.maximum(top, tl.max(s, 1))
         p = tl.exp2(s - new_top[:, None])
         shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(p, 1)  # of all columns, kept or not
+        total = total * shrink + tl.sum(p, 1)  # over all columns, kept or not
         keep = tl.full((1, 1), True, tl.int1)
         if BITS:
             keep = keep_tile(seed, step, head * T + rows, col, row_stride, threshold, BITS, N)
@@ -114,7 +114,7 @@ def attention_forward(
 
 @triton.jit
 def gradients(q, k, v, do, lse, delta, keep, cols, T, scale, kept_scale):
-    """A tile (M, N) of the probabilities after dropout, but for the scale, and of the gradient of the logits."""
+    """A tile (M, N) of the probabilities after dropout, unscaled, and of the gradient of the logits."""
     p = tl.exp2(logits(q, k, cols, T, scale) - lse[:, None])
     dp = tl.dot(do, v.T, input_precision="ieee")
     ds = p * (tl.where(keep, dp * kept_scale, 0.0) - delta[:, None])
@@ -127,7 +127,7 @@ def attention_backward_q(
     T, scale, seed: tl.int64, step: tl.int64, threshold, kept_scale, row_stride,
     BITS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """A tile of M rows of the gradient of Q: along the rows of the probabilities, as forward."""
+    """A tile of M rows of the gradient of Q, walking along the rows of the probabilities as the forward pass does."""
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * M + tl.arange(0, M)
     q, do = load_rows(q_ptr, head, rows, T, D), load_rows(do_ptr, head, rows, T, D)
@@ -151,7 +151,7 @@ def attention_backward_kv(
     T, scale, seed: tl.int64, step: tl.int64, threshold, kept_scale, row_stride,
     BITS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """A tile of N rows of the gradients of K and V: down the columns of the probabilities."""
+    """A tile of N rows of the gradients of K and V, walking down the columns of the probabilities."""
     head = tl.program_id(1).to(tl.int64)
     col = tl.program_id(0) * N
     cols = col + tl.arange(0, N)
@@ -177,7 +177,7 @@ def attention_backward_kv(
 
 
 class Attention(torch.autograd.Function):
-    """Saves Q, K, V, O and a number a row; no tensor of the shape of the mask."""
+    """Saves Q, K, V, O and one number per row; no tensor with the shape of the mask."""
 
     @staticmethod
     def forward(ctx, q, k, v, p, seed, step, bits, tile):
@@ -187,7 +187,7 @@ class Attention(torch.autograd.Function):
         lse = torch.empty((B, H, T), dtype=torch.float32, device=q.device)
         t = threshold_of(p, bits)
         if p and not 0 < t < 1 << bits:
-            raise ValueError(f"p = {p} is out of the reach of lanes of {bits} bits")
+            raise ValueError(f"p = {p} cannot be realised with {bits}-bit lanes")
         seed = (seed + 2**63) % 2**64 - 2**63  # the same 64 bits as a signed number
         numbers = (T, D**-0.5 / math.log(2), seed, step, t, scale_of(t, bits), row_stride(T, bits))
         constants = {"BITS": bits if t else 0, "D": D, "M": tile[0], "N": tile[1]}
@@ -203,7 +203,7 @@ class Attention(torch.autograd.Function):
         numbers, constants = ctx.launch
         B, H, T, _ = q.shape
         do = do.contiguous()
-        delta = (o.float() * do.float()).sum(-1)  # sum_j P_ij dP_ij, with dropout as without
+        delta = (o.float() * do.float()).sum(-1)  # sum_j P_ij dP_ij, with or without dropout
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         given = q, k, v, do, lse, delta
         attention_backward_q[(triton.cdiv(T, constants["M"]), B * H)](*given, dq, *numbers, **constants)
@@ -212,7 +212,7 @@ class Attention(torch.autograd.Function):
 
 
 def row_stride(T: int, bits: int) -> int:
-    """T rounded up to whole calls of Philox, so that a row of the probabilities begins with one."""
+    """T rounded up to whole calls of Philox, so that every row of the probabilities begins with one."""
     return triton.cdiv(T, 128 // bits) * (128 // bits)
 
 
@@ -220,8 +220,8 @@ def attention(q, k, v, p=0.0, seed=0, *, step=0, bits=8, tile=(64, 64)):
     """dropout(softmax(Q K' / sqrt(D))) V.
 
     q, k, v : (B, H, T, D) tensors of one floating dtype, D a power of two from 16.
-    p, seed, step, bits : as `sjlt.dropout` takes them, of the (B * H, T, T) probabilities; 0 <= p < 1, bits 8 or 16.
-    tile : rows and columns of the probabilities that a program holds; powers of two from 16. Does not change the mask.
+    p, seed, step, bits : as in `sjlt.dropout`, applied to the (B * H, T, T) probabilities; 0 <= p < 1, bits 8 or 16.
+    tile : rows and columns of probabilities per program; powers of two from 16. The mask does not depend on it.
     """
     return Attention.apply(q, k, v, p, seed, step, bits, tile)
 
@@ -230,7 +230,7 @@ def attention(q, k, v, p=0.0, seed=0, *, step=0, bits=8, tile=(64, 64)):
 
 
 def reference(q, k, v, p, seed, *, step=0, bits=8):
-    """The same by torch in fp64, with the mask that `sjlt.dropout_mask` makes."""
+    """The same computed by torch in fp64, with the mask of `sjlt.dropout_mask`."""
     B, H, T, D = q.shape
     keep = sjlt.dropout_mask(
         (B * H, T, T), p, seed, step=step, row_stride=row_stride(T, bits), bits=bits, device=q.device
@@ -240,14 +240,14 @@ def reference(q, k, v, p, seed, *, step=0, bits=8):
 
 
 def with_gradients(function, q, k, v, do, *args, **kwargs):
-    """The result, and the gradients of Q, K and V when its own is `do`."""
+    """The result, and the gradients of Q, K and V for the output gradient `do`."""
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     o = function(*inputs, *args, **kwargs)
     return [o.detach(), *torch.autograd.grad(o, inputs, do.to(o.dtype))]
 
 
 def worst_error(shape, dtype, p, seed, device, tile, **options):
-    """The largest relative error, by norm, of the result and of the gradients, on random Q, K, V of `shape`."""
+    """The largest norm-wise relative error of the result and the gradients, for random Q, K, V of `shape`."""
     q, k, v, do = torch.randn((4, *shape), device=device).to(dtype)
     found = with_gradients(attention, q, k, v, do, p, seed, tile=tile, **options)
     expected = with_gradients(reference, q.double(), k.double(), v.double(), do, p, seed, **options)
@@ -255,7 +255,7 @@ def worst_error(shape, dtype, p, seed, device, tile, **options):
 
 
 def show_times(shape, dtype):
-    """Forward and backward, against the same kernels without dropout."""
+    """Print the times of forward and backward beside those of the same kernels without dropout."""
     q, k, v, do = torch.randn((4, *shape), device="cuda").to(dtype)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     print(f"B, H, T, D = {shape}, {dtype}: ms forward, backward (ratio to those without dropout)")

@@ -1,16 +1,17 @@
 """Where exactly sparse sketches keep distances better than independent entries, and where all laws agree.
 
-Three kinds of data: patches of photographs; tf-idf of the docstrings of whatever Python packages are installed here;
-and inputs made against sparse sketches, whose mass lies in few features. On spread-out data every law does as a dense
-Gaussian matrix would (Achlioptas 2003). On sparse data thin independent entries do worse (Li, Hastie, Church 2006):
-the number of nonzeros that a large coordinate meets varies, where an exact sketch has `nnz` in every column.
+Three kinds of data: patches of photographs; tf-idf vectors of the docstrings of the installed Python packages; and
+adversarial inputs whose mass lies in few features. On spread-out data every law behaves like a dense Gaussian matrix
+(Achlioptas 2003). On sparse data thin independent entries do worse (Li, Hastie, Church 2006): the number of nonzeros
+that a large coordinate meets varies, where an exact sketch has `nnz` in every column.
 
-    python examples/distance_preservation.py
+    python examples/distance_preservation.py [PLOT.png [RECORD.json]]
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import sys
 import sysconfig
 import tempfile
@@ -39,7 +40,7 @@ def patches(stride: int = 6) -> np.ndarray:
 
 
 def docstrings(least_words: int = 12) -> Iterator[str]:
-    """Those of the standard library and of the installed packages: their sources are parsed, never imported."""
+    """Docstrings of the standard library and of the installed packages; sources are parsed, never imported."""
     paths = sysconfig.get_paths()
     for root in dict.fromkeys((paths["purelib"], paths["platlib"], paths["stdlib"])):
         for path in sorted(Path(root).rglob("*.py")):
@@ -47,7 +48,7 @@ def docstrings(least_words: int = 12) -> Iterator[str]:
                 continue
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # what the compiler thinks of other people's sources
+                    warnings.simplefilter("ignore")  # the compiler's warnings about other people's sources
                     tree = ast.parse(path.read_bytes())
             except (OSError, SyntaxError, ValueError):  # templates, other versions of Python
                 continue
@@ -59,7 +60,7 @@ def docstrings(least_words: int = 12) -> Iterator[str]:
 
 
 def text(documents: int = 6000) -> scipy.sparse.csr_matrix:
-    """tf-idf of different docstrings, (documents, words), rows of norm 1."""
+    """tf-idf of distinct docstrings, (documents, words), rows of norm 1."""
     found: dict[str, None] = {}
     for docstring in docstrings():
         found[docstring] = None
@@ -69,7 +70,7 @@ def text(documents: int = 6000) -> scipy.sparse.csr_matrix:
 
 
 def two_sparse(rows: int = 600, features: int = 16_384) -> scipy.sparse.csr_array:
-    """Two equal entries a row: a distance between rows meets four columns of the sketch."""
+    """Two entries of equal size per row, so that a distance meets four columns of the sketch."""
     rng = np.random.default_rng(0)
     first = rng.integers(0, features, rows)
     second = (first + rng.integers(1, features, rows)) % features
@@ -77,18 +78,18 @@ def two_sparse(rows: int = 600, features: int = 16_384) -> scipy.sparse.csr_arra
 
 
 def local(rows: int = 600, features: int = 16_384, width: int = 64) -> scipy.sparse.csr_array:
-    """`width` neighbouring features a row, as in a signal of limited support."""
+    """`width` neighbouring features per row, as in a signal of limited support."""
     start = np.random.default_rng(0).integers(0, features - width, (rows, 1))
     return _sparse(start + np.arange(width), features)
 
 
 def power_law(rows: int = 400, features: int = 4096) -> np.ndarray:
-    """Entries 1, 1/2, 1/3, ... at shuffled places: most of a row's mass is in a handful of features."""
+    """Entries 1, 1/2, 1/3, ... at shuffled positions, so that few features hold most of the mass of a row."""
     return np.random.default_rng(0).permuted(np.tile(1 / np.arange(1, features + 1), (rows, 1)), axis=1)
 
 
 def _sparse(columns: np.ndarray, features: int) -> scipy.sparse.csr_array:
-    """Random signs at these columns of each row."""
+    """Random signs at the given columns of each row."""
     rows, stored = columns.shape
     signs = np.random.default_rng(1).choice([-1.0, 1.0], columns.size)
     starts = np.arange(0, columns.size + 1, stored)
@@ -114,7 +115,7 @@ def main(
     queries: int = 100,
     seeds: int = 20,
 ) -> dict[str, sjlt.evaluation.quality.Report]:
-    """Print a table for each data set and each number of components, and draw all tails in one figure."""
+    """Print a table for each data set and number of components, and draw all tails in one figure."""
     console, reports = Console(), {}
     for name, X in (datasets() if data is None else data).items():
         sketches = [sketch for k in n_components for sketch in standard_sketches(X.shape[1], k)]
@@ -128,5 +129,23 @@ def main(
     return reports
 
 
+def record(reports: dict[str, sjlt.evaluation.quality.Report]) -> dict[str, Any]:
+    """What the tables of examples/README.md are written from."""
+    kept = ("name", "n_components", "ratio_std", "ratio_std_error", "outside", "recall")
+    return {
+        name: {
+            "features": report.shape[1],
+            "theory": {theory.n_components: theory.ratio_std for theory in report.theory},
+            "sketches": [
+                {**{key: getattr(sketch, key) for key in kept}, "99.9 %": sketch.ratio_quantiles[-1]}
+                for sketch in report.sketches
+            ],
+        }
+        for name, report in reports.items()
+    }
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "distance_preservation.png"))
+    reports = main(Path(sys.argv[1] if len(sys.argv) > 1 else "distance_preservation.png"))
+    if len(sys.argv) > 2:
+        Path(sys.argv[2]).write_text(json.dumps(record(reports), indent=1) + "\n")

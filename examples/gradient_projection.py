@@ -1,9 +1,9 @@
-"""Per-example gradients of a transformer, projected to 4096 dimensions where they lie.
+"""Per-example gradients of a transformer, projected to 4096 dimensions without concatenating them.
 
 Methods that compare training examples by their gradients (influence functions, data attribution, data selection) need
-inner products between per-example gradients, each as long as the model. Here `torch.func` makes the gradients of a
-batch, `Sketch.project_tree` reads them leaf by leaf, and the inner products of the sketches are compared with the true
-ones. The text is the source of a module of Python's standard library.
+inner products between per-example gradients, each as long as the model. Here `torch.func` computes the gradients of a
+batch, `Sketch.project_tree` reads them tensor by tensor, and the inner products of the sketches are compared with the
+true ones. The training text is the source of a module of Python's standard library.
 
     python examples/gradient_projection.py [--examples 32] [--width 128]
 """
@@ -61,19 +61,19 @@ def examples_of_text(n: int) -> torch.Tensor:
 
 
 def per_example_gradients(model: nn.Module, text: torch.Tensor) -> dict[str, torch.Tensor]:
-    """By name of the parameter, (examples, *its shape)."""
+    """Gradients of shape (examples, *shape of the parameter), by the parameter's name."""
 
     def loss(parameters: dict[str, torch.Tensor], text: torch.Tensor) -> torch.Tensor:
         logits = functional_call(model, parameters, (text[None, :-1],))
         return F.cross_entropy(logits[0], text[1:])
 
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    with sdpa_kernel(SDPBackend.MATH):  # the one that torch can batch
+    with sdpa_kernel(SDPBackend.MATH):  # the only backend that vmap can batch
         return vmap(grad(loss), in_dims=(None, 0))(parameters, text)
 
 
 def nearest(products: torch.Tensor) -> torch.Tensor:
-    """Which other example has the largest cosine with each."""
+    """For each example, the other one with the largest cosine."""
     norms = products.diagonal().sqrt()
     return (products / norms - torch.diag(torch.full_like(norms, torch.inf))).argmax(1)
 
@@ -94,7 +94,7 @@ def main(examples: int = 32, width: int = 128) -> None:
     seconds = time.perf_counter() - start
 
     after = sketches @ sketches.T
-    flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)  # what the sketch saves
+    flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)  # the sketch needs no such tensor
     before = flat @ flat.T
     norms = before.diagonal().sqrt()
     error = (after - before) / (norms[:, None] * norms)

@@ -1,9 +1,9 @@
 """Dropout without a mask in memory: three tables on ten numbers, then the memory that a deep model saves.
 
-The tables are those of Triton's tutorial "Low-Memory Dropout", whose kernels `sjlt.dropout` replaces: a mask that is
-stored, the same mask from a seed, and another seed. The model is a 24-layer MLP that is trained with
-`torch.nn.functional.dropout`, which stores a mask a layer, and with `sjlt.nn.SeededDropout`, which stores a seed; both
-with and without activation checkpointing, which computes each layer's forward again during backward.
+The tables are those of Triton's tutorial "Low-Memory Dropout", whose kernels `sjlt.dropout` replaces: a stored mask,
+the same mask from a seed, and another seed. The model is a 24-layer MLP, trained with `torch.nn.functional.dropout`,
+which stores one mask per layer, and with `sjlt.nn.SeededDropout`, which stores a seed; both with and without activation
+checkpointing, which recomputes each layer's forward pass during backward.
 
     python examples/low_memory_dropout.py       (without a GPU: smaller)
 """
@@ -29,14 +29,14 @@ LAYERS, P = 24, 0.1
 
 
 def tables(p: float = 0.5) -> list[Table]:
-    """Dropout of ten numbers by a mask that is stored, by a seed, and by another seed."""
+    """Dropout of ten numbers with a stored mask, with a seed, and with another seed."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.randn(10, generator=torch.Generator().manual_seed(0)).to(device)
     keep = sjlt.dropout_mask(x.shape, p, seed=123, device=device)
     by_mask = sjlt.masked_dropout(x, keep, p)
     by_seed, again, other = (sjlt.dropout(x, p, seed) for seed in (123, 123, 512))
     return [
-        table("1. A mask that is stored", ("input", x), ("keep mask", keep.int()), ("output", by_mask)),
+        table("1. A stored mask", ("input", x), ("keep mask", keep.int()), ("output", by_mask)),
         table("2. A seed", ("input", x), ("output (seed = 123)", by_seed), ("output (seed = 123)", again)),
         table("3. Another seed", ("input", x), ("output (seed = 512)", other)),
     ]
@@ -53,12 +53,12 @@ def table(title: str, *rows: tuple[str, Tensor]) -> Table:
 
 
 class Layer(nn.Module):
-    """x + dropout(relu(x W)), with a mask that is stored or with a seed."""
+    """x + dropout(relu(x W)), with a stored mask or with a seed."""
 
     def __init__(self, width: int, seeded: bool) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
-        # Checkpointing computes forwards again, so the step moves on by `advance`, once a training step.
+        # Checkpointing repeats forward passes, so the step is advanced by hand, once per training step.
         self.dropout = SeededDropout(P, advance="manual") if seeded else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Layer(nn.Module):
 
 def forward(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> Tensor:
     for layer in layers:
-        if checkpointed:  # the state of torch's generator has to be saved for its masks, but not for ours
+        if checkpointed:  # torch has to save the state of its generator to repeat its masks
             x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=layer.dropout is None)
         else:
             x = layer(x)
@@ -87,14 +87,14 @@ def make(width: int, seeded: bool) -> nn.ModuleList:
     return nn.ModuleList([Layer(width, seeded) for _ in range(LAYERS)])
 
 
-# ------------------------------------------------------------------------------------- its memory
+# ------------------------------------------------------------------------------------- memory
 
 
-def most_held(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> int:
-    """Bytes beyond weights, gradients and input that a training step needs at most: on a GPU, as measured."""
+def peak_bytes(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> int:
+    """Peak bytes of a training step beyond weights, gradients and input; on a GPU as measured, else `saved_bytes`."""
     if not x.is_cuda:
         return saved_bytes(layers, x, checkpointed)
-    train_step(layers, x, checkpointed)  # the gradients have their memory from now on
+    train_step(layers, x, checkpointed)  # allocates the gradients
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -103,11 +103,11 @@ def most_held(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> int:
 
 
 def saved_bytes(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> int:
-    """Bytes that are saved for backward. Checkpointing saves the layers' inputs, and then one layer's at a time."""
+    """Bytes saved for backward. Checkpointing saves the inputs of all layers and the tensors of one layer at a time."""
     if checkpointed:
         return LAYERS * x.nbytes + saved_bytes(layers[:1], x, False)
     weights = {weight.data_ptr() for weight in layers.parameters()}
-    saved = {}  # by their memory, which several operators may save
+    saved = {}  # by address, as several operators may save one tensor
 
     def note(tensor: Tensor) -> Tensor:
         saved[tensor.data_ptr()] = tensor.nbytes
@@ -120,7 +120,7 @@ def saved_bytes(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> int:
 
 
 def milliseconds(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> float:
-    """The time of a training step, the best of five."""
+    """The time of a training step: the best of five."""
     times = []
     for _ in range(5):
         start = time.perf_counter()
@@ -132,8 +132,8 @@ def milliseconds(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> float:
 
 
 def compare(rows: int, width: int, device: str) -> Table:
-    """What the MLP of width `width` needs for `rows` rows, with torch's dropout and with this one."""
-    held = "most memory held" if device == "cuda" else "saved for backward"
+    """Memory and time of an MLP of width `width` on `rows` rows, with torch's dropout and with sjlt's."""
+    held = "peak memory" if device == "cuda" else "saved for backward"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     result = Table(title=f"{LAYERS} layers, {rows} rows of {width}, {dtype}, on {device}", title_justify="left")
     for column in ("dropout", "checkpointed", held, "a training step"):
@@ -145,7 +145,7 @@ def compare(rows: int, width: int, device: str) -> Table:
             result.add_row(
                 "sjlt.nn.SeededDropout" if seeded else "torch.nn.functional.dropout",
                 "yes" if checkpointed else "no",
-                f"{most_held(layers, x, checkpointed) / 2**20:.1f} MiB",
+                f"{peak_bytes(layers, x, checkpointed) / 2**20:.1f} MiB",
                 f"{milliseconds(layers, x, checkpointed):.1f} ms",
             )
     return result

@@ -93,7 +93,7 @@ def test_more_than_2_to_the_32_probabilities(example):
 @pytest.mark.parametrize(("p", "bits"), [(1.0, 16), (0.001, 8)])
 def test_refusals(example, p, bits):
     x = torch.zeros(1, 1, 16, 16)
-    with pytest.raises(ValueError, match=f"p = {p} is out of the reach of lanes of {bits} bits"):
+    with pytest.raises(ValueError, match=f"p = {p} cannot be realised with {bits}-bit lanes"):
         example.attention(x, x, x, p, bits=bits)
 
 

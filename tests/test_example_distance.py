@@ -1,5 +1,6 @@
 """examples/distance_preservation.py: its data is what it says, and what it shows is so."""
 
+import json
 import sys
 import sysconfig
 
@@ -69,6 +70,9 @@ def test_the_whole_example(example, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "2-sparse: 200 x 16,384" in said
     assert "[spread]: 200 x 1,024" in said
+    written = json.loads(json.dumps(example.record(reports)))
+    assert {name: entry["features"] for name, entry in written.items()} == {"2-sparse": 16_384, "[spread]": 1024}
+    assert all(len(entry["sketches"]) == 8 and len(entry["theory"]) == 1 for entry in written.values())
     sparse, dense = ({sketch.name: sketch for sketch in report.sketches} for report in reports.values())
     assert sparse.keys() == dense.keys()
     for thin in ("iid auto", "scikit-learn"):
