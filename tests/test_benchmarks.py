@@ -1,0 +1,40 @@
+"""The rivals in the benchmarks compute the same product as the sketch, so that times are comparable."""
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    return importlib.import_module("benchmarks.gpu")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rivals_agree_with_the_reference(benchmarks, axis, adjoint):
+    case = benchmarks.Product(10, 300, 64, axis=axis, adjoint=adjoint)
+    x = case.data("cpu")
+    want = benchmarks.baselines.reference(case, x)
+    for name, method in benchmarks.methods(case).items():
+        if name != "copy":
+            call = method.prepare(case, "cpu")
+            assert benchmarks.baselines.relative_error(case, call(x), want) <= method.error, name
+    wrong = benchmarks.baselines.indexed(case, x, *benchmarks.baselines.scaled_entries(case, "cpu", x.dtype)) * 1.1
+    assert benchmarks.baselines.relative_error(case, wrong, want) > 0.05
+
+
+def test_a_stored_matrix_may_be_too_large(benchmarks):
+    case = benchmarks.Product(1, 2**28, 4096)
+    for baseline in (benchmarks.baselines.stored_dense, benchmarks.baselines.stored_csr):
+        with pytest.raises(benchmarks.AbsentError, match="GB"):
+            baseline(case, "cpu")
+    with pytest.raises(benchmarks.AbsentError, match="bf16"):
+        benchmarks.baselines.index_add(replace(case, dtype=torch.bfloat16), "cpu")
