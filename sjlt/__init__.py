@@ -1,4 +1,15 @@
-"""Sparse Johnson-Lindenstrauss transforms that are never stored: a seed regenerates them while they are applied."""
+"""Sparse Johnson-Lindenstrauss transforms that are never stored: a seed regenerates them while they are applied.
+
+>>> import numpy as np, sjlt
+>>> S = sjlt.Sketch(n_features=1000, n_components=128, seed=7)
+>>> X = np.ones((5, 1000), np.float32)  # or a torch tensor, or a SciPy sparse matrix
+>>> Y = X @ S.T  # projected rows, the same as S.project(X)
+>>> Y.shape, (Y @ S).shape  # the adjoint
+((5, 128), (5, 1000))
+
+`sjlt.project` does both steps in one call, `sjlt.SparseRandomProjection` is the scikit-learn transformer, `sjlt.nn` has
+torch layers, `sjlt.dropout` stores no mask, and ``python -m sjlt`` projects files.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import nn as nn
     from .estimator import SparseRandomProjection as SparseRandomProjection
     from .evaluation.quality import quality as quality
     from .seeded_dropout import dropout as dropout
@@ -19,12 +31,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded when first asked for (PEP 562): scikit-learn alone takes most of a second to import.
+# Loaded on first access (PEP 562): scikit-learn alone takes most of a second to import.
 _EXPORTS = {
     "Sketch": "sketch",
     "project": "sketch",
     "SparseRandomProjection": "estimator",
-    "dropout": "seeded_dropout",  # no module has a function's name: loaded, it would take the function's place
+    "dropout": "seeded_dropout",  # no module bears a function's name, which it would replace when loaded
     "dropout_add": "seeded_dropout",
     "dropout_mask": "seeded_dropout",
     "masked_dropout": "seeded_dropout",
@@ -41,6 +53,7 @@ __all__ = [
     "dropout_mask",
     "get_num_threads",
     "masked_dropout",
+    "nn",
     "project",
     "quality",
     "set_num_threads",
@@ -48,6 +61,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return importlib.import_module(".nn", __name__)
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)
@@ -56,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__doc__", "__version__"])

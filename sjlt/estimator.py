@@ -1,4 +1,4 @@
-"""`SparseRandomProjection`: the sketch as a scikit-learn transformer."""
+"""`SparseRandomProjection`, the scikit-learn transformer."""
 
 from __future__ import annotations
 
@@ -28,51 +28,50 @@ _ACCEPTED: dict[str, Any] = {"accept_sparse": ["csr", "csc"], "dtype": [np.float
 class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Reduce dimensionality by a sparse random projection that is never stored.
 
-    A drop-in for `sklearn.random_projection.SparseRandomProjection`: change the import, keep the code. A fitted
+    A drop-in replacement for `sklearn.random_projection.SparseRandomProjection`: only the import changes. A fitted
     transformer holds a `Sketch` of about a hundred bytes, whatever the number of features.
 
     Parameters
     ----------
     n_components : int or "auto", default "auto"
         Length of a projected vector. "auto" is the bound of the Johnson-Lindenstrauss lemma for the number of
-        samples and `eps`; being free of any assumption on the data, it is often far larger than needed.
+        samples and `eps`, which assumes nothing about the data and is often far larger than needed.
     nnz : int or "auto", default "auto"
         Nonzeros in each column of `components_`, from 1 to floor(k / ceil(k/128)) for k = n_components. "auto" is
         4, or that bound where it is smaller.
     density : None, float in (0, 1] or "auto", default None
         None: every column has exactly `nnz` nonzeros. A number, or "auto" for 1/sqrt(n_features), gives independent
-        entries as scikit-learn draws them (and goes without `nnz`): nonzero with that probability, which is rounded to
-        a multiple of 2^-7, below 1/16 of 2^-15.
+        entries with scikit-learn's distribution, nonzero with that probability, and excludes `nnz`. The probability is
+        rounded to a multiple of 2^-7, or of 2^-15 below 1/16.
     eps : float, default 0.1
-        Largest relative error of a squared distance that n_components="auto" allows for, in (0, 1).
+        Largest relative error of a squared distance that n_components="auto" permits, in (0, 1).
     dense_output : bool, default False
-        Whether sparse input gives dense output. Where few components of the result are zero, dense is smaller and
-        faster.
+        Whether sparse input gives dense output, which is smaller and faster if few components of the result are zero.
     compute_inverse_components : bool, default False
-        Compute `inverse_components_` in `fit`: a dense array. `inverse_transform` works without it, in less
-        memory, at the price of one eigendecomposition of an n_components-square matrix a call.
+        Compute `inverse_components_`, a dense array, in `fit`. `inverse_transform` works without it in less memory, at
+        the cost of one eigendecomposition of an n_components-square matrix per call.
     random_state : int, RandomState, Generator or None, default None
-        An int, 0 to 2^32 - 1, is the sketch's seed. Of anything else `fit` draws 64 bits; None is NumPy's global
+        An int, 0 to 2^32 - 1, is the sketch's seed. From a generator `fit` draws 64 bits; None is NumPy's global
         generator.
 
     Attributes
     ----------
     sketch_ : Sketch
-        The projection. It gives everything below, takes other containers too, and has more than this class shows.
+        The projection, which defines all attributes below and accepts more containers than this class.
     n_components_ : int
-        The number of components, also where it was "auto".
+        The number of components, with "auto" resolved.
     components_ : CSR matrix of shape (n_components, n_features)
-        The projection, built anew each time it is asked for, in the dtype of the validated training data (float32
-        where that was a tensor of half precision). A CSR array where scikit-learn is configured for sparse arrays.
+        The projection, built on each access, in the dtype of the validated training data (float32 for a tensor of half
+        precision). A CSR array if scikit-learn is configured for sparse arrays.
     density_ : float
-        The fraction of nonzeros in `components_`: nnz / n_components, or `density` as rounded.
+        The fraction of nonzeros in `components_`: nnz / n_components, or the rounded `density`.
     inverse_components_ : {ndarray, tensor} of shape (n_features, n_components)
-        The pseudo-inverse of `components_`, in their dtype; a tensor, on its device, where `fit` was given one. Only
+        The pseudo-inverse of `components_`, in their dtype; if `fit` was given a tensor, a tensor on its device. Only
         with compute_inverse_components=True.
     n_features_in_ : int
         Number of features seen in `fit`.
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Names of these features. Only where they are all strings.
+        Names of these features, if all are strings.
 
     See Also
     --------
@@ -81,38 +80,37 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     Notes
     -----
-    How it differs from scikit-learn's:
+    Differences from scikit-learn's transformer:
 
     - The projection is not stored but regenerated from its seed while it is applied.
-    - Each feature meets exactly `nnz` components, not a random number of them, so a sparse vector's norm is kept
-      as well as a dense one's: for unit x the variance of ||Sx||^2 is at most about 2/n_components (`sjlt.laws.exact`).
-      Independent entries, density="auto" with scikit-learn, have 1/sqrt(n_features) of a column's components on
-      average: of 16384 features, 256 components and a vector with two nonzeros, ||Sx||^2 has a standard deviation
-      of 0.50, where nnz=4 has 0.07. That is why `density` is None by default. (On dense vectors both have
-      sqrt(2/n_components).)
-    - The same `random_state` gives other entries than scikit-learn's.
-    - The result of `transform` has the dtype of its input, float32 or float64, whichever `fit` saw.
-    - `get_feature_names_out` and pandas output work with n_components="auto" too.
-    - Torch tensors are taken, on the CPU and on CUDA devices, and give tensors on their device, whether or not
-      scikit-learn's array API dispatch is on. float16, bfloat16, float32 and float64 keep their dtype; others are
-      refused. What was fitted on an array projects tensors, and the other way round: the sketch is the same.
+    - Each feature contributes to exactly `nnz` components rather than a random number of them, so the norm of a sparse
+      vector is preserved as well as that of a dense one: for unit x the variance of ||Sx||^2 is at most about
+      2/n_components (`sjlt.laws.exact`). Independent entries with density="auto", scikit-learn's default, fill
+      1/sqrt(n_features) of a column on average: for 16384 features, 256 components and a vector with two nonzeros,
+      the standard deviation of ||Sx||^2 is 0.50, compared with 0.07 for nnz=4. `density` is therefore None by default.
+      (For dense vectors both have sqrt(2/n_components).)
+    - The same `random_state` gives different entries.
+    - The result of `transform` has the dtype of its input, float32 or float64, regardless of `fit`.
+    - `get_feature_names_out` and pandas output also work with n_components="auto".
+    - Torch tensors on the CPU and on CUDA devices are accepted and give tensors on their device, with or without
+      scikit-learn's array API dispatch. float16, bfloat16, float32 and float64 keep their dtype; others are refused.
+      A transformer fitted on an array projects tensors and vice versa: the sketch is the same.
 
-    Tensors are checked as arrays are, for their shape and for NaN and infinity. On a GPU the latter reads the data
-    once more and waits for the answer; ``sklearn.config_context(assume_finite=True)`` saves both, and the GPU's work
-    then runs behind the caller's.
+    Tensors are checked like arrays, for shape, NaN and infinity. On a GPU the search for NaN and infinity reads the
+    data once more and synchronises; ``sklearn.config_context(assume_finite=True)`` disables it.
 
-    `fit` takes nothing from X but its shape and dtype. A pipeline that never holds X can fit on an empty sparse
-    matrix of that shape, which has no elements to be read::
+    `fit` uses only the shape and dtype of X. A pipeline that never holds X can fit on an empty sparse matrix of that
+    shape, which has no elements to be read::
 
         SparseRandomProjection(256).fit(scipy.sparse.csr_matrix((1, n_features), dtype=np.float32))
 
-    The number of rows matters to n_components="auto" only.
+    The number of rows matters only for n_components="auto".
 
     References
     ----------
     Achlioptas, "Database-friendly random projections", PODS 2001; with binary coins, JCSS 66(4), 2003.
     Li, Hastie, Church, "Very sparse random projections", KDD 2006.
-    Kane, Nelson, "Sparser Johnson-Lindenstrauss transforms", JACM 61(1), 2014 (exactly nnz a column).
+    Kane, Nelson, "Sparser Johnson-Lindenstrauss transforms", JACM 61(1), 2014 (exactly nnz per column).
 
     Examples
     --------
@@ -172,8 +170,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Raises
         ------
         ValueError
-            For invalid parameters and data, and where n_components="auto" would need more components than there
-            are features; for both `nnz` and `density`, and for a `density` below 2^-16.
+            For invalid parameters and data; if n_components="auto" needs more components than there are features; if
+            both `nnz` and `density` are given; and for a `density` below 2^-16.
         TypeError
             For tensors of other dtypes.
         """
@@ -199,11 +197,11 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return self
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
-        """X as it is projected, once it has been checked against what was fitted, or been remembered as that."""
+        """X in the form that is projected, checked against the fitted data, or recorded as such with `reset`."""
         if not is_tensor(X):
             return validate_data(self, X, reset=reset, **_ACCEPTED)
         _check_tensor(X)
-        validate_data(self, X, reset=reset, skip_check_array=True)  # its names, of which it has none, and its width
+        validate_data(self, X, reset=reset, skip_check_array=True)  # the number of features
         _check_finite(X)
         return X
 
@@ -216,7 +214,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
                 else "which is not positive"
             )
             raise ValueError(
-                f"eps={self.eps} with n_samples={n_samples} asks for a target dimension of {n_components}, {problem}"
+                f"eps={self.eps} and n_samples={n_samples} lead to a target dimension of {n_components}, {problem}"
             )
         return n_components
 
@@ -226,19 +224,19 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Parameters
         ----------
         X : {array-like, sparse matrix, tensor} of shape (n_samples, n_features)
-            float32 and float64 keep their dtype, and so do a tensor's float16 and bfloat16; everything else becomes
-            float64, a tensor's is refused.
+            float32 and float64 keep their dtype, as do float16 and bfloat16 in tensors. Other dtypes become float64 in
+            arrays and are refused in tensors.
 
         Returns
         -------
         {ndarray, sparse matrix, tensor} of shape (n_samples, n_components)
-            A tensor for a tensor, on its device. Sparse where X is and dense_output=False: CSC for CSC, else CSR.
+            For a tensor, a tensor on its device. Sparse if X is and dense_output=False: CSC for CSC, else CSR.
 
         Raises
         ------
         ValueError
-            For data of another width than the fitted one's, for NaN and infinity, and for tensors where `set_output`
-            asks for data frames.
+            For another number of features than in `fit`, for NaN and infinity, and for tensors if `set_output` selects
+            data frames.
         TypeError
             For tensors of other dtypes.
         """
@@ -248,15 +246,15 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
             frames = _get_output_config("transform", self)["dense"]
             if frames != "default":
                 raise ValueError(
-                    f"set_output asks for transform={frames!r}, but tensors give tensors: pass an array, as from "
-                    "X.numpy(force=True), or ask for transform='default'"
+                    f"set_output(transform={frames!r}) does not apply to tensors: pass an array, as from "
+                    "X.numpy(force=True), or use set_output(transform='default')"
                 )
             return self.sketch_.project(X)
         projected = self.sketch_.project(X, dense_output=self.dense_output)
         return _configured(projected.asformat(X.format)) if scipy.sparse.issparse(projected) else projected
 
     def inverse_transform(self, X: Any) -> Any:
-        """Map projected data back: to the shortest of the vectors whose projection is nearest to X.
+        """Map projected data back, to the shortest of the vectors whose projection is nearest to X.
 
         Parameters
         ----------
@@ -265,7 +263,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Returns
         -------
         {ndarray, tensor} of shape (n_samples, n_features)
-            Always dense, in the dtype of X; a tensor for a tensor, on its device.
+            Always dense, in the dtype of X; for a tensor, a tensor on its device.
         """
         check_is_fitted(self)
         if is_tensor(X):
@@ -280,7 +278,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return self.sketch_.project_adjoint(_times(X, self._gram_inverse()))
 
     def _gram_inverse(self) -> np.ndarray:
-        """(S S')^+ in fp64, so that S^+ = S' (S S')^+ needs no decomposition of a matrix as wide as the data."""
+        """(S S')^+ in fp64: S^+ = S' (S S')^+ then needs no decomposition of a matrix as wide as the data."""
         S = self.sketch_.to_scipy("csr")
         return cast(np.ndarray, scipy.linalg.pinvh((S @ S.T).toarray(), check_finite=False))
 
@@ -299,12 +297,12 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     @property
     def _n_features_out(self) -> int:
-        """What ClassNamePrefixFeaturesOutMixin counts the names by."""
+        """The number of output names, read by ClassNamePrefixFeaturesOutMixin."""
         return self.sketch_.n_components
 
     def __dir__(self) -> Iterable[str]:
-        # Notebooks and debuggers show an object by reading all that dir() lists, and BaseEstimator's dir() itself
-        # reads every property: neither should build components_.
+        # Notebooks and debuggers read every name in dir(), and BaseEstimator's dir() itself reads every property:
+        # neither should build components_.
         return [name for name in object.__dir__(self) if name != "components_" and hasattr(self, name)]
 
     def __sklearn_tags__(self) -> Any:
@@ -325,24 +323,24 @@ def _seed(random_state: Any) -> int:
 
 
 def _check_tensor(X: Any) -> None:
-    """What check_array asks of an array's form."""
-    from .torch_ops.views import DTYPES
+    """Check what check_array checks of an array's form."""
+    from .torch_ops.checks import DTYPES, listed
 
     if X.ndim != 2:
         raise ValueError(f"expected a 2-D tensor, (n_samples, n_features), got one of shape {tuple(X.shape)}")
     if 0 in X.shape:
         raise ValueError(f"at least 1 sample and 1 feature are required, got a tensor of shape {tuple(X.shape)}")
     if X.dtype not in DTYPES:
-        raise TypeError(f"tensors of {', '.join(map(str, DTYPES))} are projected, got {X.dtype}: convert it")
+        raise TypeError(f"a tensor must have dtype {listed(DTYPES)}, got {X.dtype}")
 
 
 def _check_finite(X: Any) -> None:
-    """Refuse what check_array refuses, unless scikit-learn is told that all is finite."""
+    """Refuse NaN and infinity, unless scikit-learn is configured to assume finite data."""
     if sklearn.get_config()["assume_finite"]:
         return
     import torch
 
-    # A sum, in which whatever is not finite stays, takes no memory. Finite numbers may overflow it: then all are asked.
+    # A sum needs no memory and is not finite if any number is not. Finite numbers may overflow it: then look at each.
     if not torch.isfinite(X.detach().sum(dtype=torch.float32 if X.itemsize < 4 else None)):
         for name, found in (("NaN", X.isnan().any()), ("infinity", X.isinf().any())):
             if found:
@@ -350,7 +348,7 @@ def _check_finite(X: Any) -> None:
 
 
 def _numpy_dtype(X: Any) -> np.dtype:
-    """The dtype of an array, or the nearest for a tensor that scipy's matrices have too."""
+    """The dtype of an array, or for a tensor the nearest one that SciPy's matrices support."""
     return np.dtype(f"float{max(32, 8 * X.itemsize)}") if is_tensor(X) else cast(np.dtype, X.dtype)
 
 
@@ -364,7 +362,7 @@ def _beside(X: Any, matrix: Any) -> Any:
 
 
 def _times(X: Any, matrix: Any) -> Any:
-    """X @ matrix in X's dtype and on its device, computed in the wider of both dtypes."""
+    """X @ matrix in the dtype and on the device of X, computed in the wider dtype of the two."""
     matrix = _beside(X, matrix)
     if is_tensor(X):
         import torch
@@ -378,8 +376,8 @@ def _times(X: Any, matrix: Any) -> Any:
 
 
 def _configured(matrix: Any) -> Any:
-    """Of a sparse matrix and a sparse array, the one that scikit-learn returns: a setting since its version 1.9."""
+    """`matrix` as a sparse matrix or a sparse array, whichever scikit-learn is configured to return (since 1.9)."""
     interface = sklearn.get_config().get("sparse_interface")
-    if interface is None:  # before, it returned what it was given
+    if interface is None:  # earlier versions return the kind they are given
         return matrix
     return getattr(scipy.sparse, matrix.format + {"spmatrix": "_matrix", "sparray": "_array"}[interface])(matrix)

@@ -1,80 +1,127 @@
-"""What a sketch and its transpose have in common: linear operators, for NumPy, scipy and torch."""
+"""The behaviour that a sketch and its transpose share: linear operators for NumPy, SciPy and torch."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 import numpy as np
 
 from . import frontends
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, DTypeLike
+    import torch
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
     from .sketch import Sketch
 
+    Float = TypeVar("Float", bound=np.floating[Any])
+
 
 class Operator:
-    """Products of a linear operator of `shape` (m, n) from either side, and scipy's LinearOperator protocol."""
+    """A linear operator of `shape` (m, n): products from either side, and SciPy's LinearOperator protocol."""
 
     shape: tuple[int, int]
 
-    __array_ufunc__ = None  # ndarray @ operator is left to the operator
-    __array_priority__ = 1000  # numpy.matrix and scipy.sparse look at this one
+    __array_ufunc__ = None  # makes ndarray @ operator call the operator
+    __array_priority__ = 1000  # respected by numpy.matrix and scipy.sparse
     ndim = 2
-    dtype = np.dtype(np.float64)  # what scipy's solvers should work in; results have the dtype of the data
+    dtype = np.dtype(np.float64)  # in which SciPy's solvers should work; results have the dtype of the data
 
+    @property
+    def T(self) -> Operator:
+        raise NotImplementedError
+
+    @overload
+    def __matmul__(self, a: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def __matmul__(self, a: NDArray[Float]) -> NDArray[Float]: ...
+    @overload
+    def __matmul__(self, a: ArrayLike) -> NDArray[Any]: ...
     def __matmul__(self, a: Any) -> Any:
+        return self._multiply(a)
+
+    @overload
+    def __rmatmul__(self, x: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def __rmatmul__(self, x: NDArray[Float]) -> NDArray[Float]: ...
+    @overload
+    def __rmatmul__(self, x: ArrayLike) -> NDArray[Any]: ...
+    def __rmatmul__(self, x: Any) -> Any:
+        return self._multiply_from_left(x)
+
+    def _multiply(self, a: Any) -> Any:
+        """self @ a."""
         raise NotImplementedError
 
-    def __rmatmul__(self, x: Any) -> Any:
+    def _multiply_from_left(self, x: Any) -> Any:
+        """x @ self."""
         raise NotImplementedError
+
+    def matvec(self, x: ArrayLike) -> NDArray[Any]:
+        """The operator times a vector of shape (n,) or (n, 1)."""
+        return np.asarray(self._multiply(x))
+
+    def rmatvec(self, y: ArrayLike) -> NDArray[Any]:
+        """The transpose times a vector of shape (m,) or (m, 1)."""
+        return np.asarray(self.T._multiply(y))
+
+    def matmat(self, a: ArrayLike) -> NDArray[Any]:
+        """The operator times a matrix of shape (n, columns)."""
+        return np.asarray(self._multiply(a))
+
+    def rmatmat(self, b: ArrayLike) -> NDArray[Any]:
+        """The transpose times a matrix of shape (m, columns)."""
+        return np.asarray(self.T._multiply(b))
+
+    # --------------------------------------------------------------------------------- conversions that are refused
+
+    if not TYPE_CHECKING:  # type checkers would take the operator for an array
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+            """Refuse the implicit conversion to an array, which would hold all of the sketch's zeros."""
+            caller = sys._getframe(1)
+            if caller.f_code.co_name == "_matmul_dispatch" and caller.f_globals["__name__"].startswith("scipy.sparse"):
+                # SciPy hands a product over to its right operand only if NumPy cannot convert that operand.
+                handed_over = np.empty((), object)
+                handed_over[()] = self
+                return handed_over
+            raise TypeError(
+                f"{self!r} is not converted to an array implicitly: call S.toarray() or S.to_scipy() for the matrix, "
+                "S.project(X) or X @ S.T to project an array, and S.project(df) to project a data frame"
+            )
+
+    def __fx_create_arg__(self, tracer: Any) -> NoReturn:
+        """Refuse a product of a symbolic value, as in torch.fx.symbolic_trace."""
+        frontends.refuse_symbolic()
+
+    # --------------------------------------------------------------------------------- torch
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """tensor @ operator and torch.matmul are left to the operator. (Without this, @ arrives after an error.)"""
+        """Let the operator compute tensor @ operator and torch.matmul."""
         if function.__name__ != "matmul" or len(args) != 2 or kwargs:
             return NotImplemented
         import torch
 
         left, right = args
         if isinstance(left, Operator):
-            return left.__matmul__(right)
+            return left._multiply(right)
         if function is not torch.matmul and torch.compiler.is_dynamo_compiling():
-            return right._from_either_side(left)
-        return right.__rmatmul__(left)
+            return right._multiply_on_fitting_side(left)
+        return right._multiply_from_left(left)
 
-    def _from_either_side(self, x: Any) -> Any:
-        """x @ self or self @ x: torch.compile does not tell which of the two it saw, so that the shapes have to."""
+    def _multiply_on_fitting_side(self, x: Any) -> Any:
+        """x @ self or self @ x, by their shapes: torch.compile does not tell which of the two it saw."""
         m, n = self.shape
-        before, after = x.ndim in (1, 2) and x.shape[0] == n, x.ndim > 0 and x.shape[-1] == m
-        if before and after:
+        fits_right, fits_left = x.ndim in (1, 2) and x.shape[0] == n, x.ndim > 0 and x.shape[-1] == m
+        if fits_right and fits_left:
             raise ValueError(
                 f"torch.compile cannot tell A @ S from S @ A where both are possible, with shapes {tuple(x.shape)} and "
                 f"{self.shape}: call S.project(X) for X @ S.T, S.project_adjoint(Y) for Y @ S, and torch.matmul(S, A)"
             )
-        return self.__matmul__(x) if before else self.__rmatmul__(x)
-
-    @property
-    def T(self) -> Operator:
-        raise NotImplementedError
-
-    def matvec(self, x: ArrayLike) -> np.ndarray:
-        """The operator times a vector of shape (n,) or (n, 1)."""
-        return np.asarray(self @ x)
-
-    def rmatvec(self, y: ArrayLike) -> np.ndarray:
-        """The transpose times a vector of shape (m,) or (m, 1)."""
-        return np.asarray(self.T @ y)
-
-    def matmat(self, a: ArrayLike) -> np.ndarray:
-        """The operator times a matrix of shape (n, columns)."""
-        return np.asarray(self @ a)
-
-    def rmatmat(self, b: ArrayLike) -> np.ndarray:
-        """The transpose times a matrix of shape (m, columns)."""
-        return np.asarray(self.T @ b)
+        return self._multiply(x) if fits_right else self._multiply_from_left(x)
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,18 +141,18 @@ class Transposed(Operator):
     def __repr__(self) -> str:
         return f"{self.sketch!r}.T"
 
-    def __matmul__(self, b: Any) -> Any:
+    def _multiply(self, b: Any) -> Any:
         """S.T @ B for B (n_components,) or (n_components, n)."""
         return frontends.multiply_transposed(self.sketch.spec, b)
 
-    def __rmatmul__(self, x: Any) -> Any:
+    def _multiply_from_left(self, x: Any) -> Any:
         """X @ S.T: `Sketch.project`."""
-        return self.sketch.project(x)
+        return frontends.project(self.sketch.spec, x)
 
     def to_scipy(self, format: Literal["csc", "csr", "coo"] = "csr", dtype: DTypeLike = np.float64) -> Any:
         """The transpose as a `scipy.sparse` array of shape (n_features, n_components)."""
         return self.sketch.to_scipy(dtype=dtype).T.asformat(format)
 
-    def toarray(self, dtype: DTypeLike = np.float64) -> np.ndarray:
+    def toarray(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
         """The transpose as a dense array of shape (n_features, n_components)."""
         return self.sketch.toarray(dtype).T

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import frontends
-from .inputs.checks import integer as _integer
-from .inputs.checks import nnz_or_lanes, signed
+from .inputs.checks import integer, nnz_or_lanes, seed_number, signed
+from .inputs.description import sketch_arguments
 from .laws import exact as exact_law
-from .laws import iid as iid_law
 from .laws.spec import SketchSpec
 from .operators import Operator, Transposed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from numpy.typing import DTypeLike
 
@@ -24,11 +25,11 @@ MAX_FEATURES = 2**63 - 1
 
 
 def _bounds(part: slice, n: int) -> tuple[int, int]:
-    """``part.indices(n)`` of a slice of step 1, in operations that torch.compile can trace."""
+    """``part.indices(n)`` for a slice of step 1, in operations that torch.compile can trace."""
     if part.step is not None and operator.index(part.step) != 1:
-        raise ValueError(f"only slices of step 1 exist, got step {part.step}")
+        raise ValueError(f"a sketch has slices of step 1 only, got step {part.step}")
     start, stop = part.start if part.start is not None else 0, part.stop if part.stop is not None else n
-    if not (type(start) is type(stop) is int):  # to torch.compile, operator.index would fix a number
+    if not (type(start) is type(stop) is int):  # under torch.compile, operator.index would fix the numbers
         start, stop = operator.index(start), operator.index(stop)
     return (max(start + n, 0) if start < 0 else min(start, n)), (max(stop + n, 0) if stop < 0 else min(stop, n))
 
@@ -37,10 +38,11 @@ def _bounds(part: slice, n: int) -> tuple[int, int]:
 class Sketch(Operator):
     """A sparse Johnson-Lindenstrauss transform S of shape (n_components, n_features), regenerated from its seed.
 
-    Each column has exactly `nnz` nonzeros +-1/sqrt(nnz) in distinct rows, placed by Philox4x32-10 (see
-    `sjlt.laws.exact`), so E||Sx||^2 = ||x||^2 and Var||Sx||^2 <= 2/n_components for unit x (slightly more where
-    n_components does not divide evenly, see there). Given a `density` instead, entries are independent
-    (`sjlt.laws.iid`). The object is about a hundred bytes; equal arguments give equal entries on every machine.
+    Each column has exactly `nnz` nonzeros +-1/sqrt(nnz) in distinct rows, placed by Philox4x32-10, so E||Sx||^2 =
+    ||x||^2 and Var||Sx||^2 <= 2/n_components for unit x (slightly more where n_components does not divide evenly).
+    With `density` instead of `nnz`, entries are independent. The object is about a hundred bytes; equal arguments
+    give equal entries on every machine. The laws of both kinds of entries are specified, with test vectors, in
+    `sjlt/laws/README.md`; `sjlt.laws.exact` and `sjlt.laws.iid` implement them.
 
     Parameters
     ----------
@@ -52,24 +54,26 @@ class Sketch(Operator):
         Nonzeros per column (s in the literature), from 1 to floor(k / ceil(k/128)) for k = n_components.
         "auto" is 4, or that bound where it is smaller. nnz=1 is the CountSketch.
     density : float in (0, 1] or "auto", optional
-        Instead of nnz: entries are independent, +-sqrt(1/(k density)) with probability density/2 each and else 0, the
-        distribution of scikit-learn's random projections. "auto" is 1/sqrt(n_features), 1 has no zeros. It is rounded
-        to a multiple of 2^-7, below 1/16 of 2^-15, and refused below 2^-16.
+        Instead of nnz: entries are independent, +-sqrt(1/(k density)) with probability density/2 each and otherwise 0,
+        the distribution of scikit-learn's random projections. "auto" is 1/sqrt(n_features); 1 leaves no zeros. The
+        density is rounded to a multiple of 2^-7, or of 2^-15 below 1/16, and refused below 2^-16.
     seed : int, -2^63 to 2^64 - 1, default 0
         Taken mod 2^64.
     feature_offset : int, default 0
-        The law's index of column 0: where a slice ``S[:, a:b]`` begins. At most 2^63 - 1 - n_features.
+        The law's index of column 0, where a slice ``S[:, a:b]`` begins. At most 2^63 - 1 - n_features.
 
     Attributes
     ----------
     shape : (n_components, n_features)
-    nnz : int, or None where entries are independent
-    density : float, the probability of a nonzero as realised, or None where every column has nnz
+    nnz : int, or None for independent entries
+    density : float, the realised probability of a nonzero, or None if every column has nnz nonzeros
+    is_iid : bool, whether entries are independent
+    T : the transpose
 
     Raises
     ------
     TypeError, ValueError
-        For arguments of a wrong type or out of range, and for both nnz and density.
+        For arguments of a wrong type or out of range, and if both nnz and density are given.
 
     References
     ----------
@@ -95,14 +99,14 @@ class Sketch(Operator):
     density: Any = field(default=None, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     feature_offset: int = field(default=0, kw_only=True)
-    spec: SketchSpec = field(init=False, repr=False, compare=False)  # what operators and backends take
+    spec: SketchSpec = field(init=False, repr=False, compare=False)  # the form that operators and backends read
 
     def __post_init__(self) -> None:
-        n_features = _integer("n_features", self.n_features, 0, MAX_FEATURES)
-        k = _integer("n_components", self.n_components, 1, exact_law.MAX_N_COMPONENTS)
+        n_features = integer("n_features", self.n_features, 0, MAX_FEATURES)
+        k = integer("n_components", self.n_components, 1, exact_law.MAX_N_COMPONENTS)
         nnz, lanes = nnz_or_lanes(self.nnz, self.density, n_features, k)
-        seed = _integer("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
-        offset = _integer("feature_offset", self.feature_offset, 0, MAX_FEATURES)
+        seed = seed_number(self.seed) % 2**64
+        offset = integer("feature_offset", self.feature_offset, 0, MAX_FEATURES)
         if offset + n_features > MAX_FEATURES:
             raise ValueError(f"feature_offset + n_features must be at most 2^63 - 1, got {offset} + {n_features}")
         checked = {"n_features": n_features, "n_components": k, "nnz": nnz, "seed": seed, "feature_offset": offset}
@@ -128,32 +132,28 @@ class Sketch(Operator):
         whole = f"Sketch(n_features={end}, n_components={self.n_components}, {entries}, seed={self.seed})"
         return f"{whole}[:, {self.feature_offset}:{end}]" if self.feature_offset else whole
 
-    def to_dict(self) -> dict[str, int]:
-        """The sketch as numbers, ready for JSON; `from_dict` makes an equal sketch of them."""
-        entries = self.spec.lanes._asdict() if self.is_iid else {"nnz": self.nnz}
+    def to_dict(self) -> dict[str, Any]:
+        """The sketch as a dict of numbers that JSON can hold, from which `from_dict` makes an equal sketch.
+
+        Keys: "law" (the version), "n_features", "n_components", "seed", "feature_offset", and "nnz", or for
+        independent entries "bits" and "threshold", which define the law, and the "density" that they realise.
+        """
+        entries = {**self.spec.lanes._asdict(), "density": self.density} if self.is_iid else {"nnz": self.nnz}
         shape = {"law": exact_law.VERSION, "n_features": self.n_features, "n_components": self.n_components}
         return {**shape, **entries, "seed": self.seed, "feature_offset": self.feature_offset}
 
     @classmethod
-    def from_dict(cls, description: dict[str, int]) -> Sketch:
-        """The sketch that `to_dict` described.
+    def from_dict(cls, description: Mapping[str, Any]) -> Sketch:
+        """The sketch that a dict from `to_dict` describes. The key "density" may be absent.
 
-        Raises ValueError for another version of the law and for missing or unknown keys.
+        Raises
+        ------
+        TypeError
+            If the description is no mapping or a value is no integer.
+        ValueError
+            For another version of the law, missing or unknown keys, and values that contradict each other.
         """
-        given = dict(description)
-        version = given.pop("law", None)
-        if version != exact_law.VERSION:
-            raise ValueError(
-                f"this version of sjlt knows sketch law {exact_law.VERSION}, the description has {version!r}"
-            )
-        entries = iid_law.Lanes._fields if "threshold" in given else ("nnz",)
-        expected = {"n_features", "n_components", *entries, "seed", "feature_offset"}
-        if given.keys() != expected:
-            raise ValueError(f"a sketch's description has the keys {sorted(expected)}, got {sorted(map(str, given))}")
-        if "threshold" in given:
-            lanes = iid_law.checked(given.pop("bits"), given.pop("threshold"))
-            return cls(**given, density=lanes.density)
-        return cls(**given)
+        return cls(**sketch_arguments(description))
 
     def __reduce__(self) -> Any:
         return type(self).from_dict, (self.to_dict(),)
@@ -161,7 +161,7 @@ class Sketch(Operator):
     # --------------------------------------------------------------------------------- slices
 
     def __getitem__(self, key: Any) -> Sketch:
-        """``S[:, a:b]``: the sketch of features a..b. It counts its own columns from 0."""
+        """``S[:, a:b]``: the sketch of features a to b - 1, which counts its own columns from 0."""
         if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(part, slice) for part in key)) or (
             key[0] != slice(None)
         ):
@@ -170,7 +170,7 @@ class Sketch(Operator):
         return self._part(max(0, stop - start), self.feature_offset + start)
 
     def _part(self, n_features: int, feature_offset: int) -> Sketch:
-        """Unchecked, as torch.compile would check it for one seed and one slice, and compile anew for the next."""
+        """A slice without checks, which torch.compile would turn into guards and recompile for each slice and seed."""
         part = object.__new__(type(self))
         for name in ("n_components", "nnz", "density", "seed"):
             object.__setattr__(part, name, getattr(self, name))
@@ -186,13 +186,13 @@ class Sketch(Operator):
         """The transpose, an operator of shape (n_features, n_components)."""
         return Transposed(self)
 
-    def __matmul__(self, a: Any) -> Any:
-        """S @ A for A (n_features,) or (n_features, n): dense, in A's dtype (an array's integers become fp64)."""
+    def _multiply(self, a: Any) -> Any:
+        """S @ A for A (n_features,) or (n_features, n): dense, in A's dtype (integers in an array become fp64)."""
         return frontends.multiply(self.spec, a)
 
-    def __rmatmul__(self, y: Any) -> Any:
+    def _multiply_from_left(self, y: Any) -> Any:
         """Y @ S: `project_adjoint`."""
-        return self.project_adjoint(y)
+        return frontends.project_adjoint(self.spec, y)
 
     def project(
         self,
@@ -207,49 +207,49 @@ class Sketch(Operator):
         Parameters
         ----------
         x : {ndarray, tensor, CSR or CSC matrix or array} of shape (..., n_features)
-            Tensors on the CPU or on CUDA. fp16, bf16 (of torch), fp32 and fp64 keep their dtype (sums of fp16 and bf16
-            run in fp32). An array's integers and bool become fp64; a tensor's are refused, as by torch.matmul. Strides
-            are free: nothing is copied. Sparse input has two dimensions, and is scipy's.
+            Tensors on the CPU or on CUDA. fp16, bf16 (torch only), fp32 and fp64 keep their dtype; fp16 and bf16 are
+            summed in fp32. Integers and bool become fp64 in arrays and are refused in tensors, as in torch.matmul.
+            Any strides are accepted without a copy. Sparse input is SciPy's, with two dimensions.
         out : {ndarray, tensor on x's device} of shape (..., n_components), fp16, bf16, fp32 or fp64, optional
-            Where to write; it may not share memory with x.
+            Where to write the result. It must not share memory with x.
         accumulate : bool, default False
-            Add to `out` (fp32 or fp64) instead, so that features can stream through slice by slice:
+            Add the result to `out` (fp32 or fp64), so that features can be processed slice by slice:
             ``S[:, a:b].project(x[:, a:b], out=y, accumulate=True)``.
         dense_output : bool, default True
-            False with sparse x gives a CSR matrix (array, for a sparse array) with sorted indices. CSC is
-            converted to CSR first, a copy of it.
+            If False, sparse x gives a CSR matrix (for a sparse array, an array) with sorted indices. CSC input is
+            copied to CSR first.
 
         Returns
         -------
-        {ndarray, tensor, CSR matrix} of shape (..., n_components); `out` where given, else on x's device. A new
-        tensor's leading axes lie in memory in the order of x's.
+        {ndarray, tensor, CSR matrix} of shape (..., n_components)
+            `out` if given, else new memory on x's device. The leading axes of a new tensor lie in memory in the order
+            of x's.
 
         Raises
         ------
         TypeError
-            For dtypes (complex, object, longdouble), devices and containers it does not take.
+            For unsupported dtypes (complex, object, longdouble), devices and containers.
         ValueError
             For wrong shapes.
         RuntimeError
-            For `out` together with tensors that require gradients, as torch's own functions say it.
+            For `out` together with tensors that require gradients, as in torch's own functions.
 
         Notes
         -----
         Error against exact arithmetic: at most 1e-6 ||x|| for fp32 (2e-6 ||x|| where one number outweighs all others),
         1e-14 ||x|| for fp64. On the CPU results do not depend, to the bit, on the number of threads or on which rows
-        are projected together, and a non-finite number reaches exactly the nnz components of its feature. (Where
-        entries are independent, it may reach all components of its data vector, on every device.)
+        are projected together, and a non-finite number reaches exactly the nnz components of its feature. (With
+        independent entries it may reach all components of its data vector, on every device.)
 
-        CUDA tensors are projected on their own device, in the caller's current stream, by the same entries. Results
-        are the same to the bit in every run on one device with data of one shape and layout. fp32 is as accurate as on
-        the CPU unless `torch.set_float32_matmul_precision` allows less, and that is faster. A
-        non-finite number reaches the nnz components of its feature, and may reach others among the 128 around them,
-        but no other data vector.
+        CUDA tensors are projected on their own device, in the current stream, by the same entries. Results on one
+        device with data of one shape and layout are bitwise reproducible. fp32 is as accurate as on the CPU unless
+        `torch.set_float32_matmul_precision` permits faster, less accurate products. A non-finite number reaches the
+        nnz components of its feature and may reach others among the 128 around them, but no other data vector.
 
-        To torch it is an operator of its own (``torch.ops.sjlt.project``): gradients of every order, `torch.func`'s
-        transforms, `torch.compile` (other seeds, slices and numbers of rows compile nothing anew where shapes are
-        dynamic), `torch.export`, CUDA graphs and autocast work as they do for a matrix product. Nothing is saved for
-        the backward pass.
+        In torch it is an operator (``torch.ops.sjlt.project``): gradients of every order, `torch.func`'s
+        transforms, `torch.compile` (with dynamic shapes, other seeds, slices and numbers of rows do not recompile),
+        `torch.export`, CUDA graphs and autocast work as for a matrix product. Nothing is saved for the backward
+        pass.
         """
         return frontends.project(self.spec, x, out=out, accumulate=accumulate, dense_output=dense_output)
 
@@ -261,7 +261,7 @@ class Sketch(Operator):
         y : {ndarray, tensor, CSR or CSC matrix or array} of shape (..., n_components)
         out : {ndarray, tensor on y's device} of shape (..., n_features), fp16, bf16, fp32 or fp64, optional
         accumulate : bool, default False
-            As in `project`, and so are dtypes, devices, strides and refusals.
+            As in `project`, as are dtypes, devices, strides and errors.
 
         Returns
         -------
@@ -275,33 +275,32 @@ class Sketch(Operator):
         return frontends.project_adjoint(self.spec, y, out=out, accumulate=accumulate)
 
     def project_tree(self, tensors: Any, *, out: torch.Tensor | None = None, batched: bool = False) -> torch.Tensor:
-        """Project the numbers of several tensors, such as a model's gradients, as if they were concatenated.
+        """Project the numbers of several tensors, such as a model's gradients, as if concatenated.
 
-        Nothing is concatenated, staged or copied: each tensor is read where it lies and meets the columns of the
-        sketch that belong to it.
+        Nothing is concatenated, staged or copied: each tensor is read in place and multiplied by its own columns of
+        the sketch.
 
         Parameters
         ----------
-        tensors : dict or list of torch tensors, nested if you like, on one device
-            n_features numbers in all. They are numbered as ``torch.cat([t.reshape(-1) for t in tensors])`` would: a
-            dict's values in the order of their insertion (as `named_parameters` has it), each tensor in its logical
-            order, whatever its strides; the first tensor owns the columns ``S[:, :t.numel()]``, the next one those
-            that follow. (A tensor whose numbers are not evenly spaced in that order, such as a transposed one, is read
-            in as many pieces as it takes.)
+        tensors : dict or list of torch tensors, possibly nested, on one device
+            n_features numbers in all, in the order of ``torch.cat([t.reshape(-1) for t in tensors])``: the values of a
+            dict in insertion order (as in `named_parameters`), each tensor in its logical order whatever its strides.
+            The first tensor corresponds to the columns ``S[:, :t.numel()]``, the next to those that follow. (A tensor
+            whose numbers are not evenly spaced in that order, such as a transposed one, is read in several pieces.)
         out : tensor of shape (n_components,) or (batch, n_components), optional
-            Where to write.
+            Where to write the result.
         batched : bool, default False
-            Whether every tensor has a leading dimension of the same length, as per-example gradients have.
+            Whether every tensor has a leading dimension of the same length, as per-example gradients do.
 
         Returns
         -------
-        tensor of shape (n_components,), or (batch, n_components) where batched; of the dtype that the tensors' promote
-        to. (Sums run in fp32 at least.)
+        tensor of shape (n_components,), or (batch, n_components) if batched
+            Its dtype is the one that the tensors' dtypes promote to. Sums run in fp32 or fp64.
 
         Raises
         ------
         TypeError, ValueError
-            As `project`; and where the tensors have more or fewer than n_features numbers or lie on several devices.
+            As `project`, and if the tensors do not hold n_features numbers or lie on several devices.
         RuntimeError
             For `out` together with tensors that require gradients.
         """
@@ -312,19 +311,24 @@ class Sketch(Operator):
     def entries(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The nonzeros of columns `start` to `stop` - 1 (default: all), before scaling by 1/sqrt(nnz).
 
-        ValueError where entries are independent, since columns then differ in their number.
-
         Returns
         -------
         rows : ndarray of shape (nnz, stop - start), int64
         signs : ndarray of shape (nnz, stop - start), int8, +1 or -1
+
+        Raises
+        ------
+        ValueError
+            For independent entries, whose number differs between columns.
         """
         from .backends.cpu import exact
 
         if self.is_iid:
-            raise ValueError(f"{self!r} has columns of varying numbers of nonzeros: S[:, a:b].to_scipy() shows them")
-        stop = self.n_features if stop is None else _integer("stop", stop, 0, self.n_features)
-        start = _integer("start", start, 0, stop)
+            raise ValueError(
+                f"the columns of {self!r} differ in their number of nonzeros: S[:, a:b].to_scipy() returns them"
+            )
+        stop = self.n_features if stop is None else integer("stop", stop, 0, self.n_features)
+        start = integer("start", start, 0, stop)
         codes = exact.codes(self.spec, start, stop).T
         return (codes >> 1).astype(np.int64), (1 - 2 * (codes & 1)).astype(np.int8)
 
@@ -335,7 +339,7 @@ class Sketch(Operator):
         from .backends import cpu_backend
 
         if np.dtype(dtype).kind != "f":
-            raise TypeError(f"the entries are fractions: they need a floating dtype, got {np.dtype(dtype)}")
+            raise TypeError(f"the entries are fractions: dtype must be floating, got {np.dtype(dtype)}")
         signs, rows, indptr, scale = cpu_backend(self.spec).columns(self.spec)  # rows ascend in each column
         index = np.int32 if max(rows.size, *self.shape) <= np.iinfo(np.int32).max else np.int64
         parts = ((signs * scale).astype(dtype), rows.astype(index), indptr.astype(index))
@@ -357,7 +361,7 @@ def project(
 ) -> Any:
     """Project the last axis of `x` to `n_components`: ``Sketch(x.shape[-1], n_components, ...).project(x)``.
 
-    Parameters and returned value are those of `Sketch` and `Sketch.project`: arrays give arrays, and CUDA tensors
+    Parameters and the returned value are those of `Sketch` and `Sketch.project`: arrays give arrays, and CUDA tensors
     give tensors of their dtype on their device.
 
     Examples

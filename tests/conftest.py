@@ -1,8 +1,7 @@
-"""What the tests of torch tensors and of kernels share: where the tensors lie, and which backend takes them."""
+"""Fixtures for tests of torch tensors and of kernels: the device, and the backend that handles its tensors."""
 
 import math
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kernels_on(request):
-    """The device whose tensors kernels take: Triton's interpreter takes a CPU's where there is no GPU."""
+    """The device for which kernels run: CUDA, or without a GPU the CPU, in Triton's interpreter."""
     if request.param == "cuda":
         return "cuda"
     if os.environ.get("TRITON_INTERPRET") != "1":
@@ -75,29 +74,16 @@ def device(request):
 
 
 @pytest.fixture
-def calls(device, monkeypatch):
-    """The (x, out) of each call of the backend."""
-    from sjlt.torch_ops import projection
+def calls(monkeypatch):
+    """The (x, out) of each call of a backend by the projection's operators."""
+    from sjlt.torch_ops import views
 
-    made = []
+    made, matrices = [], views.matrices
 
-    def recording(name):
-        choose = getattr(projection, name)
+    def recorded(x, out, axis):
+        for pair in matrices(x, out, axis):
+            made.append(pair)
+            yield pair
 
-        def chosen(spec):
-            backend = choose(spec)
-
-            def record(function):
-                def call(spec, x, out, accumulate):
-                    made.append((x, out))
-                    function(spec, x, out, accumulate)
-
-                return call
-
-            return SimpleNamespace(project=record(backend.project), adjoint=record(backend.adjoint))
-
-        return chosen
-
-    for name in ("cpu_backend", "triton_backend"):
-        monkeypatch.setattr(projection, name, recording(name))
+    monkeypatch.setattr(views, "matrices", recorded)
     return made

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 import sjlt
-from sjlt.inputs.dropout import checked, rule_of
+from sjlt.inputs.dropout import checked_arguments, rule_of
 from sjlt.kernels.portable.dropout import _place
 
 BITS = [8, 16, 32]
@@ -30,7 +30,7 @@ def device_of(backend):
 
 
 def numbers(x, p, seed, *, step=0, offset=0, row_stride=None, bits=16):
-    return rule_of(*checked(x, x.shape, p, seed, step, offset, row_stride, bits))[0]
+    return rule_of(checked_arguments(x, x.shape, p, seed, step, offset, row_stride, bits))[0]
 
 
 def call(backend, x, out, p, seed, residual=None, **given):

@@ -60,7 +60,7 @@ def test_the_state_is_the_description():
 @pytest.mark.parametrize("other", [{"seed": 8}, {"nnz": 2}, {"seed": 2**64 - 1}])
 def test_another_sketch_is_refused(other):
     state = layer(**other).state_dict()
-    with pytest.raises(ValueError, match="the state is that of") as refusal:
+    with pytest.raises(ValueError, match="the state dict belongs to") as refusal:
         layer().load_state_dict(state)
     assert repr(S) in str(refusal.value)
     assert repr(layer(**other).sketch) in str(refusal.value)

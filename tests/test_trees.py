@@ -134,7 +134,7 @@ def test_refusals(device):
         (ValueError, r"n_features = 17 numbers, got 29", lambda: S.project_tree({"a": a, "b": b, "c": a})),
         (ValueError, r"\[\(3,\), \(5,\)\]", lambda: S.project_tree([a, b], batched=True)),
         (ValueError, r"leading dimension", lambda: S.project_tree([torch.tensor(1.0, device=device)], batched=True)),
-        (ValueError, r"17 numbers for each of the batch, got 8", lambda: S.project_tree([a, a], batched=True)),
+        (ValueError, r"17 numbers per element of the batch, got 8", lambda: S.project_tree([a, a], batched=True)),
         (ValueError, r"at least one tensor", lambda: S.project_tree({})),
         (TypeError, r"ndarray", lambda: S.project_tree([a, np.zeros(5)])),
         (TypeError, r"int64", lambda: S.project_tree([a, b.long()])),

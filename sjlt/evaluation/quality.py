@@ -17,7 +17,7 @@ import numpy as np
 
 from ..files.io import Source
 from ..inputs.checks import integer
-from ..inputs.containers import checked_sparse, container, is_sparse, is_tensor
+from ..inputs.containers import as_container, checked_sparse, is_sparse, is_tensor
 from ..laws import exact as law
 from ..sketch import Sketch
 from .measures import (
@@ -103,7 +103,7 @@ def _rows_of(X: Any, chosen: np.ndarray) -> Any:
         X = (picked.float() if picked.dtype == torch.bfloat16 else picked).numpy()
     else:
         X = X[chosen]
-    X = container(X).astype(np.float64)
+    X = as_container(X).astype(np.float64)
     if is_sparse(X):
         X.sum_duplicates()
     return X
@@ -339,7 +339,7 @@ def quality(
     if is_sparse(X):
         X = checked_sparse(X)
     elif not (isinstance(X, Source) or is_tensor(X)):
-        X = container(X)
+        X = as_container(X)
     _check(X, eps, rows=rows, pairs=pairs, queries=queries, neighbours=neighbours, seeds=seeds, seed=seed)
     named = [_named(sketch, X.shape[1]) for sketch in sketches]
     if not named:

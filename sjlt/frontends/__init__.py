@@ -1,4 +1,4 @@
-"""The projection and its adjoint on any container: arrays and sparse matrices go to `arrays`, tensors to `tensors`.
+"""The projection and its adjoint on any container: `arrays` for NumPy and SciPy, `tensors` and `trees` for torch.
 
 `tensors` imports torch, so it is loaded only once a caller holds a tensor.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..inputs.containers import is_tensor
+from ..inputs.containers import refuse_symbolic as refuse_symbolic
 
 if TYPE_CHECKING:
     from ..laws.spec import SketchSpec
@@ -16,38 +17,39 @@ if TYPE_CHECKING:
 def project(spec: SketchSpec, x: Any, *, out: Any = None, accumulate: bool = False, dense_output: bool = True) -> Any:
     """x S' along the last axis of x; see `Sketch.project`."""
     if not is_tensor(x):
-        return _arrays().project(spec, x, out, accumulate, dense_output)
+        return _arrays().project_array(spec, x, out, accumulate, dense_output)
     if not dense_output:
         raise ValueError("dense_output=False needs a SciPy sparse matrix: the projection of a tensor is dense")
-    return _tensors().project(spec, x, out, accumulate)
+    return _tensors().project_tensor(spec, x, out, accumulate)
 
 
 def project_adjoint(spec: SketchSpec, y: Any, *, out: Any = None, accumulate: bool = False) -> Any:
     """y S along the last axis of y; see `Sketch.project_adjoint`."""
-    frontend = _tensors() if is_tensor(y) else _arrays()
-    return frontend.project_adjoint(spec, y, out, accumulate)
+    if is_tensor(y):
+        return _tensors().project_adjoint_tensor(spec, y, out, accumulate)
+    return _arrays().project_adjoint_array(spec, y, out, accumulate)
 
 
 def multiply(spec: SketchSpec, a: Any) -> Any:
     """S A for a vector or matrix A."""
-    frontend = _tensors() if is_tensor(a) else _arrays()
-    return frontend.multiply(spec, a)
+    return _tensors().multiply_tensor(spec, a) if is_tensor(a) else _arrays().multiply_array(spec, a)
 
 
 def multiply_transposed(spec: SketchSpec, b: Any) -> Any:
     """S' B for a vector or matrix B."""
-    frontend = _tensors() if is_tensor(b) else _arrays()
-    return frontend.multiply_transposed(spec, b)
+    if is_tensor(b):
+        return _tensors().multiply_transposed_tensor(spec, b)
+    return _arrays().multiply_transposed_array(spec, b)
 
 
 def project_tree(spec: SketchSpec, tensors: Any, out: Any, batched: bool) -> Any:
-    """The numbers of several tensors as if concatenated; see `Sketch.project_tree`."""
+    """The projection of several tensors as if concatenated; see `Sketch.project_tree`."""
     from . import trees
 
     return trees.project_tree(spec, tensors, out, batched)
 
 
-# Without functools.cache, which torch.compile warns about.
+# Not functools.cache, which torch.compile warns about.
 def _arrays() -> Any:
     from . import arrays
 

@@ -13,25 +13,25 @@ import numpy as np
 
 from ..backends import cpu_backend
 from ..inputs.containers import (
+    arrays_overlap,
+    as_container,
     check_height,
     check_width,
     checked_sparse,
-    container,
-    elements_meet,
+    elements_overlap,
     is_sparse,
-    overlap,
     result_dtype,
 )
 
 if TYPE_CHECKING:
     from ..laws.spec import SketchSpec
 
-DENSE_BYTES = 4 << 20  # sparse rows made dense at a time, for the adjoint
+DENSE_BYTES = 4 << 20  # of sparse rows converted to dense at a time, for the adjoint
 
 
-def project(spec: SketchSpec, x: Any, out: Any, accumulate: bool, dense_output: bool) -> Any:
+def project_array(spec: SketchSpec, x: Any, out: Any, accumulate: bool, dense_output: bool) -> Any:
     """x S' along the last axis of x; see `Sketch.project`."""
-    x = container(x)
+    x = as_container(x)
     check_width("project", x, spec.n_features, "n_features")
     backend = cpu_backend(spec)
     if not is_sparse(x):
@@ -39,27 +39,28 @@ def project(spec: SketchSpec, x: Any, out: Any, accumulate: bool, dense_output: 
     x = checked_sparse(x)
     if not dense_output:
         return _project_to_sparse(spec, x, out, accumulate)
-    out = _result("project", out, (x.shape[0], spec.n_components), result_dtype(x.dtype), accumulate)
+    out = _result("project", out, (x.shape[0], spec.n_components), result_dtype(x.dtype), accumulate, *_arrays_of(x))
     backend.project_sparse(spec, x, out, accumulate)
     return out
 
 
-def project_adjoint(spec: SketchSpec, y: Any, out: Any, accumulate: bool) -> Any:
+def project_adjoint_array(spec: SketchSpec, y: Any, out: Any, accumulate: bool) -> Any:
     """y S along the last axis of y; see `Sketch.project_adjoint`."""
-    y = container(y)
+    y = as_container(y)
     check_width("project_adjoint", y, spec.n_components, "n_components")
     if not is_sparse(y):
         adjoint = cpu_backend(spec).adjoint
         return _project_dense("project_adjoint", adjoint, spec, y, spec.n_features, out, accumulate)
     y = checked_sparse(y)
-    out = _result("project_adjoint", out, (y.shape[0], spec.n_features), result_dtype(y.dtype), accumulate)
+    shape = (y.shape[0], spec.n_features)
+    out = _result("project_adjoint", out, shape, result_dtype(y.dtype), accumulate, *_arrays_of(y))
     _adjoint_sparse(spec, y, out, accumulate)
     return out
 
 
-def multiply(spec: SketchSpec, a: Any) -> Any:
+def multiply_array(spec: SketchSpec, a: Any) -> Any:
     """S A for a vector or matrix A."""
-    a = container(a)
+    a = as_container(a)
     check_height("S", a, (spec.n_components, spec.n_features))
     backend = cpu_backend(spec)
     if not is_sparse(a):
@@ -69,9 +70,9 @@ def multiply(spec: SketchSpec, a: Any) -> Any:
     return out
 
 
-def multiply_transposed(spec: SketchSpec, b: Any) -> Any:
+def multiply_transposed_array(spec: SketchSpec, b: Any) -> Any:
     """S' B for a vector or matrix B."""
-    b = container(b)
+    b = as_container(b)
     check_height("S.T", b, (spec.n_features, spec.n_components))
     if not is_sparse(b):
         return _multiply_dense(cpu_backend(spec).adjoint, spec, b, spec.n_features)
@@ -84,7 +85,7 @@ def multiply_transposed(spec: SketchSpec, b: Any) -> Any:
 
 
 def _multiply_dense(function: Callable[..., None], spec: SketchSpec, a: np.ndarray, height: int) -> np.ndarray:
-    """`function`, which works on rows, on the columns of a vector or matrix A."""
+    """Apply `function`, which works on rows, to the columns of a vector or matrix A."""
     out = np.empty((height, *a.shape[1:]), result_dtype(a.dtype))
     function(spec, np.atleast_2d(a.T), np.atleast_2d(out.T), False)
     return out
@@ -99,7 +100,7 @@ def _project_dense(
     out: np.ndarray | None,
     accumulate: bool,
 ) -> np.ndarray:
-    """`function` on the rows along the last axis of x."""
+    """Apply `function` to the rows along the last axis of x."""
     out = _result(name, out, (*x.shape[:-1], width), result_dtype(x.dtype), accumulate, x)
     for rows, result in _matrices(x, out):
         function(spec, rows, result, accumulate)
@@ -107,16 +108,16 @@ def _project_dense(
 
 
 def _adjoint_sparse(spec: SketchSpec, y: Any, out: np.ndarray, accumulate: bool) -> None:
-    """out (n, d) = y (n, k) S, or out += that, for y in CSR or CSC, made dense a few rows at a time."""
+    """out (n, d) = y (n, k) S, or out += y S, for y in CSR or CSC, converted to dense a few rows at a time."""
     adjoint, step = cpu_backend(spec).adjoint, max(1, DENSE_BYTES // (8 * spec.n_components))
     for i in range(0, y.shape[0], step):
         adjoint(spec, y[i : i + step].toarray(), out[i : i + step], accumulate)
 
 
 def _result(
-    name: str, out: Any, shape: tuple[int, ...], dtype: np.dtype, accumulate: bool, x: np.ndarray | None = None
+    name: str, out: Any, shape: tuple[int, ...], dtype: np.dtype, accumulate: bool, *inputs: np.ndarray
 ) -> np.ndarray:
-    """`out` when it can take a result of this shape and dtype, or a new array where it is None."""
+    """`out` if it can hold a result of this shape and shares no memory with `inputs`, or a new array if it is None."""
     if out is None:
         if accumulate:
             raise ValueError(f"{name} with accumulate=True needs out=, the array of shape {shape} to add to")
@@ -131,15 +132,20 @@ def _result(
         raise TypeError(f"out must have dtype {', '.join(allowed)}{with_}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
-    if elements_meet(out.shape, out.strides, out.itemsize):
+    if elements_overlap(out.shape, out.strides, out.itemsize):
         raise ValueError(f"out has elements that share memory (strides {out.strides}): it cannot hold a result")
-    if x is not None and overlap(x, out):
+    if any(arrays_overlap(x, out) for x in inputs):
         raise ValueError("out shares memory with the input")
     return out
 
 
+def _arrays_of(x: Any) -> tuple[np.ndarray, ...]:
+    """The arrays of a CSR or CSC matrix."""
+    return x.data, x.indices, x.indptr
+
+
 def _matrices(x: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """x (..., d) and out (..., k) as pairs of 2-D views, as few as their strides allow, never copies."""
+    """x (..., d) and out (..., k) as pairs of 2-D views: as few as their strides allow, no copies."""
     if x.ndim <= 2:
         yield np.atleast_2d(x), np.atleast_2d(out)
         return
@@ -149,7 +155,7 @@ def _matrices(x: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
             x.reshape(n, x.shape[-1], copy=False),
             out.reshape(n, out.shape[-1], copy=False),
         )
-    except ValueError:  # no strides describe it: take the shortest leading axis apart
+    except ValueError:  # no strides describe one matrix: split along the shortest leading axis
         axis = int(np.argmin(x.shape[:-1]))
         for rows, result in zip(np.moveaxis(x, axis, 0), np.moveaxis(out, axis, 0), strict=True):
             yield from _matrices(rows, result)

@@ -1,4 +1,4 @@
-"""The projection of several torch tensors, such as a model's gradients, as if they were concatenated."""
+"""The projection of several torch tensors, such as a model's gradients, as if concatenated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..torch_ops import projection as ops
-from .tensors import check, check_out
+from ..torch_ops.checks import check_out, check_tensor
 
 if TYPE_CHECKING:
     from ..laws.spec import SketchSpec
@@ -28,8 +28,8 @@ def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor
         check_out("project_tree", out, like, spec.n_components, False)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (*leaves, out)):
             raise RuntimeError(
-                "out= does not support automatic differentiation, but one of the tensors requires grad: leave out= "
-                "away, detach, or call under torch.no_grad()"
+                "out= does not support automatic differentiation, but one of the tensors requires grad: omit out=, "
+                "detach, or call under torch.no_grad()"
             )
     total: Any = 0
     start = 0
@@ -55,10 +55,10 @@ def _leaves(tree: Any) -> Iterator[Any]:
 def _check_tree(spec: SketchSpec, leaves: list[Any], batched: bool) -> None:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
-            raise TypeError(f"project_tree takes a dict or list of torch tensors, one of them is {type(leaf).__name__}")
-        check(leaf)
+            raise TypeError(f"project_tree needs a dict or list of torch tensors, got a {type(leaf).__name__} in it")
+        check_tensor(leaf, "a sketch")
     if not leaves:
-        raise ValueError("project_tree needs at least one tensor: without any there is no device to work on")
+        raise ValueError("project_tree needs at least one tensor")
     devices = sorted({str(leaf.device) for leaf in leaves})
     if len(devices) > 1:
         raise ValueError(f"the tensors must lie on one device, got {', '.join(devices)}")
@@ -67,12 +67,12 @@ def _check_tree(spec: SketchSpec, leaves: list[Any], batched: bool) -> None:
         raise ValueError(f"batched=True needs the same leading dimension everywhere, got {sorted(batches)}")
     n_features = sum(prod(leaf.shape[batched:]) for leaf in leaves)
     if n_features != spec.n_features:
-        each = " for each of the batch" if batched else ""
+        each = " per element of the batch" if batched else ""
         raise ValueError(f"the tensors must have n_features = {spec.n_features} numbers{each}, got {n_features}")
 
 
 def _flat(leaf: Tensor, batch_ndim: int) -> Iterator[Tensor]:
-    """The leaf's numbers in their logical order along a last axis: views, as few as its strides allow."""
+    """The leaf's numbers in logical order along a last axis: as few views as its strides allow."""
     shape, strides = leaf.shape[batch_ndim:], leaf.stride()[batch_ndim:]
     axes = [axis for axis, n in enumerate(shape) if n != 1]
     evenly = all(strides[a] == shape[b] * strides[b] for a, b in pairwise(axes))

@@ -1,4 +1,4 @@
-"""Checks of arguments that several callables take."""
+"""Checks of the arguments that several public functions share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..laws import exact as law
+from ..laws import exact as exact_law
 from ..laws import iid as iid_law
 
 
 def integer(name: str, value: Any, low: int, high: int, condition: str = "") -> int:
-    """`value` as an int from `low` to `high`; else TypeError or ValueError, with the numbers."""
+    """`value` as an int from `low` to `high`, or a TypeError or ValueError that shows it."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got the bool {value}")
     try:
@@ -24,18 +24,26 @@ def integer(name: str, value: Any, low: int, high: int, condition: str = "") -> 
     return number
 
 
+def seed_number(seed: Any) -> int:
+    """A seed as an int, -2^63 <= seed < 2^64."""
+    return integer("seed", seed, -(2**63), 2**64 - 1)
+
+
 def signed(seed: int) -> int:
-    """A seed, -2^63 <= seed < 2^64, as the signed number of 64 bits that torch and Triton take it for."""
+    """A seed, -2^63 <= seed < 2^64, as the signed 64-bit number of the same bits, which torch and Triton accept."""
     return seed - 2**64 if seed >= 2**63 else seed
 
 
 def nnz_or_lanes(nnz: Any, density: Any, n_features: int, n_components: int) -> tuple[Any, iid_law.Lanes | None]:
-    """(nnz, None) for a sketch of exactly nnz nonzeros a column, (None, lanes) for independent entries."""
+    """(nnz, None) for exactly nnz nonzeros per column, (None, lanes) for independent entries."""
     auto = isinstance(nnz, str) and nnz == "auto"
-    given = not auto and nnz is not None
     if density is None:
-        most = law.max_nnz(n_components)
-        return min(4, most) if auto else integer("nnz", nnz, 1, most, f" for n_components = {n_components}"), None
-    if given:
+        largest = exact_law.max_nnz(n_components)
+        if auto:
+            return min(4, largest), None
+        if isinstance(nnz, str):
+            raise TypeError(f'nnz must be an integer or "auto", got {nnz!r}')
+        return integer("nnz", nnz, 1, largest, f" for n_components = {n_components}"), None
+    if not auto and nnz is not None:
         raise ValueError(f"nnz and density exclude each other, got nnz={nnz!r} and density={density!r}")
     return None, iid_law.lanes_of(density, n_features)

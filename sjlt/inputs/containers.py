@@ -1,90 +1,128 @@
-"""What data comes in: arrays, sparse matrices and tensors told apart, checked, refused where they have no meaning."""
+"""Recognise and validate data: arrays, sparse matrices and tensors."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 
 def is_sparse(x: Any) -> bool:
-    """Whether x is of scipy.sparse, which whoever holds such a matrix has imported."""
+    """Whether x is a SciPy sparse matrix or array. A caller that holds one has imported scipy.sparse."""
     sparse = sys.modules.get("scipy.sparse")
     return sparse is not None and bool(sparse.issparse(x))
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether x is a torch tensor; torch, too, is imported then."""
+    """Whether x is a torch tensor. A caller that holds one has imported torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, getattr(torch, "Tensor", ()))
 
 
-def container(x: Any) -> Any:
-    """`x` itself where it is sparse, else as an ndarray; refused where it has no meaning here."""
+def as_container(x: Any) -> Any:
+    """`x` itself if it is sparse, else an ndarray of numbers; TypeError for anything else."""
     if is_sparse(x):
         return x
+    refuse_foreign(x)
     if hasattr(x, "matvec"):
-        raise TypeError(f"{type(x).__name__} is an operator: compose it by scipy.sparse.linalg.aslinearoperator")
+        raise TypeError(f"{type(x).__name__} is an operator: compose it with scipy.sparse.linalg.aslinearoperator")
+    array = np.asarray(x)
+    if array.dtype.kind not in "iubf":
+        _refuse_contents(x, array)
+    result_dtype(array.dtype)
+    return array
+
+
+def refuse_foreign(x: Any) -> None:
+    """TypeError for data that NumPy would convert to something else without a word."""
+    if type(x).__module__ == "torch.fx.proxy":
+        refuse_symbolic()
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("masked arrays are refused: the mask would be lost; fill it first (x.filled(0))")
-    x = np.asarray(x)
-    result_dtype(x.dtype)
-    return x
+
+
+def refuse_symbolic() -> NoReturn:
+    raise TypeError(
+        "torch.fx.symbolic_trace cannot follow a sketch or seeded dropout, whose calls depend on the dtype, device and "
+        "shape of tensors: use torch.export.export, torch.compile or torch.fx.experimental.proxy_tensor.make_fx"
+    )
+
+
+def _refuse_contents(x: Any, array: np.ndarray) -> None:
+    """TypeError for data that is no array of real numbers, naming the column of a data frame."""
+    if array.ndim == 0 and array.dtype == object:
+        raise TypeError(f"expected an array, sparse matrix or tensor, got {x!r} of type {type(x).__name__}")
+    columns = getattr(x, "columns", None)
+    if columns is None or isinstance(x, np.ndarray):
+        return
+    for name in columns:
+        dtype = getattr(x[name], "dtype", None)
+        if np.asarray(x[name]).dtype.kind not in "iubf":
+            raise TypeError(f"column {name!r} has dtype {dtype}: a sketch accepts real numbers; select or convert it")
 
 
 def result_dtype(dtype: np.dtype) -> np.dtype:
-    """fp16, fp32 and fp64 stay; integers and bool become fp64, as NumPy's own float operations do; no others."""
+    """The dtype of results: fp16, fp32 and fp64 stay, integers and bool become fp64, others are refused."""
     if dtype.kind in "iub":
         return np.dtype(np.float64)
     if dtype.kind == "f" and dtype.itemsize <= 8:
         return dtype.newbyteorder("=")
-    raise TypeError(f"dtype {dtype} is refused: a sketch takes float16, float32, float64, integers and bool")
+    raise TypeError(f"dtype {dtype} is refused: a sketch accepts float16, float32, float64, integers and bool")
 
 
 # ------------------------------------------------------------------------------------- shapes
 
 
-def _shown(x: Any) -> str:
+def _described(x: Any) -> str:
     kind = "a sparse matrix" if is_sparse(x) else "a tensor" if is_tensor(x) else "an array"
     return f"{kind} of shape {tuple(x.shape)}"
 
 
+def check_shape(name: str, given: Any, x: Any) -> None:
+    """`given` has the shape of x."""
+    if given.shape != x.shape:
+        raise ValueError(f"{name} must have the shape of x, {tuple(x.shape)}, got {tuple(given.shape)}")
+
+
 def check_width(name: str, x: Any, width: int, meaning: str) -> None:
-    """Data vectors lie along the last axis of x, and have `width` numbers."""
+    """The last axis of x, along which data vectors lie, has length `width`."""
     if x.ndim == 0 or x.shape[-1] != width:
-        raise ValueError(f"{name} needs a last axis of {meaning} = {width}, got {_shown(x)}")
+        raise ValueError(f"{name} needs a last axis of {meaning} = {width}, got {_described(x)}")
 
 
 def check_height(name: str, a: Any, shape: tuple[int, int]) -> None:
-    """The operator of that shape can be multiplied by `a`, a vector or a matrix."""
+    """The vector or matrix `a` can be multiplied by an operator of that shape."""
     if a.ndim not in (1, 2) or a.shape[0] != shape[1]:
         raise ValueError(
             f"{name} @ A needs A of shape ({shape[1]},) or ({shape[1]}, n) for the operator's shape {shape}, "
-            f"got {_shown(a)}"
+            f"got {_described(a)}"
         )
 
 
-def elements_meet(shape: Sequence[int], strides: Sequence[int], size: int = 1) -> bool:
-    """Whether elements may share memory: some axis does not step over all that the axes of smaller steps reach.
+# ------------------------------------------------------------------------------------- memory
 
-    size : an element's, in the unit of the strides.
+
+def elements_overlap(shape: Sequence[int], strides: Sequence[int], size: int = 1) -> bool:
+    """Whether elements may share memory: some stride does not exceed what the axes of smaller strides span.
+
+    `size` is the size of an element in the unit of the strides.
     """
     if 0 in shape:
         return False
-    reach = size - 1
+    span = size - 1
     for step, n in sorted((abs(step), n) for step, n in zip(strides, shape, strict=True)):
-        if n > 1 and step <= reach:
+        if n > 1 and step <= span:
             return True
-        reach += step * (n - 1)
+        span += step * (n - 1)
     return False
 
 
-def overlap(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays have memory in common; also where that takes too long to tell."""
+def arrays_overlap(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays share memory. True as well where an exact answer takes too long."""
     try:
-        return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]  # any int is taken
+        return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]  # any int is accepted
     except np.exceptions.TooHardError:
         return True
 
@@ -93,13 +131,13 @@ def overlap(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def checked_sparse(x: Any) -> Any:
-    """`x`, in CSR or CSC, with indices that are safe to follow and numbers that kernels can read."""
+    """`x`, a CSR or CSC matrix, with indices that are safe to follow and arrays that kernels can read."""
     if x.format not in ("csr", "csc"):
         raise TypeError(f"sparse input must be CSR or CSC, got {x.format.upper()}: convert it with .tocsr()")
     if x.ndim != 2:
-        raise ValueError(f"sparse input must have 2 dimensions, got {_shown(x)}")
+        raise ValueError(f"sparse input must have 2 dimensions, got {_described(x)}")
     if result_dtype(x.dtype) == np.float16:
-        raise TypeError("sparse float16 is refused, as scipy.sparse does: convert it with .astype(np.float32)")
+        raise TypeError("sparse float16 is refused, as in scipy.sparse: convert it with .astype(np.float32)")
     _check_indices(x)
     native = x.data.dtype.newbyteorder("=")
     index = np.result_type(x.indices, x.indptr)
@@ -111,19 +149,23 @@ def checked_sparse(x: Any) -> Any:
 
 def _check_indices(x: Any) -> None:
     # scipy's own check_format may rewrite the caller's arrays.
+    name_of_format = x.format.upper()
+    for name in ("indices", "indptr"):
+        if getattr(x, name).dtype.kind not in "iu":
+            raise TypeError(f"malformed {name_of_format}: {name} must be integers, got {getattr(x, name).dtype}")
     rows, columns = x.shape if x.format == "csr" else x.shape[::-1]
     indptr, step = x.indptr, 1 << 20
     parts = (indptr[i : i + step + 1] for i in range(0, rows, step))
     if indptr.shape != (rows + 1,) or indptr[0] != 0 or any((part[1:] < part[:-1]).any() for part in parts):
-        raise ValueError(f"malformed {x.format.upper()}: indptr must be {rows + 1} numbers that ascend from 0")
+        raise ValueError(f"malformed {name_of_format}: indptr must be {rows + 1} ascending numbers that begin with 0")
     stored = int(x.indptr[-1])
     if stored > min(x.indices.size, x.data.size):
         raise ValueError(
-            f"malformed {x.format.upper()}: indptr ends at {stored}, but there are {x.indices.size} indices and "
+            f"malformed {name_of_format}: indptr ends at {stored}, but there are {x.indices.size} indices and "
             f"{x.data.size} numbers"
         )
     used = x.indices[:stored]
     if stored and not (used.min() >= 0 and used.max() < columns):
         raise ValueError(
-            f"malformed {x.format.upper()}: indices from {used.min()} to {used.max()}, allowed are 0 to {columns - 1}"
+            f"malformed {name_of_format}: indices from {used.min()} to {used.max()}, allowed are 0 to {columns - 1}"
         )

@@ -1,27 +1,58 @@
-"""Checks of dropout's arguments, for arrays and tensors, and what backends take of them."""
+"""Checks of dropout's arguments, for arrays and tensors alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..laws.dropout import WIDTHS, Rule, scale, threshold
 from . import checks
-from .containers import elements_meet, is_tensor
+from .containers import elements_overlap, is_tensor
 from .dropout_axes import last_index
 
 LAST = 2**63 - 1  # the largest index of an element
-# p, seeds, seed, steps, step, offset, row_stride, bits
-Numbers = tuple[float, Any, int, Any, int, int, int | None, int]
 
 
-def checked(
+class DropoutArguments(NamedTuple):
+    """The checked arguments of one call.
+
+    Attributes
+    ----------
+    p : float
+        The probability to drop an element.
+    seeds : int64 array or tensor on the device of the data, or None
+        One seed per row, or a 0-d array of one seed.
+    seed : int
+        The seed as a signed 64-bit number, where `seeds` is None.
+    steps : array or tensor of one integer, on the device of the data, or None
+    step : int
+        The step, where `steps` is None.
+    offset : int
+        The law's index of the first element.
+    row_stride : int or None
+        The law's distance between rows. None stands for the length of the last axis.
+    bits : int
+        Random bits per element.
+    """
+
+    p: float
+    seeds: Any
+    seed: int
+    steps: Any
+    step: int
+    offset: int
+    row_stride: int | None
+    bits: int
+
+
+def checked_arguments(
     x: Any, shape: Sequence[int], p: Any, seed: Any, step: Any, offset: Any, row_stride: Any, bits: Any
-) -> Numbers:
-    """The arguments of one call as numbers and, for seeds and steps, arrays or tensors that lie where x does."""
+) -> DropoutArguments:
+    """Check the arguments of a call on x of `shape`. Seeds and steps remain arrays or tensors on the device of x."""
+    bits = check_bits(bits)
     p = check_p(p, bits)
     seeds, steps = None, None
     if isinstance(seed, np.ndarray) or is_tensor(seed):
@@ -35,17 +66,17 @@ def checked(
     offset = _integer("offset", offset, 0, LAST)
     if row_stride is not None:
         row_stride = _integer("row_stride", row_stride, 0, LAST)
-    if offset or row_stride is not None:  # else there is no tensor that would have so many elements
+    if offset or row_stride is not None:  # without them the shape of a tensor that exists is in range
         _check_last(shape, 0 if seeds is None else seeds.ndim, offset, row_stride)
-    return p, seeds, seed, steps, step, offset, row_stride, bits
+    return DropoutArguments(p, seeds, seed, steps, step, offset, row_stride, bits)
 
 
 def _check_last(shape: Sequence[int], n_seeds: int, offset: int, row_stride: int | None) -> None:
     if row_stride is None and not n_seeds:
         last = prod(shape) - 1
     else:
-        of_rows = row_stride if row_stride is not None else shape[-1] if len(shape) else 1
-        last = last_index(shape, of_rows, n_seeds) if 0 not in shape else 0
+        row_step = row_stride if row_stride is not None else shape[-1] if len(shape) else 1
+        last = last_index(shape, row_step, n_seeds) if 0 not in shape else 0
     if offset + last > LAST:
         given = f"offset {offset}" if row_stride is None else f"offset {offset} with row_stride {row_stride}"
         raise ValueError(
@@ -55,15 +86,22 @@ def _check_last(shape: Sequence[int], n_seeds: int, offset: int, row_stride: int
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if type(value) is int and low <= value <= high:  # of numbers that torch.compile traces nothing more can be asked
+    if type(value) is int and low <= value <= high:  # more checks would fix a number that torch.compile traces
         return value
     return checks.integer(name, value, low, high)
 
 
-def check_p(p: Any, bits: Any) -> float:
-    """p as a float, when lanes of `bits` bits can realise it."""
+def check_bits(bits: Any) -> int:
+    """`bits` as an int, 8, 16 or 32."""
+    if type(bits) is not int and isinstance(bits, np.integer):
+        bits = int(bits)
     if type(bits) is not int or bits not in WIDTHS:
         raise ValueError(f"bits must be 8, 16 or 32, got {bits!r}")
+    return bits
+
+
+def check_p(p: Any, bits: int) -> float:
+    """p as a float that lanes of `bits` bits, 8, 16 or 32, can realise."""
     p = _probability(p)
     t = threshold(p, bits)
     if 0 < p < 1 and not 0 < t < 2**bits:
@@ -88,7 +126,9 @@ def _probability(p: Any) -> float:
 
 
 def factor(p: Any, bits: int | None) -> float:
-    """What kept elements are scaled by, or 0 where p is 1."""
+    """The scale of kept elements, or 0 where p is 1."""
+    if bits is not None:
+        bits = check_bits(bits)
     p = _probability(p) if bits is None else check_p(p, bits)
     if p == 1:
         return 0.0
@@ -96,10 +136,10 @@ def factor(p: Any, bits: int | None) -> float:
 
 
 def _checked_seeds(x: Any, shape: Sequence[int], seeds: Any) -> Any:
-    """Seeds that lie where x does."""
+    """Seeds of an allowed shape, on the device of x."""
     seeds = _beside("seed", x, seeds)
     if str(seeds.dtype).removeprefix("torch.") != "int64":
-        raise TypeError(f"an array of seeds must be of int64, got {seeds.dtype}")
+        raise TypeError(f"an array of seeds must have dtype int64, got {seeds.dtype}")
     allowed = [(), tuple(shape[:1]), tuple(shape[:-1])] if len(shape) else [()]
     if tuple(seeds.shape) not in allowed:
         raise ValueError(
@@ -115,7 +155,7 @@ def _checked_step(x: Any, step: Any) -> Any:
     if not name.lstrip("u").startswith("int"):
         raise TypeError(f"step must be an integer, got {name}")
     if prod(step.shape) != 1:
-        raise ValueError(f"step must be one integer, got a shape of {tuple(step.shape)}")
+        raise ValueError(f"step must be one integer, got shape {tuple(step.shape)}")
     return step
 
 
@@ -123,7 +163,7 @@ def _beside(name: str, x: Any, numbers: Any) -> Any:
     """`numbers`, an array where x is one, or a tensor on the device of the tensor x."""
     if x is None or isinstance(x, np.ndarray):
         if is_tensor(numbers):
-            raise TypeError(f"{name} is a torch tensor, but x an array: pass {name}.numpy()")
+            raise TypeError(f"{name} is a torch tensor, but x is an array: pass {name}.numpy()")
         return np.asarray(numbers)
     if not is_tensor(numbers):
         raise TypeError(f"{name} must be an integer or a torch tensor, as x is, got {type(numbers).__name__}")
@@ -132,25 +172,18 @@ def _beside(name: str, x: Any, numbers: Any) -> Any:
     return numbers
 
 
-def check_shape(name: str, given: Any, x: Any) -> None:
-    """`given` is of the shape of x."""
-    if given.shape != x.shape:
-        raise ValueError(f"{name} must have the shape of x, {tuple(x.shape)}, got {tuple(given.shape)}")
-
-
 def check_writable(x: Any, strides: Sequence[int], size: int = 1) -> None:
-    """No two elements of x share memory. `size` : an element's, in the strides' unit."""
-    if elements_meet(x.shape, strides, size):
+    """No two elements of x share memory. `size` is the size of an element in the unit of the strides."""
+    if elements_overlap(x.shape, strides, size):
         raise ValueError(
             f"x of shape {tuple(x.shape)} has elements that share memory (strides {tuple(strides)}): inplace=True "
             "would drop them several times"
         )
 
 
-def rule_of(
-    p: float, seeds: Any, seed: int, steps: Any, step: int, offset: int, row_stride: int | None, bits: int
-) -> tuple[Rule | None, int]:
-    """The numbers as backends take them, and T. None for the T that drop nothing, or all."""
+def rule_of(arguments: DropoutArguments) -> tuple[Rule | None, int]:
+    """(the rule that backends apply, its threshold). The rule is None where nothing or everything is dropped."""
+    p, seeds, seed, steps, step, offset, row_stride, bits = arguments
     t = threshold(p, bits)
     if t in (0, 2**bits):
         return None, t

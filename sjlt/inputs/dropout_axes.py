@@ -1,7 +1,7 @@
 """How the elements of a tensor lie in memory and in the law's index: axes, merged until few are left.
 
-An axis is (length, step in the law's index, step in the seeds, step in each operand's memory). Steps may be 0
-(expanded tensors, axes that a seed of their own numbers) or negative (NumPy); units are the caller's.
+An axis is (length, step in the law's index, step in the seeds, step in the memory of each operand). Steps may be 0
+(expanded tensors, and axes that seeds distinguish) or negative (NumPy). Units are the caller's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ LENGTH, INDEX, SEEDS, OPERANDS = 0, 1, 2, 3
 
 
 class Grid(NamedTuple):
-    """The axes of a call on shape: along `columns` the law's index grows by 1; `rows` is the next best in memory.
+    """The axes of a call.
 
-    others : what is left, the longest first.
+    Attributes
+    ----------
+    columns : the axis along which the law's index grows by 1
+    rows : the remaining axis with the smallest step in the result
+    others : the remaining axes, the longest first
     """
 
     columns: Axis

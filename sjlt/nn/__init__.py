@@ -1,4 +1,4 @@
-"""Layers whose state is a seed."""
+"""torch layers whose state is a seed: projection and dropout."""
 
 from .dropout import SeededDropout as SeededDropout
 from .projection import SparseProjection as SparseProjection

@@ -1,8 +1,8 @@
-"""The projection as a layer."""
+"""The projection and its adjoint as layers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from ..sketch import Sketch
 
 
 class _Layer(nn.Module):
-    """A layer that is a sketch: no parameters; its state is the sketch's description."""
+    """A layer without parameters whose state is the description of a sketch."""
 
     _like: Tensor
 
@@ -19,7 +19,7 @@ class _Layer(nn.Module):
         super().__init__()
         self.sketch = sketch
         self._checks_device, self._checks_dtype = device is not None, dtype is not None
-        # Without numbers: it is there for `.to()`, `.cuda()`, `.half()` and the like to change.
+        # Empty: it records the device and dtype that `.to()`, `.cuda()`, `.half()` and the like set.
         self.register_buffer("_like", torch.empty(0, device=device, dtype=dtype), persistent=False)
 
     def _place(self) -> dict[str, Any]:
@@ -32,42 +32,42 @@ class _Layer(nn.Module):
         if self._checks_device and x.device != self._like.device:
             raise RuntimeError(f"the layer is on {self._like.device}, its input on {x.device}")
         if self._checks_dtype and x.dtype != self._like.dtype and not _casts(x.device.type):
-            raise RuntimeError(f"the layer is of {self._like.dtype}, its input of {x.dtype}")
+            raise RuntimeError(f"the layer has dtype {self._like.dtype}, its input {x.dtype}")
 
-    def get_extra_state(self) -> dict[str, int]:
-        """The sketch's description (`Sketch.to_dict`), which is all that a state dict holds."""
+    def get_extra_state(self) -> dict[str, Any]:
+        """The description of the sketch (`Sketch.to_dict`), the only content of the state dict."""
         return self.sketch.to_dict()
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        """Refuse, by ValueError, the state of another sketch: its results would mean something else."""
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for the state of another sketch, whose results would differ."""
         loaded = Sketch.from_dict(state)
         if loaded != self.sketch:
-            raise ValueError(f"the state is that of {loaded!r}, the layer has {self.sketch!r}")
+            raise ValueError(f"the state dict belongs to {loaded!r}, the layer to {self.sketch!r}")
 
 
 def _casts(device: str) -> bool:
-    """Whether a region of autocast is active; the device "meta" has none."""
+    """Whether a region of autocast is active for a device type; "meta" has none."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 class SparseProjection(_Layer):
-    """A layer that projects by a sparse Johnson-Lindenstrauss transform: ``x @ S.T`` (`sjlt.Sketch`).
+    """A layer that applies a sparse Johnson-Lindenstrauss transform: ``x @ S.T`` (`sjlt.Sketch`).
 
-    It has no parameters: the seed regenerates its entries, so it costs no memory, no optimizer state and no
-    communication. Gradients pass through it to its input. Its state dict holds the sketch's description, and loading
-    that of another sketch is refused with a ValueError that shows both.
+    It has no parameters: the seed regenerates the entries, so the layer costs no memory, no optimizer state and no
+    communication. Gradients pass through it to its input. Its state dict holds the description of the sketch; loading
+    that of another sketch raises a ValueError that shows both.
 
     Parameters
     ----------
     in_features, out_features : int
-        n_features and n_components of the sketch.
+        `n_features` and `n_components` of the sketch.
     nnz : int or "auto", default 4
         Nonzeros per column.
     seed : int
-        There is no default: layers of one seed and one out_features have the same entries.
+        There is no default: layers with the same seed and out_features have the same entries.
     device, dtype : optional
-        Where and as what inputs have to come, as for a layer that has weights (RuntimeError otherwise); `.to()`
-        changes them. By default inputs come from anywhere, in any dtype of `Sketch.project`.
+        The device and dtype required of inputs, as for a layer with weights (RuntimeError otherwise); `.to()` changes
+        them. By default inputs may be on any device, in any dtype of `Sketch.project`.
 
     Shape
     -----
@@ -87,7 +87,7 @@ class SparseProjection(_Layer):
         in_features: int,
         out_features: int,
         *,
-        nnz: Any = 4,
+        nnz: int | Literal["auto"] = 4,
         seed: int,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
@@ -112,11 +112,16 @@ class SparseProjection(_Layer):
 
 
 class SparseProjectionAdjoint(_Layer):
-    """The transpose of a `SparseProjection`, which makes it: ``y @ S``, (..., n_components) -> (..., n_features)."""
+    """The transpose of a `SparseProjection`, as from `SparseProjection.T`: ``y @ S``.
+
+    Shape
+    -----
+    (..., out_features) -> (..., in_features), in the terms of the `SparseProjection`
+    """
 
     @property
     def T(self) -> SparseProjection:
-        """The layer that this one is the transpose of."""
+        """The layer whose transpose this is."""
         s = self.sketch
         return SparseProjection(s.n_features, s.n_components, nnz=s.nnz, seed=s.seed, **self._place())
 

@@ -1,0 +1,1 @@
+"""The projection and dropout as torch operators."""

@@ -1,58 +1,164 @@
-"""What of torch stands between a call on a tensor and the backend."""
+"""The private names of torch that the operators use, all of them here.
+
+torch may rename or remove any of these. A name with a public or slower equivalent falls back to it. A name without
+one raises an ImportError, or where only one feature needs it a RuntimeError from that feature, that carries torch's
+version.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 
-def is_plain(x: Tensor) -> bool:
-    """Whether nothing of torch but backward and autocast stands between a call on x and its memory.
+def _find(name: str) -> Any:
+    """``torch.<name>``, or None where this version of torch has no such name."""
+    try:
+        return attrgetter(name)(torch)
+    except AttributeError:
+        return None
 
-    A call of an operator that is written in Python passes through torch's dispatcher twice, which takes as long as the
-    launch of a kernel. Here are the reasons for which it has to: a compiler, a tracer, a profiler, a mode or a
-    transform that watches, a tensor that is not what it seems.
-    """
+
+def _missing(name: str, purpose: str) -> str:
     return (
-        not torch.compiler.is_compiling()
-        and type(x) in (Tensor, torch.nn.Parameter)
-        and (x.is_cuda or x.is_cpu)
-        and forward_ad._current_level < 0
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._len_torch_function_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._functorch.is_legacy_batchedtensor(x)  # of is_grads_batched=True
-        and not torch._C._get_tracing_state()
-        and not torch._C._autograd._profiler_enabled()
-        and not x.is_neg()
-        and not x._is_zerotensor()  # a tangent of zeros, which has no memory
+        f"torch {torch.__version__} has no torch.{name}, which sjlt needs for {purpose}; sjlt is tested with torch 2.13"
     )
 
 
-def one_level() -> AbstractContextManager[Any]:
-    """torch.func asks that a function of one level says that it means to be one."""
-    if torch._C._are_functorch_transforms_active():
-        return enable_single_level_autograd_function()
+def _required(name: str, purpose: str) -> Any:
+    found = _find(name)
+    if found is None:
+        raise ImportError(_missing(name, purpose), name="torch")
+    return found
+
+
+# An autograd.Function of one level, as torch's own operators are: what lies below it is dispatched again.
+if TYPE_CHECKING:
+    from torch.autograd.function import _SingleLevelFunction
+
+    SingleLevelFunction = _SingleLevelFunction
+else:
+    SingleLevelFunction = _required("autograd.function._SingleLevelFunction", "derivatives")
+below_autograd = _required("_C._AutoDispatchBelowAutograd", "derivatives")
+_single_level_in_transforms = _required(
+    "_functorch.utils.enable_single_level_autograd_function", "the transforms of torch.func"
+)
+forward_derivatives_enabled = _required("autograd.forward_ad._set_fwd_grad_enabled", "forward-mode derivatives")
+
+_current_dual_level = _find("autograd.forward_ad._current_level")
+_transforms_active = _find("_C._are_functorch_transforms_active")
+_unpack_dual = _find("_VF._unpack_dual")
+
+_dispatch_modes = _find("_C._len_torch_dispatch_stack")
+_function_modes = _find("_C._len_torch_function_stack")
+_is_legacy_batched = _find("_C._functorch.is_legacy_batchedtensor")
+_tracing_state = _find("_C._get_tracing_state")
+_profiler_enabled = _find("_C._autograd._profiler_enabled")
+_is_zero_tensor = _find("Tensor._is_zerotensor")
+_PLAIN_IS_KNOWN = None not in (
+    _current_dual_level,
+    _transforms_active,
+    _dispatch_modes,
+    _function_modes,
+    _is_legacy_batched,
+    _tracing_state,
+    _profiler_enabled,
+    _is_zero_tensor,
+)
+
+_any_autocast = _find("_C._is_any_autocast_enabled")
+_exclude_keys, _key_set = _find("_C._ExcludeDispatchKeyGuard"), _find("_C.DispatchKeySet")
+_AUTOCAST_KEYS = {device: _find(f"_C.DispatchKey.Autocast{device.upper()}") for device in ("cpu", "cuda")}
+
+_creation_meta, _ordinary_view = _find("_C._autograd._get_creation_meta"), _find("_C._autograd.CreationMeta.DEFAULT")
+_is_view, _base = _find("Tensor._is_view"), _find("Tensor._base")
+
+_GRAPH_TASK = "_C._current_graph_task_id"
+_graph_task = _find(_GRAPH_TASK)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether nothing in torch except backward and autocast needs to see a call on x.
+
+    False when the dispatcher must see the call: compilation, tracing, profiling, modes, transforms, tensor subclasses.
+    A call through a Python operator passes the dispatcher twice, which costs as much as the launch of a kernel. Where
+    torch lacks one of the private checks, every call takes that route.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and _PLAIN_IS_KNOWN
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and (x.is_cuda or x.is_cpu)
+        and forward_ad._current_level < 0
+        and not _dispatch_modes()
+        and not _function_modes()
+        and not _transforms_active()
+        and not _is_legacy_batched(x)  # is_grads_batched=True
+        and not _tracing_state()
+        and not _profiler_enabled()
+        and not x.is_neg()
+        and not _is_zero_tensor(x)  # a tangent of zeros, which has no memory
+    )
+
+
+def single_level() -> AbstractContextManager[Any]:
+    """The region in which torch.func's transforms accept a `SingleLevelFunction`."""
+    if _transforms_active is None or _transforms_active():
+        return _single_level_in_transforms()  # type: ignore[no-any-return]
     return nullcontext()
 
 
 def is_differentiated(x: Tensor) -> bool:
-    """Backward or forward. (torch.compile enters forward levels that forward_ad.unpack_dual does not see.)"""
+    """Whether a derivative of x is being taken, in backward or in forward mode."""
     if x.requires_grad and torch.is_grad_enabled():
         return True
-    if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
+    levels_are_known = _current_dual_level is not None and _transforms_active is not None
+    if levels_are_known and forward_ad._current_level < 0 and not _transforms_active():
         return False
-    return torch._VF._unpack_dual(x, level=0)[1] is not None
+    if _unpack_dual is None:
+        return forward_ad.unpack_dual(x).tangent is not None
+    # torch.compile enters dual levels that forward_ad.unpack_dual does not see.
+    return _unpack_dual(x, level=0)[1] is not None
 
 
-def below(op: Any, *arguments: Any) -> Any:
-    """`op` below autograd: what is left of torch.func's levels is dispatched anew, and differentiates for itself."""
-    with torch.enable_grad(), _set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
+def call_below_autograd(op: Any, *arguments: Any) -> Any:
+    """Call `op` below autograd. The remaining levels of torch.func are dispatched again, each with its derivative."""
+    with torch.enable_grad(), forward_derivatives_enabled(True), below_autograd():
         return op(*arguments)
+
+
+def is_autocast_enabled() -> bool:
+    """Whether a region of autocast is active for any device that the operators run on."""
+    if _any_autocast is None:
+        return any(torch.is_autocast_enabled(device) for device in _AUTOCAST_KEYS)
+    return _any_autocast()  # type: ignore[no-any-return]
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """The region in which calls skip autocast, for "cpu" or "cuda"."""
+    key = _AUTOCAST_KEYS[device]
+    if None in (_exclude_keys, _key_set, key):
+        return torch.autocast(device, enabled=False)
+    return _exclude_keys(_key_set(key))  # type: ignore[no-any-return]
+
+
+def may_refuse_writing(x: Tensor) -> bool:
+    """Whether x is a view that autograd may refuse to have written, which it would say only after the write.
+
+    True for every tensor where torch cannot tell.
+    """
+    if None in (_creation_meta, _ordinary_view, _is_view, _base):
+        return True
+    return _is_view(x) and (x._base.is_leaf or _creation_meta(x) != _ordinary_view)  # type: ignore[union-attr]
+
+
+def is_in_backward() -> bool:
+    """Whether the caller runs inside a backward pass, as a recomputed forward does."""
+    if _graph_task is None:
+        raise RuntimeError(_missing(_GRAPH_TASK, "detecting recomputation in a backward pass; pass step= explicitly"))
+    return _graph_task() != -1  # type: ignore[no-any-return]

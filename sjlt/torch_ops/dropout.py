@@ -1,11 +1,11 @@
-"""Seeded dropout as operators of torch: ``dropout``, ``dropout_add``, ``masked_dropout``, ``dropout_mask`` of `sjlt`.
+"""Seeded dropout as torch operators: ``dropout``, ``dropout_add``, ``masked_dropout``, ``dropout_mask`` of `sjlt`.
 
-One set for CPU and CUDA, with what torch has to know of them: fakes, derivatives, batching. `sjlt.dropout` has checked
-the arguments. Dropout is linear and its own transpose: a derivative is the same call on another tensor, so that nothing
-is saved for backward but tensors of seeds and of the step, where there are any.
+One set serves CPU and CUDA, with fakes, derivatives and batching. `sjlt.seeded_dropout` has checked the arguments.
+Dropout is linear and its own transpose, so a derivative is the same call on another tensor and backward needs no saved
+tensor except those of seeds and steps.
 
-A call that no part of torch needs to know of (no derivative, no compiler, no mode, no torch.func) goes straight to the
-backend: of a small tensor's time, an operator would be a quarter.
+A call that nothing in torch needs to see (no derivative, compiler, mode or transform) goes straight to the backend:
+on a small tensor an operator takes a quarter of the time.
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
-from torch._C._autograd import CreationMeta, _get_creation_meta
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
-from torch.autograd.function import _SingleLevelFunction
 
 from ..backends import import_triton
-from ..inputs.dropout import Numbers, check_shape, check_writable, rule_of
-from .compat import below, is_differentiated, is_plain, one_level
-from .views import DTYPES, array, check_layout, check_memory
+from ..inputs.dropout import DropoutArguments, check_writable, rule_of
+from . import checks as checks
+from . import compat
+from .compat import is_plain
+from .views import array, check_memory, share_memory
 
-_NUMBERS = (
+_ARGUMENTS = (
     "float p, Tensor? seeds, SymInt seed, Tensor? steps, SymInt step, SymInt offset, SymInt? row_stride, int bits"
 )
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
 for _schema in (
-    f"dropout(Tensor x, {_NUMBERS}) -> Tensor",
-    f"dropout_add(Tensor x, Tensor residual, {_NUMBERS}) -> Tensor",
+    f"dropout(Tensor x, {_ARGUMENTS}) -> Tensor",
+    f"dropout_add(Tensor x, Tensor residual, {_ARGUMENTS}) -> Tensor",
     "masked_dropout(Tensor x, Tensor keep, float factor) -> Tensor",
-    f"dropout_mask(SymInt[] shape, Device device, {_NUMBERS}) -> Tensor",
+    f"dropout_mask(SymInt[] shape, Device device, {_ARGUMENTS}) -> Tensor",
 ):
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -45,43 +43,40 @@ _dropout, _dropout_add, _masked = _ops.dropout.default, _ops.dropout_add.default
 # ------------------------------------------------------------------------------------- calls
 
 
-def drop(x: Tensor, numbers: Numbers) -> Tensor:
+def drop(x: Tensor, arguments: DropoutArguments) -> Tensor:
     """Dropout of x."""
     if not is_plain(x):
-        return _dropout(x, *numbers)  # type: ignore[no-any-return]
+        return _dropout(x, *arguments)  # type: ignore[no-any-return]
     if x.requires_grad and torch.is_grad_enabled():
-        return _Dropout.apply(x, None, False, numbers)  # type: ignore[no-any-return]
-    return _compute(x, *numbers)
+        return _Dropout.apply(x, None, False, arguments)  # type: ignore[no-any-return]
+    return _compute(x, *arguments)
 
 
-def drop_in_place(x: Tensor, numbers: Numbers) -> Tensor:
+def drop_in_place(x: Tensor, arguments: DropoutArguments) -> Tensor:
     """Dropout of x, written into x."""
-    if not is_plain(x):  # a compiler could not follow the check; copy_ has one of its own
-        return x.copy_(_dropout(x, *numbers))
+    if not is_plain(x):  # a compiler cannot trace the check of strides; copy_ has its own
+        return x.copy_(_dropout(x, *arguments))
     check_writable(x, x.stride())
+    if any(t is not None and share_memory(x, t) for t in (arguments.seeds, arguments.steps)):
+        raise ValueError("seed or step shares memory with x, which inplace=True overwrites: pass a copy of it")
     if x.requires_grad and torch.is_grad_enabled():
         if x.is_leaf:  # before it is written
             raise RuntimeError("a leaf tensor that requires grad cannot be dropped in place")
-        if _may_be_refused(x):
-            return x.copy_(drop(x, numbers))
-        return _Dropout.apply(x, None, True, numbers)  # type: ignore[no-any-return]
+        if compat.may_refuse_writing(x):
+            return x.copy_(drop(x, arguments))
+        return _Dropout.apply(x, None, True, arguments)  # type: ignore[no-any-return]
     if not x.is_inference():
-        torch.autograd.graph.increment_version(x)  # so that a backward pass that needs the old values says so
-    return _into(x, x, None, *numbers)
+        torch.autograd.graph.increment_version(x)  # a backward pass that needs the old values then fails
+    return _into(x, x, None, *arguments)
 
 
-def _may_be_refused(x: Tensor) -> bool:
-    """Whether x is a view that autograd may not let be written: of _Dropout it would say so when it has been."""
-    return x._is_view() and (x._base.is_leaf or _get_creation_meta(x) != CreationMeta.DEFAULT)  # type: ignore[union-attr]
-
-
-def drop_add(x: Tensor, residual: Tensor, numbers: Numbers) -> Tensor:
+def drop_add(x: Tensor, residual: Tensor, arguments: DropoutArguments) -> Tensor:
     """residual + dropout of x."""
     if not (is_plain(x) and is_plain(residual)):
-        return _dropout_add(x, residual, *numbers)  # type: ignore[no-any-return]
+        return _dropout_add(x, residual, *arguments)  # type: ignore[no-any-return]
     if (x.requires_grad or residual.requires_grad) and torch.is_grad_enabled():
-        return _Dropout.apply(x, residual, False, numbers)  # type: ignore[no-any-return]
-    return _compute_add(x, residual, *numbers)
+        return _Dropout.apply(x, residual, False, arguments)  # type: ignore[no-any-return]
+    return _compute_add(x, residual, *arguments)
 
 
 def masked(x: Tensor, keep: Tensor, factor: float) -> Tensor:
@@ -91,65 +86,39 @@ def masked(x: Tensor, keep: Tensor, factor: float) -> Tensor:
     return call(x, keep, factor)
 
 
-def mask(shape: tuple[int, ...], like: Tensor, numbers: Numbers) -> Tensor:
-    """Which elements of a tensor of this shape live."""
-    return _ops.dropout_mask.default(shape, like.device, *numbers)  # type: ignore[no-any-return]
-
-
-# ------------------------------------------------------------------------------------- checks
-
-
-def check(x: Tensor) -> None:
-    """There is a backend for x's dtype, layout and device."""
-    if x.dtype not in DTYPES:
-        raise TypeError(f"dropout takes float16, bfloat16, float32 and float64 tensors, got {x.dtype}")
-    check_layout(x)
-    if not (x.is_cuda or x.is_cpu or x.is_meta):
-        raise TypeError(f"tensors on the device {x.device} are refused: dropout takes CPU and CUDA tensors")
-
-
-def check_beside(name: str, given: Any, x: Tensor) -> None:
-    """`given` is a tensor of x's shape, on its device."""
-    if not isinstance(given, Tensor):
-        raise TypeError(f"{name} must be a torch tensor, as x is, got {type(given).__name__}")
-    check_shape(name, given, x)
-    if given.device != x.device:
-        raise ValueError(f"{name} must lie on {x.device}, as x does, got {given.device}")
-
-
-def check_bool(keep: Tensor) -> None:
-    if keep.dtype != torch.bool:
-        raise TypeError(f"keep must be of torch.bool, got {keep.dtype}")
-
-
-def device(name: Any) -> Tensor:
-    """A tensor without elements on the device of that name, for which there is a backend."""
-    like = torch.empty(0, device=name)
-    check(like)
+def tensor_on(device: Any) -> Tensor:
+    """An empty tensor on a device that has a backend."""
+    like = torch.empty(0, device=device)
+    checks.check_tensor(like, "dropout")
     return like
+
+
+def mask(shape: tuple[int, ...], like: Tensor, arguments: DropoutArguments) -> Tensor:
+    """The elements of a tensor of this shape that are kept."""
+    return _ops.dropout_mask.default(shape, like.device, *arguments)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------- results
 
 
-def _compute(x: Tensor, *numbers: Any) -> Tensor:
-    return _into(torch.empty_like(x), x, None, *numbers)
+def _compute(x: Tensor, *arguments: Any) -> Tensor:
+    return _into(torch.empty_like(x), x, None, *arguments)
 
 
-def _new_sum(x: Tensor, residual: Tensor, *numbers: Any) -> Tensor:
+def _new_sum(x: Tensor, residual: Tensor, *arguments: Any) -> Tensor:
     return torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
 
 
-def _compute_add(x: Tensor, residual: Tensor, *numbers: Any) -> Tensor:
-    return _into(_new_sum(x, residual), x, residual, *numbers)
+def _compute_add(x: Tensor, residual: Tensor, *arguments: Any) -> Tensor:
+    return _into(_new_sum(x, residual), x, residual, *arguments)
 
 
-def _into(out: Tensor, x: Tensor, residual: Tensor | None, *numbers: Any) -> Tensor:
-    """out = dropout of x, and residual more where it is given."""
+def _into(out: Tensor, x: Tensor, residual: Tensor | None, *arguments: Any) -> Tensor:
+    """out = dropout of x, plus `residual` if given."""
     check_memory("x", x)
     if residual is not None:
         check_memory("residual", residual)
-    rule, t = rule_of(*numbers)
+    rule, t = rule_of(DropoutArguments(*arguments))
     if rule is None:
         if residual is None:
             return out.copy_(x) if t == 0 else out.zero_()
@@ -182,13 +151,13 @@ def _compute_masked(x: Tensor, keep: Tensor, factor: float) -> Tensor:
     return out
 
 
-def _new_mask(shape: Any, device: torch.device, *numbers: Any) -> Tensor:
+def _new_mask(shape: Any, device: torch.device, *arguments: Any) -> Tensor:
     return torch.empty(shape, dtype=torch.bool, device=device)
 
 
-def _compute_mask(shape: Any, device: torch.device, *numbers: Any) -> Tensor:
+def _compute_mask(shape: Any, device: torch.device, *arguments: Any) -> Tensor:
     out = _new_mask(shape, device)
-    rule, t = rule_of(*numbers)
+    rule, t = rule_of(DropoutArguments(*arguments))
     if rule is None:
         out.fill_(t == 0)
     elif out.is_cuda:
@@ -200,14 +169,13 @@ def _compute_mask(shape: Any, device: torch.device, *numbers: Any) -> Tensor:
 
 
 def _on_cpu(rule: Any) -> Any:
-    """The rule with arrays for tensors."""
+    """The rule with arrays in place of tensors."""
     arrays = (None if t is None else t.detach().numpy() for t in (rule.seeds, rule.steps))
     return rule._replace(**dict(zip(("seeds", "steps"), arrays, strict=True)))
 
 
 @cache
 def _cpu() -> Any:
-    """The backend. It takes some time to import: not before it is needed."""
     from ..backends.cpu import dropout
 
     return dropout
@@ -221,50 +189,46 @@ def _triton() -> Any:
 # ------------------------------------------------------------------------------------- derivatives
 
 
-def _with(numbers: Numbers, seeds: Tensor | None, steps: Tensor | None) -> Numbers:
-    p, _, seed, _, *rest = numbers
-    return p, seeds, seed, steps, *rest  # type: ignore[return-value]
-
-
 class _Dropout(torch.autograd.Function):
-    """Dropout, or dropout and residual, in short: without an operator and what torch does for one."""
+    """Dropout, with an optional residual, for plain calls: without the overhead of an operator."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor | None, in_place: bool, numbers: Numbers) -> Tensor:
-        _, seeds, _, steps, *_ = ctx.numbers = numbers
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, in_place: bool, arguments: DropoutArguments) -> Tensor:
+        ctx.arguments = arguments
+        seeds, steps = arguments.seeds, arguments.steps
         if seeds is not None or steps is not None:
-            ctx.save_for_backward(seeds, steps)  # so that torch notices if they are changed before backward
-            ctx.numbers = _with(numbers, None, None)
+            ctx.save_for_backward(seeds, steps)  # torch then detects changes to them before backward
+            ctx.arguments = arguments._replace(seeds=None, steps=None)
         ctx.dtype = x.dtype
         if in_place:
             ctx.mark_dirty(x)
-            return _into(x, x, None, *numbers)
+            return _into(x, x, None, *arguments)
         if residual is None:
-            return _compute(x, *numbers)
+            return _compute(x, *arguments)
         ctx.residual_dtype = residual.dtype
-        return _compute_add(x, residual, *numbers)
+        return _compute_add(x, residual, *arguments)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        saved = ctx.saved_tensors  # once: under checkpointing, asking is what recomputes
-        numbers = _with(ctx.numbers, *saved) if saved else ctx.numbers
+        saved = ctx.saved_tensors  # read once: under checkpointing, each read recomputes
+        arguments = ctx.arguments._replace(seeds=saved[0], steps=saved[1]) if saved else ctx.arguments
         x_gradient = residual_gradient = None
         if ctx.needs_input_grad[0]:
-            x_gradient = drop(gradient, numbers).to(ctx.dtype)
+            x_gradient = drop(gradient, arguments).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
             residual_gradient = gradient.to(ctx.residual_dtype)
         return x_gradient, residual_gradient, None, None
 
 
-class _Linear(_SingleLevelFunction):
-    """One level of differentiation, as torch's own operators have it: what is below it is dispatched anew.
+class _LinearFunction(compat.SingleLevelFunction):
+    """The derivatives of an operator that is linear in its first `linear` arguments.
 
-    The operator takes `linear` tensors that it is linear in, then what it is given; tensors of the latter are saved.
+    Tensors among the remaining arguments are saved for backward.
     """
 
     @staticmethod
     def forward(op: Any, linear: int, *arguments: Any) -> Any:
-        return below(op, *arguments)
+        return compat.call_below_autograd(op, *arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -286,7 +250,7 @@ class _Linear(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        given = _Linear._given(ctx)
+        given = _LinearFunction._given(ctx)
         op = _masked if ctx.op is _masked else _dropout
         x_gradient = op(gradient, *given).to(ctx.dtypes[0]) if ctx.needs_input_grad[2] else None
         others = [gradient.to(dtype) for dtype in ctx.dtypes[1:]]
@@ -295,15 +259,16 @@ class _Linear(_SingleLevelFunction):
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, *tangents: Any) -> Any:
         linear = tangents[: len(ctx.dtypes)]
-        with _set_fwd_grad_enabled(True):  # torch disables it here, which would cut an outer level's derivative
-            return ctx.op(*linear, *_Linear._given(ctx))
+        # torch disables forward derivatives here, which would cut an outer level's derivative.
+        with compat.forward_derivatives_enabled(True):
+            return ctx.op(*linear, *_LinearFunction._given(ctx))
 
 
 def _differentiable(op: Any, linear: int, *arguments: Any) -> Any:
-    if any(map(is_differentiated, arguments[:linear])):
-        with one_level():
-            return _Linear.apply(op, linear, *arguments)  # type: ignore[attr-defined]
-    with _AutoDispatchBelowAutograd():
+    if any(map(compat.is_differentiated, arguments[:linear])):
+        with compat.single_level():
+            return _LinearFunction.apply(op, linear, *arguments)  # type: ignore[attr-defined]
+    with compat.below_autograd():
         return op(*arguments)
 
 
@@ -311,7 +276,7 @@ def _differentiable(op: Any, linear: int, *arguments: Any) -> Any:
 
 
 def _batched(info: Any, in_dims: Any, x: Tensor, p: float, seeds: Any, seed: int, steps: Any, *rest: Any) -> Any:
-    """A further axis of x or seeds: that of one seed a row, where each row has the seed that it would have alone."""
+    """An additional axis of x or seeds becomes the axis of one seed per row, each row with the seed it has alone."""
     x_axis, _, seeds_axis, _, steps_axis, *_ = in_dims
     n_seeds = 0 if seeds is None else seeds.ndim - (seeds_axis is not None)
     one_a_row = n_seeds > 0 and n_seeds == x.ndim - (x_axis is not None) - 1
@@ -326,7 +291,7 @@ def _batched(info: Any, in_dims: Any, x: Tensor, p: float, seeds: Any, seed: int
 
 
 def _one_by_one(op: Any, n: int, in_dims: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, int]:
-    """The results of n calls, side by side."""
+    """The results of n separate calls, stacked."""
     parts = [
         op(*(a if axis is None else a.select(axis, i) for a, axis in zip(arguments, in_dims, strict=True)))
         for i in range(n)
@@ -334,8 +299,8 @@ def _one_by_one(op: Any, n: int, in_dims: Any, arguments: tuple[Any, ...]) -> tu
     return torch.stack(parts), 0
 
 
-def _batched_add(info: Any, in_dims: Any, x: Tensor, residual: Tensor, *numbers: Any) -> Any:
-    return _one_by_one(_dropout_add, info.batch_size, in_dims, (x, residual, *numbers))
+def _batched_add(info: Any, in_dims: Any, x: Tensor, residual: Tensor, *arguments: Any) -> Any:
+    return _one_by_one(_dropout_add, info.batch_size, in_dims, (x, residual, *arguments))
 
 
 def _batched_masked(info: Any, in_dims: Any, x: Tensor, keep: Tensor, factor: float) -> Any:
@@ -352,13 +317,13 @@ def _register() -> None:
     computed = {_dropout: _compute, _dropout_add: _compute_add, _masked: _compute_masked}
     batched: dict[Any, Any] = {_dropout: _batched, _dropout_add: _batched_add, _masked: _batched_masked}
     for op, fake in new.items():
-        torch.library.register_fake(op._schema.name, fake, lib=_library)
+        torch.library.register_fake(op.name(), fake, lib=_library)
     for op, compute in computed.items():
         for key in ("CPU", "CUDA"):
             _library.impl(op, compute, key)
         linear = 2 if op is _dropout_add else 1
         _library.impl(op, partial(_differentiable, op, linear), "Autograd")
-        torch.library.register_vmap(op._schema.name, batched[op], lib=_library)
+        torch.library.register_vmap(op.name(), batched[op], lib=_library)
     _library.impl(_ops.dropout_mask.default, _compute_mask, "CompositeExplicitAutograd")
 
 

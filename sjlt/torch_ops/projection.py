@@ -1,10 +1,10 @@
-"""The projection and its adjoint as operators of torch: ``torch.ops.sjlt.project`` and ``project_adjoint``.
+"""The projection and its adjoint as torch operators: ``torch.ops.sjlt.project`` and ``project_adjoint``.
 
-One pair for CPU and CUDA, with what torch has to know of them: the results' shapes (fakes), derivatives, batching and
-autocast. `tensors` has checked the arguments.
+One pair serves CPU and CUDA, with result shapes (fakes), derivatives, batching and autocast. `sjlt.frontends.tensors`
+has checked the arguments.
 
-Both are linear, and each is the other's transpose. So a derivative needs the sketch's description and nothing else: no
-tensor is saved for backward. ``project_into`` and ``project_adjoint_into`` write into a tensor that is given, and have
+Both operators are linear and each is the transpose of the other, so a derivative needs only the sketch's description
+and no tensor is saved for backward. ``project_into`` and ``project_adjoint_into`` write into a given tensor and have
 no derivatives.
 """
 
@@ -15,28 +15,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import (
-    DispatchKey,
-    DispatchKeySet,
-    _AutoDispatchBelowAutograd,
-    _ExcludeDispatchKeyGuard,
-    _is_any_autocast_enabled,
-)
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
-from torch.autograd.function import _SingleLevelFunction
 
 from ..backends import cpu_backend, triton_backend
-from ..inputs.containers import elements_meet
+from ..inputs.containers import elements_overlap
 from ..laws.spec import SketchSpec
 from . import compat, views
 
-# A sketch is its `SketchSpec`, flattened. torch.compile does not recompile when the symbolic numbers (SymInt) change.
+# The fields of `SketchSpec`. torch.compile does not recompile when the symbolic numbers (SymInt) change.
 _SKETCH = (
     "SymInt n_features, int n_components, int nnz, int lane_bits, int threshold, SymInt seed, SymInt feature_offset"
 )
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
-# Any strides do, but a result's follow from them: a compiler may not choose others after it has looked.
+# Inputs may have any strides, but the strides of a result depend on them, so a compiler must not change them.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 for _name in ("project", "project_adjoint"):
     _library.define(f"{_name}(Tensor x, {_SKETCH}, int axis, ScalarType? dtype) -> Tensor", tags=_TAGS)
@@ -48,8 +39,8 @@ _TRANSPOSE = {project: project_adjoint, project_adjoint: project}
 
 
 def call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
-    """`op`, directly where torch has nothing to do with it."""
-    if compat.is_plain(x) and not (x.requires_grad and torch.is_grad_enabled()) and not _is_any_autocast_enabled():
+    """Call `op`, without torch's dispatcher where nothing in torch needs to see the call."""
+    if compat.is_plain(x) and not (x.requires_grad and torch.is_grad_enabled()) and not compat.is_autocast_enabled():
         return _product(op, x, spec, axis, dtype)
     return op(x, *spec, axis, dtype)  # type: ignore[no-any-return]
 
@@ -77,7 +68,7 @@ def _compute_into(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
     *description, accumulate = arguments
     views.check_memory("the data", x)
     views.check_memory("out", out)
-    if not out.is_contiguous() and elements_meet(out.shape, out.stride()):
+    if not out.is_contiguous() and elements_overlap(out.shape, out.stride()):
         raise ValueError(f"out has elements that share memory (strides {out.stride()}): it cannot hold a result")
     if views.share_memory(x, out):
         raise ValueError("out shares memory with the input")
@@ -100,12 +91,12 @@ def _on_arrays(function: Any, spec: SketchSpec, x: Tensor, out: Tensor, accumula
 # ------------------------------------------------------------------------------------- derivatives
 
 
-class _Linear(_SingleLevelFunction):
-    """One level of differentiation, as torch's own operators have it: what is below it is dispatched anew."""
+class _LinearFunction(compat.SingleLevelFunction):
+    """The derivatives of both operators."""
 
     @staticmethod
     def forward(op: Any, x: Tensor, *arguments: Any) -> Any:
-        return compat.below(op, x, *arguments)
+        return compat.call_below_autograd(op, x, *arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -120,15 +111,16 @@ class _Linear(_SingleLevelFunction):
 
     @staticmethod
     def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> Any:
-        with _set_fwd_grad_enabled(True):  # torch disables it here, which would cut an outer level's derivative
+        # torch disables forward derivatives here, which would cut an outer level's derivative.
+        with compat.forward_derivatives_enabled(True):
             return ctx.op(tangent, *ctx.description, ctx.axis, ctx.result_dtype)
 
 
 def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
     if compat.is_differentiated(x):
-        with compat.one_level():
-            return _Linear.apply(op, x, *arguments)  # type: ignore[attr-defined]
-    with _AutoDispatchBelowAutograd():
+        with compat.single_level():
+            return _LinearFunction.apply(op, x, *arguments)  # type: ignore[attr-defined]
+    with compat.below_autograd():
         return op(x, *arguments)
 
 
@@ -136,17 +128,17 @@ def _not_differentiable(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> Non
     differentiated = "the data" if compat.is_differentiated(x) else "out" if compat.is_differentiated(out) else None
     if differentiated:
         raise RuntimeError(
-            f"out= does not support automatic differentiation, but {differentiated} requires grad: leave out= away, "
-            "detach, or call under torch.no_grad()"
+            f"out= does not support automatic differentiation, but {differentiated} requires grad: omit out=, detach, "
+            "or call under torch.no_grad()"
         )
-    with _AutoDispatchBelowAutograd():
+    with compat.below_autograd():
         op(x, out, *arguments)
     if not out.is_inference():
-        torch.autograd.graph.increment_version(out)  # so that a backward pass that needs the old values says so
+        torch.autograd.graph.increment_version(out)  # a backward pass that needs the old values then fails
 
 
 def _negated(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
-    """Views that negate their memory. (torch's own way of clones asks that an operator return what it writes to.)"""
+    """Views that negate their memory. (torch's own fallback clones, and requires operators to return their out.)"""
     plain = out.resolve_neg()
     op(x.resolve_neg(), plain, *arguments)
     if plain is not out:
@@ -157,7 +149,7 @@ def _negated(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
 
 
 def _batched(op: Any, info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) -> tuple[Tensor, int]:
-    """`op` over a further axis of x, in one call."""
+    """`op` over an additional axis of x, in one call."""
     *description, axis, dtype = arguments
     if axis == 0 and x.ndim == 2:  # vectors become a matrix's columns
         return op(x.movedim(in_dims[0], 1), *description, 0, dtype), 1
@@ -167,29 +159,29 @@ def _batched(op: Any, info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments
     return op(x, *description, -1, dtype), 0
 
 
-def _autocast(op: Any, device: str, key: DispatchKey, x: Tensor, *arguments: Any) -> Tensor:
-    """As torch.matmul: in a region of autocast everything but fp64 is taken in the region's dtype.
+def _autocast(op: Any, device: str, x: Tensor, *arguments: Any) -> Tensor:
+    """As in torch.matmul, a region of autocast casts everything except fp64 to the region's dtype.
 
-    Where a dtype is asked for, as of sums over several tensors, the numbers stay as accurate as that.
+    A given result dtype, as for sums over several tensors, disables the cast.
     """
     if x.dtype != torch.float64 and arguments[-1] is None:
         x = x.to(torch.get_autocast_dtype(device))
-    with _ExcludeDispatchKeyGuard(DispatchKeySet(key)):
+    with compat.without_autocast(device):
         return op(x, *arguments)  # type: ignore[no-any-return]
 
 
 def _register() -> None:
     for op in (project, project_adjoint):
-        name = op._schema.name
+        name = op.name()
         torch.library.register_fake(name, partial(_fake, op), lib=_library)
         torch.library.register_vmap(name, partial(_batched, op), lib=_library)
         for key in ("CPU", "CUDA"):
             _library.impl(op, partial(_compute, op), key)
         _library.impl(op, partial(_differentiable, op), "Autograd")
-        _library.impl(op, partial(_autocast, op, "cpu", DispatchKey.AutocastCPU), "AutocastCPU")
-        _library.impl(op, partial(_autocast, op, "cuda", DispatchKey.AutocastCUDA), "AutocastCUDA")
+        _library.impl(op, partial(_autocast, op, "cpu"), "AutocastCPU")
+        _library.impl(op, partial(_autocast, op, "cuda"), "AutocastCUDA")
     for op, into in ((project, project_into), (project_adjoint, project_adjoint_into)):
-        torch.library.register_fake(into._schema.name, lambda *_: None, lib=_library)
+        torch.library.register_fake(into.name(), lambda *_: None, lib=_library)
         for key in ("CPU", "CUDA"):
             _library.impl(into, partial(_compute_into, op), key)
         _library.impl(into, partial(_not_differentiable, into), "Autograd")

@@ -1,4 +1,4 @@
-"""Tensors of any shape as the 2-D views that backends take, and the memory of results."""
+"""Tensors of any shape as the 2-D views that backends accept, and the memory of results."""
 
 from __future__ import annotations
 
@@ -11,24 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..inputs.containers import overlap
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that backends take
-
-
-def check_layout(x: Tensor) -> None:
-    """x is dense memory that strides describe."""
-    if x.layout is not torch.strided:
-        raise TypeError(f"layout {x.layout} is refused: pass a dense tensor, as from x.to_dense()")
-    if x.is_nested:
-        raise TypeError("nested tensors are refused: pass x.to_padded_tensor(0), or the tensors one by one")
+from ..inputs.containers import arrays_overlap
 
 
 def new_result(x: Tensor, width: int, axis: int, dtype: torch.dtype | None) -> Tensor:
-    """A tensor like x, but with `width` numbers along `axis`, which is the last one, or the first of at most two.
+    """A tensor like x with `width` numbers along `axis`, which is the last axis, or the first of at most two.
 
-    Its leading axes lie in memory in the order of x's, as torch's own functions do it. So the rows of a transposed
-    batch remain one matrix. Where x repeats itself (stride 0) the axis comes first.
+    Its leading axes lie in memory in the order of x's, as in torch's own functions, so the rows of a transposed batch
+    remain one matrix. Axes of stride 0 come first.
     """
     if axis == 0:
         return x.new_empty((width, *x.shape[1:]), dtype=dtype)
@@ -44,7 +34,7 @@ def new_result(x: Tensor, width: int, axis: int, dtype: torch.dtype | None) -> T
 
 
 def matrices(x: Tensor, out: Tensor, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """x and out as pairs of matrices whose rows are the vectors along `axis`, few as strides allow, never copies."""
+    """x and out as pairs of matrices whose rows are the vectors along `axis`: as few as strides allow, no copies."""
     if x.ndim == 2:
         yield (x, out) if axis else (x.t(), out.t())
         return
@@ -71,9 +61,9 @@ def matrices(x: Tensor, out: Tensor, axis: int) -> Iterator[tuple[Tensor, Tensor
 
 
 def _merged(shape: Sequence[int], x_strides: Sequence[int], out_strides: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Axes as (length, x's stride, out's stride), at least one, merged where both tensors' strides allow it.
+    """At least one axis as (length, x's stride, out's stride), merged where the strides of both tensors allow it.
 
-    Rows may come in any order: so may the axes, and out's is taken.
+    The order of rows is free, so axes are sorted by out's strides.
     """
     merged = [(1, 0, 0)]
     for n, i, j in sorted(zip(shape, x_strides, out_strides, strict=True), key=lambda axis: axis[2]):
@@ -91,7 +81,7 @@ def _merged(shape: Sequence[int], x_strides: Sequence[int], out_strides: Sequenc
 
 
 def array(x: Tensor) -> Any:
-    """A CPU tensor's memory as an array. NumPy has no bf16: the CPU backend's own dtype is its bits."""
+    """A CPU tensor's memory as an array. NumPy has no bf16; the CPU backend's own dtype holds its bits."""
     x = x.detach()
     if x.dtype != torch.bfloat16:
         return x.numpy()
@@ -101,23 +91,23 @@ def array(x: Tensor) -> Any:
 
 
 def check_memory(name: str, x: Tensor) -> None:
-    """Refuse a tensor whose memory was let go, as parameters' is between their uses where they are sharded."""
+    """Refuse a tensor whose memory was released, as that of sharded parameters is between uses."""
     if not x.data_ptr() and x.numel():
         raise RuntimeError(f"{name} has {x.numel()} elements, but no memory is allocated for them")
 
 
 def share_memory(x: Tensor, out: Tensor) -> bool:
-    """Whether two tensors have memory in common."""
+    """Whether two tensors share memory."""
     if not (x.numel() and out.numel()):
         return False
     x_start, out_start = x.data_ptr(), out.data_ptr()
     if x_start + _reach(x) <= out_start or out_start + _reach(out) <= x_start:
         return False
-    return overlap(np.asarray(_Addresses(x)), np.asarray(_Addresses(out)))
+    return arrays_overlap(np.asarray(_Addresses(x)), np.asarray(_Addresses(out)))
 
 
 class _Addresses:
-    """A tensor's memory as NumPy sees it, for questions about addresses: to be read it may be on the wrong device."""
+    """A tensor's addresses as a NumPy array, to be compared and never read: they may be those of another device."""
 
     def __init__(self, x: Tensor) -> None:
         self.__array_interface__ = {
@@ -130,5 +120,5 @@ class _Addresses:
 
 
 def _reach(x: Tensor) -> int:
-    """Bytes from the first element of a tensor that has one to the end of the last."""
+    """Bytes from the first element of a tensor, which must have one, to the end of its last."""
     return x.itemsize * (1 + sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True)))

@@ -1,0 +1,56 @@
+"""Read the description of a sketch, the dict that `Sketch.to_dict` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..laws import exact as exact_law
+from ..laws import iid as iid_law
+from .checks import integer
+
+SHAPE = ("n_features", "n_components")
+POSITION = ("seed", "feature_offset")
+INDEPENDENT = ("bits", "threshold")
+
+
+def sketch_arguments(description: Any) -> dict[str, Any]:
+    """The keyword arguments of `Sketch` that a description stands for.
+
+    Raises
+    ------
+    TypeError : the description is no mapping, or a value is no integer.
+    ValueError : another version of the law, missing or unknown keys, or values that contradict each other.
+    """
+    if not isinstance(description, Mapping):
+        raise TypeError(f"a sketch's description is a dict as from Sketch.to_dict(), got {description!r}")
+    given = dict(description)
+    if "law" not in given:
+        raise ValueError(f'a sketch\'s description has the key "law", got {_listed(given)}')
+    version = given.pop("law")
+    if isinstance(version, bool) or version != exact_law.VERSION:
+        raise ValueError(f"this version of sjlt knows sketch law {exact_law.VERSION}, the description has {version!r}")
+    independent = "nnz" not in given and not given.keys().isdisjoint((*INDEPENDENT, "density"))
+    entries = INDEPENDENT if independent else ("nnz",)
+    expected = {*SHAPE, *entries, *POSITION}
+    optional = {"density"} if independent else set()
+    missing, unknown = expected - given.keys(), given.keys() - expected - optional
+    if missing or unknown:
+        problems = [f"lacks {_listed(missing)}"] if missing else []
+        problems += [f"also has {_listed(unknown)}"] if unknown else []
+        raise ValueError(
+            f"a sketch's description has {_listed(['law', *sorted(expected)])}; this one {' and '.join(problems)}"
+        )
+    density = given.pop("density", None)
+    numbers = {name: integer(name, value, -(2**63), 2**64 - 1) for name, value in given.items()}
+    if not independent:
+        return numbers
+    lanes = iid_law.checked(numbers.pop("bits"), numbers.pop("threshold"))
+    if density is not None and density != lanes.density:
+        raise ValueError(f"density {density!r} contradicts {lanes}, which realises {lanes.density}")
+    return {**numbers, "density": lanes.density}
+
+
+def _listed(keys: Any) -> str:
+    names = sorted(repr(str(key)) for key in keys)
+    return f"the key{'s' * (len(names) > 1)} {', '.join(names)}" if names else "no keys"
