@@ -79,8 +79,8 @@ class Projector:
     >>> from sjlt.arrow import Projector
     >>> vectors = pa.FixedSizeListArray.from_arrays(np.ones(3 * 1000, np.float32), 1000)
     >>> table = pa.table({"id": [1, 2, 3], "vector": vectors})
-    >>> Projector("vector", 64, seed=1)(table).schema.field("vector").type
-    FixedSizeListType(fixed_size_list<element: float>[64])
+    >>> Projector("vector", 64, seed=1)(table).schema.field("vector").type.list_size
+    64
     """
 
     def __init__(
