@@ -1,10 +1,10 @@
 """Time the stages of ``sjlt project --device cuda``: ``python -m benchmarks.stream [--gb 8] [--directory DIRECTORY]``.
 
 The file is in the page cache, on a file system other than tmpfs (whose small pages are read more slowly). Each stage
-runs alone first, with the pipeline's own buffers, threads and sizes; then all of them together in
-`sjlt.files.io.project_file`, whose result is checked. Rates count bytes of the file, except for copying back and
-writing, which count bytes of the result. Writing means writing to the page cache: checkpoints are off, and the last
-fsync is timed separately, since it measures the disk. Rates are medians of REPEATS runs. The results go to
+runs alone first, with the pipeline's own buffers, threads and sizes; then all of them together in `project_file` of
+`sjlt.files.projection`, whose result is checked. Rates count bytes of the file, except for copying back and writing,
+which count bytes of the result. Writing means writing to the page cache: checkpoints are off, and the last fsync is
+timed separately, since it measures the disk. Rates are medians of REPEATS runs. The results go to
 benchmarks/results/stream_h200.json.
 """
 
@@ -30,7 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 import sjlt
-from sjlt.files import io, output, stream
+from sjlt.files import output, projection, stream
+from sjlt.files.encoding import Encoding
+from sjlt.files.opening import open_source
+from sjlt.files.raw import RawMatrix
 
 from .cases import SEED
 from .gpu import environment
@@ -104,21 +107,22 @@ def write_rate(path: Path, results: list[np.ndarray]) -> float:
 def stages(case: Case, path: Path, directory: Path) -> dict[str, float]:
     """GB/s of each stage alone."""
     sketch = sjlt.Sketch(case.d, case.k)
-    with io.open_source(path, print) as source:
-        assert isinstance(source, io.NpySource)
-        rows = io._batch_rows(max(source.row_bytes, case.k * np.dtype(case.dtype).itemsize), io.GPU_BATCH_BYTES)
+    with open_source(path, print) as source:
+        assert isinstance(source, RawMatrix)
+        encoding = Encoding.of(source.dtype, case.k, case.dtype, normalize=False)
+        rows = projection.default_batch_rows(source, encoding, on_gpu=True)
         start = time.perf_counter()
         slots = [stream._Slot(source, sketch, np.dtype(case.dtype), rows, DEVICE) for _ in range(stream.SLOTS)]
         buffers = time.perf_counter() - start
         batches = list(zip(range(0, source.shape[0] - rows, rows), cycle(slots), strict=False))
 
         def read(readers: ThreadPoolExecutor) -> None:
-            parts = (part for i, slot in batches for part in source.parts(slot.read_x.numpy(), i, stream.PART_BYTES))
+            parts = (part for i, slot in batches for part in source.pieces(slot.read_x.numpy(), i, stream.PIECE_BYTES))
             list(readers.map(lambda part: source.fill([part]), parts))
 
         size = len(batches) * slots[0].read_x.nbytes
         size_y = len(batches) * slots[0].read_y.nbytes
-        with ThreadPoolExecutor(min(stream.READERS, sjlt.get_num_threads())) as readers:
+        with ThreadPoolExecutor(min(stream.MAX_READERS, sjlt.get_num_threads())) as readers:
             measured = {
                 "read": rate(size, lambda: read(readers)),
                 "to device": rate(size, lambda: [s.x.copy_(s.read_x, non_blocking=True) for _, s in batches]),
@@ -133,7 +137,7 @@ def whole(case: Case, path: Path, out: Path) -> dict[str, float]:
     """GB/s from file to file."""
     times: list[float] = []
     start = time.perf_counter()
-    io.project_file(
+    projection.project_file(
         path, out, case.k, dtype=case.dtype, device="cuda", force=True,
         progress=lambda rows, of: times.append(time.perf_counter()),
     )  # fmt: skip
@@ -190,7 +194,7 @@ def main(gigabytes: float, directory: Path) -> None:
     results: dict[str, Any] = {
         "environment": {**environment(), "CPUs": sjlt.get_num_threads()},
         "file, GB": path.stat().st_size / 1e9,
-        "readers": stream.READERS,
+        "readers": stream.MAX_READERS,
         "slots": stream.SLOTS,
         "cases": {},
     }

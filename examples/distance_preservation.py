@@ -27,9 +27,10 @@ from rich.text import Text
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 import sjlt
-from sjlt.cli import demo
-from sjlt.evaluation import report as quality_report
-from sjlt.evaluation.quality import standard_sketches
+from sjlt.evaluation import demo, figures
+from sjlt.evaluation.report import tables
+from sjlt.evaluation.results import Report
+from sjlt.evaluation.sketches import standard_sketches
 
 
 def patches(stride: int = 6) -> np.ndarray:
@@ -114,17 +115,17 @@ def main(
     pairs: int = 5000,
     queries: int = 100,
     seeds: int = 20,
-) -> dict[str, sjlt.evaluation.quality.Report]:
+) -> dict[str, Report]:
     """Print a table for each data set and number of components, and draw all tails in one figure."""
     console, reports = Console(), {}
     for name, X in (datasets() if data is None else data).items():
         sketches = [sketch for k in n_components for sketch in standard_sketches(X.shape[1], k)]
         report = sjlt.quality(X, sketches, rows=rows, pairs=pairs, queries=queries, seeds=seeds)
         console.rule(Text(f"{name}: {X.shape[0]:,} x {X.shape[1]:,}"))
-        console.print(quality_report.tables(report))
+        console.print(tables(report))
         reports[name] = report
     title = f"Squared distances, after / before: {pairs:,} pairs, {seeds} seeds"
-    quality_report.plot_datasets(reports, plot, title)
+    figures.plot_datasets(reports, plot, title)
     console.print(f"Plot: {plot}", markup=False)
     return reports
 

@@ -12,7 +12,7 @@ import pytest
 
 import sjlt
 from sjlt.files import parquet as files
-from sjlt.files.output import UserError
+from sjlt.files.errors import UserError
 from tests.helpers.cases import pairwise
 from tests.test_arrow import D, K, N, numbers, table_of, vectors
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sjlt.cli import app as cli
-from sjlt.cli import demo
+from sjlt.evaluation import demo
 
 
 def test_patches(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         (("--plot", "nowhere/demo.png"), "nowhere: no such directory"),
         (("--plot", "demo.xyz"), "demo.xyz: a plot's name ends in .png or .pdf or .svg"),
         (("--plot", "demo"), "demo: a plot's name ends in .png or .pdf or .svg"),
-        (("--stride", "0"), "stride must be at least 1, got 0"),
+        (("--stride", "0"), "stride must be from 1 to 32, got 0"),
     ],
 )
 def test_what_is_refused_before_the_work(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

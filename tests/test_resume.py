@@ -1,4 +1,4 @@
-"""Interrupted runs: what they leave, how they continue, and when that is refused."""
+"""Interrupted runs: what they leave, how they continue, and when that is refused. (test_kills.py kills them.)"""
 
 import contextlib
 import json
@@ -17,14 +17,11 @@ import pytest
 
 import sjlt
 from sjlt.files import output
-from sjlt.files.io import project_file
-from sjlt.files.output import UserError
+from sjlt.files.checksums import row_checksum
+from sjlt.files.errors import UserError
+from sjlt.files.projection import project_file
 
 N, D, K = 1000, 40, 16
-
-
-class Killed(BaseException):
-    pass
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +84,73 @@ def test_only_rows_of_the_last_checkpoint_count() -> None:
     assert_is_result()
 
 
+def zero_a_row() -> None:
+    with open("y.npy.partial", "r+b") as file:
+        file.seek(128 + 350 * K * 4)
+        file.write(bytes(K * 4))
+
+
+def swap_rows() -> None:
+    with open("y.npy.partial", "r+b") as file:
+        file.seek(128 + 350 * K * 4)
+        first, second = file.read(K * 4), file.read(K * 4)
+        file.seek(128 + 350 * K * 4)
+        file.write(second + first)
+
+
+def change_the_header() -> None:
+    with open("y.npy.partial", "r+b") as file:
+        file.seek(20)
+        file.write(b"f8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        (zero_a_row, 300),
+        (swap_rows, 300),
+        (lambda: os.truncate("y.npy.partial", 128 + 250 * K * 4 + 3), 200),
+        (lambda: os.truncate("y.npy.partial", 5), 0),
+        (change_the_header, 0),
+    ],
+)
+def test_damaged_rows_are_found_and_projected_again(damage: Callable[[], None], kept: int) -> None:
+    interrupt(100)
+    for rows in range(200, 600, 100):  # a segment with a checksum of its own ends at each of them
+        interrupt(rows, resume=True)
+    damage()
+    (note,) = project(resume=True)
+    assert note == (
+        f"y.npy.partial: rows from {kept} on are not what was written: {500 - kept} of 500 rows are projected again"
+    )
+    assert_is_result()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 8, 11, 256, 260])
+def test_checksums_see_changes(width: int) -> None:
+    """Of any single byte, of two words that change places, and of rows that do; and depend on no batches."""
+    rng = np.random.default_rng(0)
+    content = rng.integers(0, 256, (6, width), np.uint8)
+    whole = row_checksum(content, 0)
+    assert row_checksum(content[2:], row_checksum(content[:2], 0)) == whole
+    for place in range(content.size):
+        changed = content.copy()
+        changed.flat[place] ^= rng.integers(1, 256, dtype=np.uint8)
+        assert row_checksum(changed, 0) != whole
+    assert row_checksum(content[[1, 0, 2, 3, 4, 5]], 0) != whole
+    if width > 8:
+        assert row_checksum(np.roll(content, 8, axis=1), 0) != whole
+
+
+def test_a_resumed_run_on_the_cpu_takes_the_recorded_batches() -> None:
+    """They change no bytes."""
+    interrupt()
+    assert project(resume=True, batch_rows=20) == []
+    assert json.loads(Path("y.npy.json").read_text())["batch_rows"] == 10
+    assert project(resume=True, batch_rows=None) == ["y.npy: complete already, from the same source and parameters"]
+    assert_is_result()
+
+
 def test_a_run_may_be_interrupted_many_times() -> None:
     interrupt(100)
     for rows in range(200, N, 100):
@@ -136,30 +200,6 @@ def test_the_old_result_stays_until_the_new_one_is_complete() -> None:
     assert_is_result()
 
 
-@pytest.mark.parametrize("step", ["write sidecar", "rename", "remove state"])
-def test_a_kill_while_the_result_gets_its_name(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each step of the commit, the result stands with its description or not at all, and a resume completes."""
-
-    def die(*_: object, **__: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(output.Output, "__exit__", lambda self, *_: self._file.close())
-        if step == "write sidecar":
-            write = output._write_json
-            patch.setattr(output, "_write_json", lambda path, c: die() if path.name == "y.npy.json" else write(path, c))
-        elif step == "rename":
-            replace = os.replace
-            patch.setattr(os, "replace", lambda a, b: die() if Path(b).name == "y.npy" else replace(a, b))
-        else:
-            patch.setattr(Path, "unlink", lambda path, **_: die() if path.name == "y.npy.partial.json" else None)
-        with pytest.raises(Killed):
-            project()
-    assert not Path("y.npy").exists() or Path("y.npy.json").exists()
-    project(resume=True)
-    assert_is_result()
-
-
 # ------------------------------------------------------------------------------------- refusals
 
 
@@ -170,7 +210,6 @@ def test_a_kill_while_the_result_gets_its_name(step: str, monkeypatch: pytest.Mo
         ({"nnz": 2}, "sketch.nnz is 2, was 4"),
         ({"seed": 7}, "sketch.seed is 7, was 0"),
         ({"dtype": "float64"}, "result.dtype is float64, was float32"),
-        ({"batch_rows": 20}, "batch_rows is 20, was 10"),
     ],
 )
 def test_other_parameters(options: dict[str, Any], message: str) -> None:
@@ -217,7 +256,7 @@ def test_a_source_of_another_name() -> None:
 
 def test_another_version_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt()
-    monkeypatch.setattr("sjlt.files.io.__version__", "9.9")
+    monkeypatch.setattr("sjlt.files.projection.__version__", "9.9")
     with pytest.raises(UserError, match=f"sjlt is 9.9, was {sjlt.__version__}"):
         project(resume=True)
 
@@ -227,7 +266,6 @@ def test_another_version_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (lambda: Path("y.npy.partial.json").unlink(), "cannot be resumed without y.npy.partial.json"),
         (lambda: Path("y.npy.partial.json").write_text("{"), "y.npy.partial.json: not JSON"),
-        (lambda: os.truncate("y.npy.partial", 1000), "truncated: 500 rows take 32128 bytes, it has 1000"),
     ],
 )
 def test_damaged_leftovers(damage: Callable[[], None], message: str) -> None:
@@ -243,7 +281,7 @@ def test_a_damaged_count_of_rows(rows: object) -> None:
     interrupt()
     state = json.loads(Path("y.npy.partial.json").read_text())
     Path("y.npy.partial.json").write_text(json.dumps({**state, "rows_done": rows}))
-    with pytest.raises(UserError, match=f"rows_done is {rows!r}, must be from 0 to {N}"):
+    with pytest.raises(UserError, match=f"rows_done is {rows!r}, must be an integer from 0 to {N}"):
         project(resume=True)
 
 
@@ -270,7 +308,9 @@ def test_a_failing_disk_leaves_what_the_last_checkpoint_has(monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing)
-        with pytest.raises(UserError, match=r"^Input/output error; \d+0 of 1000 rows are kept, --resume continues$"):
+        with pytest.raises(
+            UserError, match=r"^y.npy.partial(.json)?: Input/output error; \d+0 of 1000 rows are kept, --resume"
+        ):
             project()
     assert "y.npy" not in names()
     project(resume=True)

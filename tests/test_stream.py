@@ -13,9 +13,12 @@ import pytest
 import torch
 
 import sjlt
-from sjlt.files import io, output, stream
-from sjlt.files.io import NpySource, open_source, project_file
-from sjlt.files.output import UserError
+from sjlt.files import device as devices
+from sjlt.files import output, stream
+from sjlt.files.errors import UserError
+from sjlt.files.opening import open_source
+from sjlt.files.projection import project_file
+from sjlt.files.raw import Pieces, RawMatrix
 
 N, D, K = 333, 70, 24
 CASES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
@@ -30,15 +33,15 @@ def integers(shape: tuple[int, int], dtype: str = "float32", order: Any = "C") -
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty directory, small parts, and after the test no reader that still runs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stream, "PART_BYTES", 2000)
+    monkeypatch.setattr(stream, "PIECE_BYTES", 2000)
     yield
     assert not [thread for thread in threading.enumerate() if thread.name == "sjlt-read"]
 
 
-def source(array: np.ndarray) -> NpySource:
+def source(array: np.ndarray) -> RawMatrix:
     np.save("x.npy", array)
     opened = open_source(Path("x.npy"), print)
-    assert isinstance(opened, NpySource)
+    assert isinstance(opened, RawMatrix)
     return opened
 
 
@@ -105,21 +108,21 @@ def test_parts_cover_a_batch_once() -> None:
         x = integers((N, D), order=order)
         with source(x) as opened:
             batch = np.full((40, D), np.nan, np.float32, order=order)  # type: ignore[call-overload]
-            for part in opened.parts(batch, 100, 1000):
+            for part in opened.pieces(batch, 100, 1000):
                 opened.fill([part])
         np.testing.assert_array_equal(batch, x[100:140])
 
 
 def test_reading_and_writing_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the caller holds a result, the batches that follow are read: as many as there are slots besides its own."""
-    x, began, fill = integers((N, D)), list[int](), NpySource.fill
+    x, began, fill = integers((N, D)), list[int](), RawMatrix.fill
 
-    def slow(self: NpySource, parts: list[tuple[np.ndarray, int]]) -> None:
+    def slow(self: RawMatrix, parts: Pieces) -> None:
         began.append(parts[0][1])
         fill(self, parts)
 
-    monkeypatch.setattr(NpySource, "fill", slow)
-    monkeypatch.setattr(stream, "PART_BYTES", 1 << 20)  # a batch is one part
+    monkeypatch.setattr(RawMatrix, "fill", slow)
+    monkeypatch.setattr(stream, "PIECE_BYTES", 1 << 20)  # a batch is one part
     with (
         source(x) as opened,
         closing(stream.projected(opened, sjlt.Sketch(D, K), x.dtype, 0, 10, torch.device("cpu"))) as batches,
@@ -140,16 +143,16 @@ def test_reading_and_writing_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failing_read_is_the_callers_after_the_batches_before_it(
     order: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, fill = integers((N, D), order=order), NpySource.fill
+    x, fill = integers((N, D), order=order), RawMatrix.fill
     broken = {"C": 205 * D * 4, "F": 205 * 4}[order]  # of the 70 columns, the first: row 205
 
-    def failing(self: NpySource, parts: list[tuple[np.ndarray, int]]) -> None:
+    def failing(self: RawMatrix, parts: Pieces) -> None:
         for part, position in parts:
             if position <= broken < position + part.nbytes:
                 raise OSError(5, "Input/output error", "x.npy")
         fill(self, parts)
 
-    monkeypatch.setattr(NpySource, "fill", failing)
+    monkeypatch.setattr(RawMatrix, "fill", failing)
     good = list[np.ndarray]()
     with source(x) as opened:
         batches = stream.projected(opened, sjlt.Sketch(D, K), x.dtype, 0, 50, torch.device(device))
@@ -183,8 +186,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """What `project_file` takes for a GPU: one, or the CPU by way of the same pipeline."""
     if request.param == "cpu":
         projected = stream.projected
-        monkeypatch.setattr(io, "_chosen", lambda device, *_: device == "cuda")
-        monkeypatch.setattr(io, "_device_name", lambda gpu: "Stand-in" if gpu else "cpu")
+        monkeypatch.setattr(devices, "use_gpu", lambda device, *_: device == "cuda")
+        monkeypatch.setattr(devices, "device_name", lambda gpu: "Stand-in" if gpu else "cpu")
         monkeypatch.setattr(stream, "projected", lambda *a: projected(*a[:-1], torch.device("cpu")))
     return request.param
 
@@ -267,15 +270,15 @@ def test_a_file_that_is_cut_under_way_leaves_nothing() -> None:
 def test_a_disk_that_fails_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("x.npy", integers((N, D)))
     monkeypatch.setattr(output, "CHECKPOINT_SECONDS", 0)  # after each batch
-    fill = NpySource.fill
+    fill = RawMatrix.fill
 
-    def failing(self: NpySource, parts: list[tuple[np.ndarray, int]]) -> None:
+    def failing(self: RawMatrix, parts: Pieces) -> None:
         if parts[0][1] > 200 * D * 4:
             raise OSError(5, "Input/output error", "x.npy")
         fill(self, parts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(NpySource, "fill", failing)
+        patch.setattr(RawMatrix, "fill", failing)
         with pytest.raises(UserError, match=f"^x.npy: Input/output error; 200 of {N} rows are kept, --resume"):
             project()
     project(resume=True)
@@ -307,7 +310,7 @@ def test_numbers_as_accurate_as_on_the_cpu() -> None:
 @pytest.mark.gpu
 def test_the_rows_of_a_file_of_many_batches() -> None:
     """With the parts and batches of a large file."""
-    stream.PART_BYTES = 4 << 20  # the fixture puts it back
+    stream.PIECE_BYTES = 4 << 20  # the fixture puts it back
     x = integers((300_001, 100))
     np.save("x.npy", x)
     project(batch_rows=None)

@@ -1,6 +1,6 @@
-"""Measures of what a projection did to distances, inner products and neighbours, and what theory expects of it.
+"""Measures of how a projection changes distances, inner products and neighbours, and the theory of a Gaussian one.
 
-Pure functions of arrays and sparse matrices in float64; `sjlt.evaluation` applies them.
+Pure functions of arrays and sparse matrices in float64; `sjlt.quality` applies them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from ..inputs.containers import is_sparse
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
-BLOCK = 1 << 17  # numbers that the differences of a block of pairs hold: 1 MiB, which a core's cache holds
+BLOCK = 1 << 17  # numbers in the differences of one block of pairs: 1 MiB, which fits into a core's cache
 
 
 def squared_norms(X: Any) -> np.ndarray:
@@ -34,9 +34,9 @@ def squared_distances(X: Any, first: np.ndarray, second: np.ndarray) -> np.ndarr
 
 
 def distinct_pairs(n: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """`count` different unordered pairs of different numbers below n, all equally likely, ordered for caches.
+    """`count` distinct unordered pairs of distinct numbers below n, all equally likely, ordered for caches.
 
-    Pair r < n(n-1)/2 is (r mod n, r mod n + r div n + 1 mod n): each step around the circle of n once.
+    Pair r < n(n-1)/2 is (r mod n, (r mod n + r div n + 1) mod n): every step around a circle of n numbers once.
     """
     chosen = np.sort(rng.choice(n * (n - 1) // 2, count, replace=False))
     first = chosen % n
@@ -46,7 +46,7 @@ def distinct_pairs(n: int, count: int, rng: np.random.Generator) -> tuple[np.nda
 def distances_from(X: Any, queries: np.ndarray) -> np.ndarray:
     """|x_q - x|^2 from the rows `queries` to every row, (queries, rows), by inner products; inf to itself."""
     if not is_sparse(X):
-        X = X - X.mean(axis=0)  # distances stay, and lose fewer digits
+        X = X - X.mean(axis=0)  # keeps the distances and loses fewer digits
     norms, inner = squared_norms(X), X[queries] @ X.T
     if is_sparse(inner):
         inner = inner.toarray()
@@ -56,10 +56,18 @@ def distances_from(X: Any, queries: np.ndarray) -> np.ndarray:
 
 
 def recall(before: np.ndarray, after: np.ndarray, neighbours: int, slack: np.ndarray | float = 0) -> float:
-    """The share of the nearest rows `after` that `before` are no farther than the last of the nearest ones there.
+    """The share of nearest neighbours that remain nearest neighbours.
 
-    `before` and `after` hold distances, (queries, rows). So rows at equal distances stand for each other. `slack`,
-    for each query, is how much distances may differ that are equal but for rounding.
+    A row found among the nearest `after` counts if `before` it was no farther than the last of the nearest, so rows at
+    equal distances can replace each other.
+
+    Parameters
+    ----------
+    before, after : ndarray of shape (queries, rows)
+        Distances.
+    neighbours : int
+    slack : {float, ndarray of shape (queries,)}
+        By how much distances may differ that are equal except for rounding.
     """
     found = np.argpartition(after, neighbours - 1, axis=1)[:, :neighbours]
     farthest = np.partition(before, neighbours - 1, axis=1)[:, neighbours - 1] + slack
@@ -67,24 +75,24 @@ def recall(before: np.ndarray, after: np.ndarray, neighbours: int, slack: np.nda
 
 
 def bins(n_components: int) -> np.ndarray:
-    """The edges of histograms of ratios: 0.05 standard deviations of a Gaussian sketch, up to 10 about 1."""
+    """Bin edges for ratios: steps of 0.05 standard deviations of a Gaussian sketch, from -10 to 10 of them about 1."""
     return 1 + math.sqrt(2 / n_components) * np.linspace(-10, 10, 401)
 
 
 @dataclass(frozen=True)
 class Theory:
-    """What a dense Gaussian S does to any data: its ratios are chi^2 variables of n_components degrees, over k."""
+    """A dense Gaussian S on any data: ratios are chi^2 variables with k = n_components degrees, over k."""
 
     n_components: int
     ratio_quantiles: tuple[float, ...]
-    ratio_std: float  # sqrt(2/k), of norms likewise
+    ratio_std: float  # sqrt(2/k), also that of norms
     outside: float
     inner_std: float  # sqrt((1 + mean of cos^2) / k) over the sampled pairs
-    any_outside: float  # at most this is the chance that one or more of X's n(n-1)/2 pairs are outside (union bound)
+    any_outside: float  # upper bound of the probability that any of the n(n-1)/2 pairs is outside (union bound)
 
 
 def gaussian(n_components: int, eps: float, n: int, mean_square_cosine: float) -> Theory:
-    """What theory says of n vectors, among whose pairs cos^2 has that mean."""
+    """The theory for n vectors whose pairs have this mean of cos^2."""
     from scipy.stats import chi2
 
     k = n_components

@@ -27,7 +27,7 @@ def appearing(path: Path, *, replace: bool = True) -> Iterator[Path]:
     replace : bool, default True
         False keeps a file that stands under the name by then, and removes the one that was written.
     """
-    temporary, descriptor = _create(path)
+    temporary, descriptor = create(path)
     try:
         yield temporary
         os.fsync(descriptor)
@@ -48,7 +48,7 @@ def sweep(folder: Path, name: str = "") -> list[str]:
     for entry in sorted(folder.glob(f"{PREFIX}{name}*{SUFFIX}")):
         if name and entry.name[len(PREFIX) : len(PREFIX) + len(name) + 1] != f"{name}~":
             continue
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             descriptor = os.open(entry, os.O_RDWR)
             try:
                 if lock(descriptor):
@@ -82,7 +82,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _create(path: Path) -> tuple[Path, int]:
+def create(path: Path) -> tuple[Path, int]:
+    """A new, locked hidden file for `path`, and its descriptor."""
     while True:
         unique = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         temporary = path.with_name(f"{PREFIX}{path.name}~{unique}{SUFFIX}")

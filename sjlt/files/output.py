@@ -1,70 +1,114 @@
-"""A file that is written row by row, can be continued after a kill, and bears its name only when it is whole.
+"""`Output`: an ``.npy`` file that is written in rows, survives kills, and appears under its name when it is complete.
 
-The result OUT has four names. While rows are being written they lie in ``OUT.partial``, and ``OUT.partial.json``
-says what they are and how many of them even a power cut would leave. When all are there ``OUT.json`` is written,
-and then ``OUT.partial`` becomes OUT: so OUT never stands without its description.
+The result OUT has four names. Rows are written to ``OUT.partial``; ``OUT.partial.json`` describes them, says how many
+would survive even a power cut, and holds their checksums. When all rows are there ``OUT.json`` is written, and then
+``OUT.partial`` becomes OUT.
+
+The order of the steps makes every point at which the process may be killed recoverable:
+
+1. ``OUT.partial`` is created or emptied, and locked. Empty, it is begun anew whatever ``OUT.partial.json`` says.
+2. ``OUT.partial.json`` is written, then the header, then rows, at checkpoints first the rows and then the JSON.
+3. ``OUT.json`` appears while ``OUT.partial`` still exists, so that an interrupted commit is seen and repeated.
+4. ``OUT.partial`` is renamed, never over a file that appeared meanwhile unless `force` is given.
+5. ``OUT.partial.json`` is removed; without an ``OUT.partial`` it means nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
+import errno
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
-from io import BytesIO, FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from . import atomic, attempts
+from .checksums import Written, row_checksum
+from .description import differences, read_description, to_json
+from .errors import UserError
+from .npy import npy_header
+
+SUFFIXES = ("", ".json", ".partial", ".partial.json")  # of all names that a run writes to
 CHECKPOINT_SECONDS = 1.0  # about as much work is lost by a kill
-
-
-class UserError(Exception):
-    """A request that cannot be met. The message is one line for whoever asked, with the numbers."""
+VERIFY_BYTES = 4 << 20  # read at a time when rows are compared with their checksums
 
 
 class Output:
-    """An ``.npy`` file of which whole rows are appended, which bears its name only when all of them are there.
+    """A file of rows that can be continued after a kill. Use it in a ``with`` block: `append` all rows, then `commit`.
 
-    Use it in a ``with`` block: append to it, then `commit`. `rows` counts what has been appended, in this process
-    and in those before it; `safe` what a later one can continue from.
+    Parameters
+    ----------
+    path : Path
+        OUT.
+    shape : tuple of int
+        Of the array, rows first.
+    dtype : dtype
+    description : dict
+        The content of OUT.json.
+    resume : bool
+        Continue an earlier run with an equal description.
+    force : bool
+        Replace an existing result, or the rows of an interrupted run.
+    adopt : tuple of str
+        Keys of the description whose recorded values are taken over by a resumed run.
+    note : callable
+        Called with lines that the user should see.
+
+    Attributes
+    ----------
+    safe : int
+        Rows from which a later run can continue.
+    complete : bool
+        Whether the result already exists and nothing is to be done.
+
+    Raises
+    ------
+    UserError, OSError
+        Before anything is changed, if the result cannot be written or the earlier run cannot be continued.
     """
 
     def __init__(
         self,
         path: Path,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
         description: dict[str, Any],
         *,
         resume: bool,
         force: bool,
+        adopt: tuple[str, ...] = (),
         note: Callable[[str], None],
     ) -> None:
-        self.path, self.description = path, description
-        self.sidecar, self.partial = _beside(path, ".json"), _beside(path, ".partial")
-        self.state = _beside(self.partial, ".json")
-        self.shape: tuple[int, int] = tuple(description["result"]["shape"])
-        self.dtype: np.dtype = np.dtype(description["result"]["dtype"])
-        self.rows = self.safe = 0
-        self.complete = resume and not self.partial.exists() and self._is_complete(force)
+        self.path, self.shape, self.dtype, self.description = path, shape, dtype, description
+        self.sidecar, self.partial, self.state = (path.with_name(path.name + suffix) for suffix in SUFFIXES[1:])
+        self._force, self._note = force, note
+        self._header = npy_header(shape, dtype)
+        self._row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=object))
+        self.safe = 0
+        self._written = Written([], 0, 0, 0)
+        self._descriptor: int | None = None
+        self._check_names()
+        self.complete = resume and not self.partial.exists() and self._is_complete(adopt)
         if self.complete:
-            self.state.unlink(missing_ok=True)
+            self._remove_state()
             return
         if not force:
             self._refuse_to_overwrite(resume)
         if resume and not self.partial.exists():
             note(f"{self.partial}: no such file, nothing to resume: starting from the first row")
         self._check_space()
-        self._file = _open_locked(self.partial)
+        self._descriptor = atomic.open_locked(self.partial)
         try:
             if resume:
-                self.rows = self.safe = self._resumed_rows()
+                self._restore(adopt)
         except BaseException:
-            self._file.close()
+            self._release()
             raise
         try:
             self._begin()
@@ -74,25 +118,54 @@ class Output:
 
     # ---------------------------------------------------------------------------- may it begin, and where
 
-    def _is_complete(self, force: bool) -> bool:
-        """Whether the result is there already. If there is another in its place, only `force` goes on."""
+    def _check_names(self) -> None:
+        for path in (self.sidecar, self.partial, self.state):
+            if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+                raise UserError(f"{path}: exists and is not a regular file")
+
+    def _is_complete(self, adopt: tuple[str, ...]) -> bool:
+        """Whether the result exists. Only with `force` may another file stand in its place."""
         if not self.path.exists():
             return False
-        different = differences(read_json(self.sidecar), self.description) if self.sidecar.exists() else ["no JSON"]
+        different = ["no JSON"]
+        if self.sidecar.exists():
+            recorded = read_description(self.sidecar)
+            self._adopt(recorded, adopt)
+            different = differences(recorded, self.description)
         size, wanted = self.path.stat().st_size, self._position(self.shape[0])
         if size != wanted:
             different.append(f"size is {wanted}, was {size}")
-        if different and not force:
+        if different and not self._force:
             raise UserError(f"{self.path}: exists and is not this result: {'; '.join(different)} (--force replaces it)")
         return not different
 
+    def _adopt(self, recorded: dict[str, Any], keys: tuple[str, ...]) -> None:
+        """Take over what may differ, if the recorded run was otherwise this one."""
+        taken = {**self.description, **{key: recorded[key] for key in keys}}
+        if not differences({key: recorded.get(key) for key in taken}, taken):
+            self.description.update(taken)
+
     def _refuse_to_overwrite(self, resume: bool) -> None:
-        if os.path.lexists(self.path):
+        if os.path.lexists(self.path) and not (resume and self._is_half_renamed()):
             raise UserError(f"{self.path}: exists (--force replaces it)")
-        if self.sidecar.exists() and read_json(self.sidecar) != self.description:
+        described = not os.path.lexists(self.sidecar) or self._is_described()
+        if not described and not (resume and self.partial.exists()):
             raise UserError(f"{self.sidecar}: exists (--force replaces it)")
         if self.partial.exists() and not resume:
             raise UserError(f"{self.partial}: left by an interrupted run (--resume continues it, --force starts anew)")
+        if self.state.exists() and not self.partial.exists():
+            read_description(self.state)  # not a file of another kind, which would be lost
+
+    def _is_described(self) -> bool:
+        """Whether OUT.json is the description of this result."""
+        try:
+            return read_description(self.sidecar) == self.description
+        except (UserError, FileNotFoundError):
+            return False
+
+    def _is_half_renamed(self) -> bool:
+        """Whether OUT and OUT.partial are one file: a kill came between the two steps of a rename by hard link."""
+        return self.partial.exists() and self.path.exists() and self.partial.samefile(self.path)
 
     def _check_space(self) -> None:
         held = self.partial.stat().st_size if self.partial.exists() else 0
@@ -100,175 +173,187 @@ class Output:
         if needed > free:
             raise UserError(f"{self.path}: needs {needed} bytes, the file system has {free} free")
 
-    def _resumed_rows(self) -> int:
-        """The rows of the partial file up to its last checkpoint."""
-        size = os.fstat(self._file.fileno()).st_size
+    def _restore(self, adopt: tuple[str, ...]) -> None:
+        """Take up the rows of the partial file that its JSON vouches for."""
+        size = os.fstat(self._file).st_size
         if size == 0:  # killed before it wrote anything, or never begun
-            return 0
+            return
         if not self.state.exists():
             raise UserError(f"{self.partial}: cannot be resumed without {self.state} (--force alone starts anew)")
-        state = read_json(self.state)
-        rows: Any = state.pop("rows_done", None)
+        state = read_description(self.state)
+        recorded, segments = state.pop("rows_done", 0), state.pop("segments", [])
+        self._adopt(state, adopt)
         if different := differences(state, self.description):
             raise UserError(f"{self.partial}: cannot be resumed: {'; '.join(different)} (--force alone starts anew)")
-        if type(rows) is not int or not 0 <= rows <= self.shape[0]:
-            raise UserError(f"{self.state}: rows_done is {rows!r}, must be from 0 to {self.shape[0]}")
-        if rows and size < self._position(rows):
-            raise UserError(
-                f"{self.partial}: truncated: {rows} rows take {self._position(rows)} bytes, it has {size} "
-                "(--force alone starts anew)"
+        for rows, checksum in segments if self._has_header() else []:
+            if self._checksum_of(self.rows, rows) != checksum:
+                break
+            self._written = self._written.added(rows, checksum).as_segment()
+        self.safe = self.rows
+        if self.rows < recorded:
+            self._note(
+                f"{self.partial}: rows from {self.rows} on are not what was written: {recorded - self.rows} of "
+                f"{recorded} rows are projected again"
             )
-        return int(rows)
+
+    def _has_header(self) -> bool:
+        return os.pread(self._file, len(self._header), 0) == self._header
+
+    def _checksum_of(self, start: int, rows: int) -> int | None:
+        """The checksum of rows in the partial file; None if the file ends before."""
+        checksum, step = 0, max(1, VERIFY_BYTES // self._row_bytes)
+        for row in range(start, start + rows, step):
+            count = min(step, start + rows - row)
+            content = os.pread(self._file, count * self._row_bytes, self._position(row))
+            if len(content) < count * self._row_bytes:
+                return None
+            checksum = row_checksum(np.frombuffer(content, np.uint8).reshape(count, -1), checksum)
+        return checksum
 
     # ---------------------------------------------------------------------------- writing
 
-    def _header(self) -> bytes:
-        stream = BytesIO()
-        described = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
-        np.lib.format.write_array_header_1_0(stream, described)
-        return stream.getvalue()
+    @property
+    def rows(self) -> int:
+        """Rows appended by this run and the runs that it continues."""
+        return self._written.segment_rows + self._written.rows
+
+    @property
+    def _file(self) -> int:
+        if self._descriptor is None:
+            raise ValueError(f"{self.partial} is closed")
+        return self._descriptor
 
     def _position(self, row: int) -> int:
         """The byte at which a row begins."""
-        return len(self._header()) + row * self.shape[1] * self.dtype.itemsize
+        return len(self._header) + row * self._row_bytes
 
     def _begin(self) -> None:
+        for path in (self.sidecar, self.state):
+            attempts.sweep(path.parent, path.name)
         if self.rows == 0:
-            self._file.truncate(0)
-            self._write(self._header())
-            self._checkpoint()
+            os.ftruncate(self._file, 0)  # until the JSON is there, an empty file has nothing to resume
+            self._write_state()
+            self._write(self._header)
         else:
-            self._file.seek(self._position(self.rows))
-            self._checked = time.monotonic()
+            os.ftruncate(self._file, self._position(self.rows))
+            os.lseek(self._file, 0, os.SEEK_END)
+        self._checked = time.monotonic()
 
-    def _write(self, data: Any) -> None:
-        left = memoryview(data)
+    def _write(self, content: bytes | memoryview) -> None:
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            atomic.write_all(self._file, content)
         except OSError as e:
             raise OSError(e.errno, e.strerror, str(self.partial)) from None
 
     def append(self, rows: np.ndarray) -> None:
         """Write some more rows, C-contiguous and of the result's width and dtype."""
-        self._write(rows.reshape(-1).view(np.uint8))
-        self.rows += rows.shape[0]
+        content = rows.view(np.uint8).reshape(len(rows), self._row_bytes)
+        self._write(content.reshape(-1).data)
+        self._written = self._written.added(len(rows), row_checksum(content, self._written.checksum))
         if time.monotonic() - self._checked > CHECKPOINT_SECONDS:
             self._checkpoint()
 
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._file)
+        except OSError as e:
+            raise OSError(e.errno, e.strerror, str(self.partial)) from None
+
     def _checkpoint(self) -> None:
-        os.fsync(self._file.fileno())
-        _write_json(self.state, {**self.description, "rows_done": self.rows})
+        self._sync()
+        self._written = self._written.as_segment()
+        self._write_state()
         self.safe, self._checked = self.rows, time.monotonic()
 
+    def _write_state(self) -> None:
+        state = {**self.description, "rows_done": self.rows, "segments": self._written.segments}
+        atomic.write_whole(self.state, to_json(state), replace=True)
+
+    # ---------------------------------------------------------------------------- ending
+
     def commit(self) -> None:
-        """Give the file its name."""
+        """Give the file its name.
+
+        Raises UserError, with all rows kept, if OUT or OUT.json appeared during the run and `force` is not given.
+        """
         if self.rows != self.shape[0]:
-            raise ValueError(f"{self.rows} of {self.shape[0]} rows are there")
-        os.fsync(self._file.fileno())
-        self.path.unlink(missing_ok=True)  # an older result never stands beside the new one's description
-        _write_json(self.sidecar, self.description)
-        os.replace(self.partial, self.path)
-        _sync_directory(self.path)
-        self._file.close()
-        self.state.unlink(missing_ok=True)
+            raise ValueError(f"{self.rows} of {self.shape[0]} rows have been appended")
+        self._sync()
+        if not self._owns_partial():
+            self.safe = 0
+            raise UserError(f"{self.partial}: was removed or replaced while it was written: nothing is kept")
+        try:
+            self._name()
+        except FileExistsError as e:
+            self._checkpoint()
+            raise UserError(
+                f"{e.filename2 or e.filename}: appeared during this run and is kept; all {self.rows} rows are in "
+                f"{self.partial} (--resume --force puts them in its place)"
+            ) from None
+        attempts.sync_folder(self.path.parent)
+        self._release()
+        self._remove_state()
+
+    def _name(self) -> None:
+        """Steps 3 and 4; FileExistsError if something else has one of the names."""
+        half_renamed = self._is_half_renamed()
+        if not self._force and not half_renamed and os.path.lexists(self.path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
+        if self._force:
+            atomic.write_whole(self.sidecar, to_json(self.description), replace=True)
+            os.replace(self.partial, self.path)
+            return
+        described = False
+        if not self._is_described():
+            atomic.write_whole(self.sidecar, to_json(self.description), replace=False)
+            described = True
+        if half_renamed:
+            os.unlink(self.partial)
+            return
+        try:
+            atomic.rename_new(self.partial, self.path)
+        except FileExistsError:
+            if described:
+                os.unlink(self.sidecar)
+            raise
 
     def discard(self) -> None:
         """Keep nothing of what has been written."""
         self.safe = 0
         self._close()
 
+    def _owns_partial(self) -> bool:
+        """Whether the name OUT.partial still leads to the file that is being written."""
+        try:
+            return os.path.samestat(os.lstat(self.partial), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+
+    def _remove_state(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.state)
+
     def _close(self) -> None:
-        if self.safe == 0:  # nothing that a later run could use
-            self.partial.unlink(missing_ok=True)
-            self.state.unlink(missing_ok=True)
-        self._file.close()
+        try:
+            if self.safe == 0 and self._owns_partial():  # there is nothing that a later run could use
+                os.unlink(self.partial)
+                self._remove_state()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Close the file, which unlocks it."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
 
     def __enter__(self) -> Output:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
-        if self.complete or self._file.closed:
+        if self._descriptor is None:
             return
-        if kind is KeyboardInterrupt:  # not so after a failed write or fsync: a later fsync then proves nothing
+        if kind is KeyboardInterrupt:  # not after a failed write or fsync: a later fsync then proves nothing
             with contextlib.suppress(OSError):
                 self._checkpoint()
         self._close()
-
-
-def differences(was: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two descriptions, each with both values."""
-    found = []
-    for key in {**now, **was}:
-        a, b = was.get(key), now.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append(f"{prefix}{key} is {b}, was {a}")
-    return found
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
-def one_line(e: BaseException) -> str:
-    """An exception's message without line breaks."""
-    return " ".join(str(e).split())
-
-
-def explain(e: BaseException) -> str:
-    """What went wrong, in one line without numbers of the operating system."""
-    if isinstance(e, OSError) and e.strerror:
-        return f"{e.filename}: {e.strerror}" if e.filename else e.strerror
-    return one_line(e) or type(e).__name__
-
-
-def _open_locked(path: Path) -> FileIO:
-    """The file `path`, to which no other process of this kind writes until it is closed."""
-    file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise UserError(f"{path}: another process is writing it") from None
-    except OSError:
-        pass  # a file system without locks
-    if not path.exists() or not os.path.samefile(path, file.fileno()):
-        file.close()
-        raise UserError(f"{path}: another process has just finished it")
-    return file
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The description of a result, or of a partial one."""
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as e:
-        raise UserError(f"{path}: not JSON: {one_line(e)}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a description of a sketched file")
-    return content
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = _beside(path, ".tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_directory(path)
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

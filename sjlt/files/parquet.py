@@ -15,7 +15,8 @@ import numpy as np
 
 from .. import __version__, arrow
 from .attempts import appearing, sweep, sync_folder
-from .output import UserError, differences, one_line
+from .description import differences
+from .errors import UserError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

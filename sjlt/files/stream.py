@@ -1,18 +1,18 @@
-"""The rows of a file through a GPU: reading, copying, projecting, copying back and writing overlap.
+"""Stream the rows of a file through a GPU: reading, copying, projecting, copying back and writing overlap.
 
-Each batch of rows on its way has a slot: memory on the host, pinned so that the device copies it by itself, memory on
-the device, and a stream there that takes the batch's steps in order. Threads read the parts of batches; the one that
-reads a batch's last part launches its steps. The caller takes the results in order and writes them, and what it has
-written makes room for reading. So while one slot's rows are read, those of a second are on the bus, those of a third
-are projected, and the result of a fourth is written.
+Each batch in flight occupies a slot: host memory, pinned so that the device copies it by itself, device memory, and a
+stream that runs the batch's steps in order. Reader threads fill the pieces of batches; the thread that reads a batch's
+last piece launches its steps. The caller takes results in order and writes them, and each written result makes room
+for another batch. So while one slot is read, a second is on the bus, a third is projected, and the result of a fourth
+is written.
 
-A batch takes about 0.36 ms whatever its size, in which all these threads share one interpreter, and 0.19 ms for every
-16 MiB. So a batch's steps are one CUDA graph, launched by one call. From file to file this runs at 29 to 47 GB/s where
-the bus has 55 and reading alone 42 to 53 (H200, five hosts with 16 CPUs, 768 features in fp32 from the page cache to
-16 components). Batches of 16 MiB (`io.GPU_BATCH_BYTES` is 32) come to two thirds of it, those of 48 MiB to 0.8, as they
-fall out of the processor's cache, in which the bus finds what was just read; 8 readers to 0.7, 6 slots, or parts of 2
-or 8 MiB, to 0.75 to 0.85. To have the device read the page cache itself, from pages that are mapped and pinned instead
-of read, is slower: 0.6 where every second batch does, 0.4 where all do, as pinning and unpinning hold up the driver.
+A batch costs about 0.36 ms whatever its size, during which all these threads share one interpreter, plus 0.19 ms per
+16 MiB; its steps are therefore one CUDA graph, launched by one call. From file to file this reaches 29 to 47 GB/s where
+the bus reaches 55 and reading alone 42 to 53 (H200, five hosts with 16 CPUs, 768 fp32 features from the page cache to
+16 components). Measured alternatives, relative to that: batches of 16 MiB 0.67, of 48 MiB 0.8 (they fall out of the
+processor's cache, in which the bus finds what was just read); 8 readers 0.7; 6 slots, or pieces of 2 or 8 MiB, 0.75 to
+0.85. Letting the device read the page cache through mapped and pinned pages: 0.6 for every second batch, 0.4 for all,
+because pinning and unpinning hold up the driver.
 """
 
 from __future__ import annotations
@@ -30,24 +30,43 @@ from ..threads import get_num_threads
 
 if TYPE_CHECKING:
     from ..sketch import Sketch
-    from .io import NpySource
+    from .raw import Pieces, RawMatrix
 
 SLOTS = 4
-READERS = 12  # threads, at most
-PART_BYTES = 4 << 20  # that a reader reads at a time
+MAX_READERS = 12  # threads
+PIECE_BYTES = 4 << 20  # read at a time by a reader
 
 _Tasks = SimpleQueue[Callable[[], None] | None]
 
 
 def projected(
-    source: NpySource, sketch: Sketch, dtype: np.dtype, start: int, rows: int, device: torch.device
+    source: RawMatrix, sketch: Sketch, dtype: np.dtype, start: int, rows: int, device: torch.device
 ) -> Generator[np.ndarray]:
-    """The projections of rows start, start + 1, ... of `source`, `rows` at a time, in `dtype`.
+    """The projections of rows `start`, `start` + 1, ... of `source`, `rows` at a time.
 
-    A result is overwritten once the next is asked for. Leave early by ``close()``: it returns when nothing is under
-    way any more. On the device "cpu" the same threads read, and take the steps themselves.
+    Parameters
+    ----------
+    source : RawMatrix
+        Of float16, float32 or float64.
+    sketch : Sketch
+    dtype : dtype
+        Of the results: float16, float32 or float64.
+    start, rows : int
+    device : torch.device
+        A CUDA device, or "cpu": then the reader threads carry out the steps themselves.
 
-    Raises what reading raises, and torch's errors where host or device have too little memory.
+    Yields
+    ------
+    ndarray of shape (up to `rows`, n_components)
+        It is overwritten after the next one is taken. To leave early, call ``close()``, which returns when nothing is
+        in flight.
+
+    Raises
+    ------
+    UserError, OSError
+        From reading.
+    torch.OutOfMemoryError, torch.AcceleratorError
+        Where host or device have too little memory.
     """
     n = source.shape[0]
     starts = range(start, n, rows)
@@ -55,7 +74,7 @@ def projected(
     tasks: _Tasks = SimpleQueue()
     readers = [
         Thread(target=_work, args=(tasks,), name="sjlt-read", daemon=True)
-        for _ in range(min(READERS, get_num_threads()))
+        for _ in range(min(MAX_READERS, get_num_threads()))
     ]
     try:
         for reader in readers:
@@ -80,7 +99,7 @@ def _work(tasks: _Tasks) -> None:
 
 
 def _end(readers: list[Thread], tasks: _Tasks) -> None:
-    """Let the readers finish what they are doing, and nothing else."""
+    """Let the readers finish their current tasks and stop."""
     try:
         while True:
             tasks.get_nowait()
@@ -94,9 +113,9 @@ def _end(readers: list[Thread], tasks: _Tasks) -> None:
 
 
 class _Slot:
-    """Memory for a batch of `rows` rows, on the host and on the device."""
+    """Memory for one batch of `rows` rows, on the host and on the device."""
 
-    def __init__(self, source: NpySource, sketch: Sketch, dtype: np.dtype, rows: int, device: torch.device) -> None:
+    def __init__(self, source: RawMatrix, sketch: Sketch, dtype: np.dtype, rows: int, device: torch.device) -> None:
         self.source, self.sketch = source, sketch
         given, wanted = getattr(torch, source.dtype.name), getattr(torch, dtype.name)
         on_gpu = device.type == "cuda"
@@ -116,19 +135,19 @@ class _Slot:
         self._launched = SimpleQueue[BaseException | None]()
 
     def begin(self, i: int, tasks: _Tasks) -> None:
-        """Have the rows from i on read, and whatever follows launched."""
+        """Start reading the rows from i on; the steps follow by themselves."""
         self.rows = min(len(self._host_x), self.source.shape[0] - i)
         self._host_x[self.rows :] = 0
-        parts = self.source.parts(self._host_x[: self.rows], i, PART_BYTES)
-        together = max(1, PART_BYTES // max(1, parts[0][0].nbytes)) if parts else 1  # columns may be short
-        groups = [parts[t : t + together] for t in range(0, len(parts), together)] or [[]]
+        pieces = self.source.pieces(self._host_x[: self.rows], i, PIECE_BYTES)
+        together = max(1, PIECE_BYTES // max(1, pieces[0][0].nbytes)) if pieces else 1  # columns may be short
+        groups = [pieces[t : t + together] for t in range(0, len(pieces), together)] or [[]]
         self._unread, self._failure = len(groups), None
         for group in groups:
             tasks.put(partial(self._read, group))
 
-    def _read(self, parts: list[tuple[np.ndarray, int]]) -> None:
+    def _read(self, pieces: Pieces) -> None:
         try:
-            self.source.fill(parts)
+            self.source.fill(pieces)
         except BaseException as e:
             self._failure = e
         with self._lock:
@@ -138,20 +157,20 @@ class _Slot:
             self._launched.put(self._failure or self._launch())
 
     def _steps(self) -> None:
-        """What the device does with a batch.
+        """The device's work on one batch.
 
-        A batch that is not full is projected like a full one, with zeros behind its rows: so no kernel is compiled for
-        it, and its result does not depend on how many rows the file has.
+        A batch that is not full is padded with zeros and projected like a full one: no kernel is compiled for it, and
+        its result does not depend on the number of rows in the file.
         """
         self.x.copy_(self.read_x, non_blocking=True)
         self.sketch.project(self.x, out=self.y)
         self.read_y.copy_(self.y, non_blocking=True)
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        """The steps as one launch."""
+        """The steps as one CUDA graph."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream):
-            self._steps()  # compiles, which a graph cannot hold
+            self._steps()  # compiles, which a graph cannot capture
             self.wait()
             graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -161,7 +180,7 @@ class _Slot:
         return graph
 
     def _launch(self) -> BaseException | None:
-        """Let the device take the steps; what went wrong with that."""
+        """Launch the steps. Returns the exception, if one was raised."""
         try:
             if self._graph is None:
                 self._steps()
@@ -177,7 +196,7 @@ class _Slot:
             self.stream.synchronize()
 
     def result(self) -> np.ndarray:
-        """The projected rows, once they are there."""
+        """Wait for the projected rows."""
         failure = self._launched.get()
         if failure is not None:
             raise failure

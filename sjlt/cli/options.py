@@ -1,4 +1,4 @@
-"""Parsers of the command line's numbers, whose errors say what was given."""
+"""Parsers of numbers on the command line; their errors show the given text."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def _number(value: str) -> float:
         raise typer.BadParameter(f"{value!r} is not a number") from None
 
 
-INTEGER: dict[str, Any] = {"parser": _integer, "metavar": "INTEGER"}  # typer's own does not say what it was given
+def _number_or_auto(value: str) -> float | str:
+    return value if value == "auto" else _number(value)
+
+
+INTEGER: dict[str, Any] = {"parser": _integer, "metavar": "INTEGER"}  # typer's own parser does not show it
 INTEGER_OR_AUTO: dict[str, Any] = {"parser": _integer_or_auto, "metavar": "INTEGER|auto"}
 NUMBER: dict[str, Any] = {"parser": _number, "metavar": "NUMBER"}
+NUMBER_OR_AUTO: dict[str, Any] = {"parser": _number_or_auto, "metavar": "NUMBER|auto"}

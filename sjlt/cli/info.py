@@ -1,0 +1,71 @@
+"""The command ``sjlt info``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import show
+
+
+def info(
+    path: Annotated[Path, typer.Argument(metavar="OUT", help="Or OUT.json, or OUT.partial.json.")],
+) -> None:
+    """Show the sketch, source and version of a projected file, also of one that is not complete."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..files.description import read_description
+    from ..files.errors import printable
+
+    table = Table(show_header=False, box=None)
+    for name, value in _lines(read_description(_description_of(path))):
+        table.add_row(Text(name, style="bold"), Text(printable(value), overflow="fold"))
+    show(table)
+
+
+def _description_of(path: Path) -> Path:
+    """The JSON that describes `path`: of the complete result, else of the partial one."""
+    from ..files.errors import UserError
+
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory, not a projected file")
+    if path.suffix == ".json":
+        return path
+    complete, partial = (path.with_name(path.name + suffix) for suffix in (".json", ".partial.json"))
+    return partial if partial.exists() and not complete.exists() else complete
+
+
+def _lines(content: dict[str, Any]) -> list[tuple[str, str]]:
+    from rich.filesize import decimal
+
+    from ..sketch import Sketch
+
+    source, result = content["source"], content["result"]
+    kind = result["dtype"] + (", one scale per vector" if "scale" in result else "")
+    lines = [("result", f"{_shape(result)} {kind}{', unit length' if result.get('normalized') else ''}")]
+    if "rows_done" in content:
+        lines.append(("unfinished", f"{content['rows_done']:,} of {result['shape'][0]:,} rows"))
+    size = f", {decimal(source['size'])}" if "size" in source else ""
+    lines += [
+        ("sketch", repr(Sketch.from_dict(content["sketch"]))),
+        ("law", f"version {content['sketch']['law']}"),
+        ("source", source["name"]),
+        ("", f"{_shape(source)} {source['dtype']}, {source['order']} order{size}"),
+    ]
+    if "mtime_ns" in source:
+        modified = datetime.fromtimestamp(source["mtime_ns"] / 1e9, UTC).isoformat(" ", "seconds")
+        lines.append(("", f"modified {modified}"))
+    return [
+        *lines,
+        ("batch", f"{content['batch_rows']:,} rows"),
+        ("device", content["device"]),
+        ("made by", f"sjlt {content['sjlt']}"),
+    ]
+
+
+def _shape(array: dict[str, Any]) -> str:
+    return f"{array['shape'][0]:,} x {array['shape'][1]:,}"

@@ -1,0 +1,169 @@
+"""What commands write to the terminal: lines, a progress bar, a status. All text is made safe for it first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HINT_CACHE = (
+    "compiled code could not be cached, so each run compiles anew: "
+    "set NUMBA_CACHE_DIR to a directory that can be written"
+)
+
+
+def open_standard_streams() -> None:
+    """Connect standard streams that were closed (``2>&-``) with the null device.
+
+    Without this, the next file that is opened, perhaps a result, would be the process's standard error.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+
+
+def note(line: str) -> None:
+    """Write one line to standard error."""
+    from ..files.errors import printable
+
+    with contextlib.suppress(OSError, ValueError):  # there is nobody to tell
+        typer.echo(printable(line), err=True)
+
+
+def say(line: str) -> None:
+    """Write one line to standard output."""
+    from ..files.errors import printable
+
+    typer.echo(printable(line))
+
+
+def show(content: Any) -> None:
+    """Write something of Rich's, a table for instance, to standard output."""
+    from rich.console import Console
+
+    Console().print(content)
+
+
+def _console() -> Console | None:
+    """A console on standard error, where that is a terminal."""
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+class ProgressBar:
+    """A bar of rows on standard error, where that is a terminal. It appears with the first call of `show`.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str) -> None:
+        from ..files.errors import printable
+
+        self._name, self._console, self._bar = printable(name), _console(), cast(Any, None)
+
+    def show(self, rows: int, of: int) -> None:
+        """Show that `rows` of `of` are done."""
+        if self._console is None:
+            return
+        if self._bar is None:
+            self._bar = _rows_bar(self._console)
+            self._bar.start()
+            self._task = self._bar.add_task(self._name, total=of, completed=rows)
+        self._bar.update(self._task, completed=rows, description=self._name)
+
+    def compiling(self) -> None:
+        """Show why the bar does not move yet."""
+        if self._bar is not None:
+            self._bar.update(self._task, description="compiling, once (about 6 s) ...")
+
+    def note(self, line: str) -> None:
+        """Write one line to standard error, above the bar."""
+        if self._bar is None:
+            note(line)
+            return
+        from rich.text import Text
+
+        from ..files.errors import printable
+
+        self._bar.console.print(Text(printable(line)))
+
+    @property
+    def visible(self) -> bool:
+        """Whether there is a terminal to show it on."""
+        return self._console is not None
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _rows_bar(console: Console) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeColumn
+    from rich.text import Text
+
+    class RowsPerSecond(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed:,.0f} rows/s", style="progress.data.speed")
+
+    name = TextColumn("{task.description}", markup=False)  # a file's name may look like markup
+    columns = (name, BarColumn(20), MofNCompleteColumn(), RowsPerSecond(), TimeColumn(elapsed_when_finished=True))
+    return Progress(*columns, console=console)
+
+
+@contextlib.contextmanager
+def watch_compilation(started: Callable[[], None]) -> Iterator[None]:
+    """Call `started` when Numba compiles something, and give a hint at the end if it could not be cached."""
+    from numba.core import event
+
+    class Listener(event.Listener):
+        compiled = cached = False
+
+        def on_start(self, e: Any) -> None:
+            self.compiled = True
+            self.cached |= e.data["dispatcher"].stats.cache_path is not None
+            started()
+
+        def on_end(self, e: Any) -> None:
+            pass
+
+    listener = Listener()
+    with event.install_listener("numba:compile", listener):
+        yield
+    if listener.compiled and not listener.cached:
+        note(HINT_CACHE)
+
+
+@contextlib.contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """A function that shows what is being done on standard error, where that is a terminal."""
+    console = _console()
+    if console is None:
+        yield lambda line: None
+        return
+    from rich.text import Text
+
+    from ..files.errors import printable
+
+    with console.status("Starting") as shown:
+        yield lambda line: shown.update(Text(f"{printable(line)} ..."))

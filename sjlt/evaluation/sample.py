@@ -1,0 +1,97 @@
+"""The rows, pairs and queries that `sjlt.quality` samples, and how a projection distorts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..files.source import Source
+from ..inputs.containers import as_container, is_sparse, is_tensor
+from .measures import distances_from, distinct_pairs, recall, squared_distances, squared_norms
+
+
+def rows_of(X: Any, chosen: np.ndarray) -> Any:
+    """The chosen rows of X, in float64 and in memory, as an array or a CSR matrix."""
+    if isinstance(X, Source):
+        import scipy.sparse
+
+        rows = [X.read(int(i), int(i) + 1) for i in chosen] or [np.empty((0, X.shape[1]))]
+        X = scipy.sparse.vstack(rows, format="csr") if is_sparse(rows[0]) else np.concatenate(rows)
+    elif is_tensor(X):
+        import torch
+
+        picked = X.detach()[torch.from_numpy(chosen).to(X.device)].cpu()
+        X = (picked.float() if picked.dtype == torch.bfloat16 else picked).numpy()
+    else:
+        X = X[chosen]
+    X = as_container(X).astype(np.float64)
+    if is_sparse(X):
+        X.sum_duplicates()
+    return X
+
+
+def _refuse_non_finite(X: Any, chosen: np.ndarray) -> None:
+    finite = np.isfinite(X.data if is_sparse(X) else X)
+    if finite.all():
+        return
+    if is_sparse(X):
+        place = int(np.argmin(finite))
+        row, column = int(np.searchsorted(X.indptr, place, side="right")) - 1, int(X.indices[place])
+    else:
+        row, column = map(int, np.unravel_index(np.argmin(finite), X.shape))
+    raise ValueError(f"X[{chosen[row]}, {column}] is {X[row, column]}: distances need finite numbers")
+
+
+def _scaled(X: Any) -> Any:
+    """X times a power of two, which is exact, such that squares neither overflow nor underflow."""
+    numbers = X.data if is_sparse(X) else X
+    exponent = int(np.frexp(np.abs(numbers).max(initial=0))[1])
+    return X * 2.0 ** -max(-1000, min(exponent, 1000))
+
+
+class Sample:
+    """The sampled rows, and their pairs, distances and neighbours before projection."""
+
+    def __init__(self, X: Any, rows: int, pairs: int, queries: int, neighbours: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        chosen = np.sort(rng.choice(X.shape[0], min(rows, X.shape[0]), replace=False))
+        sampled = rows_of(X, chosen)
+        _refuse_non_finite(sampled, chosen)
+        sampled = _scaled(sampled)
+        nonzero = squared_norms(sampled) > 0
+        self.X = sampled[nonzero]
+        self.norms = squared_norms(self.X)
+        self.zero_rows, rows = len(chosen) - len(self.norms), len(self.norms)
+        if rows < neighbours + 2:
+            raise ValueError(
+                f"{neighbours} nearest neighbours need at least {neighbours + 2} rows that are not 0: X has "
+                f"{X.shape[0]} rows, {len(chosen)} of them sampled, {rows} of these not 0"
+            )
+
+        first, second = distinct_pairs(rows, min(pairs, rows * (rows - 1) // 2), rng)
+        distances = squared_distances(self.X, first, second)
+        apart = distances > 0
+        self.duplicates = int(len(apart) - apart.sum())
+        if not apart.any():
+            raise ValueError(f"all {len(apart)} sampled pairs of rows are duplicates: no distances to compare")
+        self.first, self.second, self.distances = first[apart], second[apart], distances[apart]
+        self.cosines = self._inner(self.norms, self.distances)
+
+        self.queries, self.neighbours = rng.choice(rows, min(queries, rows), replace=False), neighbours
+        self.around = distances_from(self.X, self.queries)
+        self._slack = 1e-12 * np.max(self.around, axis=1, where=np.isfinite(self.around), initial=0)
+
+    def _inner(self, norms: np.ndarray, distances: np.ndarray) -> np.ndarray:
+        """Inner products of the pairs, divided by their norms before projection."""
+        inner: np.ndarray = (norms[self.first] + norms[self.second] - distances) / 2
+        inner /= np.sqrt(self.norms[self.first] * self.norms[self.second])
+        return inner
+
+    def compare(self, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """Compare with the projected sample: ratios of squared distances, errors of inner products, ratios of squared
+        norms, and recall."""
+        distances, norms = squared_distances(Y, self.first, self.second), squared_norms(Y)
+        errors = self._inner(norms, distances) - self.cosines
+        kept = recall(self.around, distances_from(Y, self.queries), self.neighbours, self._slack)
+        return distances / self.distances, errors, norms / self.norms, kept

@@ -1,0 +1,61 @@
+"""The sketches and transformers that `sjlt.quality` compares: the standard ones, their names, their seeds."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ..inputs.containers import is_sparse
+from ..laws.exact import max_nnz
+from ..sketch import Sketch
+
+
+def standard_sketches(n_features: int, n_components: int) -> list[tuple[str, Any]]:
+    """All laws by name: exact nnz of 1, 2, 4 and 8, independent entries, and scikit-learn's own."""
+    from sklearn.random_projection import SparseRandomProjection
+
+    k = Sketch(n_features, n_components).n_components  # checked
+    exact = [nnz for nnz in (1, 2, 4, 8) if nnz <= max_nnz(k)]
+    densities: dict[str, Any] = {"iid auto": "auto", "iid 1/3": 1 / 3, "Rademacher": 1}
+    return [
+        *((f"nnz {nnz}", Sketch(n_features, k, nnz=nnz)) for nnz in exact),
+        *((name, Sketch(n_features, k, density=density)) for name, density in densities.items()),
+        ("scikit-learn", SparseRandomProjection(k, dense_output=True)),
+    ]
+
+
+def named(sketch: Any, n_features: int) -> tuple[str, Any]:
+    """The name and the sketch or transformer of one element of the list, checked."""
+    name, item = sketch if isinstance(sketch, tuple) and len(sketch) == 2 else (None, sketch)
+    if isinstance(item, Sketch):
+        if item.n_features != n_features:
+            raise ValueError(f"{item!r} takes {item.n_features} features, X has {n_features}")
+    elif not hasattr(item, "fit_transform") or "random_state" not in item.get_params():
+        raise TypeError(
+            "sketches are sjlt.Sketch objects or scikit-learn's transformers with a random_state, alone or as "
+            f"(name, sketch), got {sketch!r}"
+        )
+    return (_name(item) if name is None else str(name)), item
+
+
+def _name(item: Any) -> str:
+    if not isinstance(item, Sketch):
+        return type(item).__name__
+    return f"nnz {item.nnz}" if item.nnz else f"density {item.density:.3g}"
+
+
+def projected(item: Any, X: Any, number: int) -> np.ndarray:
+    """X projected by the item with its seed + `number`."""
+    if isinstance(item, Sketch):
+        reseeded = Sketch.from_dict({**item.to_dict(), "seed": (item.seed + number) % 2**64})
+        return np.asarray(reseeded.project(X))
+    from sklearn.base import clone
+
+    own = item.get_params()["random_state"]
+    transformer = clone(item).set_params(random_state=(own if isinstance(own, int | np.integer) else 0) + number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about more components than features
+        Y = transformer.fit_transform(X)
+    return np.asarray(Y.toarray() if is_sparse(Y) else Y)

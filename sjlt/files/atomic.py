@@ -1,0 +1,103 @@
+"""Small files written as a whole, and renames that never replace a file by accident.
+
+Content is written to a hidden file of `attempts` first. It is created with O_EXCL, so neither an existing file nor the
+target of a planted link is ever written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+from .attempts import PREFIX, SUFFIX, create, lock, sync_folder
+from .errors import UserError
+
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+def write_whole(path: Path, content: bytes, *, replace: bool) -> None:
+    """Write a file that appears when it is complete and on the disk.
+
+    Raises FileExistsError if `replace` is False and `path` exists, even if it appeared just now.
+    """
+    temporary, descriptor = create(path)
+    try:
+        write_all(descriptor, content)
+        os.fsync(descriptor)
+        if replace:
+            os.replace(temporary, path)
+        else:
+            rename_new(temporary, path)
+    except BaseException as e:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(e, OSError) and e.filename is None:
+            raise OSError(e.errno, e.strerror, str(path)) from None
+        raise
+    finally:
+        os.close(descriptor)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BytesIO]:
+    """A buffer whose content replaces `path` if the block ends without an exception."""
+    buffer = BytesIO()
+    yield buffer
+    write_whole(path, buffer.getvalue(), replace=True)
+
+
+def write_all(descriptor: int, content: bytes | memoryview) -> None:
+    """Write all bytes at the descriptor's position."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def rename_new(old: Path, new: Path) -> None:
+    """Rename `old` to `new`; FileExistsError if `new` exists, even if it appeared just now.
+
+    On a file system without hard links the check and the rename are two steps.
+    """
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError as e:
+        if e.errno not in _NO_HARD_LINKS:
+            raise
+        if os.path.lexists(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
+        os.rename(old, new)
+    else:
+        os.unlink(old)
+
+
+def is_temporary_of(path: Path, name: str) -> bool:
+    """Whether `name` may be the hidden file of a writer of `path`."""
+    return name.startswith(f"{PREFIX}{path.name}~") and name.endswith(SUFFIX)
+
+
+def open_locked(path: Path) -> int:
+    """A descriptor of the regular file `path`, to which no other process of this kind writes until it is closed."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        if not lock(descriptor):
+            raise UserError(f"{path}: another process is writing it")
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path}: exists and is not a regular file")
+        try:
+            same = os.path.samestat(os.lstat(path), status)
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise UserError(f"{path}: another process has just finished it")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,64 @@
+"""Sparse ``.npz`` files of `scipy.sparse.save_npz`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import UserError, one_line
+from .source import Source, check_matrix
+
+_WANTED = "a sparse 2-D CSR"
+
+
+class CsrMatrix(Source):
+    """A CSR matrix or array in an ``.npz`` file. It is loaded whole, and `note` is called with a line that says so."""
+
+    order = "CSR"
+
+    def __init__(self, path: Path, file: FileIO, note: Callable[[str], None]) -> None:
+        import scipy.sparse
+
+        try:
+            held = _contents(file)
+            if held == _WANTED:
+                note(f"{path}: sparse, so it is loaded whole into memory")
+                file.seek(0)
+                matrix = scipy.sparse.load_npz(file)  # without pickles
+                matrix.check_format(full_check=True)
+        except MemoryError:  # the file may be fine
+            raise
+        except Exception as e:
+            raise UserError(f"{path}: not a readable sparse .npz file: {one_line(e)}") from None
+        if held != _WANTED:
+            raise UserError(f"{path}: holds {held}; needs {_WANTED} (.tocsr(), scipy.sparse.save_npz)")
+        shape = tuple(map(int, matrix.shape))
+        check_matrix(path, shape, matrix.dtype)
+        if matrix.dtype == np.float16:
+            raise UserError(f"{path}: sparse float16 is refused: convert it with .astype(np.float32)")
+        if any(indices.dtype.kind not in "iu" for indices in (matrix.indices, matrix.indptr)):
+            raise UserError(f"{path}: indices must be integers, got {matrix.indices.dtype} and {matrix.indptr.dtype}")
+        self._file, self._matrix = file, matrix
+        self.path, self.shape, self.dtype = path, (shape[0], shape[1]), matrix.dtype
+        self.row_bytes = (matrix.data.nbytes + matrix.indices.nbytes) // max(1, shape[0])
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, start: int, stop: int, out: np.ndarray | None = None) -> Any:
+        return self._matrix[start:stop]
+
+    def gpu_obstacle(self) -> str | None:
+        return "sparse, and a GPU takes dense rows"
+
+
+def _contents(file: FileIO) -> str:
+    """A description of the file's contents, from its small members."""
+    with np.load(file, allow_pickle=False) as members:
+        if not {"format", "shape"} <= set(members):
+            return f"the arrays {', '.join(members)}"
+        return f"a sparse {len(members['shape'])}-D {str(members['format'].astype(str)).upper()}"

@@ -1,0 +1,48 @@
+"""Where the rows of a file are projected: on the CPU, or through a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+from .errors import UserError
+from .source import Source
+
+
+def use_gpu(device: str, rows: Source, note: Callable[[str], None]) -> bool:
+    """Whether to project on a GPU, for `device` "auto", "cpu" or "cuda".
+
+    "auto" without a driver is decided at once, before torch is imported.
+    """
+    if device == "cpu" or (device == "auto" and not has_driver()):
+        return False
+    import torch
+
+    available, obstacle = torch.cuda.is_available(), rows.gpu_obstacle()
+    if device == "auto":
+        if available and obstacle:
+            note(f"{rows.path}: {obstacle}: it is projected on the CPU")
+        return available and not obstacle
+    if obstacle:
+        raise UserError(f"{rows.path}: {obstacle}: it cannot be projected on the device cuda")
+    if not available:
+        raise UserError(f"no device cuda: torch {torch.__version__} finds no GPU that it can use")
+    return True
+
+
+def has_driver() -> bool:
+    """Whether a driver for NVIDIA GPUs is installed."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def device_name(gpu: bool) -> str:
+    """The device's name in descriptions: GPUs of different kinds may round differently."""
+    if not gpu:
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name()

@@ -1,0 +1,61 @@
+"""`open_source`: find the reader of a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+
+from .csr import CsrMatrix
+from .errors import UserError
+from .npy import MAGIC, open_npy
+from .source import Source
+
+
+def open_source(path: Path, note: Callable[[str], None]) -> Source:
+    """The matrix in a file, whose format its first bytes show.
+
+    Parameters
+    ----------
+    path : Path
+    note : callable
+        Called with lines that the user should see.
+
+    Raises
+    ------
+    UserError, OSError
+        If the file does not exist, is not a regular file, or is in a format that is not read.
+    """
+    file = _open_regular(path)
+    try:
+        magic = file.read(len(MAGIC))
+        file.seek(0)
+        if magic == MAGIC:
+            return open_npy(path, file)
+        if magic.startswith(b"PK"):
+            return CsrMatrix(path, file, note)
+        raise UserError(f"{path}: neither .npy nor .npz: it begins with {magic!r}")
+    except BaseException as e:
+        file.close()
+        if isinstance(e, OSError) and e.filename is None:
+            raise OSError(e.errno, e.strerror, str(path)) from None
+        raise
+
+
+def _open_regular(path: Path) -> FileIO:
+    """The file, opened without waiting for a FIFO's other end."""
+    if str(path) == "-":
+        raise UserError("standard input is not read: a file named - is written ./-")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as e:
+        if e.errno == errno.ENXIO:  # a socket, or a device without a driver
+            raise UserError(f"{path}: not a regular file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError(f"{path}: not a regular file")
+    return FileIO(descriptor, "rb")

@@ -1,0 +1,195 @@
+"""`project_file`: project one file into another, batch by batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from .. import __version__
+from ..sketch import Sketch
+from . import device as devices
+from .atomic import is_temporary_of
+from .description import differences
+from .encoding import Encoding, StoredDtype, natural_dtype
+from .errors import UserError, explain, one_line
+from .opening import open_source
+from .output import SUFFIXES, Output
+from .raw import RawMatrix
+from .source import Source
+
+BATCH_BYTES = 16 << 20  # of input or output, whichever is more; 4 to 32 MiB are equally fast with 768 features
+GPU_BATCH_BYTES = 32 << 20  # see stream.py
+
+
+def project_file(
+    source: Path,
+    out: Path,
+    n_components: int,
+    *,
+    dtype: StoredDtype | None = None,
+    normalize: bool = False,
+    batch_rows: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    resume: bool = False,
+    force: bool = False,
+    progress: Callable[[int, int], None] = lambda rows, of: None,
+    note: Callable[[str], None] = lambda line: None,
+    **parameters: Any,
+) -> None:
+    """Write the projections of the rows of a file to an ``.npy`` file, described in ``out.json``.
+
+    Parameters
+    ----------
+    source : Path
+        In any format that `open_source` reads.
+    out : Path
+    n_components : int
+    dtype : {"float16", "float32", "float64", "int8"}, optional
+        Of the result; by default float32 for integers of one byte and bool, and else that of `Sketch.project`. int8
+        is stored with one scale per vector (`load_int8` reads it).
+    normalize : bool, default False
+        Divide each projected row by its norm.
+    batch_rows : int >= 1, optional
+        Rows per batch, by default about 16 MiB, 32 on a GPU. On the CPU results do not depend on it; on a GPU their
+        last bits may.
+    device : {"auto", "cpu", "cuda"}
+        "auto" is a GPU where there is one and the rows can be streamed through it (dense, float16, float32 or
+        float64). It is torch's current CUDA device; a few batches are in memory at a time.
+    resume : bool
+        Continue an interrupted run of the same parameters on the same source and the same kind of device.
+    force : bool
+        Replace existing files.
+    progress : callable
+        Called with the number of projected rows and of all rows, for the first time when all checks have passed.
+    note : callable
+        Called with lines that the user should see.
+    **parameters
+        Of `Sketch`: nnz or density, seed.
+
+    Raises
+    ------
+    UserError, OSError
+        UserError's message is one line with the numbers.
+    KeyboardInterrupt
+        With a message that says how many rows are kept for `resume`.
+    """
+    if batch_rows is not None and batch_rows < 1:
+        raise UserError(f"a batch must have at least 1 row, got {batch_rows}")
+    check_names(source, out)
+    with open_source(source, note) as rows:
+        try:
+            sketch = Sketch(rows.shape[1], n_components, **parameters)
+        except (TypeError, ValueError) as e:
+            raise UserError(one_line(e)) from None
+        encoding = Encoding.of(rows.dtype, sketch.n_components, dtype, normalize)
+        on_gpu = devices.use_gpu(device, rows, note)
+        description: dict[str, Any] = {
+            "sjlt": __version__,
+            "sketch": sketch.to_dict(),
+            "source": rows.description(),
+            "result": encoding.description(rows.shape[0]),
+            "batch_rows": batch_rows or default_batch_rows(rows, encoding, on_gpu),
+            "device": devices.device_name(on_gpu),
+        }
+        _note_poor_choices(description, out, encoding, note)
+        output = Output(
+            out, encoding.shape(rows.shape[0]), encoding.dtype, description,
+            resume=resume, force=force, adopt=() if on_gpu else ("batch_rows",), note=note,
+        )  # fmt: skip
+        if output.complete:
+            note(f"{out}: complete already, from the same source and parameters")
+            return
+        try:
+            projected = projected_rows(rows, sketch, encoding, output.rows, description["batch_rows"], on_gpu)
+            with output, closing(projected) as batches:
+                progress(output.rows, rows.shape[0])
+                for batch in batches:
+                    output.append(batch)
+                    progress(output.rows, rows.shape[0])
+                if different := differences(description["source"], rows.description(), "source."):
+                    output.discard()
+                    raise UserError(f"{source}: changed while it was read: {'; '.join(different)}")
+                output.commit()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_kept(output)) from None
+        except (OSError, MemoryError) as e:
+            raise UserError(f"{explain(e)}; {_kept(output)}") from None
+
+
+def check_names(source: Path, out: Path) -> None:
+    """Refuse names of results that cannot be written, or that would overwrite the source."""
+    if str(out) == "-":
+        raise UserError("results are not written to standard output: a file named - is written ./-")
+    if os.path.lexists(out) and not out.is_file():
+        raise UserError(f"{out}: exists and is not a regular file")
+    if out.suffix == ".npz":
+        raise UserError(f"{out}: the result is one dense array: give it a name that ends in .npy")
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent}: no such directory")
+    if not source.exists():
+        return  # opening it says so
+    written = [out.with_name(out.name + suffix) for suffix in SUFFIXES]
+    for path in written:
+        if path.exists() and path.samefile(source):
+            raise UserError(f"{path}: would be written while it is read: it is the source {source}")
+        if is_temporary_of(path, source.name) and out.parent.samefile(source.parent):
+            raise UserError(f"{source}: has the name of a temporary file for {path}: rename it first")
+
+
+def _note_poor_choices(description: dict[str, Any], out: Path, encoding: Encoding, note: Callable[[str], None]) -> None:
+    """Say so where nothing is compressed."""
+    rows, features = description["source"]["shape"]
+    if encoding.n_components >= features:
+        note(f"n_components = {encoding.n_components} is not below the {features} features: nothing is compressed")
+    size, of = int(np.prod(encoding.shape(rows), dtype=object)) * encoding.dtype.itemsize, description["source"]["size"]
+    if size > of:
+        note(f"{out}: will take {size:,} bytes, more than the {of:,} of its source")
+
+
+def projected_rows(
+    source: Source, sketch: Sketch, encoding: Encoding, start: int, rows: int, on_gpu: bool
+) -> Generator[np.ndarray]:
+    """The encoded projections of rows `start`, `start` + 1, ..., `rows` at a time.
+
+    A result may be overwritten when the next one is taken. Close the generator to leave early.
+    """
+    batches = (_on_gpu if on_gpu else _on_cpu)(source, sketch, encoding.computed, start, rows)
+    with closing(batches):
+        for batch in batches:
+            yield encoding.encode(batch)
+
+
+def _on_cpu(source: Source, sketch: Sketch, dtype: np.dtype, start: int, rows: int) -> Generator[np.ndarray]:
+    buffer = np.empty((min(rows, source.shape[0]), sketch.n_components), dtype)
+    given = natural_dtype(source.dtype) if source.dtype.itemsize == 1 else source.dtype
+    for batch in source.batches(start, rows):
+        with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN pass through without a warning
+            yield sketch.project(batch.astype(given, copy=False), out=buffer[: batch.shape[0]])
+
+
+def _on_gpu(source: Source, sketch: Sketch, dtype: np.dtype, start: int, rows: int) -> Generator[np.ndarray]:
+    """As `_on_cpu`, on torch's current CUDA device."""
+    import torch
+
+    from . import stream
+
+    try:
+        yield from stream.projected(cast(RawMatrix, source), sketch, dtype, start, rows, torch.device("cuda"))
+    except (torch.OutOfMemoryError, torch.AcceleratorError) as e:
+        raise OSError(f"{devices.device_name(True)}: {str(e).partition(chr(10))[0]}") from None
+
+
+def default_batch_rows(source: Source, encoding: Encoding, on_gpu: bool) -> int:
+    """Rows that fill a batch, but 16 of long rows if they stay below 256 MiB: they share the work per feature."""
+    row_bytes = max(1, source.row_bytes, encoding.n_components * encoding.computed.itemsize)
+    batch_bytes = GPU_BATCH_BYTES if on_gpu else BATCH_BYTES
+    return max(1, batch_bytes // row_bytes, min(16, (256 << 20) // row_bytes))
+
+
+def _kept(output: Output) -> str:
+    return f"{output.safe} of {output.shape[0]} rows are kept" + (", --resume continues" if output.safe else "")

@@ -1,0 +1,105 @@
+"""`Source`: what every readable file format offers."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from .errors import UserError
+
+Order = Literal["C", "F", "CSR"]
+
+
+class Source(ABC):
+    """A matrix in storage with one data vector per row. Leaving its ``with`` block closes it.
+
+    Attributes
+    ----------
+    path : Path
+        The file, for messages and for the description.
+    shape : (int, int)
+    dtype : dtype
+        Of the rows that `read` returns: bool, an integer type, float16, float32 or float64 in any byte order.
+    order : {"C", "F", "CSR"}
+        How the rows are stored.
+    row_bytes : int
+        Memory per row, used to choose the number of rows per batch.
+    """
+
+    path: Path
+    shape: tuple[int, int]
+    dtype: np.dtype
+    order: Order
+    row_bytes: int
+
+    @abstractmethod
+    def read(self, start: int, stop: int, out: np.ndarray | None = None) -> Any:
+        """Read rows `start` to `stop` - 1.
+
+        Parameters
+        ----------
+        start, stop : int, 0 <= start <= stop <= shape[0]
+        out : ndarray of shape (stop - start, shape[1]) and the source's dtype and order, optional
+            Where to write dense rows.
+
+        Returns
+        -------
+        {ndarray, CSR array} of shape (stop - start, shape[1])
+
+        Raises
+        ------
+        UserError, OSError
+            With the file's name.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the file."""
+
+    def batches(self, start: int, rows: int) -> Iterator[Any]:
+        """Rows from `start` to the end, `rows` at a time. A batch may overwrite the one before it."""
+        n, width = self.shape
+        out = None
+        for i in range(start, n, rows):
+            stop = min(i + rows, n)
+            if self.order != "CSR" and out is None:
+                out = np.empty((stop - i, width), self.dtype, order=self.order)
+            yield self.read(i, stop, None if out is None else out[: stop - i])
+
+    def gpu_obstacle(self) -> str | None:
+        """The reason why these rows cannot be projected on a GPU, or None if they can."""
+        return f"{self.order} rows of {self.path.suffix or self.path.name} files are not streamed through a GPU"
+
+    def description(self) -> dict[str, Any]:
+        """The identity of the data, ready for JSON: enough to notice that it has changed."""
+        status = os.stat(self.path)
+        return {
+            "name": self.path.name,
+            "size": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+            "shape": list(self.shape),
+            "dtype": str(self.dtype),
+            "order": self.order,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def check_matrix(path: Path, shape: tuple[Any, ...], dtype: np.dtype) -> None:
+    """Refuse arrays that are not a matrix of numbers."""
+    if dtype.hasobject:
+        raise UserError(f"{path}: holds Python objects (dtype {dtype}): pickles are refused, never loaded")
+    if len(shape) != 2 or any(type(n) is not int or n < 0 for n in shape):
+        raise UserError(f"{path}: holds an array of shape {shape}; needs 2 dimensions, one data vector per row")
+    if dtype.subdtype or not (dtype.kind in "iub" or (dtype.kind == "f" and dtype.itemsize <= 8)):
+        raise UserError(f"{path}: dtype {dtype} is refused: needs float16, float32, float64, integers or bool")

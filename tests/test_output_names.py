@@ -1,0 +1,170 @@
+"""Other files, links and FIFOs with the names of a result: none is lost, followed or waited for."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sjlt
+from sjlt.files import output
+from sjlt.files.errors import UserError
+from sjlt.files.projection import project_file
+
+N, D, K = 1000, 40, 16
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.random.default_rng(0).normal(size=(N, D)).astype(np.float32))
+
+
+def project(**options: Any) -> list[str]:
+    """Project x.npy to y.npy; what the user was told."""
+    notes: list[str] = []
+    parameters = {"source": Path("x.npy"), "out": Path("y.npy"), "n_components": K, "batch_rows": 10}
+    project_file(**{**parameters, "note": notes.append, **options})
+    return notes
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+def assert_is_result(k: int = K) -> None:
+    np.save("reference.npy", np.load("x.npy") @ sjlt.Sketch(D, k).T)
+    assert Path("y.npy").read_bytes() == Path("reference.npy").read_bytes()
+    Path("reference.npy").unlink()
+    assert names() == ["x.npy", "y.npy", "y.npy.json"]
+
+
+@pytest.mark.parametrize("name", ["y.npy", "y.npy.json"])
+def test_files_that_appear_meanwhile_are_kept(name: str) -> None:
+    def appear(rows: int, of: int) -> None:
+        Path(name).write_bytes(b"precious")
+
+    with pytest.raises(UserError) as refused:
+        project(progress=appear)
+    assert str(refused.value) == (
+        f"{name}: appeared during this run and is kept; all {N} rows are in y.npy.partial (--resume --force puts them "
+        "in its place)"
+    )
+    assert Path(name).read_bytes() == b"precious"
+    assert names() == sorted(["x.npy", "y.npy.partial", "y.npy.partial.json", name])
+    project(resume=True, force=True)
+    assert_is_result()
+
+
+@pytest.mark.parametrize("step", ["link", "rename"])
+def test_a_file_that_appears_in_the_last_moment_is_kept(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the last check and the rename itself, on file systems with and without hard links."""
+    link = os.link
+
+    def racing(old: Any, new: Any, **options: Any) -> None:
+        if Path(new).name == "y.npy":
+            Path("y.npy").write_bytes(b"precious")
+        if step == "rename":
+            raise PermissionError(1, "Operation not permitted")
+        link(old, new, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", racing)
+        with pytest.raises(UserError, match=r"^y.npy: appeared during this run and is kept"):
+            project()
+    assert Path("y.npy").read_bytes() == b"precious"
+    assert names() == ["x.npy", "y.npy", "y.npy.partial", "y.npy.partial.json"]
+
+
+def test_file_systems_without_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    project()
+    assert_is_result()
+
+
+@pytest.mark.parametrize("change", [lambda: os.unlink("y.npy.partial"), lambda: os.replace("z", "y.npy.partial")])
+def test_a_partial_file_that_is_gone_is_said_so(change: Callable[[], None]) -> None:
+    Path("z").write_bytes(b"precious")
+
+    def once(rows: int, of: int) -> None:
+        if rows == 500:
+            change()
+
+    with pytest.raises(UserError, match=r"^y.npy.partial: was removed or replaced while it was written: nothing is"):
+        project(progress=once)
+    assert "y.npy" not in names()
+    assert Path("z" if Path("z").exists() else "y.npy.partial").read_bytes() == b"precious"
+
+
+def test_force_removes_nothing_before_the_new_result_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("y.npy").write_bytes(b"old")
+    replace = os.replace
+
+    def failing(old: Any, new: Any) -> None:
+        if Path(new).name == "y.npy":
+            raise OSError(5, "Input/output error", str(new))
+        replace(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing)
+        with pytest.raises(UserError, match=r"^y.npy: Input/output error"):
+            project(force=True)
+    assert Path("y.npy").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("name", ["y.npy.partial", "y.npy.partial.json", "y.npy.json"])
+@pytest.mark.parametrize("kind", ["symbolic link", "FIFO", "directory"])
+@pytest.mark.parametrize("options", [{}, {"force": True}, {"resume": True}])
+def test_other_kinds_of_files_are_neither_followed_nor_waited_for(
+    name: str, kind: str, options: dict[str, Any]
+) -> None:
+    Path("precious").write_bytes(b"precious")
+    make: dict[str, Callable[[], object]] = {
+        "symbolic link": lambda: os.symlink("precious", name),
+        "FIFO": lambda: os.mkfifo(name),
+        "directory": lambda: os.mkdir(name),
+    }
+    make[kind]()
+    with pytest.raises(UserError, match=f"^{name}: exists and is not a regular file$"):
+        project(**options)
+    assert Path("precious").read_bytes() == b"precious"
+    assert names() == sorted(["x.npy", "precious", name])
+
+
+def test_a_link_that_is_planted_meanwhile_is_not_written_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the checks and the creation of OUT.partial."""
+    Path("precious").write_bytes(b"precious")
+    check = output.Output._check_space
+
+    def plant(self: output.Output) -> None:
+        check(self)
+        os.symlink("precious", "y.npy.partial")
+
+    monkeypatch.setattr(output.Output, "_check_space", plant)
+    with pytest.raises(OSError, match=r"y\.npy\.partial"):
+        project(force=True)
+    assert Path("precious").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("name", ["y.npy.json.tmp", "y.npy.partial.json.tmp"])
+def test_files_with_names_of_temporary_files_are_left_alone(name: str) -> None:
+    """Names that older versions used."""
+    os.rename("x.npy", name)
+    Path("precious").write_bytes(b"precious")
+    os.symlink("precious", "y.npy.partial.json.tmp" if name == "y.npy.json.tmp" else "y.npy.json.tmp")
+    before = Path(name).read_bytes()
+    project(source=Path(name))
+    assert Path(name).read_bytes() == before
+    assert Path("precious").read_bytes() == b"precious"
+
+
+def test_a_source_with_the_name_of_a_hidden_file_is_refused() -> None:
+    name = ".sjlt-y.npy.json~host-1-00.tmp"
+    os.rename("x.npy", name)
+    with pytest.raises(UserError, match=r"has the name of a temporary file for y.npy.json: rename it first"):
+        project(source=Path(name))
