@@ -45,6 +45,8 @@ _EXPORTS = {
     "set_num_threads": "threads",
 }
 
+_MODULES = ("arrow", "nn")  # loaded by ``sjlt.nn``, too, without an import of their own
+
 __all__ = [
     "Sketch",
     "SparseRandomProjection",
@@ -61,8 +63,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return importlib.import_module(".nn", __name__)
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)

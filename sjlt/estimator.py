@@ -19,7 +19,8 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .inputs.containers import is_tensor
+from .frontends import dask_arrays
+from .inputs.containers import is_dask, is_sparse, is_tensor
 from .sketch import Sketch
 
 _ACCEPTED: dict[str, Any] = {"accept_sparse": ["csr", "csc"], "dtype": [np.float64, np.float32]}
@@ -198,6 +199,10 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """X in the form that is projected, checked against the fitted data, or recorded as such with `reset`."""
+        if is_dask(X):
+            dask_arrays.check_matrix(X)
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            return X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
         if not is_tensor(X):
             return validate_data(self, X, reset=reset, **_ACCEPTED)
         _check_tensor(X)
@@ -206,6 +211,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return X
 
     def _safe_n_components(self, n_samples: int, n_features: int) -> int:
+        if n_samples != n_samples:  # NaN, in dask arrays of unknown size
+            raise ValueError("n_components='auto' needs the number of rows: call X.compute_chunk_sizes() first")
         n_components = int(johnson_lindenstrauss_min_dim(n_samples, eps=self.eps))
         if not 0 < n_components <= n_features:
             problem = (
@@ -223,14 +230,14 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, tensor} of shape (n_samples, n_features)
+        X : {array-like, sparse matrix, tensor, dask array} of shape (n_samples, n_features)
             float32 and float64 keep their dtype, as do float16 and bfloat16 in tensors. Other dtypes become float64 in
             arrays and are refused in tensors.
 
         Returns
         -------
         {ndarray, sparse matrix, tensor} of shape (n_samples, n_components)
-            For a tensor, a tensor on its device. Sparse if X is and dense_output=False: CSC for CSC, else CSR.
+            For a tensor, a tensor on its device; for a dask array, a lazy one. Sparse if X is and dense_output=False: CSC for CSC, else CSR.
 
         Raises
         ------
@@ -242,14 +249,20 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         """
         check_is_fitted(self)
         X = self._validated(X, reset=False)
-        if is_tensor(X):
+        if is_tensor(X) or is_dask(X):
             frames = _get_output_config("transform", self)["dense"]
             if frames != "default":
+                kind, convert = ("tensors", "X.numpy(force=True)") if is_tensor(X) else ("dask arrays", "X.compute()")
                 raise ValueError(
-                    f"set_output(transform={frames!r}) does not apply to tensors: pass an array, as from "
-                    "X.numpy(force=True), or use set_output(transform='default')"
+                    f"set_output(transform={frames!r}) does not apply to {kind}: pass an array, as from {convert}, or "
+                    "use set_output(transform='default')"
                 )
+        if is_tensor(X):
             return self.sketch_.project(X)
+        if is_dask(X):
+            dense_output = self.dense_output or not is_sparse(X._meta)
+            finite = not sklearn.get_config()["assume_finite"]
+            return dask_arrays.project_dask(self.sketch_.spec, X, dense_output=dense_output, finite=finite)
         projected = self.sketch_.project(X, dense_output=self.dense_output)
         return _configured(projected.asformat(X.format)) if scipy.sparse.issparse(projected) else projected
 
@@ -269,6 +282,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         if is_tensor(X):
             _check_tensor(X)
             _check_finite(X)
+        elif is_dask(X):
+            dask_arrays.check_matrix(X)
         else:
             X = check_array(X, input_name="X", **_ACCEPTED)
         if X.shape[1] != self.n_components_:

@@ -1,13 +1,14 @@
-"""The projection and its adjoint on any container: `arrays` for NumPy and SciPy, `tensors` and `trees` for torch.
+"""The projection and its adjoint on any container.
 
-`tensors` imports torch, so it is loaded only once a caller holds a tensor.
+`arrays` is for NumPy and SciPy, `tensors` and `trees` for torch, `dask_arrays` for dask. `tensors` imports torch, so it
+is loaded only once a caller holds a tensor.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..inputs.containers import is_tensor
+from ..inputs.containers import is_dask, is_tensor
 from ..inputs.containers import refuse_symbolic as refuse_symbolic
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 def project(spec: SketchSpec, x: Any, *, out: Any = None, accumulate: bool = False, dense_output: bool = True) -> Any:
     """x S' along the last axis of x; see `Sketch.project`."""
     if not is_tensor(x):
+        if is_dask(x):
+            return _dask_arrays().project_dask(spec, x, out, accumulate, dense_output)
         return _arrays().project_array(spec, x, out, accumulate, dense_output)
     if not dense_output:
         raise ValueError("dense_output=False needs a SciPy sparse matrix: the projection of a tensor is dense")
@@ -27,18 +30,24 @@ def project_adjoint(spec: SketchSpec, y: Any, *, out: Any = None, accumulate: bo
     """y S along the last axis of y; see `Sketch.project_adjoint`."""
     if is_tensor(y):
         return _tensors().project_adjoint_tensor(spec, y, out, accumulate)
+    if is_dask(y):
+        return _dask_arrays().project_adjoint_dask(spec, y, out, accumulate)
     return _arrays().project_adjoint_array(spec, y, out, accumulate)
 
 
 def multiply(spec: SketchSpec, a: Any) -> Any:
     """S A for a vector or matrix A."""
-    return _tensors().multiply_tensor(spec, a) if is_tensor(a) else _arrays().multiply_array(spec, a)
+    if is_tensor(a):
+        return _tensors().multiply_tensor(spec, a)
+    return _dask_arrays().multiply_dask(spec, a) if is_dask(a) else _arrays().multiply_array(spec, a)
 
 
 def multiply_transposed(spec: SketchSpec, b: Any) -> Any:
     """S' B for a vector or matrix B."""
     if is_tensor(b):
         return _tensors().multiply_transposed_tensor(spec, b)
+    if is_dask(b):
+        return _dask_arrays().multiply_transposed_dask(spec, b)
     return _arrays().multiply_transposed_array(spec, b)
 
 
@@ -54,6 +63,12 @@ def _arrays() -> Any:
     from . import arrays
 
     return arrays
+
+
+def _dask_arrays() -> Any:
+    from . import dask_arrays
+
+    return dask_arrays
 
 
 def _tensors() -> Any:

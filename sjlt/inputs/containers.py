@@ -21,6 +21,12 @@ def is_tensor(x: Any) -> bool:
     return torch is not None and isinstance(x, getattr(torch, "Tensor", ()))
 
 
+def is_dask(x: Any) -> bool:
+    """Whether x is a dask array. A caller that holds one has imported dask.array."""
+    dask = sys.modules.get("dask.array")
+    return dask is not None and isinstance(x, getattr(dask, "Array", ()))
+
+
 def as_container(x: Any) -> Any:
     """`x` itself if it is sparse, else an ndarray of numbers; TypeError for anything else."""
     if is_sparse(x):
@@ -41,6 +47,18 @@ def refuse_foreign(x: Any) -> None:
         refuse_symbolic()
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("masked arrays are refused: the mask would be lost; fill it first (x.filled(0))")
+    package, kind = type(x).__module__.partition(".")[0], type(x).__name__
+    if package in _INSTEAD and not (package == "polars" and kind == "DataFrame"):
+        raise TypeError(f"{package}'s {kind} is refused: {_INSTEAD[package]}")
+
+
+_INSTEAD = {
+    "xarray": "the names of its dimensions would be lost; call xarray.apply_ufunc(S.project, x, input_core_dims="
+    '[["feature"]], output_core_dims=[["component"]]), or pass x.data',
+    "pyarrow": "call sjlt.arrow.Projector on its table, or pass a NumPy array",
+    "polars": "call sjlt.arrow.Projector on its frame's to_arrow(), or pass a NumPy array, as from x.to_numpy()",
+    "dask": "pass a dask array, as from x.to_dask_array(lengths=True)",
+}
 
 
 def refuse_symbolic() -> NoReturn:

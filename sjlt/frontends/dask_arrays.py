@@ -1,0 +1,191 @@
+"""The projection and its adjoint on dask arrays, lazily: one task per block, partial sums over chunks of features.
+
+Shapes, dtypes and chunks of results are known before anything is computed. Blocks are NumPy arrays or SciPy sparse
+matrices. A task holds one block and its result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..inputs.containers import check_height, check_width, is_sparse, result_dtype
+from . import arrays
+
+if TYPE_CHECKING:
+    from ..laws.spec import SketchSpec
+
+
+def project_dask(
+    spec: SketchSpec,
+    x: Any,
+    out: Any = None,
+    accumulate: bool = False,
+    dense_output: bool = True,
+    finite: bool = False,
+) -> Any:
+    """x S' along the last axis of x; see `Sketch.project`.
+
+    With `finite`, blocks that hold NaN or infinity raise ValueError when they are computed.
+    """
+    _refuse_out(out, accumulate)
+    check_width("project", x, spec.n_features, "n_features")
+    if not dense_output and not is_sparse(x._meta):
+        raise ValueError("dense_output=False needs blocks that are SciPy sparse matrices")
+    dtype, summing = _dtypes(x)
+    chunks = (*x.chunks[:-1], (spec.n_components,))
+    meta = None if dense_output else _csr_meta(x, summing)
+    parts = []
+    for start, stop, block in _along(x, x.ndim - 1):
+        function = partial(_project_block, spec.columns(start, stop), summing, dense_output, finite)
+        parts.append(_mapped(function, block, chunks, summing, meta))
+    return _total(parts, dtype)
+
+
+def check_matrix(x: Any) -> None:
+    """Check the form of a dask array of data vectors, computing nothing."""
+    if x.ndim != 2:
+        raise ValueError(f"expected a 2-D dask array, (n_samples, n_features), got one of shape {x.shape}")
+    if x.dtype.kind not in "iubf":
+        raise ValueError(f"expected a dask array of numbers, got dtype {x.dtype}")
+
+
+def project_adjoint_dask(spec: SketchSpec, y: Any, out: Any, accumulate: bool) -> Any:
+    """y S along the last axis of y; see `Sketch.project_adjoint`."""
+    import dask.array
+
+    _refuse_out(out, accumulate)
+    check_width("project_adjoint", y, spec.n_components, "n_components")
+    dtype, _ = _dtypes(y)
+    y = y.rechunk({y.ndim - 1: -1})
+    parts = []
+    for start, stop in _feature_chunks(spec, (*y.chunks[:-1],), dtype):
+        function = partial(_adjoint_block, spec.columns(start, stop))
+        parts.append(_mapped(function, y, (*y.chunks[:-1], (stop - start,)), dtype))
+    return dask.array.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+
+
+def multiply_dask(spec: SketchSpec, a: Any) -> Any:
+    """S A for a vector or matrix A."""
+    check_height("S", a, (spec.n_components, spec.n_features))
+    dtype, summing = _dtypes(a)
+    chunks = ((spec.n_components,), *a.chunks[1:])
+    parts = []
+    for start, stop, block in _along(a, 0):
+        function = partial(_multiply_block, spec.columns(start, stop), summing)
+        parts.append(_mapped(function, block, chunks, summing))
+    return _total(parts, dtype)
+
+
+def multiply_transposed_dask(spec: SketchSpec, b: Any) -> Any:
+    """S' B for a vector or matrix B."""
+    import dask.array
+
+    check_height("S.T", b, (spec.n_features, spec.n_components))
+    dtype, _ = _dtypes(b)
+    b = b.rechunk({0: -1})
+    parts = []
+    for start, stop in _feature_chunks(spec, (*b.chunks[1:],), dtype):
+        function = partial(_multiply_transposed_block, spec.columns(start, stop))
+        parts.append(_mapped(function, b, ((stop - start,), *b.chunks[1:]), dtype))
+    return dask.array.concatenate(parts, axis=0) if len(parts) > 1 else parts[0]
+
+
+# ------------------------------------------------------------------------------------- tasks
+
+
+def _project_block(spec: SketchSpec, summing: np.dtype, dense_output: bool, finite: bool, block: Any) -> Any:
+    if finite:
+        _check_finite(block.data if is_sparse(block) else block)
+    if not dense_output:
+        return arrays.project_array(spec, block, None, False, False).astype(summing, copy=False)
+    out = np.empty((*block.shape[:-1], spec.n_components), summing)
+    return arrays.project_array(spec, block, out, False, True)
+
+
+def _check_finite(numbers: np.ndarray) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.sum(numbers, dtype=np.float64)):  # without memory for a mask
+            return
+    if np.isnan(numbers).any():
+        raise ValueError("Input X contains NaN.")
+    if np.isinf(numbers).any():
+        raise ValueError("Input X contains infinity.")
+
+
+def _adjoint_block(spec: SketchSpec, block: Any) -> Any:
+    return arrays.project_adjoint_array(spec, block, None, False)
+
+
+def _multiply_block(spec: SketchSpec, summing: np.dtype, block: Any) -> Any:
+    return arrays.multiply_array(spec, block).astype(summing, copy=False)
+
+
+def _multiply_transposed_block(spec: SketchSpec, block: Any) -> Any:
+    return arrays.multiply_transposed_array(spec, block)
+
+
+# ------------------------------------------------------------------------------------- graphs
+
+
+def _refuse_out(out: Any, accumulate: bool) -> None:
+    if out is not None or accumulate:
+        raise ValueError("dask arrays give lazy results: out= and accumulate= need arrays in memory")
+
+
+def _dtypes(x: Any) -> tuple[np.dtype, np.dtype]:
+    """The dtype of the result and that of partial sums over chunks of features."""
+    dtype = result_dtype(x.dtype)
+    return dtype, np.promote_types(dtype, np.float32)
+
+
+def _along(x: Any, axis: int) -> list[tuple[int, int, Any]]:
+    """(start, stop, the blocks) for each chunk along an axis."""
+    sizes = x.chunks[axis]
+    if any(math.isnan(size) for size in sizes):
+        raise ValueError(f"axis {axis} has chunks of unknown sizes: call compute_chunk_sizes() first")
+    stops = np.cumsum(sizes).tolist()
+    index = [slice(None)] * x.ndim
+    found = []
+    for i, (size, stop) in enumerate(zip(sizes, stops, strict=True)):
+        index[axis] = slice(i, i + 1)
+        found.append((stop - size, stop, x.blocks[tuple(index)] if len(sizes) > 1 else x))
+    return found
+
+
+def _feature_chunks(spec: SketchSpec, others: tuple[Any, ...], dtype: np.dtype) -> list[tuple[int, int]]:
+    """The columns of S in chunks, so that blocks of an adjoint's result have about dask's chunk size."""
+    from dask.array.core import normalize_chunks
+
+    sizes = tuple(1 if any(math.isnan(n) for n in chunks) else max(chunks, default=1) for chunks in others)
+    shape = (*sizes, spec.n_features)
+    chunks = normalize_chunks((*sizes, "auto"), shape, dtype=dtype)[-1] if spec.n_features else (0,)
+    stops = np.cumsum(chunks).tolist()
+    return [(stop - size, stop) for size, stop in zip(chunks, stops, strict=True)]
+
+
+def _mapped(function: Callable[..., Any], x: Any, chunks: Any, dtype: np.dtype, meta: Any = None) -> Any:
+    """The array of the function's results for each block."""
+    if meta is None:
+        meta = np.empty((0,) * x.ndim, dtype)
+    return x.map_blocks(function, chunks=chunks, dtype=dtype, meta=meta)
+
+
+def _csr_meta(x: Any, dtype: np.dtype) -> Any:
+    """An empty CSR matrix, or array where the blocks are arrays."""
+    import scipy.sparse
+
+    kind = scipy.sparse.csr_array if isinstance(x._meta, scipy.sparse.sparray) else scipy.sparse.csr_matrix
+    return kind((0, 0), dtype=dtype)
+
+
+def _total(parts: list[Any], dtype: np.dtype) -> Any:
+    """The sum, pairwise, in the dtype."""
+    while len(parts) > 1:
+        pairs = [a + b for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0] if parts[0].dtype == dtype else parts[0].astype(dtype)
