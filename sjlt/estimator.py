@@ -237,7 +237,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Returns
         -------
         {ndarray, sparse matrix, tensor} of shape (n_samples, n_components)
-            For a tensor, a tensor on its device; for a dask array, a lazy one. Sparse if X is and dense_output=False: CSC for CSC, else CSR.
+            For a tensor, a tensor on its device; for a dask array, a lazy one. Sparse if X is and dense_output=False:
+            CSC for CSC, else CSR.
 
         Raises
         ------
