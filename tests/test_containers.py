@@ -1,4 +1,4 @@
-"""What data comes in: scipy's sparse formats, foreign byte orders, unaligned and mapped memory, lists, subclasses."""
+"""Accepted data: SciPy's sparse formats, foreign byte orders, unaligned and mapped memory, lists, subclasses."""
 
 import itertools
 import warnings
@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cases import each_value, pairwise
 from helpers.data import DTYPES, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
 import sjlt
@@ -77,15 +78,14 @@ def test_sparse_dtypes(dtype):
     x = sp.csr_array(dense)
     assert x.dtype == dtype
     same(x @ S.T, exact_project(S, dense))
-    if dtype in ("float64", "int16", "bool"):  # of other kernels, which compile for each dtype, one of a kind
+    if dtype in ("float64", "int16", "bool"):  # kernels compile for each dtype: one dtype of each kind
         same(x.tocsc() @ S.T, exact_project(S, dense))
         result = S.project(x, dense_output=False)
         assert result.dtype == result_dtype(dense)
         same(result.toarray(), exact_project(S, dense))
 
 
-@pytest.mark.parametrize("out_dtype", ["float16", "float32", "float64"])
-@each_kind
+@each_value(out_dtype=["float16", "float32", "float64"], kind=KINDS)
 def test_sparse_into_another_dtype(kind, out_dtype):
     S = Sketch(120, 40, nnz=4)
     dense = sparse_integers((20, 120))
@@ -160,11 +160,13 @@ def unaligned(a):
     return view
 
 
-@each_kind
-@pytest.mark.parametrize("layout", [strided, backwards, unaligned])
-@pytest.mark.parametrize("parts", [["data"], ["indices"], ["indptr"], ["data", "indices", "indptr"]], ids=str)
+@pairwise(
+    kind=KINDS,
+    layout=[strided, backwards, unaligned],
+    parts=["data", "indices", "indptr", "data indices indptr"],
+)
 def test_layouts_of_sparse_parts(kind, layout, parts):
-    S = Sketch(50, 40, nnz=4)
+    S, parts = Sketch(50, 40, nnz=4), parts.split()
     for dense, check_products in (
         (sparse_integers((20, 50)), check),
         (sparse_integers((20, 40)), check_adjoint),
@@ -205,8 +207,7 @@ def test_table_or_not_gives_the_same():
     same(x.tocsc() @ S.T, expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
-@each_kind
+@each_value(dtype=["float32", "float64", "int16"], kind=KINDS)
 def test_sparse_of_foreign_byte_order(kind, dtype):
     dense = sparse_integers((9, 50), dtype)
     x = kind(dense)

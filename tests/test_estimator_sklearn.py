@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import sklearn
+from helpers.cases import pairwise
 from sklearn import random_projection
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
@@ -251,10 +252,12 @@ def test_distances_are_kept():
     assert ours < 1.25 * theirs
 
 
-@pytest.mark.parametrize("n_samples", [2, 10, 1000])
-@pytest.mark.parametrize("n_features", [2, 9, 10, 11, 1000])
-@pytest.mark.parametrize("compute_inverse_components", [True, False])
-@pytest.mark.parametrize("seed", [0, 1])
+@pairwise(
+    n_samples=[2, 10, 1000],
+    n_features=[2, 9, 10, 11, 1000],
+    compute_inverse_components=[True, False],
+    seed=[0, 1],
+)
 def test_inverse_transform(n_samples, n_features, compute_inverse_components, seed):
     X = sparse_normals((n_samples, n_features), n_samples * n_features // 100 + 1, seed)
     for container in (np.asarray, scipy.sparse.csr_matrix):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from helpers.cases import each_value
 from helpers.products import DTYPES, PRODUCTS, each_product, normal, product_of
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, jvp, vmap
@@ -60,8 +61,7 @@ def assert_same_bits(function, faster, x, *arguments):
 # --------------------------------------------------------------------------------- compile
 
 
-@pytest.mark.parametrize("law", LAWS)
-@each_product
+@each_value(name=list(PRODUCTS), law=list(LAWS))
 def test_one_compilation_for_all_seeds(device, name, law):
     function, shape = PRODUCTS[name]
     faster, counter = compiled(lambda x, S: function(S, x).mul(2))

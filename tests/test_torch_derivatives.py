@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each_value
 from helpers.data import exact_adjoint, exact_project
-from helpers.products import DTYPES, each_product, matrix, normal, numbers, product_of, whole
+from helpers.products import DTYPES, PRODUCTS, each_product, matrix, normal, numbers, product_of, whole
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
@@ -28,10 +29,9 @@ INDEPENDENT = Sketch(40, 11, density=0.3, seed=5)[:, 7:30]
 # --------------------------------------------------------------------------------- gradients
 
 
-@pytest.mark.parametrize("sketch", [IRREGULAR, INDEPENDENT], ids=["exact", "independent"])
-@each_product
-def test_gradcheck(device, name, sketch):
-    product, shape = product_of(name, sketch)
+@each_value(name=list(PRODUCTS), law=["exact", "independent"])
+def test_gradcheck(device, name, law):
+    product, shape = product_of(name, IRREGULAR if law == "exact" else INDEPENDENT)
     x = normal(device, *shape, dtype=torch.float64, requires_grad=True)
     every = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
     assert torch.autograd.gradcheck(product, x, **every)
@@ -83,8 +83,7 @@ def detached(A, x):
         return A(x * x)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("order", [2, 3])
+@each_value(function=list(FUNCTIONS), order=[2, 3])
 def test_higher_derivatives(device, function, order):
     """Forward and backward in any order inside each other, as with the matrix."""
     small = Sketch(6, 5, nnz=4, seed=3)
@@ -229,8 +228,7 @@ def test_checkpoints_and_hooks(device):
 # --------------------------------------------------------------------------------- batches
 
 
-@each_product
-@pytest.mark.parametrize("in_dim", [0, 1, -1])
+@each_value(name=list(PRODUCTS), in_dim=[0, 1, -1])
 def test_vmap(device, name, in_dim):
     product, shape = product_of(name, S)
     batch = whole(device, 4, *shape)

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from helpers.cases import each_value
 from helpers.products import DTYPES, each_product, normal, product_of, whole
 from torch._subclasses import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
@@ -40,8 +41,7 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("requires_grad", [False, True], ids=["data", "requires grad"])
-@pytest.mark.parametrize("sample", SAMPLES)
+@each_value(sample=list(SAMPLES), requires_grad=[False, True])
 def test_opcheck(device, sample, requires_grad):
     view, axis, dtype = SAMPLES[sample]
     for op, width in ((ops.project, 50), (ops.project_adjoint, 20)):
@@ -49,16 +49,15 @@ def test_opcheck(device, sample, requires_grad):
         torch.library.opcheck(op, (x, *S.spec, axis, dtype))
 
 
-@pytest.mark.parametrize("sketch", [IRREGULAR, INDEPENDENT], ids=["exact", "independent"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_opcheck_of_dtypes(device, dtype, sketch):
+@each_value(dtype=DTYPES, law=["exact", "independent"])
+def test_opcheck_of_dtypes(device, dtype, law):
+    sketch = IRREGULAR if law == "exact" else INDEPENDENT
     for op, width in ((ops.project, 23), (ops.project_adjoint, 11)):
         x = normal(device, 3, width, dtype=dtype, requires_grad=True)
         torch.library.opcheck(op, (x, *sketch.spec, -1, None), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("accumulate", [False, True], ids=["written", "added"])
-@pytest.mark.parametrize("x_in", ["rows", "vector", "part of columns", "leading axes transposed"])
+@each_value(accumulate=[False, True], x_in=["rows", "vector", "part of columns", "leading axes transposed"])
 def test_opcheck_of_results_written_into(device, x_in, accumulate):
     view = SAMPLES[x_in][0]
     for op, width, result in ((ops.project_into, 50, 20), (ops.project_adjoint_into, 20, 50)):

@@ -6,7 +6,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers.products import DTYPES, each_product, normal, numbers, product_of, whole
+from helpers.cases import each_value
+from helpers.products import DTYPES, PRODUCTS, each_product, normal, numbers, product_of, whole
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, jvp, vmap
 
@@ -20,8 +21,7 @@ each_region = pytest.mark.parametrize("region", REGIONS, ids=str)
 # --------------------------------------------------------------------------------- autocast
 
 
-@each_region
-@each_product
+@each_value(name=list(PRODUCTS), region=REGIONS)
 def test_autocast(device, name, region):
     """As torch.matmul: everything but fp64 is taken in the region's dtype, and so are results; gradients are not."""
     product, shape = product_of(name, S)

@@ -1,8 +1,8 @@
-"""Parameter combinations: every pair of values in the default run, the full product under the `exhaustive` marker."""
+"""Parameter combinations: a cover of the values in the default run, the full product under the `exhaustive` marker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -40,6 +40,41 @@ def pairwise(allowed: Callable[..., bool] | None = None, /, **axes: Sequence[Any
     The default run takes cases that contain every pair of values; the others are marked `exhaustive`. Where `allowed`
     is given, only combinations for which it returns True exist. Values may be `pytest.param` objects.
     """
+    return _parametrized(all_pairs, allowed, axes)
+
+
+def each_value(allowed: Callable[..., bool] | None = None, /, **axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """Like `pairwise`, but the default run takes cases that contain every value of each axis, in no certain pairs.
+
+    For parameters of which one alone decides what is tested.
+    """
+    return _parametrized(_all_values, allowed, axes)
+
+
+def _all_values(
+    axes: Sequence[Sequence[Any]], allowed: Callable[..., bool] | None = None
+) -> tuple[list[Case], list[Case]]:
+    """(cases that between them contain every possible value, the remaining cases of the full product)."""
+    cases = [c for c in product(*axes) if allowed is None or allowed(*c)]
+    missing = {(a, value) for c in cases for a, value in enumerate(c)}
+    chosen: set[Case] = set()
+    while missing:
+        best = max(cases, key=lambda c: sum(pair in missing for pair in enumerate(c)))
+        chosen.add(best)
+        missing -= set(enumerate(best))
+    return [c for c in cases if c in chosen], [c for c in cases if c not in chosen]
+
+
+def exhaustive_except(default: Sequence[Any], values: Iterable[Any]) -> list[Any]:
+    """`values` for `pytest.mark.parametrize`, all marked `exhaustive` but those in `default`."""
+    return [v if v in default else pytest.param(v, marks=pytest.mark.exhaustive) for v in values]
+
+
+def _parametrized(
+    cover: Callable[..., tuple[list[Case], list[Case]]],
+    allowed: Callable[..., bool] | None,
+    axes: Mapping[str, Sequence[Any]],
+) -> pytest.MarkDecorator:
     plain = [[v.values[0] if _is_param(v) else v for v in axis] for axis in axes.values()]
     marks = [{i: v.marks for i, v in enumerate(axis) if _is_param(v)} for axis in axes.values()]
     places = [range(len(axis)) for axis in plain]
@@ -47,7 +82,7 @@ def pairwise(allowed: Callable[..., bool] | None = None, /, **axes: Sequence[Any
     def values(case: Case) -> list[Any]:
         return [plain[a][i] for a, i in enumerate(case)]
 
-    few, rest = all_pairs(places, None if allowed is None else lambda *case: allowed(*values(case)))
+    few, rest = cover(places, None if allowed is None else lambda *case: allowed(*values(case)))
     params = []
     for cases, extra in ((few, ()), (rest, (pytest.mark.exhaustive,))):
         for case in cases:

@@ -1,14 +1,15 @@
-"""Operators of both sides in every form, and tensors to multiply them with."""
+"""The products of a sketch and its transpose in every form, and tensors to multiply them with."""
 
 import numpy as np
 import pytest
 import torch
 
+from helpers.cases import exhaustive_except
 from helpers.data import integers
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
-# (the product; the shape of what it takes, for a sketch of d features and k components)
+# (the product, the shape of its operand for a sketch of d features and k components)
 PRODUCTS = {
     "X @ S.T": (lambda S, x: x @ S.T, lambda d, k: (3, d)),
     "x @ S.T": (lambda S, x: x @ S.T, lambda d, k: (d,)),
@@ -24,7 +25,9 @@ PRODUCTS = {
     "slices": (lambda S, x: x[:, :9] @ S[:, :9].T + x[:, 9:] @ S[:, 9:].T, lambda d, k: (3, d)),
     "there and back": (lambda S, x: x @ S.T @ S, lambda d, k: (3, d)),
 }
-each_product = pytest.mark.parametrize("name", PRODUCTS)
+# One for each way in which the operators are called.
+WAYS = ["X @ S.T", "x @ S.T", "batches @ S.T", "S @ A", "Y @ S", "S.T @ b", "slices", "there and back"]
+each_product = pytest.mark.parametrize("name", exhaustive_except(WAYS, PRODUCTS))
 
 
 def product_of(name, sketch):
