@@ -66,7 +66,7 @@ def multiply_array(spec: SketchSpec, a: Any) -> Any:
     if not is_sparse(a):
         return _multiply_dense(backend.project, spec, a, spec.n_components)
     out = np.empty((spec.n_components, a.shape[1]), result_dtype(a.dtype))
-    backend.project_sparse(spec, checked_sparse(a.T), out.T, False)
+    backend.project_sparse(spec, checked_sparse(a).T, out.T, False)
     return out
 
 
@@ -77,7 +77,7 @@ def multiply_transposed_array(spec: SketchSpec, b: Any) -> Any:
     if not is_sparse(b):
         return _multiply_dense(cpu_backend(spec).adjoint, spec, b, spec.n_features)
     out = np.empty((spec.n_features, b.shape[1]), result_dtype(b.dtype))
-    _adjoint_sparse(spec, checked_sparse(b.T), out.T, False)
+    _adjoint_sparse(spec, checked_sparse(b).T, out.T, False)
     return out
 
 
