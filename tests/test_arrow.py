@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
+from helpers.cases import pairwise
 
 import sjlt
 from sjlt.arrow import Projector
-from tests.helpers.cases import pairwise
 
 pa = pytest.importorskip("pyarrow")
 

@@ -9,12 +9,12 @@ import time
 
 import numpy as np
 import pytest
+from helpers.cases import pairwise
+from test_arrow import D, K, N, numbers, table_of, vectors
 
 import sjlt
 from sjlt.files import parquet as files
 from sjlt.files.errors import UserError
-from tests.helpers.cases import pairwise
-from tests.test_arrow import D, K, N, numbers, table_of, vectors
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -102,3 +102,11 @@ def test_modules_are_short(folder):
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) <= MAX_README_WORDS
+
+
+def test_tests_import_each_other_without_the_repository_root():
+    """`pytest` puts tests/ on the path, but only ``python -m pytest`` adds the working directory."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in import_nodes(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            assert not any(name.split(".")[0] == "tests" for name in names), path
