@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import nn as nn
     from .estimator import SparseRandomProjection as SparseRandomProjection
     from .evaluation.quality import quality as quality
+    from .plans import plan as plan
     from .seeded_dropout import dropout as dropout
     from .seeded_dropout import dropout_add as dropout_add
     from .seeded_dropout import dropout_mask as dropout_mask
@@ -40,6 +41,7 @@ _EXPORTS = {
     "dropout_add": "seeded_dropout",
     "dropout_mask": "seeded_dropout",
     "masked_dropout": "seeded_dropout",
+    "plan": "plans",  # the module's name differs from the function's for the same reason
     "quality": "evaluation.quality",
     "get_num_threads": "threads",
     "set_num_threads": "threads",
@@ -56,6 +58,7 @@ __all__ = [
     "get_num_threads",
     "masked_dropout",
     "nn",
+    "plan",
     "project",
     "quality",
     "set_num_threads",

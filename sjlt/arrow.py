@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from .files.encoding import to_unit_length
 from .inputs.checks import integer
 from .sketch import MAX_FEATURES, Sketch
 
@@ -219,24 +220,19 @@ class Projector:
         if n:
             self._know_width(vectors.shape[1], f"row {first_row}")
         field = self.field(column_type)
-        projected = np.empty((n, self._arguments["n_components"]), dtype)
+        computed = np.promote_types(dtype, np.float32) if self.normalize else dtype
+        projected = np.empty((n, self._arguments["n_components"]), computed)
         if n and self.sketch is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN pass through silently
                 self.sketch.project(vectors, out=projected)
                 if self.normalize:
                     to_unit_length(projected)
+                    projected = projected.astype(dtype, copy=False)
         values = pa.array(projected.reshape(-1))  # without a copy
         if self.list_type == "fixed":
             return pa.FixedSizeListArray.from_arrays(values, type=field.type)
         offsets = pa.array(np.arange(n + 1, dtype=np.int32) * projected.shape[1], pa.int32())
         return pa.ListArray.from_arrays(offsets, values, type=field.type)
-
-
-def to_unit_length(rows: np.ndarray) -> None:
-    """Scale the rows of a float matrix to unit Euclidean length, in place; zero rows stay."""
-    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    norms[norms == 0] = 1
-    np.divide(rows, norms[:, None].astype(np.promote_types(rows.dtype, np.float32)), out=rows, casting="same_kind")
 
 
 def fixed_width(column_type: Any) -> int | None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from .csr import CsrMatrix
 from .errors import UserError
 from .npy import MAGIC, open_npy
+from .parquet import MAGIC as PARQUET_MAGIC
+from .parquet import ParquetVectors
 from .source import Source
 
 
-def open_source(path: Path, note: Callable[[str], None]) -> Source:
+def open_source(path: Path, note: Callable[[str], None], column: str | None = None) -> Source:
     """The matrix in a file, whose format its first bytes show.
 
     Parameters
@@ -23,6 +25,8 @@ def open_source(path: Path, note: Callable[[str], None]) -> Source:
     path : Path
     note : callable
         Called with lines that the user should see.
+    column : str, optional
+        Of a parquet file; required if several columns hold vectors.
 
     Raises
     ------
@@ -33,6 +37,11 @@ def open_source(path: Path, note: Callable[[str], None]) -> Source:
     try:
         magic = file.read(len(MAGIC))
         file.seek(0)
+        if magic.startswith(PARQUET_MAGIC):
+            file.close()
+            return ParquetVectors(path, column)
+        if column is not None:
+            raise UserError(f"{path}: not a parquet file: it has no column {column!r}")
         if magic == MAGIC:
             return open_npy(path, file)
         if magic.startswith(b"PK"):

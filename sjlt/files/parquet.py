@@ -17,6 +17,7 @@ from .. import __version__, arrow
 from .attempts import appearing, sweep, sync_folder
 from .description import differences
 from .errors import UserError, one_line
+from .source import Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +28,7 @@ ROW_GROUP_BYTES = 64 << 20
 READ_BYTES = 4 << 20  # at a time, instead of whole column chunks: these may be gigabytes
 
 
-class ParquetVectors:
+class ParquetVectors(Source):
     """The vectors in one column of a parquet file.
 
     Parameters
@@ -47,6 +48,7 @@ class ParquetVectors:
     """
 
     order = "C"
+    shape: tuple[int, int]
 
     def __init__(self, path: Path, column: str | None) -> None:
         try:
@@ -127,13 +129,11 @@ class ParquetVectors:
             position += len(batch)
 
     def batches(self, start: int, rows: int) -> Iterator[np.ndarray]:
-        """The vectors from row `start` on, at most `rows` in each matrix."""
         for batch in self.tables(start, self.shape[0], rows, [self.column]):
             yield self._vectors(batch, start)
             start += len(batch)
 
     def read(self, start: int, stop: int, out: np.ndarray | None = None) -> np.ndarray:
-        """The vectors of rows `start` to `stop` - 1."""
         if out is None:
             out = np.empty((stop - start, self.shape[1]), self.dtype)
         done = 0
@@ -150,17 +150,7 @@ class ParquetVectors:
         return "a parquet file, which is projected on the CPU"
 
     def description(self) -> dict[str, Any]:
-        """The identity of the data, ready for JSON."""
-        status = os.stat(self.path)
-        return {
-            "name": self.path.name,
-            "size": status.st_size,
-            "mtime_ns": status.st_mtime_ns,
-            "shape": list(self.shape),
-            "dtype": str(self.dtype),
-            "order": self.order,
-            "column": self.column,
-        }
+        return {**super().description(), "column": self.column}
 
     def check_unchanged(self, description: dict[str, Any]) -> None:
         """UserError where the file is no longer the one that was described."""
@@ -181,12 +171,6 @@ class ParquetVectors:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> ParquetVectors:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 # ------------------------------------------------------------------------------------- project

@@ -1,0 +1,159 @@
+"""One attempt at one part of a plan: what runs in workers, on any machine that sees the files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..files import device as devices
+from ..files.attempts import appearing
+from ..files.encoding import Encoding
+from ..files.errors import UserError
+from ..files.npy import npy_header
+from ..files.opening import open_source
+from ..files.projection import projected_rows
+from ..files.source import Source
+from ..sketch import Sketch
+from .shards import MANIFEST, PLAN
+
+
+class Job(NamedTuple):
+    """What the parts of a plan have in common."""
+
+    identity: str
+    target: str
+    kind: str  # of the parts: "npy" or "parquet"
+    sketch: dict[str, int]
+    column: str | None
+    output_column: str | None
+    dtype: str | None
+    normalize: bool
+    batch_rows: int
+    device: str
+
+
+class Part(NamedTuple):
+    """Rows of one input, and the file that their projections become."""
+
+    name: str
+    path: str
+    size: int  # of the input, as is mtime_ns
+    mtime_ns: int
+    start: int
+    stop: int
+
+
+def attempt(job: Job, part: Part) -> str:
+    """Write one part, unless it is there already; return its name.
+
+    Any number of attempts at a part may run at once: each writes a file of its own, and the first to be complete gives
+    it the part's name.
+
+    Raises
+    ------
+    UserError
+        If the data cannot be projected, or the input or the plan is no longer the one that was planned.
+    OSError, MemoryError
+        If a file cannot be read or written.
+    """
+    out = Path(job.target) / part.name
+    if out.exists() or (out.parent / MANIFEST).exists():
+        return part.name
+    _check_plan(job)
+    with open_source(Path(part.path), _silent, job.column) as source:
+        _check_input(source, part)
+        with appearing(out, replace=False) as temporary:
+            if job.kind == "parquet":
+                _write_parquet(job, part, source, temporary)
+            else:
+                _write_npy(job, part, source, temporary)
+            _check_input(source, part)
+            _check_plan(job)
+    return part.name
+
+
+def _silent(line: str) -> None:
+    """Notes have been shown when the plan was made."""
+
+
+def _check_plan(job: Job) -> None:
+    """The folder still belongs to the plan of which this job is a part."""
+    path = Path(job.target) / PLAN
+    try:
+        with open(path, "rb") as file:
+            if job.identity.encode() in file.read(200):
+                return
+    except FileNotFoundError:
+        if (path.parent / MANIFEST).exists():  # committed meanwhile, with this part from another attempt
+            return
+    raise UserError(f"{path}: is not this plan any more: the part is not written")
+
+
+def _check_input(source: Source, part: Part) -> None:
+    status = source.description()
+    found = status["size"], status["mtime_ns"]
+    if found != (part.size, part.mtime_ns):
+        raise UserError(
+            f"{part.path}: changed since it was planned: {found[0]} bytes modified at {found[1]} ns, "
+            f"planned were {part.size} and {part.mtime_ns}"
+        )
+
+
+def _write_npy(job: Job, part: Part, source: Source, out: Path) -> None:
+    encoding = Encoding.of(source.dtype, job.sketch["n_components"], job.dtype, job.normalize)
+    with open(out, "r+b", buffering=0) as file:
+        _write(file, npy_header(encoding.shape(part.stop - part.start), encoding.dtype))
+        for rows in _projected(job, part, source, encoding):
+            _write(file, np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+
+
+def _projected(job: Job, part: Part, source: Source, encoding: Encoding) -> Iterator[np.ndarray]:
+    on_gpu = job.device != "cpu"
+    if on_gpu and (not devices.use_gpu("cuda", source, _silent) or devices.device_name(True) != job.device):
+        raise UserError(f"the plan is for the device {job.device}, this machine has {devices.device_name(True)}")
+    left = part.stop - part.start
+    if not left:
+        return
+    sketch = Sketch.from_dict(job.sketch)
+    with closing(projected_rows(source, sketch, encoding, part.start, job.batch_rows, on_gpu)) as batches:
+        for batch in batches:
+            yield batch[:left]
+            left -= len(batch)
+            if left <= 0:
+                return
+
+
+def _write(file: Any, data: Any) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _write_parquet(job: Job, part: Part, source: Any, out: Path) -> None:
+    from ..arrow import Projector
+    from ..files.parquet import write_projected
+
+    sketch = Sketch.from_dict(job.sketch)
+    projector = Projector(
+        source.column,
+        sketch.n_components,
+        n_features=sketch.n_features,
+        nnz=sketch.nnz or "auto",
+        density=sketch.density,
+        seed=sketch.seed,
+        output_column=job.output_column,
+        normalize=job.normalize,
+        dtype=job.dtype,
+    )
+    description = {
+        "plan": job.identity,
+        "sketch": job.sketch,
+        "source": {"name": os.path.basename(part.path), "size": part.size, "mtime_ns": part.mtime_ns},
+        "rows": [part.start, part.stop],
+    }
+    write_projected(source, projector, out, description, (part.start, part.stop, job.batch_rows))

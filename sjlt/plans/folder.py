@@ -1,0 +1,127 @@
+"""The folder that a plan fills: the plan's record, its lock, its parts, and the manifest that commits it.
+
+``_sjlt.plan.json`` is created once, before the first part, and never replaces another plan's. Parts appear under names
+that follow from their index. ``_sjlt.json``, the manifest, is written when all parts are on disk; only with it does a
+reader trust the folder. The plan's record is then removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..files.atomic import write_whole
+from ..files.attempts import PREFIX, lock, sweep, sync_folder
+from ..files.description import differences, to_json
+from ..files.errors import UserError
+from .shards import MANIFEST, PLAN, read_json
+
+
+def is_committed(target: Path, record: dict[str, Any]) -> bool:
+    """Whether the folder holds the whole result of this plan already.
+
+    Raises
+    ------
+    UserError
+        If the folder belongs to another plan, to a changed source, or to something else.
+    """
+    if not os.path.lexists(target):
+        if not target.absolute().parent.is_dir():
+            raise UserError(f"{target.parent}: no such directory")
+        return False
+    if not target.is_dir():
+        raise UserError(f"{target}: exists and is not a folder")
+    names = sorted(entry.name for entry in os.scandir(target))
+    for name in (MANIFEST, PLAN):
+        if name in names:
+            try:
+                _check_same(target / name, record)
+            except FileNotFoundError:  # committed just now
+                return is_committed(target, record)
+            return name == MANIFEST
+    if held := [name for name in names if not name.startswith(PREFIX)]:
+        raise UserError(f"{target}: not empty, and without a plan: holds {held[0]!r} and {len(held) - 1} more")
+    return False
+
+
+def _check_same(path: Path, record: dict[str, Any]) -> None:
+    held = read_json(path)
+    if held.get("plan") == record["plan"]:
+        return
+    for was, now in zip(held["inputs"], record["inputs"], strict=False):
+        if different := differences(was, now):
+            raise UserError(f"{path}: the source has changed: {now['name']}: {'; '.join(different)}")
+    ignored = {"plan", "parts", "inputs", "source"}
+    different = differences(
+        {key: value for key, value in held.items() if key not in ignored},
+        {key: value for key, value in record.items() if key not in ignored},
+    )
+    for key in ("inputs", "parts"):
+        if len(held[key]) != len(record[key]):
+            different.append(f"{len(record[key])} {key}, was {len(held[key])}")
+    raise UserError(f"{path}: is of another plan: {'; '.join(different) or 'its parts differ'}")
+
+
+def begin(target: Path, record: dict[str, Any]) -> None:
+    """Make the folder this plan's. Of several processes that try at once, one writes the record."""
+    target.mkdir(exist_ok=True)
+    path = target / PLAN
+    if not path.exists():
+        with contextlib.suppress(FileExistsError):
+            write_whole(path, to_json(record), replace=False)
+    with contextlib.suppress(FileNotFoundError):  # committed just now
+        _check_same(path, record)
+
+
+@contextlib.contextmanager
+def driving(target: Path) -> Iterator[None]:
+    """A context in which no other process drives or commits the plan in `target`.
+
+    What dead attempts left is removed when it begins, and when it ends by an exception.
+    """
+    path = target / PLAN
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        yield  # committed by another process: is_committed says so
+        return
+    try:
+        if not lock(descriptor):
+            raise UserError(f"{target}: another process is running this plan")
+        sweep(target)
+        yield
+    except BaseException:
+        sweep(target)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def missing(target: Path, record: dict[str, Any]) -> list[int]:
+    """The indices of parts that are not there."""
+    present = {entry.name for entry in os.scandir(target)} if target.is_dir() else set()
+    return [i for i, part in enumerate(record["parts"]) if part["name"] not in present]
+
+
+def commit(target: Path, record: dict[str, Any]) -> None:
+    """Sweep what dead attempts left, write the manifest, remove the plan's record.
+
+    Raises
+    ------
+    UserError
+        If parts are missing.
+    """
+    if (target / MANIFEST).exists():
+        _check_same(target / MANIFEST, record)
+    else:
+        if absent := missing(target, record):
+            shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
+            raise UserError(f"{target}: {len(absent)} of {len(record['parts'])} parts are missing: {shown}")
+        parts = [{**part, "size": (target / part["name"]).stat().st_size} for part in record["parts"]]
+        sync_folder(target)
+        write_whole(target / MANIFEST, to_json({**record, "parts": parts}), replace=True)
+    sweep(target)
+    (target / PLAN).unlink(missing_ok=True)

@@ -1,0 +1,391 @@
+"""`plan` and `Plan`: the projection of a folder of files, cut into parts that any engine may run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import __version__
+from ..files import device as devices
+from ..files.encoding import Encoding
+from ..files.errors import UserError, explain
+from ..files.opening import open_source
+from ..inputs.checks import integer
+from ..sketch import Sketch
+from ..threads import get_num_threads
+from . import folder, shards
+from .attempt import Job, Part, attempt
+from .running import Processes, run_parts
+
+
+class Plan:
+    """What `plan` returns: a projection cut into parts, each of which is some rows of one input.
+
+    A plan is a description, equal wherever it is made from the same source and parameters. Its parts may be attempted
+    any number of times, by any number of processes on any machine that sees the files under the same paths.
+
+    Attributes
+    ----------
+    target : Path
+        The folder of the result.
+    record : dict
+        The plan, ready for JSON: sketch, inputs, parts and how they are written.
+    """
+
+    def __init__(self, record: dict[str, Any], target: Path) -> None:
+        self.record, self.target = record, target
+
+    def __len__(self) -> int:
+        """The number of parts."""
+        return len(self.record["parts"])
+
+    def __repr__(self) -> str:
+        rows = sum(each["rows"] for each in self.record["inputs"])
+        return f"Plan({len(self.record['inputs'])} files, {rows} rows, {len(self)} parts, target={str(self.target)!r})"
+
+    @property
+    def sketch(self) -> Sketch:
+        """The projection."""
+        return Sketch.from_dict(self.record["sketch"])
+
+    @property
+    def committed(self) -> bool:
+        """Whether the result is complete and may be read."""
+        return folder.is_committed(self.target, self.record)
+
+    def run(
+        self,
+        executor: Executor | None = None,
+        *,
+        workers: int | None = None,
+        retries: int = 2,
+        progress: Callable[[int, int], None] = lambda rows, of: None,
+    ) -> None:
+        """Write the parts that are missing, then commit.
+
+        Parameters
+        ----------
+        executor : concurrent.futures.Executor, optional
+            Such as `ProcessPoolExecutor`, ``dask.distributed.Client(...).get_executor()`` or
+            ``mpi4py.futures.MPIPoolExecutor``. By default processes of this machine.
+        workers : int >= 1, optional
+            The number of these processes, by default as many as `sjlt.get_num_threads`; 1 works in this process. The
+            processes are spawned: a script that calls this needs ``if __name__ == "__main__":``.
+        retries : int >= 0, default 2
+            How many more times a part is attempted that fails for another reason than bad data.
+        progress : callable
+            Called with the rows that are there and the rows there are.
+
+        Raises
+        ------
+        UserError
+            If another process is running the plan, the folder holds something else, the source has changed, the disk
+            is too small, the data is bad, or a part keeps failing. Parts that are there stay, and a later run
+            continues with the others.
+        """
+        retries = integer("retries", retries, 0, 10**9)
+        if workers is not None:
+            if executor is not None:
+                raise ValueError(f"workers are of the default executor: pass workers={workers} or an executor")
+            workers = integer("workers", workers, 1, 10**6)
+        if self.committed:
+            total = sum(each["rows"] for each in self.record["inputs"])
+            progress(total, total)
+            return
+        folder.begin(self.target, self.record)
+        with folder.driving(self.target):
+            absent = folder.missing(self.target, self.record)
+            self._check_space(absent)
+            self._run_missing(absent, executor, workers, retries, progress)
+            folder.commit(self.target, self.record)
+
+    def run_part(self, index: int) -> None:
+        """Write one part, for the array jobs of a batch system; nothing is done if it is there.
+
+        Parameters
+        ----------
+        index : int, 0 to len(plan) - 1
+
+        Raises
+        ------
+        UserError, OSError
+            As `run`, except that it does not matter which other parts are run elsewhere.
+        """
+        index = integer("index", index, 0, len(self) - 1)
+        if self.committed:
+            return
+        folder.begin(self.target, self.record)
+        attempt(self._job(), self._part(index))
+
+    def commit(self) -> None:
+        """Write the manifest once all parts are there; `run` does so itself.
+
+        Raises
+        ------
+        UserError
+            If parts are missing, or another process is running the plan.
+        """
+        self.committed  # noqa: B018  # refuses a folder that belongs to something else
+        with folder.driving(self.target):
+            folder.commit(self.target, self.record)
+
+    def _run_missing(
+        self,
+        absent: list[int],
+        executor: Executor | None,
+        workers: int | None,
+        retries: int,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        job, parts = self._job(), {i: self._part(i) for i in absent}
+        total = sum(each["rows"] for each in self.record["inputs"])
+        rows = total - sum(part.stop - part.start for part in parts.values())
+        progress(rows, total)
+
+        def done(i: int) -> None:
+            nonlocal rows
+            rows += parts[i].stop - parts[i].start
+            progress(rows, total)
+
+        workers = min(workers or get_num_threads(), max(1, len(parts)))
+        try:
+            if executor is not None:
+                run_parts(job, parts, executor, retries, done)
+            elif workers == 1:
+                for i, part in parts.items():
+                    _attempt_here(job, part, retries)
+                    done(i)
+            else:
+                own, now = Processes(workers), True
+                try:
+                    run_parts(job, parts, own, retries, done)
+                    now = False
+                except Exception:
+                    now = False  # the parts under way are completed
+                    raise
+                finally:
+                    own.close(now)
+        except (UserError, OSError, MemoryError) as e:
+            left = len(folder.missing(self.target, self.record))
+            raise UserError(f"{explain(e)}; {len(self) - left} of {len(self)} parts are there") from e
+
+    def _check_space(self, absent: list[int]) -> None:
+        needed = sum(self._part_bytes(i) for i in absent)
+        free = shutil.disk_usage(self.target).free
+        if needed > free:
+            raise UserError(f"{self.target}: needs {needed} bytes, the file system has {free} free")
+
+    def _part_bytes(self, i: int) -> int:
+        part = self.record["parts"][i]
+        return int((part["stop"] - part["start"]) * self.record["result"]["row_bytes"])
+
+    def _job(self) -> Job:
+        result = self.record["result"]
+        return Job(
+            self.record["plan"],
+            str(self.target),
+            result["kind"],
+            self.record["sketch"],
+            result["column"],
+            result["output_column"],
+            result["given_dtype"],
+            result["normalize"],
+            self.record["batch_rows"],
+            self.record["device"],
+        )
+
+    def _part(self, i: int) -> Part:
+        part = self.record["parts"][i]
+        of = self.record["inputs"][part["input"]]
+        path = str(Path(self.record["source"]) / of["name"])
+        return Part(part["name"], path, of["size"], of["mtime_ns"], part["start"], part["stop"])
+
+
+def _attempt_here(job: Job, part: Part, retries: int) -> None:
+    for left in reversed(range(retries + 1)):
+        try:
+            attempt(job, part)
+            return
+        except (OSError, MemoryError):
+            if not left:
+                raise
+
+
+def plan(
+    source: str | Path,
+    target: str | Path,
+    n_components: int,
+    *,
+    nnz: int | Literal["auto"] = "auto",
+    density: float | Literal["auto"] | None = None,
+    seed: int = 0,
+    column: str | None = None,
+    output_column: str | None = None,
+    dtype: Literal["float16", "float32", "float64", "int8"] | None = None,
+    normalize: bool = False,
+    part_rows: int | None = None,
+    batch_rows: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    note: Callable[[str], None] = lambda line: None,
+) -> Plan:
+    """Plan the projection of the rows of many files into a folder.
+
+    Parameters
+    ----------
+    source : path
+        A file, a folder or a glob, of any format that ``sjlt project`` reads. Files are taken in natural order
+        (``2.npy`` before ``10.npy``); names in a folder that begin with "." or "_" are skipped. Of the folder of
+        another plan, exactly the committed parts are taken.
+    target : path
+        The folder of the result, which must be new, empty, or of this very plan.
+    n_components, nnz, density, seed
+        As for `Sketch`. n_components="auto" is refused.
+    column, output_column : str, optional
+        Of parquet files, as for `sjlt.arrow.Projector`; `column` is required where several columns hold vectors.
+    dtype : {"float16", "float32", "float64", "int8"}, optional
+        Of the result; int8 not for parquet.
+    normalize : bool, default False
+        Scale projected vectors to unit length.
+    part_rows : int >= 1, optional
+        Rows of a part; by default a part is a file.
+    batch_rows : int >= 1, optional
+        Rows in memory at a time.
+    device : {"auto", "cpu", "cuda"}
+        Where parts are projected; "auto" is decided now, and each attempt must find the same kind of device.
+    note : callable
+        Called with lines that the user should see.
+
+    Returns
+    -------
+    Plan
+        Nothing has been written yet: call `Plan.run`, or `Plan.run_part` for each part and then `Plan.commit`.
+
+    Raises
+    ------
+    sjlt.files.errors.UserError
+        For sources and targets that do not fit, with names and numbers.
+    TypeError, ValueError
+        For invalid arguments.
+
+    Notes
+    -----
+    Part i is written to ``part-<i>.npy`` or ``part-<i>.parquet``, whole or not at all. When all are there, the manifest
+    ``_sjlt.json`` lists inputs and parts; read the folder only when it exists. On CPUs the bytes depend neither on the
+    engine nor on retries or interruptions. Both folders must be on POSIX file systems that all workers share.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import numpy as np, sjlt
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> (folder / "in").mkdir()
+    >>> for i in range(3):
+    ...     np.save(folder / "in" / f"{i}.npy", np.ones((10, 500), np.float32))
+    >>> plan = sjlt.plan(folder / "in", folder / "out", 64)
+    >>> plan.run(workers=1)
+    >>> sorted(path.name for path in (folder / "out").iterdir())
+    ['_sjlt.json', 'part-00000.npy', 'part-00001.npy', 'part-00002.npy']
+    """
+    if isinstance(n_components, str):
+        raise ValueError(f"n_components={n_components!r} depends on the number of rows: a plan needs an integer")
+    for name, value in (("part_rows", part_rows), ("batch_rows", batch_rows)):
+        if value is not None:
+            integer(name, value, 1, 2**62)
+    source, target = Path(source).absolute(), Path(target).absolute()
+    paths = shards.find(source)
+    if any(path.parent.resolve() == target.resolve() for path in paths):
+        raise UserError(f"{target}: is the folder of the source")
+    shard, inputs = shards.describe(paths, column, note)
+    if not shard.n_features and shard.kind == "parquet":
+        raise UserError(f"{source}: no row of column {shard.column!r} states the length of its vectors")
+    sketch = Sketch(shard.n_features, n_components, nnz=nnz, density=density, seed=seed)
+    result = _result(shard, sketch, output_column, dtype, normalize, paths[0])
+    with open_source(paths[0], note, column) as first:
+        device = "cpu" if shard.kind == "parquet" and device == "auto" else device
+        on_gpu = devices.use_gpu(device, first, note)
+        batch_rows = batch_rows or _batch_rows(first, shard, sketch, result, on_gpu)
+    record = {
+        "sjlt": __version__,
+        "sketch": sketch.to_dict(),
+        "result": result,
+        "batch_rows": batch_rows,
+        "device": devices.device_name(on_gpu),
+        "inputs": inputs,
+        "parts": _parts(inputs, part_rows, shard.kind),
+    }
+    identity = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    top = shards.common_folder(paths)
+    made = Plan({"plan": identity, "source": str(top), **record}, target)
+    made.committed  # noqa: B018  # refuses a folder that belongs to something else
+    return made
+
+
+def load(target: str | Path) -> Plan:
+    """The plan that a folder was begun or written with.
+
+    Parameters
+    ----------
+    target : path
+
+    Raises
+    ------
+    UserError
+        If the folder belongs to no plan.
+    """
+    target = Path(target).absolute()
+    for name in (shards.MANIFEST, shards.PLAN):
+        if (target / name).exists():
+            return Plan(shards.read_json(target / name), target)
+    raise UserError(f"{target}: no folder of a plan: {shards.PLAN} and {shards.MANIFEST} are missing")
+
+
+def _result(
+    shard: shards.Shard, sketch: Sketch, output_column: str | None, dtype: str | None, normalize: bool, path: Path
+) -> dict[str, Any]:
+    """How parts are written."""
+    k = sketch.n_components
+    encoding = Encoding.of(shard.dtype, k, dtype, normalize)
+    row_bytes = encoding.dtype.itemsize * (1 if encoding.stored == "int8" else k)
+    if shard.kind == "parquet":
+        if dtype == "int8":
+            raise UserError(f"{path}: parquet results are float16, float32 or float64, not int8")
+        row_bytes += shard.carried_bytes
+    elif output_column is not None:
+        raise UserError(f"{path}: not a parquet file: its result has no column {output_column!r}")
+    return {
+        "kind": shard.kind,
+        "column": shard.column,
+        "output_column": output_column,
+        "given_dtype": dtype,
+        "dtype": encoding.stored,
+        "normalize": bool(normalize),
+        "row_bytes": int(row_bytes),
+    }
+
+
+def _batch_rows(source: Any, shard: shards.Shard, sketch: Sketch, result: dict[str, Any], on_gpu: bool) -> int:
+    from ..files.parquet import BATCH_BYTES
+    from ..files.projection import default_batch_rows
+
+    if shard.kind == "parquet":
+        return int(max(1, BATCH_BYTES // max(1, source.row_bytes)))
+    encoding = Encoding.of(shard.dtype, sketch.n_components, result["given_dtype"], result["normalize"])
+    return default_batch_rows(source, encoding, on_gpu)
+
+
+def _parts(inputs: list[dict[str, Any]], part_rows: int | None, kind: str) -> list[dict[str, Any]]:
+    ranges = []
+    for number, each in enumerate(inputs):
+        rows = each["rows"]
+        step = part_rows or max(1, rows)
+        starts = range(0, rows, step) if rows else (0,)
+        ranges += [(number, start, min(start + step, rows)) for start in starts]
+    return [
+        {"name": f"part-{i:05d}.{kind}", "input": number, "start": start, "stop": stop}
+        for i, (number, start, stop) in enumerate(ranges)
+    ]

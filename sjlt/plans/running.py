@@ -1,0 +1,141 @@
+"""Running attempts on an executor until every part is there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from ..files.errors import UserError, explain
+from ..threads import get_num_threads
+from .attempt import Job, Part, attempt
+
+
+class Processes:
+    """A pool of processes that is replaced when one of them is killed.
+
+    The processes end with the process that made them, even if that is killed. Between them they use as many threads as
+    this process would.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._threads = max(1, get_num_threads() // workers)
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._reader, self._writer = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(
+            self.workers, mp_context=context, initializer=_begin_worker, initargs=(self._reader, self._threads)
+        )
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        try:
+            return self._pool.submit(function, *arguments)
+        except BrokenExecutor:
+            self.close()
+            self._start()
+            return self._pool.submit(function, *arguments)
+
+    def close(self, now: bool = False) -> None:
+        """End the processes; `now` without waiting for what they are doing."""
+        if now:
+            self._writer.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._writer.close()
+        self._reader.close()
+
+
+def _begin_worker(parent: Connection, threads: int) -> None:
+    import signal
+
+    from ..threads import set_num_threads
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends its workers itself
+    set_num_threads(threads)
+    threading.Thread(target=_end_with, args=(parent,), name="sjlt-parent", daemon=True).start()
+
+
+def _end_with(parent: Connection) -> None:
+    """End this process once the other end of the pipe, which only the parent holds, is closed."""
+    try:
+        parent.poll(None)
+    finally:
+        os._exit(1)
+
+
+def run_parts(
+    job: Job,
+    parts: dict[int, Part],
+    executor: Executor | Processes,
+    retries: int,
+    done: Callable[[int], None],
+) -> None:
+    """Attempt every part until it is there.
+
+    A part whose attempt raises is attempted again, `retries` times at most; bad data is not. Where a process of the
+    own pool dies, the parts under way are attempted again one at a time, so that a part that kills its process is told
+    from those beside it.
+
+    Parameters
+    ----------
+    job : Job
+    parts : dict of Part by index
+    executor : Executor or Processes
+    retries : int
+    done : callable
+        Called with the index of each part that is there.
+
+    Raises
+    ------
+    UserError
+        For bad data, and for a part that fails once more than `retries` times.
+    """
+    most = 2 * executor.workers if isinstance(executor, Processes) else len(parts)
+    own = isinstance(executor, Processes)
+    todo, suspects = deque(parts), deque[int]()
+    failures = dict.fromkeys(parts, 0)
+    running: dict[Future[Any], int] = {}
+    finished: SimpleQueue[Future[Any]] = SimpleQueue()
+
+    def submit(i: int) -> None:
+        future = executor.submit(attempt, job, parts[i])
+        running[future] = i
+        future.add_done_callback(finished.put)
+
+    while todo or suspects or running:
+        if suspects:
+            if not running:
+                submit(suspects.popleft())
+        else:
+            while todo and len(running) < most:
+                submit(todo.popleft())
+        alone = len(running) == 1
+        future = finished.get()
+        i = running.pop(future)
+        error = future.exception()
+        if error is None:
+            done(i)
+            continue
+        if isinstance(error, UserError):
+            _cancel(running)
+            raise UserError(f"part {i}: {error}") from None
+        died = own and isinstance(error, BrokenExecutor)
+        failures[i] += alone or not died
+        if failures[i] > retries or (not own and isinstance(error, BrokenExecutor)):
+            _cancel(running)
+            what = "its process died" if died else explain(error)
+            raise UserError(f"part {i} ({parts[i].path}): failed {failures[i]} times: {what}") from error
+        (suspects if died else todo).append(i)
+
+
+def _cancel(running: Iterable[Future[Any]]) -> None:
+    for future in running:
+        future.cancel()

@@ -1,0 +1,195 @@
+"""Plans refuse what they cannot do, in one line with names and numbers, and lose nothing that is there."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sjlt
+from sjlt import plans
+from sjlt.files.errors import UserError
+from tests.helpers.plans import ROWS, D, K, left, result, shards, write_parquet
+
+
+def test_bad_sources(tmp_path):
+    shards(tmp_path / "in")
+    out = tmp_path / "out"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty: no files"):
+        sjlt.plan(tmp_path / "empty", out, K)
+    with pytest.raises(UserError, match="no files"):
+        sjlt.plan(tmp_path / "in" / "*.parquet", out, K)
+    with pytest.raises(FileNotFoundError, match=r"no\.npy"):
+        sjlt.plan(tmp_path / "no.npy", out, K)
+    (tmp_path / "in" / "more").mkdir()
+    with pytest.raises(UserError, match="a folder in a folder: name the files by a glob"):
+        sjlt.plan(tmp_path / "in", out, K)
+    (tmp_path / "in" / "more").rmdir()
+    (tmp_path / "in" / "README.txt").write_text("hello, world")
+    with pytest.raises(UserError, match=r"README\.txt"):
+        sjlt.plan(tmp_path / "in", out, K)
+    (tmp_path / "in" / "README.txt").write_bytes(b"")
+    with pytest.raises(UserError, match=r"README\.txt"):
+        sjlt.plan(tmp_path / "in", out, K)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda path: np.save(path, np.ones((2, D + 1), np.float32)), "vectors of 71 numbers, not 70 as in .*x1.npy"),
+        (lambda path: np.save(path, np.ones((2, D))), "numbers of float64, not float32 as in .*x1.npy"),
+        (lambda path: write_parquet(path, np.ones((2, D), np.float32)), "parquet rows, not npy as in .*x1.npy"),
+        (lambda path: np.save(path, np.ones(3)), "needs 2 dimensions"),
+        (lambda path: path.write_bytes(b"\x93NUMPY\x01"), "not a readable .npy file"),
+    ],
+)
+def test_shards_that_differ(tmp_path, other, message):
+    shards(tmp_path / "in")
+    other(tmp_path / "in" / "x3.npy")
+    with pytest.raises(UserError, match=message) as caught:
+        sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+    assert "x3.npy" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_shards_whose_schemas_differ(tmp_path):
+    shards(tmp_path / "in", kind="parquet")
+    write_parquet(tmp_path / "in" / "x3.parquet", np.ones((2, D), np.float32), text=["a", "b"])
+    with pytest.raises(UserError, match=r"x3.parquet: columns \(id: int64, v: .*, text: string\), not \(id"):
+        sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+    (tmp_path / "in" / "x3.parquet").write_bytes((tmp_path / "in" / "x1.parquet").read_bytes()[:-50])
+    with pytest.raises(UserError, match=r"x3.parquet"):
+        sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+
+
+def test_bad_rows_stop_a_run_with_their_number_and_keep_the_other_parts(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "in").mkdir()
+    for i in range(4):
+        rows = [[float(i)] * D] * 20
+        rows[7:8] = [None] if i == 2 else rows[7:8]
+        pq.write_table(pa.table({"v": rows}), tmp_path / "in" / f"{i}.parquet", row_group_size=5)
+    plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+    for workers in (1, 2):
+        with pytest.raises(UserError, match=r"2\.parquet: column 'v': row 7 is null") as caught:
+            plan.run(workers=workers, retries=0)
+        assert "of 4 parts are there" in str(caught.value)
+    assert "part-00002.parquet" not in left(tmp_path / "out")
+    assert not [name for name in left(tmp_path / "out") if name.endswith(".tmp")]
+
+
+def test_bad_targets(tmp_path):
+    shards(tmp_path / "in")
+    with pytest.raises(UserError, match="is the folder of the source"):
+        sjlt.plan(tmp_path / "in", tmp_path / "in", K)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    with pytest.raises(UserError, match=r"not empty, and without a plan: holds 'mine\.txt'"):
+        sjlt.plan(tmp_path / "in", tmp_path / "full", K)
+    with pytest.raises(UserError, match="exists and is not a folder"):
+        sjlt.plan(tmp_path / "in", tmp_path / "full" / "mine.txt", K)
+    with pytest.raises(UserError, match="no such directory"):
+        sjlt.plan(tmp_path / "in", tmp_path / "no" / "out", K)
+    with pytest.raises(UserError, match="no folder of a plan"):
+        plans.load(tmp_path / "full")
+
+
+def test_bad_arguments(tmp_path):
+    shards(tmp_path / "in")
+
+    def planned(*arguments, **options):
+        return sjlt.plan(tmp_path / "in", tmp_path / "out", *arguments, **options)
+
+    with pytest.raises(ValueError, match="n_components='auto' depends on the number of rows"):
+        planned("auto")
+    with pytest.raises(ValueError, match="part_rows must be from 1"):
+        planned(K, part_rows=0)
+    with pytest.raises(ValueError, match="batch_rows must be from 1"):
+        planned(K, batch_rows=0)
+    with pytest.raises(ValueError, match="nnz must be from 1"):
+        planned(K, nnz=K + 1)
+    with pytest.raises(UserError, match="it has no column 'v'"):
+        planned(K, column="v")
+    with pytest.raises(UserError, match="has no column 'w'"):
+        planned(K, output_column="w")
+    plan = planned(K)
+    with pytest.raises(ValueError, match="index must be from 0 to 3, got 4"):
+        plan.run_part(4)
+    with pytest.raises(ValueError, match="pass workers=2 or an executor"), ThreadPoolExecutor(2) as executor:
+        plan.run(executor, workers=2)
+    with pytest.raises(ValueError, match="workers must be from 1"):
+        plan.run(workers=0)
+    with pytest.raises(ValueError, match="retries must be from 0"):
+        plan.run(retries=-1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_space_is_checked_first(tmp_path, monkeypatch):
+    shards(tmp_path / "in")
+    plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+    monkeypatch.setattr(plans.planning.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    with pytest.raises(UserError, match=rf"needs {sum(ROWS) * K * 4} bytes, the file system has 10 free"):
+        plan.run(workers=1)
+
+
+@pytest.mark.skipif(not os.path.isdir("/sys/kernel"), reason="Linux")
+def test_a_folder_without_permission(tmp_path):
+    """Where even root may make no folder."""
+    shards(tmp_path / "in")
+    with pytest.raises(PermissionError, match="/sys/kernel/sjlt"):
+        sjlt.plan(tmp_path / "in", "/sys/kernel/sjlt", K).run(workers=1)
+
+
+LIMITED = """
+import resource, sys, sjlt
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from sjlt.files.errors import UserError
+try:
+    sjlt.plan(sys.argv[1], sys.argv[2], 24).run(workers=1)
+except UserError as e:
+    print(e)
+"""
+
+
+def test_a_full_disk_keeps_the_parts_that_are_there(tmp_path):
+    shards(tmp_path / "in", rows=(100, 1000, 50))
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "in"), str(tmp_path / "out")]
+    message = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    assert "File too large; 1 of 3 parts are there" in message
+    assert left(tmp_path / "out") == ["_sjlt.plan.json", "part-00000.npy"]
+    sjlt.plan(tmp_path / "in", tmp_path / "out", K).run(workers=1)
+    assert len(result(tmp_path / "out")) == 1150
+
+
+def fails_twice(job, part):
+    """An attempt that raises OSError until it has been made three times."""
+    from sjlt.plans.attempt import attempt
+
+    tally = Path(job.target).parent / f"{part.name}.tally"
+    with open(tally, "a") as file:
+        file.write("x")
+    if len(tally.read_text()) < 3:
+        raise OSError(5, "Input/output error", part.path)
+    return attempt(job, part)
+
+
+@pytest.mark.parametrize("retries", [1, 2])
+def test_failures_are_retried(tmp_path, monkeypatch, retries):
+    shards(tmp_path / "in")
+    plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+    monkeypatch.setattr(plans.running, "attempt", fails_twice)
+    with ThreadPoolExecutor(2) as executor:
+        if retries == 2:
+            plan.run(executor, retries=2)
+            assert plan.committed
+        else:
+            with pytest.raises(UserError, match=r"failed 2 times: .*Input/output error"):
+                plan.run(executor, retries=1)
+            assert not plan.committed
