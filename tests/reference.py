@@ -71,29 +71,45 @@ def sub_block(k, nnz, m, t):
     return first + t * rows // nnz, first + (t + 1) * rows // nnz
 
 
-def tile_of_chunk(k, seed, c):
+def tile_of_chunk(k, seed, c, stack=0):
     """The one tile that every column of chunk c hits."""
     tiles = count_tiles(k)
     pm = log2_floor(tiles)
     group, place = c >> pm, c % 2**pm
-    w = words(group, 0, TAG_TILES, seed)
+    w = words(group, 0, TAG_TILES + 256 * stack, seed)
     theta = ((w[1] >> 16) * tiles) >> 16
     return (beta(place, *w, pm) * tiles + theta) >> pm
 
 
-def entries(n_components, nnz, seed, column):
-    """Rows and signs (+1 or -1) of one column, in the order of its sub-blocks; a value is sign / sqrt(nnz)."""
+def entries(n_components, nnz, seed, column, stacks=1):
+    """Rows and signs (+1 or -1) of one column, stack by stack, each in the order of its sub-blocks.
+
+    A value is sign / sqrt(nnz).
+    """
+    assert n_components % stacks == 0
+    assert nnz % stacks == 0
+    rows, signs = [], []
+    for stack in range(stacks):
+        stack_rows, stack_signs = stack_entries(n_components // stacks, nnz // stacks, seed, column, stack)
+        rows += [stack * (n_components // stacks) + row for row in stack_rows]
+        signs += stack_signs
+    return rows, signs
+
+
+def stack_entries(n_components, nnz, seed, column, stack):
+    """Rows, counted within the stack, and signs of one column of one stack of n_components rows, in the order of its
+    sub-blocks."""
     assert 1 <= n_components <= MAX_COMPONENTS
     assert 1 <= nnz <= max_nnz(n_components)
     p = chunk_log2(n_components, nnz)
     c, i = column >> p, column % 2**p
-    m = tile_of_chunk(n_components, seed, c)
-    sign_words = words(c, 0, TAG_SIGNS, seed)
+    m = tile_of_chunk(n_components, seed, c, stack)
+    sign_words = words(c, 0, TAG_SIGNS + 256 * stack, seed)
     rows, signs = [], []
     for t in range(nnz):
         first, end = sub_block(n_components, nnz, m, t)
         b = end - first
-        w = words(c, t // 4, TAG_KEYS, seed)[t % 4]
+        w = words(c, t // 4, TAG_KEYS + 256 * stack, seed)[t % 4]
         slot = beta(i, w, w >> 8, w >> 16, w >> 24, p)
         theta = (((w >> 4) & 0xFFF) * b) >> 12
         rows.append(first + ((slot * b + theta) >> p))

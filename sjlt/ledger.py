@@ -1,0 +1,103 @@
+"""Which part of the data a sum has seen already."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+
+class Ledger:
+    """A set of integers, kept as half-open ranges, to which each may be added once.
+
+    Sums of sketches cannot undo an addition, so an update that is retried must be refused instead of added again.
+
+    Parameters
+    ----------
+    ranges : iterable of (start, stop), optional
+        As for `add`.
+
+    Examples
+    --------
+    >>> seen = Ledger()
+    >>> seen.add(0, 10)
+    >>> seen.add(20, 30)
+    >>> seen.add(10, 20)
+    >>> list(seen), seen.covers(0, 30)
+    ([(0, 30)], True)
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()):
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        for start, stop in ranges:
+            self.add(start, stop)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """The ranges (start, stop), ascending; ranges that touch are one."""
+        return iter(zip(self._starts, self._stops, strict=True))
+
+    def __len__(self) -> int:
+        """How many integers there are."""
+        return sum(stop - start for start, stop in self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        return f"Ledger({list(self)})"
+
+    def check(self, start: int, stop: int) -> None:
+        """Raise ValueError unless 0 <= start <= stop and nothing from start to stop - 1 was added before."""
+        if not 0 <= start <= stop:
+            raise ValueError(f"a range needs 0 <= start <= stop, got {start} to {stop}")
+        i = bisect_right(self._stops, start)
+        if start < stop and i < len(self._starts) and self._starts[i] < stop:
+            seen = max(start, self._starts[i]), min(stop, self._stops[i])
+            raise ValueError(
+                f"{start} to {stop} (exclusive) overlaps {seen[0]} to {seen[1]}, which was added before: adding it "
+                "twice would count it twice"
+            )
+
+    def add(self, start: int, stop: int) -> None:
+        """Add start, ..., stop - 1; an empty range adds nothing.
+
+        Raises
+        ------
+        ValueError
+            As `check`; nothing is added then.
+        """
+        self.check(start, stop)
+        if start == stop:
+            return
+        i = bisect_right(self._stops, start - 1)  # the first range that ends at `start` or later
+        joins_left = i < len(self._stops) and self._stops[i] == start
+        j = i + joins_left
+        joins_right = j < len(self._starts) and self._starts[j] == stop
+        if joins_left:
+            start = self._starts[i]
+        if joins_right:
+            stop = self._stops[j]
+        self._starts[i : j + joins_right] = [start]
+        self._stops[i : j + joins_right] = [stop]
+
+    def merge(self, other: Ledger) -> None:
+        """Add all of another ledger, or raise ValueError and add nothing."""
+        for start, stop in other:
+            self.check(start, stop)
+        for start, stop in list(other):
+            self.add(start, stop)
+
+    def covers(self, start: int, stop: int) -> bool:
+        """Whether all of start, ..., stop - 1 were added."""
+        return start >= stop or any(a <= start and stop <= b for a, b in self)
+
+    def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The ranges from start to stop - 1 that were not added."""
+        gaps, at = [], start
+        for a, b in self:
+            if a > at and at < stop:
+                gaps.append((at, min(a, stop)))
+            at = max(at, b)
+        return gaps if at >= stop else [*gaps, (at, stop)]

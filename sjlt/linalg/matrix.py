@@ -1,0 +1,325 @@
+"""A tall matrix as blocks of rows, whatever it is stored in, and sums over those blocks.
+
+Every algorithm of this room reads A in passes. A pass hands blocks of rows in float64 to one or more `Sum` objects, so
+that A may be an array, a sparse matrix, a CUDA tensor or a file larger than memory, and so that several sums share one
+reading of the data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..inputs.containers import is_sparse, is_tensor
+from ..sketch import Sketch
+from .sums import Product, Projected, Sketched, Sum, TransposedProduct
+
+# A block is read from memory once and used twice (A_i Z, then its transpose times that) while it lies in the cache:
+# 1 to 4 MiB were equally fast on Zen 5.
+CACHE_BYTES = 2 << 20
+FILE_BYTES = 32 << 20  # rows of a file read at a time
+GPU_ROWS = 1 << 16  # rows of a CUDA tensor at a time where a product as wide as A is made
+
+Progress = Callable[[int, int, int], None]
+
+
+class Matrix:
+    """A matrix that is read in passes over its rows.
+
+    Attributes
+    ----------
+    shape : (m, n)
+    xp : the module (numpy or torch) whose arrays small results are
+    device : torch device of small results, None for NumPy
+    passes : passes made so far
+    """
+
+    def __init__(self, shape: tuple[int, int], xp: Any = np, device: Any = None, progress: Progress | None = None):
+        self.shape = shape
+        self.xp, self.device = xp, device
+        self.passes = 0
+        self._progress = progress
+
+    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, Any]]:
+        """(first row, rows in float64) of each block.
+
+        width : columns of the widest product with a block.
+        large : whether a sum rewrites much memory with each block, so that larger blocks than the cache are better.
+        """
+        raise NotImplementedError
+
+    def sketch(self, S: Sketch) -> Any:
+        """S A in float64, one pass."""
+        total = Sketched(S, self.zeros((self.shape[1], S.n_components)))
+        self.run(total, large=True)
+        return total.value
+
+    def dense(self) -> Any:
+        """A itself as a dense float64 array, one pass."""
+        raise NotImplementedError
+
+    def zeros(self, shape: tuple[int, int]) -> Any:
+        if self.device is None:
+            return np.zeros(shape)
+        return self.xp.zeros(shape, dtype=self.xp.float64, device=self.device)
+
+    def indices(self, x: np.ndarray) -> Any:
+        """`x` as an index array for small results and blocks."""
+        return x if self.device is None else self.xp.as_tensor(x, device=self.device)
+
+    def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[Any, Any]:
+        """A Omega' and Psi A in float64, one pass."""
+        projected = Projected(omega, self.zeros((self.shape[0], omega.n_components)))
+        sketched = Sketched(psi, self.zeros((self.shape[1], psi.n_components)))
+        self.run(projected, sketched, large=True)
+        return projected.value, sketched.value
+
+    def project(self, omega: Sketch) -> Any:
+        """A Omega' in float64, one pass."""
+        total = Projected(omega, self.zeros((self.shape[0], omega.n_components)))
+        self.run(total, large=True)
+        return total.value
+
+    def times(self, V: Any) -> Any:
+        """A V, one pass."""
+        total = Product(self.shape[0], V)
+        self.run(total, width=V.shape[1])
+        return total.value
+
+    def transposed_times(self, Q: Any) -> Any:
+        """A' Q, one pass."""
+        total = TransposedProduct(Q)
+        self.run(total, width=Q.shape[1])
+        return total.value
+
+    def close(self) -> None:
+        """Close what was opened."""
+
+    def run(self, *sums: Sum, width: int = 1, large: bool = False) -> None:
+        """One pass over the rows for all the sums; see `blocks`."""
+        self.passes += 1
+        for start, block in self.blocks(width, large):
+            for each in sums:
+                each.add(start, block)
+            self.report(start + block.shape[0])
+
+    def report(self, rows: int) -> None:
+        if self._progress is not None:
+            self._progress(self.passes, rows, self.shape[0])
+
+    def array(self, x: Any) -> Any:
+        """`x` as a float64 array of the kind that small results have."""
+        if self.device is None:
+            x = x.detach().cpu().numpy() if is_tensor(x) else x
+            return np.asarray(x, np.float64)
+        return self.xp.as_tensor(x, dtype=self.xp.float64, device=self.device)
+
+
+class DenseMatrix(Matrix):
+    """A 2-D NumPy array, float32 or float64, any strides."""
+
+    def __init__(self, a: np.ndarray, progress: Progress | None = None):
+        super().__init__(a.shape, progress=progress)
+        self._a = a
+
+    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, np.ndarray]]:
+        rows = max(64, (FILE_BYTES if large else CACHE_BYTES) // (8 * max(self.shape[1], width)))
+        for i in range(0, self.shape[0], rows):
+            yield i, self._a[i : i + rows].astype(np.float64, copy=False)
+
+    def sketch(self, S: Sketch) -> np.ndarray:
+        if self._a.dtype != np.float64:  # a sketch in float32 would not show which singular values are 0
+            return np.asarray(super().sketch(S))
+        self.passes += 1
+        # The transpose of a C-ordered result is Fortran-ordered, as LAPACK wants it.
+        return np.asarray(S.project(self._a.T)).T
+
+    def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[np.ndarray, np.ndarray]:
+        return self.project(omega), self.sketch(psi)
+
+    def project(self, omega: Sketch) -> np.ndarray:
+        self.passes += 1
+        return np.asarray(omega.project(self._a), np.float64)
+
+    def dense(self) -> np.ndarray:
+        self.passes += 1
+        return self._a.astype(np.float64)
+
+
+class SparseMatrix(Matrix):
+    """A CSR or CSC matrix or array of scipy."""
+
+    def __init__(self, a: Any, progress: Progress | None = None):
+        super().__init__(a.shape, progress=progress)
+        self._a = a.astype(np.float64, copy=False)
+
+    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, Any]]:
+        if width <= 64:
+            yield 0, self._a
+            return
+        rows = max(64, FILE_BYTES // (8 * width))
+        a = self._a.tocsr()
+        for i in range(0, self.shape[0], rows):
+            yield i, a[i : i + rows]
+
+    def sketch(self, S: Sketch) -> np.ndarray:
+        self.passes += 1
+        return np.asarray(S @ self._a)
+
+    def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[np.ndarray, np.ndarray]:
+        return self.project(omega), self.sketch(psi)
+
+    def project(self, omega: Sketch) -> np.ndarray:
+        self.passes += 1
+        return np.asarray(omega.project(self._a))
+
+    def dense(self) -> np.ndarray:
+        self.passes += 1
+        return np.asarray(self._a.toarray())
+
+
+class CudaMatrix(Matrix):
+    """A 2-D CUDA tensor, float32 or float64."""
+
+    def __init__(self, a: Any, progress: Progress | None = None):
+        import torch
+
+        super().__init__(tuple(a.shape), torch, a.device, progress)
+        self._a = a.detach()
+
+    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, Any]]:
+        is_whole = self._a.dtype == self.xp.float64 and width <= 64
+        rows = self.shape[0] if is_whole else GPU_ROWS
+        for i in range(0, self.shape[0], rows):
+            yield i, self._a[i : i + rows].double()
+
+    def sketch(self, S: Sketch) -> Any:
+        if self._a.dtype != self.xp.float64:
+            return super().sketch(S)
+        self.passes += 1
+        return S @ self._a
+
+    def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[Any, Any]:
+        return self.project(omega), self.sketch(psi)
+
+    def project(self, omega: Sketch) -> Any:
+        self.passes += 1
+        return omega.project(self._a).double()
+
+    def dense(self) -> Any:
+        self.passes += 1
+        return self._a.double()
+
+
+class FileMatrix(Matrix):
+    """A 2-D array in an ``.npy`` file, float32 or float64, read a block of rows at a time."""
+
+    def __init__(self, path: Path, progress: Progress | None = None):
+        from ..files.io import NpySource
+
+        file = open(path, "rb", buffering=0)  # noqa: SIM115  # closed with this object
+        try:
+            self._source = NpySource(path, file)
+        except BaseException:
+            file.close()
+            raise
+        super().__init__(self._source.shape, progress=progress)
+        self.dtype, self._path = self._source.dtype, path
+        self._seen = self._stamp()
+
+    def close(self) -> None:
+        self._source.file.close()
+
+    def _stamp(self) -> tuple[int, int, int]:
+        status = os.stat(self._path)
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def check_unchanged(self) -> None:
+        if (now := self._stamp()) != self._seen:
+            raise ValueError(
+                f"{self._path} changed between passes: (inode, bytes, mtime in ns) were {self._seen}, are {now}"
+            )
+
+    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, np.ndarray]]:
+        rows = max(64, FILE_BYTES // (8 * max(self.shape[1], width)))
+        self.check_unchanged()
+        start = 0
+        for batch in self._source.batches(0, rows):
+            yield start, batch.astype(np.float64, copy=False)
+            start += batch.shape[0]
+        self.check_unchanged()
+
+    def dense(self) -> np.ndarray:
+        self.passes += 1
+        return np.concatenate([block.copy() for _, block in self.blocks(1)])
+
+
+def matrix_of(a: Any, name: str = "A", progress: Progress | None = None) -> Matrix:
+    """The `Matrix` for what a user gave as `a`: an array, a sparse matrix, a tensor or the path of an .npy file.
+
+    Raises TypeError and ValueError where it is not a non-empty real floating-point matrix. Whether the numbers are
+    finite shows in the first pass.
+    """
+    if isinstance(a, (str, os.PathLike)):
+        file = FileMatrix(Path(a), progress)
+        try:
+            check_matrix(name, file.shape, file.dtype)
+        except BaseException:
+            file.close()
+            raise
+        return file
+    if is_tensor(a):
+        check_matrix(name, tuple(a.shape), str(a.dtype).removeprefix("torch."))
+        if a.is_cuda:
+            return CudaMatrix(a, progress)
+        if not a.is_cpu or str(a.layout) != "torch.strided":
+            raise TypeError(f"{name} must be a dense CPU or CUDA tensor, got {a.layout} on {a.device}")
+        return DenseMatrix(a.detach().numpy(), progress)
+    if is_sparse(a):
+        check_matrix(name, a.shape, a.dtype)
+        if a.format not in ("csr", "csc"):
+            raise TypeError(f"{name} must be CSR or CSC, got {a.format.upper()}: convert it with .tocsr()")
+        return SparseMatrix(a, progress)
+    if isinstance(a, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: the mask would be lost; fill it first ({name}.filled(0))")
+    a = np.asarray(a)
+    check_matrix(name, a.shape, a.dtype)
+    return DenseMatrix(a, progress)
+
+
+def like_input(A: Any, value: Any) -> Any:
+    """`value` as a tensor where A is one."""
+    if value is None or not is_tensor(A) or is_tensor(value):
+        return value
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(value))
+
+
+def check_finite(matrix: Matrix, sketched: Any) -> None:
+    """Raise ValueError, naming a number, where A is not finite; a sketch of A shows whether it is."""
+    xp = matrix.xp
+    if bool(xp.isfinite(sketched).all()):
+        return
+    for start, block in matrix.blocks(matrix.shape[1]):
+        block = block if not hasattr(block, "tocoo") else block.toarray()
+        bad = ~xp.isfinite(block)
+        if bool(bad.any()):
+            i, j = (int(places[0]) for places in (bad.nonzero() if xp is np else bad.nonzero(as_tuple=True)))
+            raise ValueError(f"A[{start + i}, {j}] is {float(block[i, j])}: A must be finite")
+    raise ValueError("the sketch of A overflows: A holds numbers too close to the largest float64")
+
+
+def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
+    """A matrix of this shape and dtype is one that the algorithms take."""
+    if str(dtype) not in ("float32", "float64"):
+        hint = "is refused" if "complex" in str(dtype) else f"is refused: convert it, as by {name}.astype('float64')"
+        raise TypeError(f"{name} must be float32 or float64 of this machine's byte order; dtype {dtype} {hint}")
+    if len(shape) != 2:
+        raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(shape)}")
+    if 0 in shape:
+        raise ValueError(f"{name} must not be empty, got shape {tuple(shape)}")

@@ -1,0 +1,142 @@
+"""A least-squares problem, scaled, and what a solver asks of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .matrix import Matrix, check_finite
+from .sketching import embedding
+from .sums import Gradient, Gram, Normal, Sum
+from .whitening import NOISE, Whitening
+
+EPS = float(np.finfo(np.float64).eps)
+TARGET = EPS / 4  # backward error at which refinement ends; Householder QR reaches about the same
+MAX_COLUMN_RATIO = 16.0  # of column norms, up to which scaling them is not worth a second SVD
+
+
+class Problem:
+    """The problem scaled by powers of two to ||A|| and ||b|| of about 1, one column per (ridge, column of b).
+
+    x_scale, b_scale : what the scaled solutions, right-hand sides are to be multiplied by.
+    """
+
+    def __init__(self, matrix: Matrix, B: Any, ridges: np.ndarray, rcond: float | None):
+        self.matrix, self.xp = matrix, matrix.xp
+        self.ridges = matrix.array(ridges)
+        self.rcond = NOISE if rcond is None else max(rcond, EPS)
+        self.rcond_given = rcond is not None and rcond > NOISE
+        xp = self.xp
+        top = abs(B).max(0) if xp is np else abs(B).amax(0)
+        scales = matrix.array([power_of_two(float(value)) for value in top])
+        self.B = B / scales
+        q = B.shape[1]
+        self.columns = matrix.indices(np.tile(np.arange(q), ridges.size))
+        self.ridge_of = np.repeat(np.arange(ridges.size), q)
+        self.b_scale = scales[self.columns]
+        self.scale: Any = 1.0  # (n, 1), of A's columns; the scaled problem has the matrix A / scale.T
+        self.rank, self.singular_values = 0, None
+
+    def sketched(self, seed: int, use_passes: bool) -> tuple[Whitening, Any, bool]:
+        """(W, sketched solutions, whether A itself stands for its sketch)."""
+        m, n = self.matrix.shape
+        xp = self.xp
+        # More rows than 4 n save iterations as long as factoring them costs less than those.
+        S = embedding(m, n, 4 * n if use_passes else min(max(m // 4, 4 * n), 12 * n), seed)
+        if S is None:
+            SA, SB = self.matrix.dense(), self.B
+        else:
+            SA, SB = self.matrix.sketch(S), S @ self.B
+        p = min(SA.shape[0], n)
+        top = float(abs(SA).max())
+        if not math.isfinite(top):
+            check_finite(self.matrix, SA)
+        top = power_of_two(top)
+        R = _r_factor(xp, xp.concatenate([SA / top, SB], 1))
+        del SA
+        whitening, columns = self._whitening(R[:p, :n])
+        self.scale = top * columns
+        if whitening.singular_values is not None:
+            whitening.singular_values = whitening.singular_values * top
+        return whitening, whitening.sketched_solution(R[:p, n:][:, self.columns], self.damp), S is None
+
+    def _whitening(self, R: Any) -> tuple[Whitening, Any]:
+        """(the basis for R / scales, the scales of R's columns).
+
+        Scaled columns make the solution accurate column by column, as Householder QR does. Which singular values count
+        is a question to the matrix as it is, though, and so is a ridge: there all columns have one scale.
+        """
+        xp = self.xp
+        norms = [float(value) for value in xp.sqrt((R * R).sum(0))]
+        scales = self.matrix.array([power_of_two(norm) for norm in norms])[:, None]
+        ratio = float(scales.max() / scales.min())
+        plain = power_of_two(max(norms)) + 0 * scales
+        has_ridge = bool((self.ridges > 0).any())
+        if not (self.rcond_given or has_ridge):
+            scaled = Whitening.triangular(xp, R / scales.T)
+            if scaled is not None and scaled.condition * ratio < 0.01 / self.rcond:
+                return scaled, scales
+        whitening = Whitening.by_singular_vectors(xp, R / plain.T, NOISE if self.rcond_given else self.rcond)
+        if whitening.rank == R.shape[1] and ratio > MAX_COLUMN_RATIO and not (self.rcond_given or has_ridge):
+            scaled = Whitening.by_singular_vectors(xp, R / scales.T, NOISE)
+            if scaled.rank == R.shape[1]:
+                scaled.singular_values = whitening.singular_values * float(plain[0, 0])
+                return scaled, scales
+        whitening.singular_values = whitening.singular_values * float(plain[0, 0])
+        return whitening, plain
+
+    @property
+    def damp(self) -> Any:
+        """Each column's ridge, in the scaled problem: all scales are equal where one is not 0."""
+        return (self.ridges / self.scale[0])[self.ridge_of]
+
+    @property
+    def x_scale(self) -> Any:
+        return self.b_scale / self.scale
+
+    def gradient(self, X: Any, *others: Sum, width: int = 1) -> tuple[Any, Any]:
+        """A'(B - A X) - d^2 X and the squared norms of B - A X."""
+        total = Gradient(X / self.scale, self.B, self.columns)
+        self.matrix.run(total, *others, width=max(width, X.shape[1]))
+        return total.value / self.scale - self.damp**2 * X, total.squares
+
+    def normal(self, Z: Any) -> Any:
+        """(A'A + d^2) Z."""
+        total = Normal(Z / self.scale)
+        self.matrix.run(total, width=Z.shape[1])
+        return total.value / self.scale + self.damp**2 * Z
+
+    def gram(self, whitening: Whitening) -> Gram:
+        return Gram(whitening.matrix() / self.scale)
+
+    def backward_errors(self, whitening: Whitening, X: Any, G: Any, squares: Any) -> Any:
+        """Karlson-Walden estimates relative to ||A||_F, one per column."""
+        xp, norm = self.xp, max(whitening.norm, EPS)
+        b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
+        is_zero = b_norms == 0
+        theta = norm / xp.where(is_zero, 1.0 + 0 * b_norms, b_norms)
+        x_squares = (X * X).sum(0)
+        root = xp.sqrt(1 + theta**2 * x_squares)
+        eta = theta * xp.sqrt(squares + self.damp**2 * x_squares) / root
+        enough = TARGET * norm * root / theta
+        errors = theta / root * whitening.weighted_norms(G, self.damp, eta, enough) / norm
+        return xp.where(is_zero & (x_squares == 0), 0.0 * errors, errors)
+
+    def cg_floor(self, whitening: Whitening, X: Any) -> Any:
+        """Residuals of the whitened normal equations that no longer count, one per column."""
+        xp, norm = self.xp, max(whitening.norm, EPS)
+        b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
+        return TARGET / 4 * xp.sqrt(b_norms**2 + norm**2 * (X * X).sum(0))
+
+
+def power_of_two(value: float) -> float:
+    """The power of two just above a positive number; 1 for 0."""
+    if value == 0:
+        return 1.0
+    return math.ldexp(1.0, min(math.frexp(value)[1], 1023))
+
+
+def _r_factor(xp: Any, a: Any) -> Any:
+    return xp.linalg.qr(a, mode="r") if xp is np else xp.linalg.qr(a, mode="r").R

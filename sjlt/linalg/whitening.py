@@ -1,0 +1,145 @@
+"""A basis in which a matrix is well conditioned, from a sketch of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# Up to this condition number (in the Frobenius norm, at least that in the 2-norm) R^-1 itself is an accurate basis;
+# beyond it the singular vectors of R are. (An SVD takes about ten times as long as an inverse.)
+MAX_TRIANGULAR_CONDITION = 1e7
+# Singular values of a sketch below this times the largest are rounding errors: the sketch's own reach a few eps.
+NOISE = 10 * float(np.finfo(np.float64).eps)
+
+
+class LostRangeError(np.linalg.LinAlgError):
+    """A sketch that lost part of A's range, as the message says."""
+
+
+def cholesky(xp: Any, a: Any) -> Any:
+    """The lower Cholesky factor of a whitened Gram matrix."""
+    try:
+        return xp.linalg.cholesky(a)
+    except (np.linalg.LinAlgError, RuntimeError):  # torch's LinAlgError is a RuntimeError
+        raise LostRangeError("the whitened matrix is singular: the sketch lost part of A's range") from None
+
+
+class Whitening:
+    """W, n x r, with A W close to orthonormal: W = R^-1, or V / sigma for the singular values that count.
+
+    Made from SA = Q R. With a ridge d, W = V / sqrt(sigma^2 + d^2) whitens [A; d I].
+
+    Attributes
+    ----------
+    rank : r
+    singular_values : those of R, descending; None for W = R^-1
+    norm : Frobenius norm of R
+    condition : a bound of the condition number of R, in the Frobenius norm; inf where r is below n
+    null : (n, n - r), the singular vectors that do not count
+    """
+
+    rank: int
+    norm: float
+    condition: float
+    null: Any
+    _basis: Any  # R^-1, or V
+    _U: Any
+
+    def __init__(self, xp: Any, R: Any):
+        self.xp = xp
+        self.norm = float(xp.linalg.norm(R))
+        self.singular_values: Any = None
+        self._sigma: Any = None
+        self._inner: Any = None
+
+    @classmethod
+    def triangular(cls, xp: Any, R: Any) -> Whitening | None:
+        """W = R^-1, or None where R is not square or too ill-conditioned for that."""
+        self = cls(xp, R)
+        # 1 / min |R_ii| is at most ||R^-1||.
+        if R.shape[0] != R.shape[1] or self.norm >= MAX_TRIANGULAR_CONDITION * float(abs(xp.diagonal(R)).min()):
+            return None
+        self._basis, self.rank, self.null = xp.linalg.inv(R), R.shape[1], R[:0].T
+        self.condition = self.norm * float(xp.linalg.norm(self._basis))
+        return self if self.condition < MAX_TRIANGULAR_CONDITION else None
+
+    @classmethod
+    def by_singular_vectors(cls, xp: Any, R: Any, rcond: float) -> Whitening:
+        """W = V / sigma for the singular values above rcond times the largest."""
+        self = cls(xp, R)
+        U, sigma, Vh = xp.linalg.svd(R, full_matrices=False)
+        self.singular_values = sigma
+        self.rank = r = int((sigma > rcond * sigma[0]).sum())
+        self._sigma, self._basis, self._U = sigma[:r], Vh[:r].T, U[:, :r]
+        self.null = Vh[r:].T
+        self.condition = float(xp.linalg.norm(1 / sigma)) * self.norm if r == R.shape[1] else float("inf")
+        return self
+
+    def refined(self, C: Any, rcond: float) -> Whitening:
+        """The basis of A's own singular vectors, cut at rcond, where (A W)'(A W) = C'C."""
+        return self.by_singular_vectors(self.xp, (C * self._sigma) @ self._basis.T, rcond)
+
+    @property
+    def is_triangular(self) -> bool:
+        return self._sigma is None
+
+    def matrix(self) -> Any:
+        """W without a ridge."""
+        return self._basis if self.is_triangular else self._basis / self._sigma
+
+    def scales(self, damp: Any) -> Any:
+        """(r, columns): sqrt(sigma^2 + d^2) for each column's ridge d; 1 where W is R^-1."""
+        if self.is_triangular:
+            return 1.0
+        return self.xp.sqrt(self._sigma[:, None] ** 2 + damp[None, :] ** 2)
+
+    def ridges(self, damp: Any) -> Any:
+        """(r, columns): d / sigma, the ridge as it looks without one in W."""
+        return damp[None, :] / self._sigma[:, None]
+
+    def apply(self, Y: Any, damp: Any) -> Any:
+        """W Y, (n, columns)."""
+        return self._basis @ (Y / self.scales(damp))
+
+    def apply_transposed(self, G: Any, damp: Any) -> Any:
+        """W' G, (r, columns)."""
+        return (self._basis.T @ G) / self.scales(damp)
+
+    def sketched_solution(self, Z: Any, damp: Any) -> Any:
+        """The minimizer of ||SA x - Sb||^2 + d^2 ||x||^2, where Z = Q' Sb."""
+        if self.is_triangular:
+            return self._basis @ Z
+        return self._basis @ ((self._U.T @ Z) * (self._sigma[:, None] / self.scales(damp) ** 2))
+
+    def weighted_norms(self, G: Any, damp: Any, eta: Any, enough: Any) -> Any:
+        """||(A'A + (d^2 + eta^2) I)^(-1/2) g|| of each column g of G, by the sketch; an upper bound where that is at
+        most `enough`."""
+        xp = self.xp
+        if not self.is_triangular:
+            weights = xp.sqrt(self.scales(damp) ** 2 + eta[None, :] ** 2)
+            return _column_norms(xp, (self._basis.T @ G) / weights)
+        white = self._basis.T @ G
+        norms = _column_norms(xp, white)
+        open_ = [j for j in range(G.shape[1]) if norms[j] > enough[j]]
+        if not open_:
+            return norms
+        if self._inner is None:
+            self._inner = self._basis.T @ self._basis
+        if len(open_) == 1:  # one factorization is cheaper than the eigenvectors
+            shifted = float(eta[open_[0]]) ** 2 * self._inner + xp.eye(self.rank, **_like(xp, G))
+            column = white[:, open_]
+            solved = (column * xp.linalg.solve(shifted, column)).sum(0)
+            norms[open_] = xp.sqrt(abs(solved))
+            return norms
+        values, vectors = xp.linalg.eigh(self._inner)
+        weights = xp.sqrt(1 + abs(values)[:, None] * eta[None, :] ** 2)
+        return _column_norms(xp, (vectors.T @ white) / weights)
+
+
+def _column_norms(xp: Any, x: Any) -> Any:
+    return xp.sqrt((x * x).sum(0))
+
+
+def _like(xp: Any, x: Any) -> dict[str, Any]:
+    return {"dtype": x.dtype} if xp is np else {"dtype": x.dtype, "device": x.device}

@@ -1,0 +1,131 @@
+"""One solution from every container: arrays of all layouts, sparse matrices, tensors, files."""
+
+import os
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from sjlt.linalg import leverage_scores, lstsq, qr, svd_lowrank
+
+M, N = 3000, 20
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((M, N)) * (rng.random((M, N)) < 0.3)
+    return A, rng.standard_normal((M, 2))
+
+
+def held(kind, A, folder):
+    if kind == "npy" or kind == "npy, column-major":
+        np.save(folder / "A.npy", A if kind == "npy" else np.asfortranarray(A))
+        return str(folder / "A.npy") if kind == "npy" else folder / "A.npy"
+    return {
+        "array": lambda: A,
+        "column-major": lambda: np.asfortranarray(A),
+        "strided": lambda: np.repeat(A, 2, 1)[::-1, ::2][::-1],
+        "csr": lambda: scipy.sparse.csr_array(A),
+        "csc": lambda: scipy.sparse.csc_matrix(A),
+        "tensor": lambda: torch.from_numpy(A),
+        "tensor with gradient": lambda: torch.from_numpy(A).requires_grad_(),
+        "cuda": lambda: torch.from_numpy(A).cuda(),
+    }[kind]()
+
+
+KINDS = ["array", "column-major", "strided", "csr", "csc", "tensor", "tensor with gradient", "npy", "npy, column-major"]
+each_kind = pytest.mark.parametrize("kind", [*KINDS, pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def plain(x):
+    return x.cpu().numpy() if isinstance(x, torch.Tensor) else x
+
+
+@each_kind
+@pytest.mark.parametrize("method", ["cg", "passes", "auto"])
+def test_lstsq(kind, method, data, tmp_path):
+    A, B = data
+    A_held = held(kind, A, tmp_path)
+    solution = lstsq(A_held, B, method=method)
+    np.testing.assert_allclose(plain(solution.x), np.linalg.lstsq(A, B)[0], atol=1e-14)
+    is_tensor = isinstance(A_held, torch.Tensor)
+    assert isinstance(solution.x, torch.Tensor) == isinstance(solution.residuals, torch.Tensor) == is_tensor
+    if is_tensor:
+        assert solution.x.device == A_held.device
+        assert solution.x.dtype == torch.float64
+        assert not solution.x.requires_grad
+
+
+@each_kind
+def test_the_others(kind, data, tmp_path):
+    A, _ = data
+    A_held = held(kind, A, tmp_path)
+    Q, R, J = qr(A_held)
+    np.testing.assert_allclose(plain(Q) @ plain(R), A[:, J], atol=1e-12)
+    np.testing.assert_allclose(plain(leverage_scores(A_held)), (plain(Q) ** 2).sum(1), atol=1e-12)
+    for n_iter in (0, 1):
+        U, s, Vh = (plain(x) for x in svd_lowrank(A_held, N, n_iter=n_iter))
+        np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "float16"])
+def test_dtypes_of_b(dtype, data):
+    A, B = data
+    b = (4 * B[:, 0]).astype(dtype)
+    np.testing.assert_allclose(lstsq(A, b).x, np.linalg.lstsq(A, b.astype(float))[0], atol=1e-13)
+
+
+def test_float32_is_refined_in_float64(data):
+    A, B = data
+    A32 = A.astype(np.float32)
+    solution = lstsq(A32, B[:, 0])
+    assert solution.x.dtype == np.float64
+    np.testing.assert_allclose(solution.x, np.linalg.lstsq(A32.astype(float), B[:, 0])[0], atol=1e-14)
+
+
+def test_data_is_not_changed(data):
+    A, B = data
+    before = A.copy(), B.copy()
+    for method in ("cg", "passes"):
+        lstsq(A, B, method=method, damp=0.5)
+    assert np.array_equal(A, before[0])
+    assert np.array_equal(B, before[1])
+
+
+def test_progress(data, tmp_path):
+    A, B = data
+    seen = []
+    solution = lstsq(held("npy", A, tmp_path), B, callback=lambda *numbers: seen.append(numbers))
+    assert seen[-1] == (solution.iterations, M, M)
+    assert sorted({number for number, *_ in seen}) == list(range(1, solution.iterations + 1))
+
+    class StopError(Exception):
+        pass
+
+    def stop(number, rows, of):
+        if number == 2:
+            raise StopError
+
+    with pytest.raises(StopError):
+        lstsq(held("npy", A, tmp_path), B, callback=stop)
+
+
+@pytest.mark.parametrize("change", ["touched", "truncated", "replaced"])
+def test_a_file_that_changes_between_passes(change, data, tmp_path):
+    A, B = data
+    path = held("npy", A, tmp_path)
+
+    def spoil(number, rows, of):
+        if number == 2 and rows == of:
+            if change == "touched":
+                os.utime(path, ns=(1, 1))
+            elif change == "truncated":
+                os.truncate(path, 5000)
+            else:
+                np.save(tmp_path / "other.npy", A + 1)
+                os.replace(tmp_path / "other.npy", path)
+
+    with pytest.raises(ValueError, match="changed between passes"):
+        lstsq(path, B, callback=spoil)

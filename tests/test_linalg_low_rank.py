@@ -1,0 +1,163 @@
+"""Low-rank approximations: errors over the best ones, the error estimate, and sketches that workers share."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from helpers.matrices import orthonormal
+from sjlt.linalg import SVDSketch, svd_lowrank
+
+M, N, RANK = 1200, 300, 10
+SPECTRA = {
+    "polynomial": np.arange(1, N + 1.0) ** -1,
+    "exponential": 10.0 ** (-0.1 * np.arange(N)),
+    "rank and noise": np.where(np.arange(N) < RANK, 1, 1e-2),
+}
+
+
+def matrix(spectrum, seed=0):
+    rng = np.random.default_rng(seed)
+    return orthonormal(rng, M, N) * SPECTRA[spectrum] @ orthonormal(rng, N, N).T
+
+
+def over_best(A, factors, spectrum):
+    U, s, Vh = factors
+    return np.linalg.norm(A - (U * s) @ Vh) / np.linalg.norm(SPECTRA[spectrum][RANK:])
+
+
+def gaussian(A, seed):
+    """The same method with dense Gaussian sketches of the same sizes."""
+    rng = np.random.default_rng(seed)
+    omega, psi = rng.standard_normal((A.shape[1], 2 * RANK)), rng.standard_normal((4 * RANK, A.shape[0]))
+    Q = np.linalg.qr(A @ omega)[0]
+    U, s, Vh = np.linalg.svd(np.linalg.lstsq(psi @ Q, psi @ A)[0], full_matrices=False)
+    return Q @ U[:, :RANK], s[:RANK], Vh[:RANK]
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_one_pass_is_as_good_as_gaussian_sketches(spectrum):
+    """Medians of 20 seeds agree within 5 %."""
+    A = matrix(spectrum)
+    ours = [over_best(A, svd_lowrank(A, RANK, seed=seed), spectrum) for seed in range(20)]
+    theirs = [over_best(A, gaussian(A, seed), spectrum) for seed in range(20)]
+    assert np.median(ours) <= 1.05 * np.median(theirs)
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_iterations_approach_the_best(spectrum):
+    A = matrix(spectrum)
+    errors = [over_best(A, svd_lowrank(A, RANK, n_iter=n_iter), spectrum) for n_iter in (0, 1, 2, 4)]
+    assert errors[0] < 3
+    assert errors[1] < 1.02
+    assert errors[3] < 1 + 1e-4
+    assert all(a >= b - 1e-12 for a, b in pairwise(errors))
+
+
+@pytest.mark.parametrize("n_iter", [0, 2])
+def test_factors(n_iter):
+    U, s, Vh = svd_lowrank(matrix("polynomial"), RANK, n_iter=n_iter)
+    assert U.shape == (M, RANK)
+    assert Vh.shape == (RANK, N)
+    np.testing.assert_allclose(U.T @ U, np.eye(RANK), atol=1e-13)
+    np.testing.assert_allclose(Vh @ Vh.T, np.eye(RANK), atol=1e-13)
+    assert (np.diff(s) <= 0).all()
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (5, 300), (300, 5), (1, 1), (40, 40)])
+def test_full_rank_is_exact(shape):
+    A = np.random.default_rng(0).standard_normal(shape)
+    U, s, Vh = svd_lowrank(A, min(shape))
+    np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-10)
+
+
+def test_rank_below_the_sketch():
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((M, 3)) @ rng.standard_normal((3, N))
+    U, s, Vh = svd_lowrank(A, RANK)
+    np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-10)
+    assert not svd_lowrank(np.zeros((50, 20)), 4)[1].any()
+
+
+# ------------------------------------------------------------------------------------- workers
+
+
+def parts(A, seed, pieces=7):
+    """Blocks of rows in random order."""
+    rng = np.random.default_rng(seed)
+    cuts = [0, *sorted(rng.choice(np.arange(1, M), pieces - 1, replace=False)), M]
+    blocks = [(int(a), A[a:b]) for a, b in pairwise(cuts)]
+    return [blocks[i] for i in rng.permutation(pieces)]
+
+
+def test_workers_in_any_order_give_one_result():
+    A = matrix("polynomial")
+    whole = SVDSketch(A.shape, RANK, seed=5)
+    whole.update(0, A)
+    workers = [SVDSketch(A.shape, RANK, seed=5) for _ in range(3)]
+    for i, (start, block) in enumerate(parts(A, 0)):
+        workers[i % 3].update(start, block)
+        workers[i % 3] = SVDSketch.from_bytes(workers[i % 3].to_bytes())
+    total = workers[1]
+    total.merge(workers[0])
+    total.merge(workers[2])
+    for a, b in zip(whole.finalize(), total.finalize(), strict=True):
+        np.testing.assert_allclose(np.abs(a), np.abs(b), atol=1e-9)
+    for a, b in zip(svd_lowrank(A, RANK, seed=5), whole.finalize(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_integers_are_summed_exactly_in_any_order():
+    A = np.random.default_rng(0).integers(-4, 5, (M, N)).astype(float)
+    results = []
+    for seed in range(3):
+        sketch = SVDSketch(A.shape, RANK)
+        for start, block in parts(A, seed):
+            sketch.update(start, block)
+        results.append(sketch.finalize())
+    for factors in zip(*results, strict=True):
+        assert all(np.array_equal(factor, factors[0]) for factor in factors)
+
+
+def test_the_error_estimate():
+    """Of 20 estimates by 64 rows, each within 5 standard deviations sqrt(2 / 64) / 2 of the truth."""
+    A = matrix("polynomial")
+    for seed in range(20):
+        sketch = SVDSketch(A.shape, RANK, seed=seed)
+        sketch.update(0, A)
+        U, s, Vh = sketch.finalize()
+        true = np.linalg.norm(A - (U * s) @ Vh)
+        assert abs(sketch.error(U, s, Vh) / true - 1) < 5 * np.sqrt(2 / 64) / 2
+
+
+def test_a_retried_update_is_refused():
+    A = matrix("polynomial")
+    sketch, twin = SVDSketch(A.shape, RANK), SVDSketch(A.shape, RANK)
+    sketch.update(100, A[100:200])
+    before = sketch.to_bytes()
+    with pytest.raises(ValueError, match=r"150 to 250 .* overlaps 150 to 200"):
+        sketch.update(150, A[150:250])
+    twin.update(199, A[199:300])
+    with pytest.raises(ValueError, match="overlaps 199 to 200"):
+        sketch.merge(twin)
+    with pytest.raises(ValueError, match="rows 1150 to 1250 of width 300"):
+        sketch.update(1150, A[:100])
+    with pytest.raises(ValueError, match="width 299"):
+        sketch.update(300, A[:5, 1:])
+    bad = A[300:400].copy()
+    bad[7, 3] = np.nan
+    with pytest.raises(ValueError, match="row 307"):
+        sketch.update(300, bad)
+    assert sketch.to_bytes() == before
+    with pytest.raises(ValueError, match=r"1100 of 1200 rows have not been seen: 0 to 100, 200 to 1200"):
+        sketch.finalize()
+    with pytest.raises(ValueError, match=r"'seed': 0.*'seed': 1"):
+        sketch.merge(SVDSketch(A.shape, RANK, seed=1))
+    with pytest.raises(TypeError, match="int"):
+        sketch.merge(3)
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", np.arange(3).tobytes()])
+def test_bytes_that_are_no_sketch(data):
+    with pytest.raises(ValueError, match="not an SVDSketch"):
+        SVDSketch.from_bytes(data)

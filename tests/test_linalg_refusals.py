@@ -1,0 +1,140 @@
+"""Bad input to `sjlt.linalg` is refused with the numbers, before any work or in the first pass."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from sjlt.linalg import SVDSketch, leverage_scores, lstsq, qr, svd_lowrank
+
+A = np.random.default_rng(0).standard_normal((2000, 6))
+b = np.ones(2000)
+ALL = {
+    "lstsq": lambda a: lstsq(a, np.ones(a.shape[0])),
+    "qr": qr,
+    "leverage_scores": leverage_scores,
+    "svd_lowrank": lambda a: svd_lowrank(a, 2),
+    "SVDSketch": lambda a: SVDSketch(a.shape, 2).update(0, a),
+}
+each = pytest.mark.parametrize("name", ALL)
+
+
+def spoiled(i, j, value):
+    bad = A.copy()
+    bad[i, j] = value
+    return bad
+
+
+@each
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite(name, value):
+    with pytest.raises(ValueError, match=r"1234"):
+        ALL[name](spoiled(1234, 5, value))
+
+
+@each
+@pytest.mark.parametrize("dtype", ["complex128", "complex64", "int64", "int8", "bool", "float16", ">f8", "O"])
+def test_dtypes(name, dtype):
+    with pytest.raises(TypeError, match=f"float32 or float64.*{np.dtype(dtype)}|dtype"):
+        ALL[name](np.ones((2000, 6)).astype(dtype))
+
+
+@each
+def test_other_containers(name):
+    for bad in (scipy.sparse.coo_array(A), np.ma.masked_array(A), torch.ones(50, 6, dtype=torch.int64)):
+        with pytest.raises(TypeError):
+            ALL[name](bad)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (5,), (2, 3, 4), ()])
+def test_shapes_of_a(shape):
+    for function in (qr, leverage_scores, lambda a: svd_lowrank(a, 1), lambda a: lstsq(a, b)):
+        with pytest.raises(ValueError, match=str(shape).replace("(", r"\(").replace(")", r"\)")):
+            function(np.ones(shape))
+
+
+@pytest.mark.parametrize("bad", [np.ones(1999), np.ones((2000, 0)), np.ones((1, 2000)), np.ones((2000, 1, 1)), 3.0])
+def test_shapes_of_b(bad):
+    with pytest.raises(ValueError, match=r"b must have shape \(2000,\) or \(2000, columns\)"):
+        lstsq(A, bad)
+
+
+def test_b():
+    for dtype in (complex, object, str):
+        with pytest.raises(TypeError, match="b must be real"):
+            lstsq(A, b.astype(dtype))
+    for value in (np.nan, np.inf):
+        bad = b.copy()
+        bad[77] = value
+        with pytest.raises(ValueError, match=r"b\[77\] is"):
+            lstsq(A, bad)
+        with pytest.raises(ValueError, match=r"b\[77, 1\] is"):
+            lstsq(A, np.stack([b, bad], 1))
+    with pytest.raises(TypeError, match=r"path 'b\.npy'"):
+        lstsq(A, "b.npy")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"method": "lsqr"}, ValueError, "'lsqr'"),
+        ({"damp": -1.0}, ValueError, "-1"),
+        ({"damp": [1.0, np.nan]}, ValueError, "nan"),
+        ({"damp": []}, TypeError, r"\[\]"),
+        ({"damp": "much"}, TypeError, "'much'"),
+        ({"damp": [[1.0]]}, TypeError, "damp"),
+        ({"rcond": 1.0}, ValueError, "1.0"),
+        ({"rcond": -1e-3}, ValueError, "-0.001"),
+        ({"rcond": np.nan}, ValueError, "nan"),
+        ({"seed": 2**64}, ValueError, str(2**64)),
+        ({"seed": 1.5}, TypeError, "1.5"),
+    ],
+)
+def test_parameters_of_lstsq(options, error, match):
+    with pytest.raises(error, match=match):
+        lstsq(A, b, **options)
+
+
+def test_more_columns_than_a_sketch_can_serve():
+    """4 n components exceed what the law allows: said before anything of that size is made."""
+    from sjlt.linalg.sketching import embedding
+
+    n = 3_000_000
+    with pytest.raises(ValueError, match=r"12000256 components.*8388480"):
+        embedding(10 * 4 * n, n, 4 * n, 0)
+
+
+def test_parameters_of_the_others():
+    with pytest.raises(ValueError, match="'full'"):
+        qr(A, mode="full")
+    with pytest.raises(ValueError, match=r"\(6, 2000\)"):
+        qr(A.T)
+    with pytest.raises(np.linalg.LinAlgError, match="column 1 adds"):
+        qr(A[:, [0, 0, 1]], pivoting=False)
+    with pytest.raises(ValueError, match="rcond"):
+        leverage_scores(A, rcond=2)
+    for options in ({"rank": 0}, {"rank": 7}, {"rank": 2, "oversampling": 5}, {"rank": 2, "n_iter": -1}):
+        with pytest.raises(ValueError, match="must be from"):
+            svd_lowrank(A, **options)
+    for shape in ((0, 5), (5, 0)):
+        with pytest.raises(ValueError, match="shape"):
+            SVDSketch(shape, 1)
+
+
+def test_files(tmp_path):
+    from sjlt.files.output import UserError
+
+    with pytest.raises(FileNotFoundError):
+        lstsq(tmp_path / "none.npy", b)
+    (tmp_path / "text.npy").write_text("no array")
+    with pytest.raises(UserError, match="not a readable"):
+        lstsq(tmp_path / "text.npy", b)
+    np.save(tmp_path / "vector.npy", b)
+    with pytest.raises(UserError, match=r"\(2000,\)"):
+        lstsq(tmp_path / "vector.npy", b)
+    np.save(tmp_path / "integers.npy", np.ones((2000, 3), int))
+    with pytest.raises(TypeError, match="int64"):
+        lstsq(tmp_path / "integers.npy", b)
+    np.save(tmp_path / "nan.npy", spoiled(1234, 5, np.nan))
+    with pytest.raises(ValueError, match=r"A\[1234, 5\] is nan"):
+        lstsq(tmp_path / "nan.npy", b)
