@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import linalg as linalg
     from . import nn as nn
     from .estimator import SparseRandomProjection as SparseRandomProjection
     from .evaluation.quality import quality as quality
@@ -47,7 +48,7 @@ _EXPORTS = {
     "set_num_threads": "threads",
 }
 
-_MODULES = ("arrow", "nn")  # loaded by ``sjlt.nn``, too, without an import of their own
+_MODULES = ("arrow", "linalg", "nn")  # loaded by ``sjlt.nn``, too, without an import of their own
 
 __all__ = [
     "Sketch",
@@ -56,6 +57,7 @@ __all__ = [
     "dropout_add",
     "dropout_mask",
     "get_num_threads",
+    "linalg",
     "masked_dropout",
     "nn",
     "plan",

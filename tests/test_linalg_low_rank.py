@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-
 from helpers.matrices import orthonormal
+
 from sjlt.linalg import SVDSketch, svd_lowrank
 
 M, N, RANK = 1200, 300, 10

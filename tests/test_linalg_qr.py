@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import scipy.linalg
-
 from helpers.matrices import orthonormal
+
 from sjlt.linalg import leverage_scores, qr
 
 M, N = 3000, 40

@@ -122,12 +122,12 @@ def test_parameters_of_the_others():
 
 
 def test_files(tmp_path):
-    from sjlt.files.output import UserError
+    from sjlt.files.errors import UserError
 
     with pytest.raises(FileNotFoundError):
         lstsq(tmp_path / "none.npy", b)
     (tmp_path / "text.npy").write_text("no array")
-    with pytest.raises(UserError, match="not a readable"):
+    with pytest.raises(UserError, match=r"neither \.npy nor \.npz"):
         lstsq(tmp_path / "text.npy", b)
     np.save(tmp_path / "vector.npy", b)
     with pytest.raises(UserError, match=r"\(2000,\)"):

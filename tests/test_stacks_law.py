@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 import reference
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "stacked_sketches.json").read_text())["sketch"]

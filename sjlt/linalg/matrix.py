@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..files.opening import open_source
 from ..inputs.containers import is_sparse, is_tensor
 from ..sketch import Sketch
 from .sums import Product, Projected, Sketched, Sum, TransposedProduct
@@ -219,20 +220,17 @@ class FileMatrix(Matrix):
     """A 2-D array in an ``.npy`` file, float32 or float64, read a block of rows at a time."""
 
     def __init__(self, path: Path, progress: Progress | None = None):
-        from ..files.io import NpySource
-
-        file = open(path, "rb", buffering=0)  # noqa: SIM115  # closed with this object
-        try:
-            self._source = NpySource(path, file)
-        except BaseException:
-            file.close()
-            raise
+        self._path = path
+        self._source = open_source(path, lambda line: None)
+        if self._source.order == "CSR":
+            self._source.close()
+            raise TypeError(f"{path}: holds a sparse matrix: load it with scipy.sparse.load_npz")
         super().__init__(self._source.shape, progress=progress)
-        self.dtype, self._path = self._source.dtype, path
+        self.dtype = self._source.dtype
         self._seen = self._stamp()
 
     def close(self) -> None:
-        self._source.file.close()
+        self._source.close()
 
     def _stamp(self) -> tuple[int, int, int]:
         status = os.stat(self._path)
@@ -247,10 +245,8 @@ class FileMatrix(Matrix):
     def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, np.ndarray]]:
         rows = max(64, FILE_BYTES // (8 * max(self.shape[1], width)))
         self.check_unchanged()
-        start = 0
-        for batch in self._source.batches(0, rows):
-            yield start, batch.astype(np.float64, copy=False)
-            start += batch.shape[0]
+        for i in range(0, self.shape[0], rows):
+            yield i, self._source.read(i, min(i + rows, self.shape[0])).astype(np.float64, copy=False)
         self.check_unchanged()
 
     def dense(self) -> np.ndarray:
