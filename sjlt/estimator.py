@@ -305,7 +305,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     @property
     def density_(self) -> float:
         S = self.sketch_
-        return cast(float, S.nnz / S.n_components if S.density is None else S.density)
+        return S.spec.nnz / S.n_components if S.density is None else S.density
 
     @property
     def components_(self) -> Any:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .sketch import Sketch
 
     Float = TypeVar("Float", bound=np.floating[Any])
+    Data = TypeVar("Data", torch.Tensor, NDArray[Any])
 
 
 class Operator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from .frontends import dropout as frontend
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    Data = TypeVar("Data", torch.Tensor, NDArray[Any])
+    from .operators import Data
 
 __all__ = ["dropout", "dropout_add", "dropout_mask", "masked_dropout"]
 

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from . import frontends
 from .inputs.checks import integer, nnz_or_lanes, seed_number, signed
 from .inputs.description import sketch_arguments
 from .laws import exact as exact_law
 from .laws.spec import SketchSpec
-from .operators import Operator, Transposed
+from .operators import Transposed
+from .products import SketchProducts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
-    from numpy.typing import DTypeLike
+    from numpy.typing import DTypeLike, NDArray
+
+    from .operators import Data
 
 MAX_FEATURES = 2**63 - 1
 
@@ -35,7 +36,7 @@ def _bounds(part: slice, n: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, repr=False)
-class Sketch(Operator):
+class Sketch(SketchProducts):
     """A sparse Johnson-Lindenstrauss transform S of shape (n_components, n_features), regenerated from its seed.
 
     Each column has exactly `nnz` nonzeros +-1/sqrt(nnz) in distinct rows, placed by Philox4x32-10, so E||Sx||^2 =
@@ -95,11 +96,24 @@ class Sketch(Operator):
 
     n_features: int
     n_components: int
-    nnz: Any = field(default="auto", kw_only=True)
-    density: Any = field(default=None, kw_only=True)
+    nnz: int | None = field(default="auto", kw_only=True)  # type: ignore[assignment]  # resolved by __post_init__
+    density: float | None = field(default=None, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     feature_offset: int = field(default=0, kw_only=True)
     spec: SketchSpec = field(init=False, repr=False, compare=False)  # the form that operators and backends read
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            n_features: int,
+            n_components: int,
+            *,
+            nnz: int | Literal["auto"] | None = "auto",
+            density: float | Literal["auto"] | None = None,
+            seed: int = 0,
+            feature_offset: int = 0,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         n_features = integer("n_features", self.n_features, 0, MAX_FEATURES)
@@ -179,137 +193,14 @@ class Sketch(Operator):
         object.__setattr__(part, "spec", self.spec._replace(n_features=n_features, feature_offset=feature_offset))
         return part
 
-    # --------------------------------------------------------------------------------- products
-
     @property
     def T(self) -> Transposed:
         """The transpose, an operator of shape (n_features, n_components)."""
         return Transposed(self)
 
-    def _multiply(self, a: Any) -> Any:
-        """S @ A for A (n_features,) or (n_features, n): dense, in A's dtype (integers in an array become fp64)."""
-        return frontends.multiply(self.spec, a)
-
-    def _multiply_from_left(self, y: Any) -> Any:
-        """Y @ S: `project_adjoint`."""
-        return frontends.project_adjoint(self.spec, y)
-
-    def project(
-        self,
-        x: Any,
-        *,
-        out: np.ndarray | torch.Tensor | None = None,
-        accumulate: bool = False,
-        dense_output: bool = True,
-    ) -> Any:
-        """Project data vectors: ``x @ S.T``.
-
-        Parameters
-        ----------
-        x : {ndarray, tensor, CSR or CSC matrix or array, dask array} of shape (..., n_features)
-            Tensors on the CPU or on CUDA. fp16, bf16 (torch only), fp32 and fp64 keep their dtype; fp16 and bf16 are
-            summed in fp32. Integers and bool become fp64 in arrays and are refused in tensors, as in torch.matmul.
-            Any strides are accepted without a copy. Sparse input is SciPy's, with two dimensions. A dask array, of
-            dense, CSR or CSC blocks, gives a lazy one: chunks of features become partial sums.
-        out : {ndarray, tensor on x's device} of shape (..., n_components), fp16, bf16, fp32 or fp64, optional
-            Where to write the result. It must not share memory with x.
-        accumulate : bool, default False
-            Add the result to `out` (fp32 or fp64), so that features can be processed slice by slice:
-            ``S[:, a:b].project(x[:, a:b], out=y, accumulate=True)``.
-        dense_output : bool, default True
-            If False, sparse x gives a CSR matrix (for a sparse array, an array) with sorted indices. CSC input is
-            copied to CSR first.
-
-        Returns
-        -------
-        {ndarray, tensor, CSR matrix} of shape (..., n_components)
-            `out` if given, else new memory on x's device. The leading axes of a new tensor lie in memory in the order
-            of x's.
-
-        Raises
-        ------
-        TypeError
-            For unsupported dtypes (complex, object, longdouble), devices and containers.
-        ValueError
-            For wrong shapes.
-        RuntimeError
-            For `out` together with tensors that require gradients, as in torch's own functions.
-
-        Notes
-        -----
-        Error against exact arithmetic: at most 1e-6 ||x|| for fp32 (2e-6 ||x|| where one number outweighs all others),
-        1e-14 ||x|| for fp64. On the CPU results do not depend, to the bit, on the number of threads or on which rows
-        are projected together, and a non-finite number reaches exactly the nnz components of its feature. (With
-        independent entries it may reach all components of its data vector, on every device.)
-
-        CUDA tensors are projected on their own device, in the current stream, by the same entries. Results on one
-        device with data of one shape and layout are bitwise reproducible. fp32 is as accurate as on the CPU unless
-        `torch.set_float32_matmul_precision` permits faster, less accurate products. A non-finite number reaches the
-        nnz components of its feature and may reach others among the 128 around them, but no other data vector.
-
-        In torch it is an operator (``torch.ops.sjlt.project``): gradients of every order, `torch.func`'s
-        transforms, `torch.compile` (with dynamic shapes, other seeds, slices and numbers of rows do not recompile),
-        `torch.export`, CUDA graphs and autocast work as for a matrix product. Nothing is saved for the backward
-        pass.
-        """
-        return frontends.project(self.spec, x, out=out, accumulate=accumulate, dense_output=dense_output)
-
-    def project_adjoint(self, y: Any, *, out: np.ndarray | torch.Tensor | None = None, accumulate: bool = False) -> Any:
-        """Apply the adjoint to projected vectors: ``y @ S``.
-
-        Parameters
-        ----------
-        y : {ndarray, tensor, CSR or CSC matrix or array} of shape (..., n_components)
-        out : {ndarray, tensor on y's device} of shape (..., n_features), fp16, bf16, fp32 or fp64, optional
-        accumulate : bool, default False
-            As in `project`, as are dtypes, devices, strides and errors.
-
-        Returns
-        -------
-        {ndarray, tensor} of shape (..., n_features), always dense.
-
-        Notes
-        -----
-        As for `project`. A non-finite number reaches the features that have an entry in its component; on a GPU it
-        may reach others of the same data vector.
-        """
-        return frontends.project_adjoint(self.spec, y, out=out, accumulate=accumulate)
-
-    def project_tree(self, tensors: Any, *, out: torch.Tensor | None = None, batched: bool = False) -> torch.Tensor:
-        """Project the numbers of several tensors, such as a model's gradients, as if concatenated.
-
-        Nothing is concatenated, staged or copied: each tensor is read in place and multiplied by its own columns of
-        the sketch.
-
-        Parameters
-        ----------
-        tensors : dict or list of torch tensors, possibly nested, on one device
-            n_features numbers in all, in the order of ``torch.cat([t.reshape(-1) for t in tensors])``: the values of a
-            dict in insertion order (as in `named_parameters`), each tensor in its logical order whatever its strides.
-            The first tensor corresponds to the columns ``S[:, :t.numel()]``, the next to those that follow. (A tensor
-            whose numbers are not evenly spaced in that order, such as a transposed one, is read in several pieces.)
-        out : tensor of shape (n_components,) or (batch, n_components), optional
-            Where to write the result.
-        batched : bool, default False
-            Whether every tensor has a leading dimension of the same length, as per-example gradients do.
-
-        Returns
-        -------
-        tensor of shape (n_components,), or (batch, n_components) if batched
-            Its dtype is the one that the tensors' dtypes promote to. Sums run in fp32 or fp64.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `project`, and if the tensors do not hold n_features numbers or lie on several devices.
-        RuntimeError
-            For `out` together with tensors that require gradients.
-        """
-        return frontends.project_tree(self.spec, tensors, out, batched)  # type: ignore[no-any-return]
-
     # --------------------------------------------------------------------------------- entries
 
-    def entries(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def entries(self, start: int = 0, stop: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
         """The nonzeros of columns `start` to `stop` - 1 (default: all), before scaling by 1/sqrt(nnz).
 
         Returns
@@ -347,19 +238,14 @@ class Sketch(Operator):
         matrix = scipy.sparse.csc_array(parts, shape=self.shape)
         return matrix.asformat(format)
 
-    def toarray(self, dtype: DTypeLike = np.float64) -> np.ndarray:
+    def toarray(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
         """The sketch as a dense array of shape (n_components, n_features)."""
         return np.asarray(self.to_scipy(dtype=dtype).toarray())
 
 
 def project(
-    x: Any,
-    n_components: int,
-    *,
-    nnz: int | Literal["auto"] = "auto",
-    seed: int = 0,
-    out: np.ndarray | torch.Tensor | None = None,
-) -> Any:
+    x: Data, n_components: int, *, nnz: int | Literal["auto"] = "auto", seed: int = 0, out: Data | None = None
+) -> Data:
     """Project the last axis of `x` to `n_components`: ``Sketch(x.shape[-1], n_components, ...).project(x)``.
 
     Parameters and the returned value are those of `Sketch` and `Sketch.project`: arrays give arrays, and CUDA tensors
@@ -371,8 +257,7 @@ def project(
     >>> sjlt.project(np.ones((3, 1000), np.float32), 64, seed=1).shape
     (3, 64)
     """
-    if not hasattr(x, "shape"):
-        x = np.asarray(x)
-    if not x.shape:
-        raise ValueError("project needs at least one axis, got a scalar")
-    return Sketch(x.shape[-1], n_components, nnz=nnz, seed=seed).project(x, out=out)
+    shape = x.shape if hasattr(x, "shape") else np.shape(x)
+    if not shape:
+        raise ValueError(f"project needs data of at least one axis, got {x!r} of type {type(x).__name__}")
+    return Sketch(shape[-1], n_components, nnz=nnz, seed=seed).project(x, out=out)

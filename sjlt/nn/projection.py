@@ -104,7 +104,7 @@ class SparseProjection(_Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
-        return self.sketch.project(x)  # type: ignore[no-any-return]
+        return self.sketch.project(x)
 
     def extra_repr(self) -> str:
         s = self.sketch
@@ -123,13 +123,13 @@ class SparseProjectionAdjoint(_Layer):
     def T(self) -> SparseProjection:
         """The layer whose transpose this is."""
         s = self.sketch
-        return SparseProjection(s.n_features, s.n_components, nnz=s.nnz, seed=s.seed, **self._place())
+        return SparseProjection(s.n_features, s.n_components, nnz=s.spec.nnz, seed=s.seed, **self._place())
 
     adjoint = T
 
     def forward(self, y: Tensor) -> Tensor:
         self._check(y)
-        return self.sketch.project_adjoint(y)  # type: ignore[no-any-return]
+        return self.sketch.project_adjoint(y)
 
     def extra_repr(self) -> str:
         s = self.sketch

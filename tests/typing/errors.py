@@ -1,0 +1,12 @@
+"""User code with mistakes that type checkers find: each line that ends in a comment has one."""
+
+import numpy as np
+
+import sjlt
+
+S = sjlt.Sketch(1000, 128)
+sjlt.Sketch(1000, 128, nnz="all")  # error
+sjlt.Sketch(1000.5, 128)  # error
+S.project(np.ones((5, 1000)), out="Y.npy")  # error
+sjlt.dropout("abc", 0.5, 1)  # error
+print(sjlt.Scetch)  # error
