@@ -17,7 +17,7 @@ FLOORS = (
     ("backends",),
     ("torch_ops",),
     ("frontends",),
-    ("sketch", "operators", "seeded_dropout"),
+    ("sketch", "products", "operators", "seeded_dropout"),
 )
 
 

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import scipy.sparse as sp
 import torch
@@ -75,10 +76,10 @@ def test_products_that_scipy_hands_over():
                 kind(x) @ S.T
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("library", [pd, pl], ids=["pandas", "polars"])
 def test_data_frames(library):
     x = np.arange(8.0).reshape(2, 4)
-    frame = pytest.importorskip(library).DataFrame(dict(zip("abcd", x.T, strict=True)))
+    frame = library.DataFrame(dict(zip("abcd", x.T, strict=True)))
     np.testing.assert_array_equal(S.project(frame), x @ S.T)
     np.testing.assert_array_equal(S.T.rmatmat(x.T), (S.project(frame)).T)
 
@@ -113,7 +114,6 @@ def test_frames_of_mixed_columns(column, dtype):
 
 
 def test_polars_frames_of_mixed_columns():
-    pl = pytest.importorskip("polars")
     with pytest.raises(TypeError, match="column 'name' has dtype String"):
         S.project(pl.DataFrame({"a": [1.0], "b": [1], "name": ["x"], "d": [0.5]}))
 

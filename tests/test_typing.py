@@ -17,7 +17,6 @@ CHECKERS = {
 
 def check(checker, name, tmp_path):
     """The output of a type checker for a file, and the lines of the file in which it finds mistakes."""
-    pytest.importorskip(checker)
     command = [sys.executable, *CHECKERS[checker]]
     command += ["--cache-dir", str(tmp_path)] if checker == "mypy" else []
     result = subprocess.run([*command, str(HERE / name)], cwd=ROOT, capture_output=True, text=True, timeout=600)
