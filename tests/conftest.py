@@ -34,15 +34,12 @@ def kernels_on(request):
 
 
 @pytest.fixture(params=["pair", "triple"])
-def parts(request, monkeypatch):
-    """fp32 data as two numbers in fp16, which large products take, or as three in bf16."""
-    from sjlt.kernels.config import exact as launch
+def parts(request):
+    """fp32 data is multiplied as two fp16 numbers, as in large products, or as three bf16 numbers."""
+    from helpers.choices import changed_choices
 
-    choose = launch.choose
-    monkeypatch.setattr(launch, "PAIR_ELEMENTS", 0 if request.param == "pair" else math.inf)
-    choose.cache_clear()
-    yield request.param
-    choose.cache_clear()
+    with changed_choices({"arithmetic.MIN_PAIR_ELEMENTS": 0 if request.param == "pair" else math.inf}):
+        yield request.param
 
 
 @pytest.fixture
@@ -54,17 +51,13 @@ def set_precision():
 
 
 @pytest.fixture
-def hopper_sizes(monkeypatch):
-    """The projection's kernels for Hopper take products of any size."""
-    from sjlt.kernels.config import hopper as hopper_launch
+def hopper_sizes():
+    """Products of any size are eligible for the Hopper kernels."""
+    from helpers.choices import changed_choices
 
-    monkeypatch.setattr(hopper_launch, "ELEMENTS", 0)
-    monkeypatch.setattr(hopper_launch, "LEAST_VECTORS", 0)
-    monkeypatch.setattr(hopper_launch, "BUSY", {2: 0, 4: 0})
-    monkeypatch.setattr(hopper_launch, "PRODUCTS", 0)
-    hopper_launch.choose.cache_clear()
-    yield
-    hopper_launch.choose.cache_clear()
+    settings = {"hopper.MIN_ELEMENTS": 0, "hopper.MIN_VECTORS": 0, "hopper.MIN_UTILIZATION": {2: 0, 4: 0}}
+    with changed_choices(settings | {"hopper.MIN_PRODUCTS": 0, "iid.MIN_PRODUCTS": 0}):
+        yield
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -4,32 +4,33 @@ import math
 
 import pytest
 import torch
+from helpers.choices import changed_choices
 from helpers.kernels import LAYOUTS, check_adjoint, check_project, large_first
 
 from sjlt import Sketch
-from sjlt.backends.triton import exact as backend
-from sjlt.backends.triton import hopper as triton_hopper
-from sjlt.kernels.config import hopper as hopper_launch
+from sjlt.backends.triton import device
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def taken(monkeypatch, hopper_sizes):
-    """The products that the kernels have been given, as the shape of the wide side; all sizes are."""
-    if not backend._resources(torch.device("cuda"))[2]:
+    """The products that the kernels run, as the shape of X; products of all sizes are eligible."""
+    if not device.describe(torch.device("cuda")).hopper:
         pytest.skip("needs a GPU of compute capability 9")
+    from sjlt.backends.triton import hopper
+
     calls = []
 
     def recorded(call):
-        def record(chosen, sketch, data, out):
-            calls.append((len(data), sketch.n_features))
-            call(chosen, sketch, data, out)
+        def record(chosen, spec, data, out):
+            calls.append((len(data), spec.n_features))
+            call(chosen, spec, data, out)
 
         return record
 
-    for name in ("project", "adjoint"):
-        monkeypatch.setattr(triton_hopper, name, recorded(getattr(triton_hopper, name)))
+    for name in ("project_exact", "adjoint_exact"):
+        monkeypatch.setattr(hopper, name, recorded(getattr(hopper, name)))
     return calls
 
 
@@ -65,14 +66,15 @@ def test_projections_are_exact(n, nnz, d, k, dtype, taken):
 
 
 @pytest.fixture
-def split(request, monkeypatch):
-    """Sums are split as for products of the size, or into short ones; or only so far that they are accurate."""
-    if request.param == "short":
-        monkeypatch.setattr(hopper_launch, "MOST_STEPS", 4)
-        monkeypatch.setattr(hopper_launch, "MOST_CHUNKS", 16)
-    elif request.param == "long":
-        monkeypatch.setattr(hopper_launch, "BATCH", 1 << 30)  # groups of chunks in a split that is not needed
-    return request.param
+def split(request):
+    """Sums are split as the size of the product requires, or into short ones, or only as far as accuracy requires."""
+    settings = {
+        "by size": {},
+        "short": {"hopper.MAX_STEPS": 4, "hopper.MAX_CHUNKS": 16},
+        "long": {"hopper.GROUPS_PER_STEP": 1 << 30},  # of a split that accuracy does not require
+    }
+    with changed_choices(settings[request.param]):
+        yield request.param
 
 
 @pytest.mark.parametrize("split", ["by size", "short", "long"], indirect=True)

@@ -1,32 +1,29 @@
-"""Which products the kernels for Hopper take, and how; decided without a GPU."""
+"""Which products of the exact law run on the Hopper kernels, and how; decided without a GPU."""
 
 from itertools import product as grid
 
 import pytest
 import torch
+from helpers.choices import H200, HOPPER, all_tensors_on, exact_product
 
 from sjlt import Sketch
-from sjlt.backends.triton import exact as backend
-from sjlt.backends.triton import hopper as triton_hopper
-from sjlt.kernels.config import exact as launch
-from sjlt.kernels.config import hopper as hopper_launch
-
-ON_HOPPER = 132, 232448, True
+from sjlt.backends.triton import exact as triton_exact
+from sjlt.kernels.config import exact as config
+from sjlt.kernels.config import hopper
+from sjlt.kernels.config.product import ITEM_BYTES
 
 
-def suits(
-    n=1 << 20, d=768, k=256, nnz=4, offset=0, strides=None, narrow=None, dtype="float32", precision="highest",
-    adjoint=False,
-):  # fmt: skip
-    strides, narrow = strides or (d, 1), narrow or (k, 1)
-    product = launch.Product(n, d, k, nnz, offset, strides, narrow, dtype, precision, *ON_HOPPER)
-    return hopper_launch.choose(product, adjoint) is not None
+def eligible(**changes):
+    product = exact_product(device=HOPPER, **changes)
+    assert not isinstance(config.choose(product._replace(plain=False)), hopper.Hopper)
+    assert not isinstance(config.choose(product._replace(device=H200)), hopper.Hopper)
+    return isinstance(config.choose(product), hopper.Hopper)
 
 
 @pytest.mark.parametrize("adjoint", [False, True])
-def test_what_they_are_for(adjoint):
+def test_eligible_products(adjoint):
     def suit(**changes):
-        return suits(adjoint=adjoint, **changes)
+        return eligible(adjoint=adjoint, **changes)
 
     assert suit()
     assert suit(k=128)
@@ -34,7 +31,7 @@ def test_what_they_are_for(adjoint):
     assert suit(n=1 << 16, d=16384, k=2048)
     assert suit(d=100, k=128)
     assert suit(offset=2**40 + 64)
-    assert suit(strides=(800, 1), narrow=(260, 1))
+    assert suit(x_strides=(800, 1), y_strides=(260, 1))
     assert suit(dtype="bfloat16") == suit(dtype="float16") == (not adjoint)
     assert suit(precision="high")
     assert not suit(precision="medium")
@@ -51,27 +48,27 @@ def test_what_they_are_for(adjoint):
     assert suit(d=2**20)
     assert suit(d=2**20, dtype="bfloat16") == (not adjoint)
     assert not suit(d=2**30)
-    assert suit(d=766, strides=(768, 1)) == (not adjoint)
+    assert suit(d=766, x_strides=(768, 1)) == (not adjoint)
     assert not suit(n=10_000)
     assert not suit(n=1 << 31)
     assert suit(n=1 << 20, d=32)
-    assert not suit(n=1 << 20, d=31, strides=(32, 1))
+    assert not suit(n=1 << 20, d=31, x_strides=(32, 1))
     assert not suit(n=1 << 17, d=32)
-    assert not suit(strides=(770, 1))
-    assert not suit(strides=(0, 1))
-    assert not suit(strides=(760, 1))
-    assert not suit(strides=(1536, 2))
-    assert not suit(narrow=(258, 1))
-    assert not suit(narrow=(1, 1 << 20))
-    assert not suit(strides=(1, 1 << 20))
-    assert not suit(strides=(1 << 39, 1))
+    assert not suit(x_strides=(770, 1))
+    assert not suit(x_strides=(0, 1))
+    assert not suit(x_strides=(760, 1))
+    assert not suit(x_strides=(1536, 2))
+    assert not suit(y_strides=(258, 1))
+    assert not suit(y_strides=(1, 1 << 20))
+    assert not suit(x_strides=(1, 1 << 20))
+    assert not suit(x_strides=(1 << 39, 1))
 
 
 def test_products_that_leave_multiprocessors_idle():
     """X S' of n vectors by programs of 128: 132 run at a time."""
 
     def suit(n, d=4096, k=512, **changes):
-        return suits(n=n, d=d, k=k, **changes)
+        return eligible(n=n, d=d, k=k, **changes)
 
     assert suit(128 * 33)  # 4 tiles of the sketch: 132 programs
     assert suit(128 * 25, d=8000)
@@ -88,40 +85,40 @@ def test_products_that_leave_multiprocessors_idle():
 
 @pytest.mark.parametrize("nnz", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_few_vectors_take_other_kernels(dtype, nnz):
+def test_few_vectors_run_on_other_kernels(dtype, nnz):
     """However many features they have: a program would make entries for 128 vectors."""
     for n, d, k in ((1, 2**28, 4096), (8, 2**27, 4096), (16, 2**20, 128), (64, 2**20, 256), (256, 2**20, 128)):
-        assert not suits(n=n, d=d, k=k, nnz=nnz, dtype=dtype)
+        assert not eligible(n=n, d=d, k=k, nnz=nnz, dtype=dtype)
 
 
 def test_row_major_matrices_on_the_right():
     """S A, where A is row-major, and so is the result."""
 
     def suit(n=512, d=1 << 18, k=1024, **changes):
-        return suits(n=n, d=d, k=k, **{"strides": (1, n), "narrow": (1, n), **changes})
+        return eligible(n=n, d=d, k=k, **{"x_strides": (1, n), "y_strides": (1, n), **changes})
 
     for nnz in (2, 4, 8):
         assert suit(nnz=nnz)
         assert suit(nnz=nnz, dtype="bfloat16")
         assert suit(nnz=nnz, precision="medium")
         assert suit(nnz=nnz, n=1 << 15, d=1 << 10)
-    assert not suit(nnz=1)  # `project_gather` is faster
+    assert not suit(nnz=1)  # `project_few_vectors` is faster
     assert suit(nnz=1, dtype="float16")
     assert not suit(adjoint=True)
     assert not suit(dtype="float64")
-    assert not suit(narrow=(1024, 1))
-    assert not suit(strides=(1 << 18, 1))
-    assert suit(strides=(1, 800), narrow=(1, 516))
-    assert not suit(strides=(1, 513))
-    assert not suit(narrow=(1, 513))
-    assert not suit(strides=(1, 508))
-    assert not suit(strides=(2, 1024))
+    assert not suit(y_strides=(1024, 1))
+    assert not suit(x_strides=(1 << 18, 1))
+    assert suit(x_strides=(1, 800), y_strides=(1, 516))
+    assert not suit(x_strides=(1, 513))
+    assert not suit(y_strides=(1, 513))
+    assert not suit(x_strides=(1, 508))
+    assert not suit(x_strides=(2, 1024))
     assert not suit(d=1 << 14)
     assert not suit(n=124)
     assert not suit(n=516, dtype="bfloat16")
     assert suit(n=520, dtype="bfloat16")
     for n, whole_blocks in ((128, True), (192, False), (320, False), (576, True), (512, True)):
-        assert suit(n=n) == whole_blocks  # else those of `rows` are faster
+        assert suit(n=n) == whole_blocks  # else `row_gather` is faster
         assert suit(n=n + 4)
         assert suit(n=n, nnz=8)
         assert suit(n=n, dtype="float16")
@@ -129,9 +126,8 @@ def test_row_major_matrices_on_the_right():
 
 def test_their_launches():
     def launched(d, nnz, dtype="float32", adjoint=False):
-        product = launch.Product(1 << 20, d, 256, nnz, 0, (d, 1), (256, 1), dtype, "highest", *ON_HOPPER)
-        chosen = hopper_launch.choose(product, adjoint)
-        return chosen.width, chosen.blocks, chosen.splits, chosen.blocks_per_split
+        chosen = hopper.launch(exact_product(1 << 20, d, 256, nnz, dtype=dtype, adjoint=adjoint, device=HOPPER))
+        return chosen.columns, chosen.blocks, chosen.splits, chosen.blocks_per_split
 
     assert launched(768, 1) == (32, 12, 1, 12)  # 3 groups of 2 chunks of 128 features
     assert launched(768, 2) == (32, 12, 1, 12)
@@ -150,36 +146,22 @@ def test_their_launches():
 
 
 @pytest.mark.usefixtures("hopper_sizes")
-def test_where_products_go(monkeypatch):
-    ways = []
-    monkeypatch.setattr(backend, "_resources", lambda device: ON_HOPPER)
-    for name in ("project", "adjoint"):
-        monkeypatch.setattr(triton_hopper, name, lambda *_: ways.append("hopper"))
-    monkeypatch.setattr(backend, "_launch", lambda *_, **__: ways.append("other"))
-    monkeypatch.setattr(backend, "_scales", lambda mode, x: x)
-    monkeypatch.setattr(backend, "_reduce", lambda *_: None)
+def test_tensors_that_the_kernels_accept(monkeypatch):
+    all_tensors_on(monkeypatch, HOPPER)
     S, wide, narrow = Sketch(256, 128), torch.zeros(300, 320), torch.zeros(300, 160)
-    for x, y, add, way in (
-        (wide[:, :256], narrow[:, :128], False, "hopper"),
-        (wide[:, 4:260], narrow[:, 4:132], False, "hopper"),
-        (wide[:, :256], narrow[:, :128], True, "other"),
-        (wide[:, 1:257], narrow[:, :128], False, "other"),  # not aligned
-        (wide[:, :256], narrow[:, 1:129], False, "other"),
-        (wide[:, :256].half(), narrow[:, :128], False, "other"),
-        (wide[:, :256].double(), narrow[:, :128].double(), False, "other"),
-        (wide[:1, :256].expand(300, 256), narrow[:, :128], False, "other"),
+    for x, y, add, expected in (
+        (wide[:, :256], narrow[:, :128], False, True),
+        (wide[:, 4:260], narrow[:, 4:132], False, True),
+        (wide[:, :256], narrow[:, :128], True, False),
+        (wide[:, 1:257], narrow[:, :128], False, False),  # not aligned
+        (wide[:, :256], narrow[:, 1:129], False, False),
+        (wide[:, :256].half(), narrow[:, :128], False, False),
+        (wide[:, :256].double(), narrow[:, :128].double(), False, False),
+        (wide[:1, :256].expand(300, 256), narrow[:, :128], False, False),
     ):
-        backend.project(S, x, y, add)
-        assert set(ways) == {way}
-        ways.clear()
-        if x.stride(0):
-            backend.adjoint(S, y, x, add)
-            assert set(ways) == {way}
-            ways.clear()
-    monkeypatch.setattr(backend, "_resources", lambda device: (*ON_HOPPER[:2], False))  # another device
-    backend.project(S, wide[:, :256], narrow[:, :128], False)
-    backend.adjoint(S, narrow[:, :128], wide[:, :256], False)
-    assert set(ways) == {"other"}
+        for adjoint in (False, True) if x.stride(0) else (False,):
+            product = triton_exact.describe(S.spec, x, y, add, adjoint)
+            assert isinstance(config.choose(product), hopper.Hopper) == expected, product
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -188,21 +170,21 @@ def test_splits_take_little_memory(nnz, dtype):
     """At most 4 % of the data or 64 MiB, however many columns there are, or by one chunk more."""
     met = 0
     sizes = grid(range(7, 21, 2), range(7, 30), (0, 16), range(7, 15), (False, True))
-    for log_n, log_d, more, log_k, turned in sizes:
+    for log_n, log_d, more, log_k, contiguous in sizes:
         n, d, k = 1 << log_n, (1 << log_d) + more, 1 << log_k
-        strides = ((1, n), (1, n)) if turned else ((d, 1), (k, 1))
-        chosen = hopper_launch.choose(launch.Product(n, d, k, nnz, 0, *strides, dtype, "highest", *ON_HOPPER), False)
-        if chosen and chosen.splits > 1:
+        strides = {"x_strides": (1, n), "y_strides": (1, n)} if contiguous else {}
+        chosen = config.choose(exact_product(n, d, k, nnz, dtype=dtype, device=HOPPER, **strides))
+        if isinstance(chosen, hopper.Hopper) and chosen.splits > 1:
             met += 1
-            assert chosen.splits * 4 * n * k <= max(64 << 20, 0.04 * n * d * launch.ITEM_BYTES[dtype])
+            assert chosen.splits * 4 * n * k <= max(64 << 20, 0.04 * n * d * ITEM_BYTES[dtype])
     assert met > 50
 
 
 def test_splits_keep_all_multiprocessors_busy():
     def launched(n, d, k, nnz=4, dtype="float32"):
-        product = launch.Product(n, d, k, nnz, 0, (1, n), (1, n), dtype, "highest", *ON_HOPPER)
-        chosen = hopper_launch.choose(product, False)
-        assert chosen.turned
+        strides = {"x_strides": (1, n), "y_strides": (1, n)}
+        chosen = config.choose(exact_product(n, d, k, nnz, dtype=dtype, device=HOPPER, **strides))
+        assert chosen.vectors_contiguous
         assert (chosen.splits - 1) * chosen.blocks_per_split < chosen.blocks
         assert chosen.splits * chosen.blocks_per_split >= chosen.blocks
         return chosen.programs, chosen.splits, chosen.blocks_per_split

@@ -2,36 +2,31 @@
 
 import pytest
 import torch
+from helpers import kernels
+from helpers.choices import H200, HOPPER, all_tensors_on, iid_product
 from helpers.data import integers
 from helpers.kernels import assert_untouched_around, filled, integral_matrix, poisoned
 
 from sjlt import Sketch
-from sjlt.backends.triton import exact as backend
-from sjlt.backends.triton import hopper as triton_hopper
+from sjlt.backends.triton import device
 from sjlt.backends.triton import iid as triton_iid
-from sjlt.kernels.config import iid as iid_launch
+from sjlt.kernels.config import iid as config
 
 
 @pytest.fixture
-def all_sizes(monkeypatch):
-    monkeypatch.setattr(iid_launch, "PRODUCTS_EACH", 0)
-    iid_launch.suits_hopper.cache_clear()
-    yield
-    iid_launch.suits_hopper.cache_clear()
-
-
-@pytest.fixture
-def taken(monkeypatch, all_sizes):
-    """The products that the kernel has been given; all sizes are."""
-    if not backend._resources(torch.device("cuda"))[2]:
+def taken(monkeypatch, hopper_sizes):
+    """The products that the kernel runs, as (n, d); products of all sizes are eligible."""
+    if not device.describe(torch.device("cuda")).hopper:
         pytest.skip("needs a GPU of compute capability 9")
+    from sjlt.backends.triton import hopper
+
     calls = []
 
-    def recorded(sketch, x, out, multiprocessors, call=triton_hopper.project_iid):
+    def recorded(chosen, spec, x, out, multiprocessors, call=hopper.project_iid):
         calls.append(tuple(x.shape))
-        call(sketch, x, out, multiprocessors)
+        call(chosen, spec, x, out, multiprocessors)
 
-    monkeypatch.setattr(triton_hopper, "project_iid", recorded)
+    monkeypatch.setattr(hopper, "project_iid", recorded)
     return calls
 
 
@@ -39,7 +34,7 @@ def check(S, n, dtype="bfloat16", x_in="rows", out_in="rows"):
     """out = x S', rounded once. (k density is a power of 4, so that the scale is a power of two.)"""
     x = integers((n, S.n_features), "float64", seed=n)
     given, out = filled(x_in, x, dtype, "cuda"), poisoned(out_in, (n, S.n_components), dtype, "cuda")
-    backend.project(S, given, out, False)
+    kernels.project(S, given, out, False)
     scale = (S.n_components * S.density) ** -0.5
     expected = torch.from_numpy((integral_matrix(S) @ x.T).T * scale)
     assert torch.equal(out.cpu(), expected.to(out.dtype))
@@ -63,11 +58,11 @@ def test_the_same_bits_as_from_the_other_kernel(n, d, k, density, dtype, taken):
     """Where that one does not split its sums. Programs have several products; ten times, for what may be chance."""
     S, x = Sketch(d, k, density=density, seed=1), torch.randn(n, d, device="cuda", dtype=dtype)
     expected = torch.empty(n, k, device="cuda")
-    backend.project(S, x, expected, False)  # in fp32, which only the other one writes
+    kernels.project(S, x, expected, False)  # in fp32, which only the other one writes
     assert not taken
     for _ in range(10):
         result = torch.full((n, k), torch.nan, device="cuda", dtype=dtype)
-        backend.project(S, x, result, False)
+        kernels.project(S, x, result, False)
         assert torch.equal(result, expected.to(dtype))
     assert taken == [(n, d)] * 10
 
@@ -141,49 +136,46 @@ def test_others_go_the_other_way(taken):
 # --------------------------------------------------------------------------------- without a GPU
 
 
-def suits(n=1 << 20, inner=768, outer=128, strides=(768, 1), dtype="bfloat16", offset=0):
-    product = iid_launch.Product(n, inner, outer, strides, dtype, "highest", 132, 232448, True)
-    return iid_launch.suits_hopper(product, offset)
+def eligible(n=1 << 20, d=768, k=128, strides=None, dtype="bfloat16", offset=0):
+    product = iid_product(n, d, k, dtype, x_strides=strides, offset=offset, device=HOPPER)
+    assert config.choose(product._replace(adjoint=True)) != config.HOPPER
+    assert config.choose(product._replace(plain=False)) != config.HOPPER
+    assert config.choose(product._replace(device=H200)) != config.HOPPER
+    return config.choose(product) == config.HOPPER
 
 
-def test_what_it_is_for():
-    assert suits()
-    assert suits(1 << 18, 4096, 512, (4096, 1), "float16")
-    assert suits(offset=2**32)
-    assert not suits(n=10_000)
-    assert not suits(n=1 << 31)
-    assert not suits(1, 4096, 1 << 20, (4096, 1))
-    assert not suits(inner=8192, strides=(8192, 1))
-    assert suits(inner=64, strides=(64, 1))
-    assert not suits(inner=800, strides=(800, 1))
-    assert not suits(strides=(769, 1))
-    assert not suits(strides=(0, 1))
-    assert not suits(strides=(1, 1 << 20))
-    assert not suits(dtype="float32")
-    assert not suits(offset=2**32 - 1)
+def test_eligible_products():
+    assert eligible()
+    assert eligible(1 << 18, 4096, 512, dtype="float16")
+    assert eligible(offset=2**32)
+    assert eligible(d=64)
+    assert not eligible(n=10_000)
+    assert not eligible(n=1 << 31)
+    assert not eligible(1, 4096, 1 << 20)
+    assert not eligible(d=8192)
+    assert not eligible(d=800)
+    assert not eligible(strides=(769, 1))
+    assert not eligible(strides=(0, 1))
+    assert not eligible(strides=(1, 1 << 20))
+    assert not eligible(dtype="float32")
+    assert not eligible(offset=2**32 - 1)
 
 
-@pytest.mark.usefixtures("all_sizes")
-def test_where_products_go(monkeypatch):
-    ways = []
-    monkeypatch.setattr(backend, "_resources", lambda device: (132, 232448, True))
-    monkeypatch.setattr(triton_hopper, "project_iid", lambda *_: ways.append("hopper"))
-    monkeypatch.setattr(triton_iid, "_multiply", lambda *_, **__: ways.append("other"))
+@pytest.mark.usefixtures("hopper_sizes")
+def test_tensors_that_the_hopper_kernel_accepts(monkeypatch):
+    all_tensors_on(monkeypatch, HOPPER)
     S, wide = Sketch(256, 64, density=0.25), torch.zeros(300, 320, dtype=torch.float16)
-    for x, out_dtype, add, way in (
-        (wide[:, :256], torch.float16, False, "hopper"),
-        (wide[:, 8:264].bfloat16(), torch.bfloat16, False, "hopper"),
-        (wide[:, 8:264], torch.float16, False, "hopper"),
-        (wide[:, 1:257], torch.float16, False, "other"),  # not aligned
-        (wide[:, :256].t().contiguous().t(), torch.float16, False, "other"),
-        (wide[:1, :256].expand(300, 256), torch.float16, False, "other"),
-        (wide[:255, :256], torch.float16, False, "other"),
-        (wide[:, :256], torch.float32, False, "other"),
-        (wide[:, :256], torch.float32, True, "other"),
-        (wide[:, :256].float(), torch.float32, False, "other"),
-        (wide[:0, :256], torch.float16, False, "other"),
+    for x, out_dtype, add, expected in (
+        (wide[:, :256], torch.float16, False, True),
+        (wide[:, 8:264].bfloat16(), torch.bfloat16, False, True),
+        (wide[:, 8:264], torch.float16, False, True),
+        (wide[:, 1:257], torch.float16, False, False),  # not aligned
+        (wide[:, :256].t().contiguous().t(), torch.float16, False, False),
+        (wide[:1, :256].expand(300, 256), torch.float16, False, False),
+        (wide[:255, :256], torch.float16, False, False),
+        (wide[:, :256], torch.float32, False, False),
+        (wide[:, :256], torch.float32, True, False),
+        (wide[:, :256].float(), torch.float32, False, False),
     ):
-        triton_iid.project(S, x, torch.empty(len(x), 64, dtype=out_dtype), add)
-        assert ways.pop() == way, (x.shape, x.stride(), x.storage_offset(), out_dtype, add)
-    triton_iid.adjoint(S, wide[:, :64], torch.empty(300, 256, dtype=torch.float16), False)
-    assert ways == ["other"]
+        product = triton_iid.describe(S.spec, x, torch.empty(len(x), 64, dtype=out_dtype), add, adjoint=False)
+        assert (config.choose(product) == config.HOPPER) == expected, product

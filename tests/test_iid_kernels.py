@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from helpers import kernels
+from helpers.choices import iid_product
 from helpers.data import integers
 from helpers.kernels import FLOATS, LAYOUTS, assert_exact, assert_untouched_around, filled, integral_matrix, poisoned
 
 from sjlt import Sketch
-from sjlt.backends.triton import exact as backend
-from sjlt.kernels.config import exact as launch
-from sjlt.kernels.config import iid as iid_launch
+from sjlt.kernels.config import arithmetic
+from sjlt.kernels.config import iid as config
+from sjlt.kernels.config.iid import choose
+from sjlt.kernels.config.product import Device
 
 pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
     "ignore:(overflow|invalid value) encountered:RuntimeWarning"
@@ -29,7 +32,7 @@ def check(S, n, adjoint=False, dtype="float32", out_dtype=None, device="cpu", x_
     if add:
         start = integers(out.shape, "float64", seed=5) * 8
         out.copy_(torch.from_numpy(start))
-    (backend.adjoint if adjoint else backend.project)(S, given, out, add)
+    (kernels.adjoint if adjoint else kernels.project)(S, given, out, add)
     compute = torch.float64 if dtype == "float64" else torch.float32
     assert_exact(out, x @ matrix, start, round(S.n_components * S.density), compute)
     assert_untouched_around(out)
@@ -63,11 +66,7 @@ def test_layouts(layout, adjoint, kernels_on):
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_precisions_are_exact_on_small_integers(precision, adjoint, kernels_on, parts, set_precision):
     set_precision(precision)
-    iid_launch.choose.cache_clear()
-    try:
-        check(Sketch(40, 64, density=0.25, seed=2), 18, adjoint, device=kernels_on)
-    finally:
-        iid_launch.choose.cache_clear()
+    check(Sketch(40, 64, density=0.25, seed=2), 18, adjoint, device=kernels_on)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -75,14 +74,13 @@ def test_splits_and_spans_are_added_in_order(dtype, kernels_on):
     """Long sums, in parts within a program and over programs; the same to the bit each time."""
     d = 3000 if dtype == "float32" else 600
     S = Sketch(d, 64, density=0.25, seed=9)
-    product = iid_launch.Product(3, d, 64, (d, 1), dtype, "highest", 4, 232448)
-    assert iid_launch.choose(product).splits > 1
+    assert choose(iid_product(3, d, 64, dtype, device=Device(4, 232448))).splits > 1
     check(S, 3, dtype=dtype, device=kernels_on)
     check(S, 3, dtype=dtype, device=kernels_on, add=True, out_in="columns")
     x = torch.randn(3, d, dtype=FLOATS[dtype], device=kernels_on)
     results = [torch.empty(3, 64, dtype=x.dtype, device=kernels_on) for _ in range(2)]
     for out in results:
-        backend.project(S, x, out, False)
+        kernels.project(S, x, out, False)
     assert torch.equal(*results)
 
 
@@ -91,53 +89,49 @@ def test_entries_are_the_cpus_to_the_bit(density, kernels_on):
     for d, k, offset in ((70, 40, 2**32 - 20), (20, 300, 2**62)):
         S = Sketch(offset + d, k, density=density, seed=2**63 + 1)[:, offset:]
         out = torch.full((d, k), torch.nan, dtype=torch.float64, device=kernels_on)
-        backend.project(S, torch.eye(d, dtype=torch.float64, device=kernels_on), out, False)
+        kernels.project(S, torch.eye(d, dtype=torch.float64, device=kernels_on), out, False)
         np.testing.assert_array_equal(out.cpu().numpy(), S.toarray().T)
 
 
 @pytest.mark.parametrize("adjoint", [False, True])
 def test_fp32_is_accurate_for_numbers_of_any_size(adjoint, kernels_on, parts):
     """Also where numbers are far larger than those that a vector's scale comes from."""
-    iid_launch.choose.cache_clear()
     S = Sketch(600, 500, density=0.5, seed=4)
     width = 500 if adjoint else 600
     x = torch.randn(20, width, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-10, 10)[:, None]
     x[3, 7] *= 1e6
     x[:, width // 2 : width // 2 + 8] *= 1e-4
     out = torch.empty(20, 600 if adjoint else 500, device=kernels_on)
-    (backend.adjoint if adjoint else backend.project)(S, x.to(kernels_on), out, False)
+    (kernels.adjoint if adjoint else kernels.project)(S, x.to(kernels_on), out, False)
     matrix = torch.from_numpy(S.toarray() if adjoint else S.toarray().T)
     exact = x.double() @ matrix
     assert ((out.cpu() - exact).norm(dim=1) / exact.norm(dim=1)).max() <= 1e-6
-    iid_launch.choose.cache_clear()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_what_is_not_finite_stays_in_its_vector(dtype, bad, kernels_on, parts):
-    iid_launch.choose.cache_clear()
     S = Sketch(70, 64, density=0.25, seed=4)
     x = integers((20, 70), "float64", seed=1)
     clean, x[7, 33] = x.copy(), bad
     results = []
     for numbers in (clean, x):
         out = torch.full((20, 64), torch.nan, dtype=FLOATS[dtype], device=kernels_on)
-        backend.project(S, torch.from_numpy(numbers).to(kernels_on, FLOATS[dtype]), out, False)
+        kernels.project(S, torch.from_numpy(numbers).to(kernels_on, FLOATS[dtype]), out, False)
         results.append(out.cpu())
     reached = torch.from_numpy(S.toarray()[:, 33] != 0)
     assert not results[1][7, reached].isfinite().any()
     others = torch.arange(20) != 7
     assert torch.equal(results[1][others], results[0][others])
-    iid_launch.choose.cache_clear()
 
 
 def test_nothing(kernels_on):
     for shape in ((0, 5), (4, 0)):
         S = Sketch(shape[1], 20, density=0.5)
         out = torch.full((shape[0], 20), torch.nan, device=kernels_on)
-        backend.project(S, torch.ones(shape, device=kernels_on), out, False)
+        kernels.project(S, torch.ones(shape, device=kernels_on), out, False)
         assert torch.equal(out.cpu(), torch.zeros(shape[0], 20))
-        backend.adjoint(S, torch.ones(shape[0], 20, device=kernels_on), torch.empty(shape, device=kernels_on), False)
+        kernels.adjoint(S, torch.ones(shape[0], 20, device=kernels_on), torch.empty(shape, device=kernels_on), False)
 
 
 # --------------------------------------------------------------------------------- launches
@@ -147,17 +141,17 @@ def test_nothing(kernels_on):
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_splits_cover_what_is_summed(dtype, precision):
     for n in (1, 8, 17, 1000, 1 << 20):
-        for inner in (1, 15, 64, 1000, 768, 1 << 24, 1 << 40):
-            for outer in (1, 128, 4096):
-                product = iid_launch.Product(n, inner, outer, (inner, 1), dtype, precision, 132, 232448)
-                chosen = iid_launch.choose(product)
-                assert (chosen.splits - 1) * chosen.inner_per_split < inner <= chosen.splits * chosen.inner_per_split
-                assert chosen.inner_per_split % chosen.inner == 0
-                assert chosen.inner_per_split <= iid_launch.WHOLE
-                assert chosen.inner % 16 == chosen.outer % 16 == 0
-                assert chosen.span % chosen.inner == 0
-                if chosen.mode != iid_launch.FP64:
-                    most = iid_launch.NATIVE_TERMS if chosen.mode == launch.NATIVE else iid_launch.PAIR_TERMS
-                    assert min(chosen.span, chosen.inner_per_split) <= most
-                if chosen.even:
-                    assert inner % chosen.inner == 0
+        for terms in (1, 15, 64, 1000, 768, 1 << 24, 1 << 40):
+            for out_dim in (1, 128, 4096):
+                chosen = choose(iid_product(n, terms, out_dim, dtype, precision))
+                per_split = chosen.terms_per_split
+                assert (chosen.splits - 1) * per_split < terms <= chosen.splits * per_split
+                assert per_split % chosen.block_reduce == 0
+                assert per_split <= config.MAX_SPLIT_TERMS
+                assert chosen.block_reduce % 16 == chosen.block_out % 16 == 0
+                assert chosen.terms_per_sum % chosen.block_reduce == 0
+                if chosen.mode != arithmetic.FP64:
+                    limit = config.NATIVE_TERMS if chosen.mode == arithmetic.NATIVE else config.SPLIT_FP32_TERMS
+                    assert min(chosen.terms_per_sum, per_split) <= limit
+                if chosen.unmasked:
+                    assert terms % chosen.block_reduce == 0

@@ -1,52 +1,161 @@
-"""The projection's kernels compile for the architectures that they are meant for, and fit their shared memory."""
+"""All kernels compile for the architectures that they are meant for, and fit their shared memory."""
 
 import sys
 
 import pytest
+import triton
 from helpers.compilation import TARGETS, check_compiled, compile_launches
 
-# (n, d, k, nnz, dtype, layout): tall, square, wide and narrow data; whole and broken tiles; one and many vectors.
+PORTABLE = {
+    *(f"{way}_{kernel}" for way in ("project", "adjoint") for kernel in ("tensor_core", "row_gather", "few_vectors")),
+    *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
+}
+HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper"}
+
+# The first calls of each list launch all of its kernels; the others run under the `exhaustive` marker.
+
+# (n, d, k, law, dtype, layout): tall, square, wide and narrow data; whole and broken tiles; one and many vectors.
 PRODUCTS = [
-    (65_536, 768, 256, 4, "float32", "rows"),
-    (65_536, 4096, 512, 4, "bfloat16", "rows"),
-    (512, 262_144, 1024, 4, "float32", "columns"),
-    (2000, 301, 300, 5, "float32", "rows"),
-    (2000, 4096, 128, 1, "float32", "rows"),
-    (2000, 4096, 128, 1, "bfloat16", "rows"),
-    (100, 128, 64, 64, "float16", "columns"),
-    (70, 500, 1000, 3, "float64", "rows"),
-    (8, 1 << 27, 4096, 4, "float32", "rows"),
-    (1, 1 << 28, 4096, 1, "float32", "rows"),
-    (8, 1 << 24, 4096, 4, "float32", "columns"),
+    (65_536, 768, 256, {"nnz": 4}, "float32", "rows"),
+    (512, 262_144, 1024, {"nnz": 4}, "float32", "columns"),
+    (2000, 301, 300, {"nnz": 5}, "bfloat16", "rows"),
+    (8, 1 << 24, 4096, {"nnz": 4}, "float32", "columns"),
+    (65_536, 4096, 128, {"density": 1 / 3}, "bfloat16", "rows"),
+    # exhaustive:
+    (65_536, 4096, 512, {"nnz": 4}, "bfloat16", "rows"),
+    (2000, 301, 300, {"nnz": 5}, "float32", "rows"),
+    (2000, 4096, 128, {"nnz": 1}, "float32", "rows"),
+    (2000, 4096, 128, {"nnz": 1}, "bfloat16", "rows"),
+    (100, 128, 64, {"nnz": 64}, "float16", "columns"),
+    (70, 500, 1000, {"nnz": 3}, "float64", "rows"),
+    (8, 1 << 27, 4096, {"nnz": 4}, "float32", "rows"),
+    (1, 1 << 28, 4096, {"nnz": 1}, "float32", "rows"),
+    (65_536, 768, 128, {"density": 1 / 3}, "float32", "rows"),
+    (2000, 301, 300, {"density": 0.01}, "float16", "columns"),
+    (70, 500, 1000, {"density": 0.5}, "float64", "rows"),
+    (8, 1 << 24, 4096, {"density": 1.0}, "float32", "rows"),
 ]
+DEFAULT_PRODUCTS = 5
+
+ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
+    (1 << 20, 4096, 512, {"nnz": 4}, "float32", "rows"),
+    (512, 1 << 18, 1024, {"nnz": 8}, "float32", "columns"),
+    (1 << 20, 768, 128, {"nnz": 8}, "float16", "rows"),
+    (1 << 20, 768, 128, {"density": 0.01}, "bfloat16", "rows"),
+    # exhaustive:
+    (1 << 20, 768, 128, {"nnz": 4}, "float32", "rows"),
+    (1 << 20, 768, 256, {"nnz": 1}, "float32", "rows"),
+    (1 << 20, 768, 256, {"nnz": 2}, "float32", "rows"),
+    (1 << 20, 4096, 512, {"nnz": 8}, "float32", "rows"),
+    (1 << 20, 4096, 128, {"nnz": 4}, "float32", "rows"),
+    (1 << 20, 4096, 512, {"nnz": 4}, "bfloat16", "rows"),
+    (1 << 20, 1 << 17, 128, {"nnz": 4}, "float32", "rows"),
+    (1 << 20, 1 << 17, 128, {"nnz": 4}, "bfloat16", "rows"),
+    (1 << 20, 768, 128, {"density": 0.5}, "bfloat16", "rows"),
+    (1 << 20, 768, 128, {"density": 0.5}, "float16", "rows"),
+    (1024, 1 << 14, 1024, {"nnz": 4}, "float32", "columns"),
+    (1 << 16, 1 << 10, 128, {"nnz": 2}, "float32", "columns"),
+    (512, 1 << 18, 1024, {"nnz": 8}, "bfloat16", "columns"),
+    (1 << 16, 1 << 10, 128, {"nnz": 1}, "float16", "columns"),
+]
+DEFAULT_ON_HOPPER = 4
+
+DROPOUT = [  # (shape, dtype, layout, bits, what else is given)
+    ((1 << 20,), "bfloat16", "rows", 16, {}),
+    ((4096, 1000), "float32", "rows", 8, {"seeds": True, "steps": True}),
+    ((1 << 20,), "uint8", "rows", 16, {}),
+    # exhaustive:
+    *(((1 << 20,), dtype, "rows", bits, {}) for dtype in ("bfloat16", "float32", "uint8") for bits in (8, 16, 32)),
+    ((1 << 20,), "float16", "rows", 16, {}),
+    ((1 << 20,), "float64", "rows", 16, {}),
+    ((999,), "bfloat16", "rows", 16, {"offset": 3}),
+    ((999,), "float32", "rows", 32, {"steps": True}),
+    ((4096, 1024), "bfloat16", "rows", 16, {"seeds": True}),
+    ((1024, 4096), "bfloat16", "columns", 16, {}),
+    ((1024, 4096), "float32", "columns", 32, {}),
+    ((1000, 333), "float16", "columns", 8, {"offset": 1}),
+    ((64, 200), "float32", "part", 16, {"row_stride": 203}),
+    ((3, 5, 7, 9, 4), "float64", "axes", 16, {}),
+    ((1024, 4096), "bfloat16", "mixed", 16, {}),
+    ((5000,), "float32", "every second", 16, {}),  # one row: Triton turns its length into a constant
+]
+DEFAULT_DROPOUT = 3
 
 
-def make_calls():
+def new(shape, dtype, layout):
     import torch
 
+    dtype = getattr(torch, dtype)
+    if layout == "columns":
+        return torch.empty(shape[::-1], dtype=dtype, device="meta").t()
+    if layout == "part":
+        return torch.empty((shape[0], shape[1] + 3), dtype=dtype, device="meta")[:, 3:]
+    if layout == "every second":
+        return torch.empty((*shape, 2), dtype=dtype, device="meta")[..., 0]
+    if layout == "axes":
+        return torch.empty(shape[::-1], dtype=dtype, device="meta").permute(1, 3, 0, 2, 4)[:, ::2]
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def multiply(n, d, k, law, dtype, layout):
+    from helpers.kernels import adjoint, project
+
     from sjlt import Sketch
-    from sjlt.backends.triton import exact as backend
 
-    def empty(rows, columns, dtype, layout):
-        new = torch.empty((rows, columns) if layout == "rows" else (columns, rows), dtype=dtype, device="meta")
-        return new if layout == "rows" else new.t()
-
-    for n, d, k, nnz, dtype, layout in PRODUCTS:
-        S = Sketch(d, k, nnz=nnz)
-        dtype = getattr(torch, dtype)
-        x, y = empty(n, d, dtype, layout), empty(n, k, dtype, layout)
-        for precision in ("highest", "high") if (n, dtype) == (2000, torch.float32) else ("highest",):
-            torch.set_float32_matmul_precision(precision)
-            backend.project(S, x, y, False)
-            backend.adjoint(S, y, x, False)
+    S, x, y = Sketch(d, k, **law), new((n, d), dtype, layout), new((n, k), dtype, layout)
+    project(S, x, y)
+    adjoint(S, y, x)
 
 
+def drop(shape, dtype, layout, bits, given):
+    import torch
+
+    from sjlt.backends.triton import dropout
+    from sjlt.laws.dropout import Rule
+
+    given = dict(given)
+    for name, size in (("seeds", shape[:1]), ("steps", ())):
+        if given.get(name):
+            given[name] = torch.empty(size, dtype=torch.int64, device="meta")
+    rule = Rule(bits, 77, 1.5, **given)
+    if dtype == "uint8":
+        dropout.mask(rule, torch.empty(shape, dtype=torch.bool, device="meta"))
+        return
+    x = new(shape, dtype, "columns" if layout == "mixed" else layout)
+    out = torch.empty(x.shape, dtype=x.dtype, device="meta") if layout == "mixed" else torch.empty_like(x)
+    dropout.drop(rule, x, out)
+    if layout != "rows" or bits == 16:
+        dropout.drop_add(rule, x, new(x.shape, "float32", "rows"), out)
+        dropout.drop_stored(1.5, x, torch.empty(x.shape, dtype=torch.bool, device="meta"), out)
+
+
+def make_calls(on, everything, hopper):
+    import torch
+
+    on()
+    for call in PRODUCTS if everything else PRODUCTS[:DEFAULT_PRODUCTS]:
+        multiply(*call)
+    if everything:
+        torch.set_float32_matmul_precision("high")
+        multiply(2000, 301, 300, {"nnz": 5}, "float32", "rows")
+        torch.set_float32_matmul_precision("highest")
+    for call in DROPOUT if everything else DROPOUT[:DEFAULT_DROPOUT]:
+        drop(*call)
+    if hopper:
+        on(hopper=True)
+        for call in ON_HOPPER if everything else ON_HOPPER[:DEFAULT_ON_HOPPER]:
+            multiply(*call)
+
+
+@pytest.mark.parametrize("which", ["default", pytest.param("everything", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("target", TARGETS)
-def test_kernels_compile(target):
-    check_compiled(__file__, target)
+def test_kernels_compile(target, which):
+    from sjlt.backends.triton.device import GLUON_VERSIONS
+
+    hopper = target == "sm_90" and triton.__version__.startswith(GLUON_VERSIONS)
+    kernels = PORTABLE | HOPPER if hopper else PORTABLE
+    check_compiled(__file__, target, kernels, which, *(["hopper"] if hopper else []))
 
 
 if __name__ == "__main__":
-    from sjlt.backends.triton import exact as triton
-
-    compile_launches(sys.argv[1], make_calls, triton)
+    compile_launches(sys.argv[1], lambda on: make_calls(on, "everything" in sys.argv, "hopper" in sys.argv))

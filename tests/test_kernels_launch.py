@@ -1,20 +1,31 @@
-"""The choice of a launch, a pure function of a product's shapes, and a product for each kind of launch."""
+"""The choice of a launch, a pure function of a product, and a product for each kind of launch."""
 
 import dataclasses
 import math
 from itertools import product as grid
 
 import pytest
+from helpers.choices import HOPPER, changed_choices, exact_product
 from helpers.kernels import check_adjoint, check_project
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from sjlt import Sketch
-from sjlt.kernels.config import exact as launch
+from sjlt.backends.triton import exact as triton_exact
+from sjlt.kernels.config import arithmetic, hopper
+from sjlt.kernels.config import exact as config
+from sjlt.kernels.config.arithmetic import BF16_TRIPLE, FP16_PAIR, NATIVE
+from sjlt.kernels.config.product import (
+    GROUPS_PER_STEP,
+    ITEM_BYTES,
+    VECTOR_BYTES,
+    Device,
+    Product,
+    count_groups,
+    is_power_of_two,
+    kernel_geometry,
+)
 from sjlt.laws import exact as law
-
-SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-each_side = pytest.mark.parametrize("adjoint", [False, True], ids=["project", "adjoint"])
 
 
 @st.composite
@@ -27,15 +38,16 @@ def wide_products(draw):
     offset = draw(st.just(0) | st.integers(0, 2**62) | st.integers(0, 2**50).map(lambda i: 4096 * i))
     padding = draw(st.integers(0, 70))
     strides = draw(st.sampled_from([(d + padding, 1), (1, n + padding), (2 * d, 2), (0, 1), (1, 1), (d, 0)]))
-    dtype = draw(st.sampled_from(sorted(SIZES)))
+    dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
     precision = draw(st.sampled_from(["highest", "high", "medium"]))
-    narrow = draw(st.sampled_from([(k + padding, 1), (1, n + padding), (2 * k, 2)]))
-    device = draw(st.sampled_from([(1, 65536), (4, 101376), (108, 166912), (132, 232448)]))
-    return launch.Product(n, d, k, nnz, offset, strides, narrow, dtype, precision, *device)
+    y_strides = draw(st.sampled_from([(k + padding, 1), (1, n + padding), (2 * k, 2)]))
+    device = draw(st.sampled_from([Device(1, 65536), Device(4, 101376), Device(108, 166912), HOPPER]))
+    adjoint, plain = draw(st.booleans()), draw(st.booleans())
+    return Product(adjoint, n, d, k, nnz, offset, strides, y_strides, dtype, precision, plain, device)
 
 
 CASES = settings(max_examples=400, deadline=None, derandomize=True)
-LARGE = launch.Product(8, 2**27, 4096, 4, 0, (2**27, 1), (4096, 1), "bfloat16", "highest", 132, 232448)
+LARGE = exact_product(8, 2**27, 4096, 4, dtype="bfloat16")
 
 
 def columns_of_group(p):
@@ -43,21 +55,27 @@ def columns_of_group(p):
     return 1 << (g.log_group + g.log_chunk)
 
 
-def every_launch(p, adjoint):
-    """All kernels' launches, whichever of them would be chosen."""
-    yield launch.gather(p, adjoint)
+def every_launch(p):
+    """The launches of all portable kernels that could run a product."""
+    yield config.few_vectors(p)
     if p.dtype != "float64":
-        yield launch.tiles(p, adjoint)
-        if not adjoint or launch.is_whole(p.k, p.nnz):
-            yield launch.rows(p, adjoint)
+        yield config.tensor_core(p)
+        if not p.adjoint or is_power_of_two(p.k, p.nnz):
+            yield config.row_gather(p)
 
 
-@each_side
 @CASES
 @given(p=wide_products())
 @example(p=LARGE)
-def test_the_choice_is_one_of_them(adjoint, p):
-    assert launch.choose(p, adjoint) in list(every_launch(p, adjoint))
+def test_the_choice_is_one_of_them(p):
+    chosen = config.choose(p)
+    if isinstance(chosen, config.Hopper):
+        assert p.plain
+        assert p.device.hopper
+        assert hopper.eligible(p)
+    else:
+        assert chosen == config.choose_portable(p)
+        assert chosen in list(every_launch(p))
 
 
 @CASES
@@ -66,178 +84,177 @@ def test_the_choice_is_one_of_them(adjoint, p):
 def test_splits_cover_the_columns_once(p):
     width = columns_of_group(p)
     groups = (p.offset + p.d - 1) // width - p.offset // width + 1
-    c = launch.gather(p)
-    batches = -(-groups // (c.parts * c.qi * c.qw))
-    assert (c.splits - 1) * c.batches < batches <= c.splits * c.batches
+    p = p._replace(adjoint=False)
+    c = config.few_vectors(p)
+    batches = -(-groups // (c.segments * c.layout.chunks_outer * c.layout.chunks_inner))
+    assert (c.splits - 1) * c.batches_per_split < batches <= c.splits * c.batches_per_split
     assert c.splits <= 65_535
 
 
-@each_side
 @CASES
 @given(p=wide_products())
 @example(p=LARGE)
-def test_splits_of_groups_cover_the_columns_once(adjoint, p):
+def test_splits_of_groups_cover_the_columns_once(p):
     assume(p.dtype != "float64")
     width = columns_of_group(p)
     groups = (p.offset + p.d - 1) // width - p.offset // width + 1
-    assert launch.groups_of(p, law.geometry(p.k, p.nnz, 0)) == groups
-    for c in every_launch(p, adjoint):
-        if not isinstance(c, launch.Gather):
+    assert count_groups(p) == groups
+    for c in every_launch(p):
+        if not isinstance(c, config.FewVectors):
             assert (c.splits - 1) * c.groups_per_split < groups <= c.splits * c.groups_per_split
             assert c.splits <= 65_535  # of an axis of a grid
-            if isinstance(c, launch.Tiles):
-                assert c.groups_per_split % c.chunks == 0  # a program's steps are of whole `chunks`
+            if isinstance(c, config.TensorCore):
+                assert c.groups_per_split % c.chunks_per_dot == 0
 
 
 @CASES
 @given(p=wide_products())
 @example(p=LARGE)
 def test_partial_results_take_little_memory(p):
-    for c in every_launch(p, False):
+    for c in every_launch(p._replace(adjoint=False)):
         if c.splits > 1:
-            data = p.n * p.d * SIZES[p.dtype]
-            item = max(4, SIZES[p.dtype])
+            data = p.n * p.d * ITEM_BYTES[p.dtype]
+            item = max(4, ITEM_BYTES[p.dtype])
             assert item * c.splits * p.n * p.k <= max(64 << 20, data // 20)
 
 
-@each_side
 @CASES
 @given(p=wide_products())
-def test_alignment_divides_all_that_an_address_is_made_of(adjoint, p):
+def test_alignment_divides_all_that_an_address_is_made_of(p):
     assume(p.dtype != "float64")
-    c = launch.tiles(p, adjoint)
+    c = config.tensor_core(p)
     assert c.align.bit_count() == 1
-    assert c.align * SIZES[p.dtype] <= launch.VECTOR_BYTES
+    assert c.align * ITEM_BYTES[p.dtype] <= VECTOR_BYTES
     if c.align > 1:
-        assert p.strides[1] == 1
-        assert p.n == 1 or p.strides[0] % c.align == 0
+        assert p.x_strides[1] == 1
+        assert p.n == 1 or p.x_strides[0] % c.align == 0
         assert p.d % c.align == p.offset % c.align == 0  # or masks would cut an access
         assert (1 << law.geometry(p.k, p.nnz, 0).log_chunk) % c.align == 0
 
 
-@each_side
 @CASES
 @given(p=wide_products())
 @example(p=LARGE)
-def test_masks_are_left_out_only_where_all_columns_exist(adjoint, p):
+def test_masks_are_left_out_only_where_all_columns_exist(p):
     width = columns_of_group(p)
-    for c in every_launch(p, adjoint):
-        if c.even and (isinstance(c, launch.Gather) or (adjoint and isinstance(c, launch.Rows))):
-            assert p.n % c.vectors == 0  # the columns are tested in any case
-        elif c.even:
-            assert c.whole
+    for c in every_launch(p):
+        if c.unmasked and (isinstance(c, config.FewVectors) or (p.adjoint and isinstance(c, config.RowGather))):
+            assert p.n % c.block_vectors == 0  # the columns are tested in any case
+        elif c.unmasked:
+            assert is_power_of_two(p.k, p.nnz)
             assert p.offset % width == p.d % width == 0
             # The last split is as whole as the others.
-            assert (p.d // width) % getattr(c, "chunks", 1) == 0
-            assert isinstance(c, launch.Tiles) or p.n % c.vectors == 0
+            assert (p.d // width) % getattr(c, "chunks_per_dot", 1) == 0
+            assert isinstance(c, config.TensorCore) or p.n % c.block_vectors == 0
 
 
-@each_side
 @CASES
 @given(p=wide_products())
-def test_constants_of_the_tile_kernels(adjoint, p):
+def test_constants_of_the_tensor_core_kernels(p):
     assume(p.dtype != "float64")
-    c = launch.tiles(p, adjoint)
+    c = config.tensor_core(p)
     g = law.geometry(p.k, p.nnz, 0)
     chunk, tiles = 1 << g.log_chunk, g.n_tiles
-    assert c.whole == (p.k == tiles * 128 == 128 << g.log_group and chunk * p.nnz == 128)
-    for size in (c.vectors, c.chunks, c.keys, c.signs):
+    geometry = kernel_geometry(p.k, p.nnz)
+    assert geometry.power_of_two == (p.k == tiles * 128 == 128 << g.log_group and chunk * p.nnz == 128)
+    for size in (c.block_vectors, c.chunks_per_dot, geometry.n_keys, geometry.n_sign_words):
         assert size.bit_count() == 1
-    assert c.chunks <= launch.BATCH
-    # A dot's inner length is at least 16.
-    assert c.chunks * chunk >= 16
-    assert 16 <= c.vectors <= 128
-    if c.whole:
-        assert c.keys == max(1, p.nnz // 4)  # of 32 rows
-        assert c.signs == max(1, 4 // p.nnz)
+    assert c.chunks_per_dot <= GROUPS_PER_STEP
+    assert c.chunks_per_dot * chunk >= 16  # a dot's inner length
+    assert 16 <= c.block_vectors <= 128
+    if geometry.power_of_two:
+        assert geometry.n_keys == max(1, p.nnz // 4)  # for 32 rows
+        assert geometry.n_sign_words == max(1, 4 // p.nnz)
     else:
-        assert c.keys >= p.nnz
-        assert c.signs == 4
-    assert not (adjoint and c.fold)
+        assert geometry.n_keys >= p.nnz
+        assert geometry.n_sign_words == 4
+    assert not (p.adjoint and c.chunked_sum)
 
 
-@each_side
 @CASES
 @given(p=wide_products())
-def test_constants_of_the_gather_kernels(adjoint, p):
-    c = launch.gather(p, adjoint)
+def test_constants_of_the_kernels_for_few_vectors(p):
+    c = config.few_vectors(p)
     g = law.geometry(p.k, p.nnz, 0)
-    for size in (c.vectors, c.t, c.h, c.lane, c.parts, c.qi, c.qw):
+    axes = dataclasses.astuple(c.layout)
+    for size in (c.block_vectors, c.segments, *axes):
         assert size.bit_count() == 1
-    assert c.t >= p.nnz
-    if adjoint:
-        assert c.h * c.lane == 1 << g.log_chunk
+    assert c.layout.sub_blocks >= p.nnz
+    rows = c.layout.rows_outer * c.layout.rows_inner
+    if p.adjoint:
+        assert rows == 1 << g.log_chunk
     else:
-        assert c.h * c.lane * p.nnz >= -(-p.k // g.n_tiles)  # rows of a tile
-        width = columns_of_group(p) * c.parts * c.qi * c.qw
-        assert c.long or width * p.strides[1] < 1 << 32
-    assert c.wide == (p.dtype == "float64")
-    assert c.vectors * c.t * c.h * c.qi * c.qw * c.lane <= 1 << 20  # of a tensor in Triton
-    if c.vectors_last:
-        assert p.strides[1] % c.align == 0
-    assert p.n % c.vectors == 0 or not c.even
+        assert rows * p.nnz >= -(-p.k // g.n_tiles)  # rows of a tile
+        width = columns_of_group(p) * c.segments * c.layout.chunks_outer * c.layout.chunks_inner
+        assert c.offsets_64 or width * p.x_strides[1] < 1 << 32
+    assert c.fp64 == (p.dtype == "float64")
+    assert c.block_vectors * math.prod(axes) <= 1 << 20  # elements of a tensor in Triton
+    if c.vectors_contiguous:
+        assert p.x_strides[1] % c.align == 0
+    assert p.n % c.block_vectors == 0 or not c.unmasked
 
 
 def test_how_fp32_is_multiplied():
-    size = {"n": 1 << 16, "d": 512, "k": 256, "nnz": 4, "offset": 0, "strides": (512, 1), "narrow": (256, 1)}
-    size |= {"multiprocessors": 132, "shared_memory": 232_448}
     modes = {
-        (dtype, precision, adjoint): launch.tiles(
-            launch.Product(dtype=dtype, precision=precision, **size), adjoint
+        (dtype, precision, adjoint): config.tensor_core(
+            exact_product(1 << 16, 512, dtype=dtype, precision=precision, adjoint=adjoint)
         ).mode
         for dtype, precision, adjoint in grid(("float32", "bfloat16"), ("highest", "high", "medium"), (False, True))
     }
     for adjoint in (False, True):
-        assert modes["float32", "highest", adjoint] in (launch.FP16_PAIR, launch.BF16_TRIPLE)
-        assert modes["float32", "high", adjoint] == launch.BF16_PAIR
-        assert modes["float32", "medium", adjoint] == launch.BF16
-        assert {modes["bfloat16", p, adjoint] for p in ("highest", "high", "medium")} == {launch.NATIVE}
+        assert modes["float32", "highest", adjoint] in (arithmetic.FP16_PAIR, arithmetic.BF16_TRIPLE)
+        assert modes["float32", "high", adjoint] == arithmetic.BF16_PAIR
+        assert modes["float32", "medium", adjoint] == arithmetic.BF16
+        assert {modes["bfloat16", p, adjoint] for p in ("highest", "high", "medium")} == {arithmetic.NATIVE}
 
 
-def test_which_sums_are_made_in_parts():
-    """Those of more chunks than keep the accuracy that is asked for; then 64 features are a step."""
+def test_which_sums_are_chunked():
+    """Sums of more chunks than the required accuracy allows; a dot then covers 64 features."""
 
-    def parts(chunks, dtype="float32", precision="highest", adjoint=False, nnz=4):
-        d = chunks * 128 // nnz
-        c = launch.tiles(
-            launch.Product(10**6, d, 128, nnz, 0, (d, 1), (128, 1), dtype, precision, 132, 232_448), adjoint
+    def chunked(chunks, dtype="float32", precision="highest", adjoint=False, nnz=4):
+        c = config.tensor_core(
+            exact_product(10**6, chunks * 128 // nnz, 128, nnz, dtype=dtype, precision=precision, adjoint=adjoint)
         )
-        return c.fold, c.vectors, c.chunks
+        return c.chunked_sum, c.block_vectors, c.chunks_per_dot
 
     for precision in ("highest", "high"):
-        assert parts(16, precision=precision) == (False, 128, 1)
-        assert parts(17, precision=precision) == (True, 64, 2)
-    assert parts(17, nnz=16) == (True, 64, 4)  # 32 features: more would have too many keys
-    assert parts(32, precision="medium") == (False, 128, 1)
-    assert parts(33, precision="medium") == (True, 64, 2)
-    assert parts(1024, "bfloat16") == (False, 64, 2)
-    assert parts(1025, "float16") == (True, 64, 2)
-    assert parts(5000, adjoint=True) == (False, 64, 2)
+        assert chunked(16, precision=precision) == (False, 128, 1)
+        assert chunked(17, precision=precision) == (True, 64, 2)
+    assert chunked(17, nnz=16) == (True, 64, 4)  # 32 features: more would have too many keys
+    assert chunked(32, precision="medium") == (False, 128, 1)
+    assert chunked(33, precision="medium") == (True, 64, 2)
+    assert chunked(1024, "bfloat16") == (False, 64, 2)
+    assert chunked(1025, "float16") == (True, 64, 2)
+    assert chunked(5000, adjoint=True) == (False, 64, 2)
 
 
-def test_columns_next_to_each_other():
-    """As in a row-major A: rows of A are read nnz times, or multiplied by tensor cores."""
-    product = launch.Product(512, 2**18, 1024, 4, 0, (1, 512), (1, 512), "float32", "highest", 132, 232_448)
-    for changes, adjoint, kind in (
-        ({}, False, launch.Rows),
-        ({"nnz": 8}, False, launch.Rows),
-        ({"nnz": 16}, False, launch.Tiles),
-        ({"nnz": 8, "k": 1000}, False, launch.Tiles),
-        ({"nnz": 8, "dtype": "bfloat16"}, False, launch.Tiles),
-        ({"nnz": 4, "dtype": "bfloat16"}, False, launch.Rows),
-        ({}, True, launch.Rows),
-        ({"nnz": 8}, True, launch.Tiles),
+def test_contiguous_vectors():
+    """A row-major A in S A: rows of A are read nnz times, or multiplied by tensor cores."""
+    product = exact_product(512, 2**18, 1024, 4, x_strides=(1, 512), y_strides=(1, 512))
+    for changes, kind in (
+        ({}, config.RowGather),
+        ({"nnz": 8}, config.RowGather),
+        ({"nnz": 16}, config.TensorCore),
+        ({"nnz": 8, "k": 1000}, config.TensorCore),
+        ({"nnz": 8, "dtype": "bfloat16"}, config.TensorCore),
+        ({"nnz": 4, "dtype": "bfloat16"}, config.RowGather),
+        ({"nnz": 1}, config.FewVectors),
+        ({"adjoint": True}, config.RowGather),
+        ({"nnz": 8, "adjoint": True}, config.TensorCore),
+        ({"dtype": "float64"}, config.FewVectors),
+        ({"n": 15, "x_strides": (1, 15)}, config.FewVectors),
+        ({"nnz": 8, "device": HOPPER}, config.Hopper),
+        ({"nnz": 8, "device": HOPPER, "plain": False}, config.RowGather),
     ):
-        assert isinstance(launch.choose(product._replace(**changes), adjoint), kind), (changes, adjoint)
+        assert isinstance(config.choose(product._replace(**changes)), kind), changes
 
 
 def test_choices_are_values():
     """Equal products have equal launches, and a launch can be a key."""
-    launch.choose.cache_clear()
-    first = launch.choose(LARGE)
-    launch.choose.cache_clear()
-    assert first == launch.choose(launch.Product(*LARGE))
-    assert hash(first) == hash(launch.choose(LARGE))
+    first = config.choose(LARGE)
+    assert first is not config.choose(LARGE)
+    assert first == config.choose(Product(*LARGE))
+    assert hash(first) == hash(config.choose(LARGE))
     with pytest.raises(AttributeError):
         first.splits = 2
 
@@ -245,73 +262,127 @@ def test_choices_are_values():
 # --------------------------------------------------------------------------------- variants
 
 # What a launch shall be, and the product that has it: (n, d, k, nnz, offset, dtype, layout), cut into `splits`.
+P2, UNMASKED, CHUNKED, LOADS = "power_of_two", "unmasked", "chunked_sum", "load_chunks"
+CONTIGUOUS = "vectors_contiguous"
 VARIANTS = [
-    ({"mode": launch.NATIVE, "whole": True, "even": True}, (65, 256, 256, 4, 128, "bfloat16", "rows"), 1),
-    ({"mode": launch.NATIVE, "whole": True, "even": False}, (66, 200, 128, 4, 7, "bfloat16", "rows"), 2),
-    ({"mode": launch.NATIVE, "whole": False, "even": False}, (66, 100, 300, 4, 7, "float16", "rows"), 1),
-    ({"mode": launch.NATIVE, "whole": True, "fold": True}, (65, 8300, 128, 16, 7, "float16", "rows"), 1),
-    ({"mode": launch.FP16_PAIR, "whole": True, "even": True}, (130, 128, 128, 4, 64, "float32", "rows"), 1),
-    ({"mode": launch.FP16_PAIR, "whole": True, "even": False}, (130, 100, 128, 4, 3, "float32", "rows"), 1),
-    ({"mode": launch.FP16_PAIR, "even": True, "fold": True}, (65, 2048, 128, 4, 0, "float32", "rows"), 1),
-    ({"mode": launch.FP16_PAIR, "whole": False, "fold": True}, (70, 1300, 100, 4, 5, "float32", "rows"), 1),
-    ({"mode": launch.BF16_TRIPLE, "whole": False, "fold": False}, (70, 250, 300, 4, 5, "float32", "rows"), 2),
-    ({"mode": launch.BF16_TRIPLE, "whole": True, "fold": True}, (66, 1500, 128, 4, 5, "float32", "rows"), 1),
-    ({"mode": launch.FP16_PAIR, "even": True, "fold": False}, (66, 512, 128, 4, 64, "float32", "rows"), 2),
-    ({"mode": launch.FP16_PAIR, "even": False, "fold": True}, (66, 3300, 128, 4, 3, "float32", "rows"), 3),
-    ({"align": 4, "whole": True, "even": True, "fold": False}, (64, 256, 256, 4, 128, "float32", "columns"), 1),
-    ({"align": 1, "whole": True, "even": False}, (67, 200, 256, 2, 7, "float32", "columns"), 1),
-    ({"keys": 2, "whole": True, "even": True}, (64, 256, 256, 8, 64, "float32", "columns"), 2),
-    ({"keys": 2, "whole": True, "even": False}, (66, 150, 128, 8, 7, "float32", "columns"), 1),
-    ({"mode": launch.NATIVE, "whole": True, "even": False}, (66, 150, 128, 8, 7, "bfloat16", "columns"), 1),
-    ({"align": 2, "whole": False, "even": False}, (66, 200, 300, 3, 7, "bfloat16", "columns"), 2),
-    ({"lines": True, "whole": True, "vectors_last": False}, (3, 700, 128, 4, 7, "float32", "rows"), 1),
-    ({"lines": True, "whole": False, "vectors_last": True}, (4, 700, 300, 4, 7, "bfloat16", "columns"), 1),
-    ({"lines": False, "whole": True, "vectors_last": False}, (1, 3000, 128, 1, 7, "float32", "rows"), 2),
     (
-        {"lines": False, "whole": False, "vectors_last": True, "wide": True},
+        {"mode": NATIVE, P2: True, UNMASKED: True},
+        (65, 256, 256, 4, 128, "bfloat16", "rows"),
+        1,
+    ),
+    ({"mode": NATIVE, P2: True, UNMASKED: False}, (66, 200, 128, 4, 7, "bfloat16", "rows"), 2),
+    ({"mode": NATIVE, P2: False, UNMASKED: False}, (66, 100, 300, 4, 7, "float16", "rows"), 1),
+    (
+        {"mode": NATIVE, P2: True, CHUNKED: True},
+        (65, 8300, 128, 16, 7, "float16", "rows"),
+        1,
+    ),
+    (
+        {"mode": FP16_PAIR, P2: True, UNMASKED: True},
+        (130, 128, 128, 4, 64, "float32", "rows"),
+        1,
+    ),
+    (
+        {"mode": FP16_PAIR, P2: True, UNMASKED: False},
+        (130, 100, 128, 4, 3, "float32", "rows"),
+        1,
+    ),
+    (
+        {"mode": FP16_PAIR, UNMASKED: True, CHUNKED: True},
+        (65, 2048, 128, 4, 0, "float32", "rows"),
+        1,
+    ),
+    (
+        {"mode": FP16_PAIR, P2: False, CHUNKED: True},
+        (70, 1300, 100, 4, 5, "float32", "rows"),
+        1,
+    ),
+    (
+        {"mode": BF16_TRIPLE, P2: False, CHUNKED: False},
+        (70, 250, 300, 4, 5, "float32", "rows"),
+        2,
+    ),
+    (
+        {"mode": BF16_TRIPLE, P2: True, CHUNKED: True},
+        (66, 1500, 128, 4, 5, "float32", "rows"),
+        1,
+    ),
+    (
+        {"mode": FP16_PAIR, UNMASKED: True, CHUNKED: False},
+        (66, 512, 128, 4, 64, "float32", "rows"),
+        2,
+    ),
+    (
+        {"mode": FP16_PAIR, UNMASKED: False, CHUNKED: True},
+        (66, 3300, 128, 4, 3, "float32", "rows"),
+        3,
+    ),
+    (
+        {"align": 4, P2: True, UNMASKED: True, CHUNKED: False},
+        (64, 256, 256, 4, 128, "float32", "columns"),
+        1,
+    ),
+    ({"align": 1, P2: True, UNMASKED: False}, (67, 200, 256, 2, 7, "float32", "columns"), 1),
+    ({"n_keys": 2, P2: True, UNMASKED: True}, (64, 256, 256, 8, 64, "float32", "columns"), 2),
+    ({"n_keys": 2, P2: True, UNMASKED: False}, (66, 150, 128, 8, 7, "float32", "columns"), 1),
+    (
+        {"mode": NATIVE, P2: True, UNMASKED: False},
+        (66, 150, 128, 8, 7, "bfloat16", "columns"),
+        1,
+    ),
+    ({"align": 2, P2: False, UNMASKED: False}, (66, 200, 300, 3, 7, "bfloat16", "columns"), 2),
+    (
+        {LOADS: True, P2: True, CONTIGUOUS: False},
+        (3, 700, 128, 4, 7, "float32", "rows"),
+        1,
+    ),
+    (
+        {LOADS: True, P2: False, CONTIGUOUS: True},
+        (4, 700, 300, 4, 7, "bfloat16", "columns"),
+        1,
+    ),
+    (
+        {LOADS: False, P2: True, CONTIGUOUS: False},
+        (1, 3000, 128, 1, 7, "float32", "rows"),
+        2,
+    ),
+    (
+        {LOADS: False, P2: False, CONTIGUOUS: True, "fp64": True},
         (20, 300, 300, 5, 7, "float64", "columns"),
         1,
     ),
-    ({"lines": False, "wide": True, "vectors_last": False}, (20, 300, 100, 33, 7, "float64", "rows"), 1),
+    ({LOADS: False, "fp64": True, CONTIGUOUS: False}, (20, 300, 100, 33, 7, "float64", "rows"), 1),
 ]
 
 
 @pytest.mark.parametrize(("wanted", "shape", "splits"), VARIANTS)
 def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     n, d, k, nnz, offset, dtype, layout = shape
-    chosen, choose = [], launch.choose
+    chosen, choose, in_halves = [], triton_exact.choose, "16" in dtype
 
-    def choice(product, adjoint=False):
-        made = choose(product, adjoint)
-        if isinstance(made, launch.Gather) and not adjoint:
-            batches = -(-made.splits * made.batches // splits)
-            made = dataclasses.replace(made, splits=splits, batches=batches)
+    def choice(product):
+        made = choose(product)
+        if isinstance(made, config.FewVectors) and not product.adjoint:
+            batches = -(-made.splits * made.batches_per_split // splits)
+            made = dataclasses.replace(made, splits=splits, batches_per_split=batches)
         chosen.append(made)
         return made
 
-    def cut(product, geometry, vectors, groups, programs_each, unit, adjoint):
+    def cut(product, block_vectors, groups, programs_per_multiprocessor, unit):
         each = math.ceil(math.ceil(groups / splits) / unit) * unit
         return -(-groups // each), each
 
-    monkeypatch.setattr(launch, "PAIR_ELEMENTS", 0 if wanted.get("mode") == launch.FP16_PAIR else math.inf)
-    monkeypatch.setattr(launch, "split", cut)
-    monkeypatch.setattr(launch, "choose", choice)
-    choose.cache_clear()
+    monkeypatch.setattr(triton_exact, "choose", choice)
+    fewest = 0 if wanted.get("mode") == arithmetic.FP16_PAIR else math.inf
     S = Sketch(offset + d, k, nnz=nnz, seed=d)[:, offset:]
-    check_project(
-        S,
-        n,
-        dtype,
-        "float32" if "16" in dtype else dtype,
-        kernels_on,
-        layout,
-        layout,
-        add=dtype in ("float32", "float64"),
-    )
-    kind = launch.Gather if "lines" in wanted else launch.Tiles if "mode" in wanted else launch.Rows
+    out_dtype = "float32" if in_halves else dtype
+    with changed_choices({"arithmetic.MIN_PAIR_ELEMENTS": fewest, "exact.split_groups": cut}):
+        check_project(S, n, dtype, out_dtype, kernels_on, layout, layout, add=not in_halves)
+        if d < 1000:
+            check_adjoint(S, n, dtype, out_dtype, kernels_on, layout, layout)
+    kinds = {"load_chunks": config.FewVectors, "mode": config.TensorCore}
+    kind = next((kinds[name] for name in kinds if name in wanted), config.RowGather)
     assert isinstance(chosen[0], kind)
     assert chosen[0].splits == splits
-    assert {name: getattr(chosen[0], name) for name in wanted} == wanted
-    if d < 1000:
-        check_adjoint(S, n, dtype, "float32" if "16" in dtype else dtype, kernels_on, layout, layout)
-    choose.cache_clear()
+    found = dataclasses.asdict(kernel_geometry(k, nnz)) | dataclasses.asdict(chosen[0])
+    assert {name: found[name] for name in wanted} == wanted

@@ -5,12 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import kernels
 from helpers.data import integers
 from helpers.kernels import FLOATS, filled, integral_matrix, large_first
 
 from sjlt import Sketch
-from sjlt.backends.triton import exact as backend
-from sjlt.kernels.config import exact as launch
+from sjlt.backends.triton import exact as triton_exact
+from sjlt.backends.triton.device import precision
+from sjlt.backends.triton.vector_scales import vector_scales
+from sjlt.kernels.config import arithmetic
+from sjlt.kernels.config.exact import choose
 
 pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
@@ -25,13 +29,13 @@ def normal(n, d, seed=0):
 
 def project(S, x, out_dtype=None):
     out = torch.full((x.shape[0], S.n_components), math.nan, dtype=out_dtype or x.dtype, device=x.device)
-    backend.project(S, x, out, False)
+    kernels.project(S, x, out, False)
     return out.cpu().double().numpy()
 
 
 def adjoint(S, y, out_dtype=None):
     out = torch.full((y.shape[0], S.n_features), math.nan, dtype=out_dtype or y.dtype, device=y.device)
-    backend.adjoint(S, y, out, False)
+    kernels.adjoint(S, y, out, False)
     return out.cpu().double().numpy()
 
 
@@ -111,7 +115,7 @@ def test_scales_come_from_what_is_not_zero(d, kernels_on):
     """However few they are: all features of vectors as short as these are looked at before one is taken for zeros."""
     x = normal(300, d) * (np.random.default_rng(1).random((300, d)) < 0.03)
     x[::2], x[1] = normal(150, d), 0
-    scales = backend._scales(launch.FP16_PAIR, torch.from_numpy(x).float().to(kernels_on)).cpu().double().numpy()
+    scales = vector_scales(arithmetic.FP16_PAIR, torch.from_numpy(x).float().to(kernels_on)).cpu().double().numpy()
     zeros = (x == 0).all(axis=1)
     assert (scales[zeros] == 2.0**126).all()
     seen = (np.abs(x).max(axis=1) * scales)[~zeros]
@@ -123,7 +127,7 @@ def test_one_small_number_is_no_scale(kernels_on):
     x = torch.zeros(3, 768, device=kernels_on)
     x[0, 386] = x[2, 386] = 1e-4
     x[1, 200:260] = x[2, 200:260] = 1
-    scales = backend._scales(launch.FP16_PAIR, x).cpu()
+    scales = vector_scales(arithmetic.FP16_PAIR, x).cpu()
     assert scales.tolist() == [2.0**20, 2.0**6, 2.0**6]
 
 
@@ -135,8 +139,8 @@ def test_sums_of_splits_see_all_of_their_parts():
     data = [torch.randn(512, 2**14, device="cuda") for _ in range(3)]
     for transposed in (False, True):  # both kinds of kernel
         data = [x.t().contiguous().t() if transposed else x for x in data]
-        product = backend._product(S, data[0], data[0], S.project(data[0]))
-        assert launch.choose(product).splits > 1
+        product = triton_exact.describe(S.spec, data[0], S.project(data[0]), False, adjoint=False)
+        assert choose(product).splits > 1
         expected = []
         for x in data:
             torch.cuda.synchronize()
@@ -277,7 +281,7 @@ def test_non_finite_numbers(n, dtype, value, kernels_on, parts):
 def test_what_is_accumulated_in_fp64_stays_in_fp64(n, dtype, width, kernels_on):
     x = torch.zeros((n, width), dtype=FLOATS[dtype], device=kernels_on)
     y = torch.zeros((n, S.n_components), dtype=FLOATS[dtype], device=kernels_on)
-    for product, data, size in ((backend.project, x, S.n_components), (backend.adjoint, y, width)):
+    for product, data, size in ((kernels.project, x, S.n_components), (kernels.adjoint, y, width)):
         out = torch.tensor([1 / 3, 1e300], dtype=torch.float64, device=kernels_on).repeat(n, size // 2)
         before = out.clone()
         product(S[:, :width], data, out, True)
@@ -293,7 +297,7 @@ def test_precision_by_torchs_newer_names(set_precision):
     try:
         for value in ("tf32", "ieee"):
             matmul.fp32_precision = value
-            assert backend._precision(torch.float64) == backend._precision(torch.bfloat16) == "highest"
-            assert backend._precision(torch.float32) in ("highest", "high")
+            assert precision(torch.float64) == precision(torch.bfloat16) == "highest"
+            assert precision(torch.float32) in ("highest", "high")
     finally:
         matmul.fp32_precision = before

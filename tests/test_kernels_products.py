@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
+from helpers import kernels
 from helpers.data import integers
 from helpers.kernels import FLOATS, LAYOUTS, check_adjoint, check_project, drawn, filled, integral_matrix, poisoned
 
 from sjlt import Sketch
-from sjlt.backends.triton import exact as backend
 
 # A vector whose sampled features are small or 0 seems to need a large scale: its result overflows, and is made again.
 pytestmark = pytest.mark.filterwarnings(
@@ -158,16 +158,16 @@ def test_slices_of_features_add_up(k, nnz, n, dtype, kernels_on):
     S = Sketch(2**33 + 130, k, nnz=nnz, seed=4)[:, 2**33 - 20 :]
     _, x = drawn(n, S.n_features, dtype, "rows", kernels_on)
     whole, parts = (torch.zeros(n, k, device=kernels_on, dtype=torch.float64) for _ in range(2))
-    backend.project(S, x, whole, False)
+    kernels.project(S, x, whole, False)
     cuts = [0, 1, 17, 130, 131, 150]
     for a, b in itertools.pairwise(cuts):
-        backend.project(S[:, a:b], x[:, a:b], parts, True)
+        kernels.project(S[:, a:b], x[:, a:b], parts, True)
     assert torch.equal(whole, parts)
     _, y = drawn(n, k, dtype, "rows", kernels_on)
     whole, parts = (torch.zeros(n, 150, device=kernels_on, dtype=torch.float32) for _ in range(2))
-    backend.adjoint(S, y, whole, False)
+    kernels.adjoint(S, y, whole, False)
     for a, b in itertools.pairwise(cuts):
-        backend.adjoint(S[:, a:b], y, parts[:, a:b], False)
+        kernels.adjoint(S[:, a:b], y, parts[:, a:b], False)
     assert torch.equal(whole, parts)
 
 
@@ -192,11 +192,11 @@ def test_more_vectors_than_a_grids_axis_has_blocks(dtype, layout):
     n, S = 65_536 * 128 + 3, Sketch(8, 4, nnz=1)
     x = drawn_on_gpu(n, 8, dtype, layout)
     out = poisoned(layout, (n, 4), dtype, "cuda")
-    backend.project(S, x, out, False)
+    kernels.project(S, x, out, False)
     assert torch.equal(out.double(), x.double() @ dense(S).T)
     y = drawn_on_gpu(n, 4, dtype, layout)
     out = poisoned(layout, (n, 8), dtype, "cuda")
-    backend.adjoint(S, y, out, False)
+    kernels.adjoint(S, y, out, False)
     assert torch.equal(out.double(), y.double() @ dense(S))
 
 
@@ -213,13 +213,13 @@ def test_more_than_two_to_the_31_elements(n, d, layout):
     x = poisoned(layout, (n, d), "float32", "cuda").zero_()
     x[rows, d - 1000 :] = drawn_on_gpu(n - rows.start, 1000, "float32", "rows")
     out = poisoned(layout, (n, 128), "float32", "cuda")
-    backend.project(S, x, out, False)
+    kernels.project(S, x, out, False)
     assert torch.equal(out[rows].double(), x[rows, d - 1000 :].double() @ dense(end).T / 2)
     assert not out[: rows.start].any()
     y = torch.zeros_like(out)
     y[rows] = drawn_on_gpu(n - rows.start, 128, "float32", "rows")
     x.fill_(torch.nan)
-    backend.adjoint(S, y, x, False)
+    kernels.adjoint(S, y, x, False)
     assert torch.equal(x[rows, d - 1000 :].double(), y[rows].double() @ dense(end) / 2)
     assert not x[: rows.start].any()
     assert not x[rows, : d - 1000].isnan().any()

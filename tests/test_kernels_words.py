@@ -8,9 +8,9 @@ import test_law
 import torch
 import triton
 import triton.language as tl
+from helpers import kernels
 
 from sjlt import Sketch
-from sjlt.backends.triton import exact as backend
 from sjlt.kernels.portable import law as words
 from sjlt.laws import exact as law
 from sjlt.laws.philox import define
@@ -47,7 +47,7 @@ def test_word_functions(function, kernels_on):
     columns = zip(names, zip(*arguments, strict=True), strict=True)
     tensors = tuple(as_tensor(key, numbers, name).to(kernels_on) for key, numbers in columns)
     results = tuple(torch.zeros(size, dtype=torch.int64, device=kernels_on) for _ in expected[0])
-    call[(1,)](tensors, results, getattr(words._words, name), size)
+    call[(1,)](tensors, results, getattr(words.words, name), size)
     found = zip(*(test_law.as_ints(part.cpu().numpy())[0] for part in results), strict=True)
     assert [list(parts) for parts in found][: len(expected)] == expected
 
@@ -58,9 +58,9 @@ def test_word_functions(function, kernels_on):
 def by_backend(S, dtype, device):
     """S by two products with an identity, as (n_components, n_features) in fp64, unscaled."""
     project = torch.full((S.n_features, S.n_components), torch.nan, device=device, dtype=dtype)
-    backend.project(S, torch.eye(S.n_features, device=device, dtype=dtype), project, False)
+    kernels.project(S, torch.eye(S.n_features, device=device, dtype=dtype), project, False)
     adjoint = torch.full((S.n_components, S.n_features), torch.nan, device=device, dtype=dtype)
-    backend.adjoint(S, torch.eye(S.n_components, device=device, dtype=dtype), adjoint, False)
+    kernels.adjoint(S, torch.eye(S.n_components, device=device, dtype=dtype), adjoint, False)
     return [matrix.cpu().double().numpy() * S.nnz**0.5 for matrix in (project.t(), adjoint)]
 
 

@@ -18,7 +18,7 @@ class Kernel:
     """Stands for a compiled kernel's source: `searched` are launches through it, `launched` those that skip it."""
 
     __name__ = "Kernel of tests"
-    arg_names = ("x", "n", "BLOCK", "EVEN")
+    arg_names = ("x", "n", "BLOCK", "UNMASKED")
 
     def __init__(self):
         self.searched, self.launched = [], []
@@ -45,7 +45,7 @@ def nothing_remembered(monkeypatch):
 
 
 def constants(block=64):
-    return {"num_warps": 8, "EVEN": True, "BLOCK": block}  # options may stand anywhere, constants in any order
+    return {"num_warps": 8, "UNMASKED": True, "BLOCK": block}  # options may stand anywhere, constants in any order
 
 
 def test_the_second_launch_skips_the_search():
@@ -73,7 +73,7 @@ def test_kinds_of_tensors():
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(triton_launches, "MOST_COMPILED", 3)
+    monkeypatch.setattr(triton_launches, "MAX_COMPILED", 3)
     kernel = Kernel()
     for key in range(10):
         run(kernel, (1, 1, 1), 0, ("x", 7), key, constants)
@@ -82,49 +82,50 @@ def test_memory_is_bounded(monkeypatch):
 
 
 def test_what_keys_leave_out_is_not_compiled_for():
-    """Of launches with equal keys, Triton would compile the same; in a process of its own, see `compilation`."""
+    """For launches with equal keys Triton would compile the same kernel. (In a process of its own: see `helpers`.)"""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     met = dict(line.split() for line in result.stdout.splitlines())
-    kernels = {"project_tiles", "adjoint_tiles", "project_rows", "adjoint_rows", "project_gather", "adjoint_gather"}
-    kernels |= {"scale_vectors", "reduce_partials", "multiply_iid", "dropout_flat", "dropout_tiles"}
+    kinds = ("tensor_core", "row_gather", "few_vectors")
+    kernels = {f"{way}_{kind}" for way in ("project", "adjoint") for kind in kinds}
+    kernels |= {"scale_vectors", "reduce_partial_sums", "multiply_iid", "dropout_flat", "dropout_tiles"}
     assert {name for name, times in met.items() if int(times) > 20} >= kernels, "equal keys are what this is about"
 
 
 def compare_launches():
     """Make calls, check what they would launch, and print how often each kernel's keys came again."""
-    from sjlt.backends.triton import dropout as triton_dropout
-    from sjlt.backends.triton import exact as backend
-    from sjlt.backends.triton import hopper as triton_hopper
-    from sjlt.backends.triton import iid as triton_iid
-    from sjlt.laws import dropout as dropout_law
+    from helpers.kernels import adjoint, project
+
+    from sjlt.backends.triton import device, dropout, exact, hopper, iid, partial_sums, vector_scales
+    from sjlt.kernels.config.product import Device
+    from sjlt.laws.dropout import Rule
 
     seen, again, draw = {}, {}, random.Random(0)
 
-    def compare(kernel, grid, device, arguments, key, constants):
+    def compare(kernel, grid, index, arguments, key, constants):
         source, options = source_of(kernel, arguments, constants())
         compiled = str(source.signature), str(source.constants), str(source.attrs), str(options)
         name = kernel.__name__
         again[name] = again.get(name, 0) + ((name, key) in seen)
         assert seen.setdefault((name, key), compiled) == compiled, (name, key, arguments)
 
-    for module in (backend, triton_dropout, triton_hopper, triton_iid):
+    for module in (exact, iid, dropout, hopper, partial_sums, vector_scales):
         module.run = compare
-    backend._overlaps = lambda device: False
     for _ in range(150):
         n, d = draw.choice([1, 3, 16, 70, 512, 1 << 16, 1 << 18]), draw.choice([33, 512, 4096, 1 << 14])
         k = draw.choice([100, 128, 1024])
         law = draw.choice([{"nnz": 1}, {"nnz": 3}, {"nnz": 4}, {"nnz": 8}, {"density": 0.1}])
         dtype = draw.choice([torch.float64, torch.float32, torch.float32, torch.bfloat16])
-        by_rows, add, hopper = draw.random() < 0.6, draw.random() < 0.3, draw.random() < 0.5
-        backend._resources = lambda device, hopper=hopper: (132, 227 << 10, hopper)
+        by_rows, add = draw.random() < 0.6, draw.random() < 0.3
+        described = Device(132, 227 << 10, hopper=draw.random() < 0.5)
+        device.describe = lambda _, described=described: described
         x, y = (torch.empty((n, w) if by_rows else (w, n), dtype=dtype, device="meta") for w in (d, k))
         x, y = (x, y) if by_rows else (x.t(), y.t())
         for start in (0, 16, 37, 1 << 12, (1 << 31) - 64, 1 << 31, 1 << 32, 1 << 50):
             S = Sketch(1 << 60, k, seed=draw.choice([0, 1, 16, 2**40, 2**64 - 1]), **law)[:, start : start + d]
-            backend.project(S, x, y, add)
-            backend.adjoint(S, y, x, add)
+            project(S, x, y, add)
+            adjoint(S, y, x, add)
     for _ in range(150):
         shape = draw.choice([1, 7, 64, 4096]), draw.choice([1, 30, 64, 1000])
         x = torch.empty(shape, dtype=draw.choice([torch.float32, torch.bfloat16]), device="meta")
@@ -133,9 +134,9 @@ def compare_launches():
         for i in (0, 1, 16, 2**31, 2**40):
             seeds = draw.choice([None, torch.empty(shape[0], dtype=torch.int64, device="meta")])
             steps = draw.choice([None, torch.empty((), dtype=draw.choice([torch.int32, torch.int64]), device="meta")])
-            rule = dropout_law.Rule(bits, 1 + i % 200, 1.5, i, i % 2**32, i, None, seeds, steps)
-            triton_dropout.drop(rule, x, out)
-            triton_dropout.drop_add(rule, x, out, out)
+            rule = Rule(bits, 1 + i % 200, 1.5, i, i % 2**32, i, None, seeds, steps)
+            dropout.drop(rule, x, out)
+            dropout.drop_add(rule, x, out, out)
     for name, times in again.items():
         print(name, times)
 

@@ -1,6 +1,6 @@
 """Compiling kernels, without a GPU, for the architectures that they are meant for.
 
-In the tests' own process kernels are interpreted. So a test file that compiles does it as a program of its own: it
+In the tests' own process kernels are interpreted. A test file that compiles therefore runs itself as a program: it
 makes calls on tensors without data, and `compile_launches` compiles what the backend would have launched.
 """
 
@@ -16,17 +16,6 @@ TARGETS = {  # a target's name: Triton's description of it, and the bytes of sha
 }
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 TYPES |= {"uint8": "u8", "int32": "i32", "int64": "i64"}
-
-
-class Launches(list):
-    """Stands for a kernel, and keeps what it is launched with."""
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-        self.__name__, self.arg_names = kernel.__name__, kernel.arg_names
-
-    def __getitem__(self, grid):
-        return lambda *arguments, **options: self.append((arguments, options))
 
 
 def source_of(kernel, arguments, options):
@@ -59,49 +48,51 @@ def source_of(kernel, arguments, options):
     return source(kernel, signature, constexprs=constants, attrs=hints), options
 
 
-def compile_launches(target, make_calls, *modules):
-    """Compile what `make_calls` launches of the kernels that `modules` name, and print what comes of it."""
+def compile_launches(target, make_calls):
+    """Compile the kernels that ``make_calls(device)`` launches on devices of the target, and print the outcomes."""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from sjlt.backends.triton import exact as backend
+    from sjlt.backends.triton import device
+    from sjlt.kernels.config.product import Device
 
-    backend._resources = lambda device: (132, TARGETS[target][-1], False)
-    backend.NVIDIA = not target.startswith("gfx")
-    backend._overlaps = lambda device: target == "sm_90"
-    caught = {}
-    for module in modules:
-        for name, value in list(vars(module).items()):
-            if isinstance(value, triton.JITFunction):
-                caught.setdefault(name, Launches(value))
-                setattr(module, name, caught[name])
-    make_calls()
-    print(json.dumps(list(caught)))
+    launches = []
+
+    def catch(kernel, grid):
+        return lambda *arguments, **options: launches.append((kernel, arguments, options))
+
+    def on(hopper=False):
+        nvidia = not target.startswith("gfx")
+        described = Device(132, TARGETS[target][-1], hopper, target == "sm_90", nvidia)
+        device.describe = lambda _: described
+
+    triton.JITFunction.__getitem__ = catch
+    make_calls(on)
     done = set()
-    for name, launches in caught.items():
-        for arguments, options in launches:
-            source, options = source_of(launches.kernel, arguments, options)
-            key = (name, source.hash(), str(options))
-            if key in done:
-                continue
-            done.add(key)
-            names = launches.kernel.arg_names
-            found = {"kernel": name, "constants": {names[i]: str(v) for (i,), v in source.constants.items()}}
-            try:
-                compiled = triton.compile(source, target=GPUTarget(*TARGETS[target][:3]), options=options)
-                found["shared"] = compiled.metadata.shared
-            except Exception as error:
-                found["error"] = repr(error)
-            print(json.dumps(found), flush=True)
+    for kernel, arguments, options in launches:
+        name = kernel.__name__
+        source, options = source_of(kernel, arguments, options)
+        key = (name, source.hash(), str(options))
+        if key in done:
+            continue
+        done.add(key)
+        names = kernel.arg_names
+        found = {"kernel": name, "constants": {names[i]: str(v) for (i,), v in source.constants.items()}}
+        try:
+            compiled = triton.compile(source, target=GPUTarget(*TARGETS[target][:3]), options=options)
+            found["shared"] = compiled.metadata.shared
+        except Exception as error:
+            found["error"] = repr(error)
+        print(json.dumps(found), flush=True)
 
 
-def check_compiled(program, target):
-    """The program, whose argument is a target, launches every kernel, and all compile and fit the shared memory."""
+def check_compiled(program, target, kernels, *arguments):
+    """The program, called with the target and `arguments`, launches all `kernels`; these compile and fit the target."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    result = subprocess.run([sys.executable, program, target], env=environment, capture_output=True, text=True)
+    command = [sys.executable, program, target, *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-8000:]
-    kernels, *compiled = map(json.loads, result.stdout.splitlines())
-    assert kernels
+    compiled = [json.loads(line) for line in result.stdout.splitlines()]
     assert {each["kernel"] for each in compiled} == set(kernels), "a kernel that no call there launches"
     assert not [each for each in compiled if "error" in each]
     assert not [each for each in compiled if each["shared"] > TARGETS[target][-1]]

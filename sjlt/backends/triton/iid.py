@@ -1,86 +1,124 @@
-"""Sketches of the iid law on the Triton backend. The interface is that of `triton`."""
+"""Sketches of the iid law on Triton. The interface is that of `exact`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...kernels.config import iid as iid_launch
+from ...kernels.config.iid import Iid, IidHopper, choose
+from ...kernels.config.product import VECTOR_BYTES, Product
 from ...kernels.portable.iid import multiply_iid
-from . import exact as backend
+from . import device, partial_sums
 from .launcher import kind, run
+from .vector_scales import vector_scales
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    """out (n, k) = x (n, d) S', or += where `accumulate`."""
-    product = _product(x, out.shape[1])
-    plain = not accumulate and x.dtype == out.dtype and x.data_ptr() % 16 == 0
-    if plain and product.hopper and iid_launch.suits_hopper(product, spec.feature_offset):
-        from . import hopper as triton_hopper
-
-        with backend._on(x):
-            triton_hopper.project_iid(spec, x, out, product.multiprocessors)
-    else:
-        _multiply(product, spec, x, out, accumulate, forward=True)
+    """out (n, k) = x (n, d) Sᵀ, added to `out` if `accumulate`."""
+    _multiply_iid(spec, x, out, accumulate, adjoint=False)
 
 
 def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
-    """out (n, d) = y (n, k) S, or += where `accumulate`."""
-    _multiply(_product(y, out.shape[1]), spec, y, out, accumulate, forward=False)
+    """out (n, d) = y (n, k) S, added to `out` if `accumulate`."""
+    _multiply_iid(spec, y, out, accumulate, adjoint=True)
 
 
-def _multiply(
-    product: iid_launch.Product, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool, forward: bool
-) -> None:
-    if out.numel() == 0 or x.shape[1] == 0:
+def _multiply_iid(spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool, adjoint: bool) -> None:
+    if out.numel() == 0 or data.shape[1] == 0:
         if not accumulate:
             out.zero_()
         return
-    with backend._on(x):
-        chosen = iid_launch.choose(product)
-        scales = backend._scales(chosen.mode, x)
-        final = chosen.splits == 1
-        sums = out if final else backend._partial(chosen.splits, x, out)
-        _launch(chosen, spec, x, sums, scales, forward, accumulate)
-        if not final:
-            backend._reduce(4 * spec.n_components * spec.lanes.density, sums, out, accumulate)
+    with device.current(data):
+        product = describe(spec, data, out, accumulate, adjoint)
+        plan = make_plan(product)
+
+        def launch(target: Tensor, accumulate: bool) -> None:
+            if isinstance(plan.chosen, IidHopper):
+                from . import hopper
+
+                hopper.project_iid(plan.chosen, spec, data, target, product.device.multiprocessors)
+            else:
+                _run(plan, spec, data, target, accumulate)
+
+        half_scale = spec.lanes.scale(spec.n_components) / 2
+        partial_sums.write(plan.chosen.splits, data, out, accumulate, half_scale, launch)
 
 
-def _product(x: Tensor, outer: int) -> iid_launch.Product:
-    (n, inner), dtype = x.shape, x.dtype
-    resources = backend._resources(x.device)
-    return iid_launch.Product(n, inner, outer, x.stride(), backend.DTYPES[dtype], backend._precision(dtype), *resources)
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity, as part of launches' keys
+class Plan:
+    """A launch and the constants that determine its kernel. Products of one shape and kind share one."""
+
+    chosen: Iid | IidHopper
+    constants: dict[str, Any]
 
 
-def _launch(
-    chosen: iid_launch.Multiply,
-    spec: SketchSpec,
-    x: Tensor,
-    out: Tensor,
-    scales: Tensor,
-    forward: bool,
-    accumulate: bool,
-) -> None:
-    """The launch on x into out or, where there are splits, into their sums."""
-    lanes, (n, inner), outer = spec.lanes, x.shape, out.shape[-1]
-    final = chosen.splits == 1
-    sizes = (n, inner, outer, *x.stride(), *backend._strides(out))
+def describe(spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool, adjoint: bool) -> Product:
+    """The description of a product of `data`. The Hopper kernel stores results of any alignment."""
+    x, y = (out, data) if adjoint else (data, out)
+    n, d = x.shape
+    return Product(
+        adjoint,
+        n,
+        d,
+        spec.n_components,
+        0,
+        spec.feature_offset,
+        x.stride(),
+        y.stride(),
+        device.DTYPE_NAMES[data.dtype],
+        device.precision(data.dtype),
+        not accumulate and data.dtype == out.dtype and data.data_ptr() % VECTOR_BYTES == 0,
+        device.describe(data.device),
+    )
+
+
+@lru_cache(maxsize=4096)
+def make_plan(product: Product) -> Plan:
+    """The plan for a product whose n, d and k are positive. This is where the product is hashed, once per call."""
+    return _shared_plan(choose(product), product._replace(offset=0))
+
+
+@lru_cache(maxsize=4096)
+def _shared_plan(chosen: Iid | IidHopper, product: Product) -> Plan:
+    if isinstance(chosen, IidHopper):
+        return Plan(chosen, {})
+    constants = {
+        "ADJOINT": product.adjoint,
+        "BLOCK_VECTORS": chosen.block_vectors,
+        "BLOCK_OUT": chosen.block_out,
+        "BLOCK_REDUCE": chosen.block_reduce,
+        "TERMS_PER_SUM": chosen.terms_per_sum,
+        "MODE": chosen.mode,
+        "UNMASKED": chosen.unmasked,
+        "ALIGN": chosen.align,
+        "SINGLE_SPLIT": chosen.splits == 1,
+        "NVIDIA": product.device.nvidia,
+        "INTERPRETED": product.device.interpreted,
+        "num_warps": chosen.num_warps,
+        "num_stages": chosen.num_stages,
+    }
+    return Plan(chosen, constants)
+
+
+def _run(plan: Plan, spec: SketchSpec, data: Tensor, target: Tensor, accumulate: bool) -> None:
+    """Launch the portable kernel on `data`, into the result or the partial sums."""
+    chosen = plan.chosen
+    assert isinstance(chosen, Iid)
+    lanes, (n, reduce_dim), out_dim = spec.lanes, data.shape, target.shape[-1]
+    scales = vector_scales(chosen.mode, data)
+    grid = (-(-n // chosen.block_vectors) * -(-out_dim // chosen.block_out), chosen.splits, 1)
+    sizes = (n, reduce_dim, out_dim, *data.stride(), *partial_sums.strides(target))
+    half_scale = lanes.scale(spec.n_components) / 2
+    numbers = (spec.seed, spec.feature_offset, lanes.signs, lanes.complement, chosen.terms_per_split, half_scale)
+    key = (plan, lanes.bits, accumulate, kind(data), kind(target), kind(scales))
 
     def constants() -> dict[str, Any]:
-        return {
-            "FORWARD": forward, "BITS": lanes.bits, "V": chosen.vectors, "OUTER": chosen.outer, "INNER": chosen.inner,
-            "SPAN": chosen.span, "MODE": chosen.mode, "EVEN": chosen.even, "ALIGN": chosen.align,
-            "FINAL": final, "ACCUMULATE": accumulate and final,
-            "NVIDIA": backend.NVIDIA, "INTERPRETED": backend.INTERPRETED,
-            "num_warps": chosen.num_warps, "num_stages": chosen.num_stages,
-        }  # fmt: skip
+        return {**plan.constants, "BITS": lanes.bits, "ACCUMULATE": accumulate}
 
-    grid = (-(-n // chosen.vectors) * -(-outer // chosen.outer), chosen.splits, 1)
-    half_scale = lanes.scale(spec.n_components) / 2
-    numbers = (spec.seed, spec.feature_offset, lanes.signs, lanes.complement, chosen.inner_per_split, half_scale)
-    key = (chosen, lanes.bits, sizes, forward, accumulate, kind(x), kind(out), kind(scales))
-    run(multiply_iid, grid, x.get_device(), (x, out, scales, *sizes, *numbers), key, constants)
+    run(multiply_iid, grid, data.get_device(), (data, target, scales, *sizes, *numbers), key, constants)

@@ -1,6 +1,6 @@
-"""Launches, without Triton's search for the compiled kernel where what it would find is known.
+"""Launches that skip Triton's search for a compiled kernel where its outcome is known.
 
-Triton looks at all arguments of every launch for what it compiles a kernel for, which is about half of the host's time.
+Triton examines all arguments of every launch to find what to compile for, which is about half of the host's time.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-MOST_COMPILED = 4096  # compiled kernels remembered
+MAX_COMPILED = 4096  # compiled kernels remembered
 
 _compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
 
 def kind(t: Tensor) -> Hashable:
-    """What Triton compiles for, of a tensor: its dtype, and the alignment of its memory."""
+    """The properties of a tensor that Triton compiles for: its dtype, and the alignment of its memory."""
     return t.dtype, t.data_ptr() % 16
 
 
@@ -28,11 +28,16 @@ def run(
     key: Hashable,
     constants: Callable[[], dict[str, Any]],
 ) -> None:
-    """``kernel[grid](*arguments, **constants())`` on `device`, the current one.
+    """Launch ``kernel[grid](*arguments, **constants())`` on `device`, which is the current one.
 
-    constants : the kernel's constants and options, by name.  key : what decides them, and, of the arguments, all that
-    Triton compiles for: the kinds of tensors, the sizes of descriptors' blocks, integers that are specialised (by being
-    1 or divisible by 16) and, where a kernel does not say it, whether an integer has 32 bits or 64.
+    Parameters
+    ----------
+    constants : callable
+        Returns the kernel's constants and the compiler's options, by name.
+    key : hashable
+        Determines the constants and everything that Triton compiles for: the kinds of tensors, the block shapes of
+        descriptors, whether an integer that is specialised is 1 or divisible by 16, and whether an integer without a
+        declared type has 32 or 64 bits. It is hashed once per launch, so its parts should have cheap hashes.
     """
     known_by = (kernel.__name__, device, key)
     known = _compiled.get(known_by)
@@ -42,7 +47,7 @@ def run(
         return
     by_name = constants()
     compiled = kernel[grid](*arguments, **by_name)
-    if compiled is not None:  # the interpreter has nothing to remember
-        if len(_compiled) >= MOST_COMPILED:
+    if compiled is not None:  # Triton's interpreter returns None
+        if len(_compiled) >= MAX_COMPILED:
             _compiled.clear()
         _compiled[known_by] = compiled, tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])

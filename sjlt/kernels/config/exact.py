@@ -1,118 +1,56 @@
-"""Which kernel runs, in what shape: pure functions of a product's shapes and the device, decided without a device.
+"""The choice of a kernel for the exact law: pure functions of a `Product`.
 
-What was tuned was tuned on an H200, in fp32; benchmarks/results/h200.json has the cases. (Those that suit the kernels
-for Hopper, see `hopper_launch`, are timed there with these, no longer with `tiles` and `rows`.)
+Thresholds were tuned on an H200 in fp32; benchmarks/results/h200.json holds the shapes. Products that are `eligible`
+for the Hopper kernels are timed there with those, no longer with the kernels chosen here.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
 
 from ...laws import exact as law
+from . import hopper
+from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
+from .hopper import Hopper
+from .product import (
+    GROUPS_PER_STEP,
+    SCRATCH_BYTES,
+    VECTOR_BYTES,
+    Product,
+    alignment,
+    count_groups,
+    is_power_of_two,
+    kernel_geometry,
+    next_power_of_two,
+    vectors_contiguous,
+)
 
-BATCH = 32  # groups of chunks that a program of the tile kernels takes at a time
-NATIVE, BF16, BF16_PAIR, BF16_TRIPLE, FP16_PAIR = range(5)  # how tiles multiply: BF16 and the next are 1, 2, 3 parts
-SAMPLE = 8  # features of a data vector that give its scale, from its middle: padding lies at the ends
-LINE = 32  # that are looked at next, where fewer than two of those are not 0
-PAIR_ELEMENTS = 1 << 22  # of data below which a launch for the scales costs more than it gains
-PAIR_FEATURES = 1 << 23  # beyond which, next to an outlier in the sample, the others' rounding adds up to 1e-6
-SMALL = 1 << 20  # elements of data for which a second launch, to sum splits, takes longer than they gain
-SCRATCH_BYTES = 64 << 20  # that partial results may take
-VECTOR_BYTES = 16  # of the widest access to memory
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-FEW = 16  # vectors for which a block of 64 for the tensor cores would be mostly empty
-MOST_KEYS = 64  # of sub-blocks and chunks that a thread of a tile kernel looks through in a step
-# Sums of tensor cores lose up to 4e-8 of themselves with each chunk (H200). Those of more chunks are made in parts:
-MOST_CHUNKS = 1024  # of 16-bit numbers
-PART = 16  # of data in fp32; and the chunks of a part
-MOST_READS = 4  # of an element of A from the L1 cache, beyond which tensor cores are faster (but see `most_reads`)
-
-
-class Product(NamedTuple):
-    """X S' or Y S, as it comes.
-
-    n : vectors.  d : features.  k, nnz : of the sketch.  offset : its first column.  strides : of the wide side, x or
-    the adjoint's out, along vectors and features, in elements.  narrow : of the other side.  dtype : of the data.
-    precision : as torch names it.  multiprocessors, shared_memory : of the device, and bytes of a program there.
-    hopper : whether the kernels for Hopper run there.
-    """
-
-    n: int
-    d: int
-    k: int
-    nnz: int
-    offset: int
-    strides: tuple[int, ...]
-    narrow: tuple[int, ...]
-    dtype: str
-    precision: str
-    multiprocessors: int
-    shared_memory: int
-    hopper: bool = False
+MIN_SPLIT_ELEMENTS = 1 << 20  # elements of data below which a second launch, to add splits, costs more than they gain
+MIN_BLOCK_VECTORS = 16  # vectors below which a block of 64 for the tensor cores would be mostly empty
+MAX_KEYS = 64  # pairs of sub-block and chunk that a thread of a tensor-core kernel searches in a step
+MAX_READS = 4  # reads of an element from the L1 cache above which tensor cores are faster (but see `max_reads`)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A launch of `project_rows` or `adjoint_rows`. vectors : V.  The rest as in `Tiles`."""
+class TensorCore:
+    """A launch of `project_tensor_core` or `adjoint_tensor_core`.
 
-    vectors: int
-    prefetch: bool
-    whole: bool
-    keys: int
-    signs: int
-    fold: bool
-    even: bool
-    align: int
-    splits: int
-    groups_per_split: int
-    registers: int
-
-
-@dataclass(frozen=True)
-class Gather:
-    """A launch of a gather kernel: constants of the kernel (names as there), how the work is split, and options.
-
-    t, h, lane, parts, qi, qw, vectors : T, H, L, PARTS, QI, QW, V.  wide : sums in fp64.  long : offsets in a batch
-    need 64 bits.  batches x splits cover the columns.
+    Attributes
+    ----------
+    block_vectors, chunks_per_dot, mode, chunked_sum, unmasked, align
+        Constants of the kernel.
+    splits, groups_per_split : int
+        Parts that the sums are split into, each of so many groups of chunks.
+    num_stages, registers : int
+        Options of the compiler; registers is a limit per thread, or 0.
     """
 
-    whole: bool
-    t: int
-    h: int
-    lane: int
-    parts: int
-    qi: int
-    qw: int
-    vectors: int
-    even: bool
-    align: int
-    lines: bool
-    vectors_last: bool
-    wide: bool
-    long: bool
-    splits: int
-    batches: int
-    registers: int
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """A launch of a tile kernel: constants of the kernel (names as there), how the work is split, and options.
-
-    vectors : V.  chunks : U.  groups_per_split x splits cover the groups.  registers : at most, a thread; 0 is free.
-    """
-
-    vectors: int
-    chunks: int
-    whole: bool
-    keys: int
-    signs: int
+    block_vectors: int
+    chunks_per_dot: int
     mode: int
-    fold: bool
-    even: bool
+    chunked_sum: bool
+    unmasked: bool
     align: int
     splits: int
     groups_per_split: int
@@ -120,89 +58,124 @@ class Tiles:
     registers: int
 
 
-def is_whole(k: int, nnz: int) -> bool:
-    """k = 128 2^a and nnz = 2^b: every slot of a chunk is a row, every group has a chunk for every tile."""
-    tiles = k // law.TILE_ROWS
-    return k % law.TILE_ROWS == 0 and tiles & (tiles - 1) == 0 and nnz & (nnz - 1) == 0
+@dataclass(frozen=True)
+class RowGather:
+    """A launch of `project_row_gather` or `adjoint_row_gather`. Attributes are as in `TensorCore`.
+
+    prefetch : whether the next chunk's rows are prefetched into the L2 cache (NVIDIA).
+    """
+
+    block_vectors: int
+    prefetch: bool
+    chunked_sum: bool
+    unmasked: bool
+    align: int
+    splits: int
+    groups_per_split: int
+    registers: int
 
 
-def mode_of(product: Product, adjoint: bool) -> int:
-    if product.dtype != "float32":
-        return NATIVE
-    if product.precision == "highest":
-        scaled = adjoint or (SAMPLE <= product.d <= PAIR_FEATURES and product.n * product.d >= PAIR_ELEMENTS)
-        return FP16_PAIR if scaled else BF16_TRIPLE
-    return {"high": BF16_PAIR, "medium": BF16}[product.precision]
+@dataclass(frozen=True)
+class ThreadLayout:
+    """The axes that the kernels for few vectors spread over registers, warps and lanes; see `few_vectors_layout`."""
+
+    sub_blocks: int
+    rows_outer: int
+    rows_inner: int
+    chunks_outer: int
+    chunks_inner: int
 
 
-def groups_of(product: Product, geometry: law.Geometry) -> int:
-    """The groups of chunks that the columns lie in."""
-    log_width = geometry.log_group + geometry.log_chunk
-    return ((product.offset + product.d - 1) >> log_width) - (product.offset >> log_width) + 1
+@dataclass(frozen=True)
+class FewVectors:
+    """A launch of `project_few_vectors` or `adjoint_few_vectors`.
+
+    Attributes
+    ----------
+    layout, segments, block_vectors, unmasked, align, load_chunks, vectors_contiguous
+        Constants of the kernel.
+    fp64 : bool
+        Whether sums are in fp64.
+    offsets_64 : bool
+        Whether offsets within a batch need 64 bits.
+    splits, batches_per_split : int
+        Parts that the sums are split into, each of so many batches.
+    registers : int
+        Limit per thread, or 0.
+    """
+
+    layout: ThreadLayout
+    segments: int
+    block_vectors: int
+    unmasked: bool
+    align: int
+    load_chunks: bool
+    vectors_contiguous: bool
+    fp64: bool
+    offsets_64: bool
+    splits: int
+    batches_per_split: int
+    registers: int
 
 
-def alignment(product: Product, chunk: int) -> int:
-    """Neighbouring features that one access may take, by strides, widths and offsets (the base address aside)."""
-    if product.strides[1] != 1:
-        return 1
-    widest = VECTOR_BYTES // ITEM_BYTES[product.dtype]
-    stride = product.strides[0] if product.n > 1 else 0
-    return math.gcd(widest, chunk, stride, product.d, product.offset)
+Launch = Hopper | FewVectors | RowGather | TensorCore
 
 
-@lru_cache(maxsize=4096)
-def choose(product: Product, adjoint: bool = False) -> Tiles | Rows | Gather:
-    """The launch for a product with n > 0 and d > 0."""
-    if product.dtype == "float64" or product.n < FEW:
-        return gather(product, adjoint)
-    if vectors_last(product) and product.nnz <= most_reads(product, adjoint):
-        if product.nnz == 1 and not adjoint:
-            return gather(product)
-        if not adjoint or is_whole(product.k, product.nnz):
-            return rows(product, adjoint)
-    chosen = tiles(product, adjoint)
-    return chosen if chosen.keys * chosen.chunks <= MOST_KEYS else gather(product, adjoint)
+def choose(product: Product) -> Launch:
+    """The launch for a product with n > 0 and d > 0. The first rule that applies decides."""
+    if product.plain and product.device.hopper and hopper.eligible(product):
+        return hopper.launch(product)
+    return choose_portable(product)
 
 
-def most_reads(product: Product, adjoint: bool) -> int:
-    """The largest nnz for the kernels of `rows`: twice as large for sums of fp32 data in whole geometries."""
-    twice = product.dtype == "float32" and not adjoint and is_whole(product.k, product.nnz)
-    return 2 * MOST_READS if twice else MOST_READS
+def choose_portable(product: Product) -> FewVectors | RowGather | TensorCore:
+    """The launch of a portable kernel for a product with n > 0 and d > 0."""
+    if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS:
+        return few_vectors(product)
+    if vectors_contiguous(product) and product.nnz <= max_reads(product):
+        if product.nnz == 1 and not product.adjoint:
+            return few_vectors(product)
+        if not product.adjoint or is_power_of_two(product.k, product.nnz):
+            return row_gather(product)
+    chosen = tensor_core(product)
+    keys = kernel_geometry(product.k, product.nnz).n_keys
+    return chosen if keys * chosen.chunks_per_dot <= MAX_KEYS else few_vectors(product)
 
 
-def vectors_last(product: Product) -> bool:
-    """Whether neighbours in memory belong to neighbouring vectors: S A with a row-major A."""
-    return product.n > 1 and 0 < product.strides[0] < product.strides[1]
+def max_reads(product: Product) -> int:
+    """The largest nnz for `row_gather`: twice as large for fp32 projections in power-of-two geometries."""
+    twice = product.dtype == "float32" and not product.adjoint and is_power_of_two(product.k, product.nnz)
+    return 2 * MAX_READS if twice else MAX_READS
 
 
-def tiles(product: Product, adjoint: bool = False) -> Tiles:
-    """The launch of `project_tiles`, or of `adjoint_tiles`."""
-    geometry = law.geometry(product.k, product.nnz, 0)
-    chunk, whole = 1 << geometry.log_chunk, is_whole(product.k, product.nnz)
-    mode = mode_of(product, adjoint)
-    groups = groups_of(product, geometry)
-    most = {NATIVE: MOST_CHUNKS, BF16: BATCH}.get(mode, PART)  # (one part in bf16 is less exact than any sum)
-    fold = not adjoint and groups > most
-    # 64 features a step; of 128 vectors in fp32, 32 (64 take the registers that loads in flight need).
-    wide = mode == NATIVE or adjoint or (fold and chunk >= 16)  # smaller chunks may have more than MOST_KEYS
-    chunks = min(BATCH, max(1, (64 if wide else 32) // chunk))
-    rows_first = mode == NATIVE and whole and not adjoint  # the kernel's sums of 64 vectors leave room for 3 programs
-    small = fold or adjoint or rows_first or product.n <= 64 or chunk > (64 if mode == NATIVE else 32)
-    vectors = 64 if small else 128
-    splits, per_split = split(product, geometry, vectors, groups, 2, chunks, adjoint)
-    # Two programs share a multiprocessor; each holds a tile of entries and a step of data for every stage but one.
-    step = vectors * chunks * chunk * ITEM_BYTES[product.dtype]
-    stages = 1 + (product.shared_memory // 2 - law.TILE_ROWS * chunks * chunk * 2) // step
-    return Tiles(
-        vectors=vectors,
-        chunks=chunks,
-        whole=whole,
-        keys=keys_of(product, whole),
-        signs=signs_of(product, whole),
+def tensor_core(product: Product) -> TensorCore:
+    """The launch of `project_tensor_core` or `adjoint_tensor_core`."""
+    geometry, adjoint = product.geometry, product.adjoint
+    chunk, power_of_two = 1 << geometry.log_chunk, is_power_of_two(product.k, product.nnz)
+    mode = choose_mode(product)
+    groups = count_groups(product)
+    # A sum in plain bf16 is less exact than any accumulation error, so it need not be short.
+    max_groups = {NATIVE: MAX_CHUNKS, BF16: GROUPS_PER_STEP}.get(mode, CHUNKS_PER_SUM)
+    chunked = not adjoint and groups > max_groups
+    # 64 features per dot; 32 for blocks of 128 fp32 vectors, whose loads in flight need the registers. (Smaller chunks
+    # might exceed MAX_KEYS.)
+    wide = mode == NATIVE or adjoint or (chunked and chunk >= 16)
+    chunks_per_dot = min(GROUPS_PER_STEP, max(1, (64 if wide else 32) // chunk))
+    swap_operands = mode == NATIVE and power_of_two and not adjoint  # sums of 64 vectors leave room for 3 programs
+    small = chunked or adjoint or swap_operands or product.n <= 64 or chunk > (64 if mode == NATIVE else 32)
+    block_vectors = 64 if small else 128
+    splits, per_split = split_groups(product, block_vectors, groups, 2, chunks_per_dot)
+    # Two programs share a multiprocessor; each holds a tile of entries, and a step's data for every stage but one.
+    step_bytes = block_vectors * chunks_per_dot * chunk * product.item_bytes
+    entry_bytes = law.TILE_ROWS * chunks_per_dot * chunk * 2
+    stages = 1 + (product.device.shared_memory // 2 - entry_bytes) // step_bytes
+    return TensorCore(
+        block_vectors=block_vectors,
+        chunks_per_dot=chunks_per_dot,
         mode=mode,
-        fold=fold and per_split > most,
-        even=whole and is_even(product, geometry) and groups % chunks == 0,
-        align=alignment(product, chunk),
+        chunked_sum=chunked and per_split > max_groups,
+        unmasked=power_of_two and whole_groups(product) and groups % chunks_per_dot == 0,
+        align=alignment(product, product.d, product.x_strides, math.gcd(chunk, product.offset)),
         splits=splits,
         groups_per_split=per_split,
         num_stages=max(1, min(stages, 6 if mode == NATIVE else 3 if chunk >= 64 else 4)),
@@ -210,127 +183,118 @@ def tiles(product: Product, adjoint: bool = False) -> Tiles:
     )
 
 
-def rows(product: Product, adjoint: bool = False) -> Rows:
-    """The launch of `project_rows`, or of `adjoint_rows`."""
-    geometry = law.geometry(product.k, product.nnz, 0)
-    whole = is_whole(product.k, product.nnz)
-    groups = groups_of(product, geometry)
-    vectors = 64
-    widest = VECTOR_BYTES // ITEM_BYTES[product.dtype]
-    splits, per_split = split(product, geometry, vectors, groups, 4, 1, adjoint)
-    return Rows(
-        vectors=vectors,
-        prefetch=product.strides[0] == 1 and product.n % vectors == 0,
-        whole=whole,
-        keys=keys_of(product, whole),
-        signs=signs_of(product, whole),
-        fold=not adjoint and per_split > 1024,
-        even=product.n % vectors == 0 and (adjoint or (whole and is_even(product, geometry))),
-        align=math.gcd(widest, product.strides[1], product.narrow[1] if adjoint else 0),
+def row_gather(product: Product) -> RowGather:
+    """The launch of `project_row_gather` or `adjoint_row_gather`."""
+    power_of_two = is_power_of_two(product.k, product.nnz)
+    groups, block_vectors = count_groups(product), 64
+    whole_blocks = product.n % block_vectors == 0
+    splits, per_split = split_groups(product, block_vectors, groups, 4, 1)
+    row_strides = (product.x_strides[1], product.y_strides[1] if product.adjoint else 0)
+    return RowGather(
+        block_vectors=block_vectors,
+        prefetch=product.device.nvidia and product.x_strides[0] == 1 and whole_blocks,
+        chunked_sum=not product.adjoint and per_split > 1024,
+        unmasked=whole_blocks and (product.adjoint or (power_of_two and whole_groups(product))),
+        align=math.gcd(VECTOR_BYTES // product.item_bytes, *row_strides),
         splits=splits,
         groups_per_split=per_split,
         registers=128,
     )
 
 
-def gather(product: Product, adjoint: bool = False) -> Gather:
-    """The launch of `project_gather`, or of `adjoint_gather`."""
-    geometry = law.geometry(product.k, product.nnz, 0)
-    last, wide = vectors_last(product), product.dtype == "float64"
-    chunk, sub_blocks = 1 << geometry.log_chunk, above(product.nnz)
+def few_vectors(product: Product) -> FewVectors:
+    """The launch of `project_few_vectors` or `adjoint_few_vectors`."""
+    geometry, adjoint = product.geometry, product.adjoint
+    contiguous, fp64 = vectors_contiguous(product), product.dtype == "float64"
+    chunk, sub_blocks = 1 << geometry.log_chunk, next_power_of_two(product.nnz)
     tile_rows = -(-product.k // geometry.n_tiles)
-    inner = chunk if adjoint else above(-(-tile_rows // product.nnz))
-    h = 1 if last else max(1, inner // 32)
-    lane = inner // h
-    lines_qw = max(1, 128 // lane)  # with which a program's threads hold whole chunks, no more
-    most = 16384 >> wide  # numbers that a program holds in registers
-    vectors = min(above(product.n), (8 if product.n <= 8 else 32) if last else 4 if sub_blocks == 1 else 8)
-    while vectors > 1 and vectors * sub_blocks * lines_qw * inner > most:
-        vectors //= 2
-    lines = (
+    rows = chunk if adjoint else next_power_of_two(-(-tile_rows // product.nnz))  # of a sub-block, or of a chunk
+    rows_outer = 1 if contiguous else max(1, rows // 32)
+    rows_inner = rows // rows_outer
+    warp_chunks = max(1, 128 // rows_inner)  # with these, a program's threads hold whole chunks and no more
+    max_held = 16384 >> fp64  # numbers that a program holds in registers
+    block_vectors = next_power_of_two(product.n)
+    if contiguous:
+        block_vectors = min(block_vectors, 8 if product.n <= 8 else 32)
+    else:
+        block_vectors = min(block_vectors, 4 if sub_blocks == 1 else 8)
+    while block_vectors > 1 and block_vectors * sub_blocks * warp_chunks * rows > max_held:
+        block_vectors //= 2
+    load_chunks = (
         not adjoint
         and 1 < sub_blocks <= 16
-        and h == 1
-        and lane <= 32
-        and (not last or product.n <= 16)
-        and vectors * sub_blocks * lines_qw * lane <= most
+        and rows_outer == 1
+        and rows_inner <= 32
+        and (not contiguous or product.n <= 16)
+        and block_vectors * sub_blocks * warp_chunks * rows_inner <= max_held
     )
-    if lines or adjoint:
-        qw = lines_qw
-    elif last:
-        qw = max(1, 128 // (sub_blocks * inner))
+    if load_chunks or adjoint:
+        chunks_inner = warp_chunks
+    elif contiguous:
+        chunks_inner = max(1, 128 // (sub_blocks * rows))
     else:
-        qw = max(1, min(lines_qw, 512 // (sub_blocks * inner)))
-    held = vectors * sub_blocks * qw * inner
-    if lines or adjoint:
-        qi = max(1, min(8, most // held))
+        chunks_inner = max(1, min(warp_chunks, 512 // (sub_blocks * rows)))
+    held = block_vectors * sub_blocks * chunks_inner * rows
+    if load_chunks or adjoint:
+        chunks_outer = max(1, min(8, max_held // held))
     else:
-        qi = max(1, min(4 if sub_blocks == 1 else 8, most // (2 if last else 4) // held))
-    parts = min(8 if sub_blocks == 1 else 4, max(2, 8 // vectors))
-    while parts > 1 and sub_blocks > 4 and parts * qi * qw * sub_blocks > 2048:
-        parts //= 2
-    width = parts * qi * qw << geometry.log_group << geometry.log_chunk
-    log_width = geometry.log_group + geometry.log_chunk
+        chunks_outer = max(1, min(4 if sub_blocks == 1 else 8, max_held // (2 if contiguous else 4) // held))
+    chunks = chunks_outer * chunks_inner
+    segments = min(8 if sub_blocks == 1 else 4, max(2, 8 // block_vectors))
+    while segments > 1 and sub_blocks > 4 and segments * chunks * sub_blocks > 2048:
+        segments //= 2
+    width = segments * chunks << geometry.log_group << geometry.log_chunk  # columns of a batch
+    splits, batches_per_split = _split_batches(product, width, block_vectors)
+    longest = product.k * product.y_strides[1] if adjoint else width * product.x_strides[1]
+    return FewVectors(
+        layout=ThreadLayout(sub_blocks, rows_outer, rows_inner, chunks_outer, chunks_inner),
+        segments=segments,
+        block_vectors=block_vectors,
+        unmasked=product.n % block_vectors == 0,
+        align=math.gcd(product.x_strides[1], product.y_strides[1] if adjoint else 0, 16),
+        load_chunks=load_chunks,
+        vectors_contiguous=contiguous,
+        fp64=fp64,
+        offsets_64=longest >= 1 << 32,
+        splits=splits,
+        batches_per_split=batches_per_split,
+        registers=128 if sub_blocks <= 2 and block_vectors > 1 and not contiguous and not adjoint else 0,
+    )
+
+
+def _split_batches(product: Product, width: int, block_vectors: int) -> tuple[int, int]:
+    """(splits, batches of `width` columns in each) for `few_vectors`."""
+    log_width = product.geometry.log_group + product.geometry.log_chunk
     start = product.offset >> log_width << log_width
     batches = -(-(product.offset + product.d - start) // width)
-    programs = geometry.n_tiles * -(-product.n // vectors)
-    bytes_of_split = (8 if wide else 4) * product.n * product.k
-    wanted = max(256, 2048 // vectors) // programs
-    splits = max(1, min(batches, wanted, SCRATCH_BYTES // bytes_of_split))
+    programs = product.geometry.n_tiles * -(-product.n // block_vectors)
+    bytes_per_split = max(4, product.item_bytes) * product.n * product.k
+    wanted = max(256, 2048 // block_vectors) // programs
+    splits = max(1, min(batches, wanted, SCRATCH_BYTES // bytes_per_split))
     per_split = -(-batches // splits)
-    splits = -(-batches // per_split)
-    return Gather(
-        whole=is_whole(product.k, product.nnz),
-        t=sub_blocks,
-        h=h,
-        lane=lane,
-        parts=parts,
-        qi=qi,
-        qw=qw,
-        vectors=vectors,
-        even=product.n % vectors == 0,
-        align=math.gcd(product.strides[1], product.narrow[1] if adjoint else 0, 16),
-        lines=lines,
-        vectors_last=last,
-        wide=wide,
-        long=(product.k * product.narrow[1] if adjoint else width * product.strides[1]) >= 1 << 32,
-        splits=splits,
-        batches=per_split,
-        registers=128 if sub_blocks <= 2 and vectors > 1 and not last and not adjoint else 0,
-    )
+    return -(-batches // per_split), per_split
 
 
-def split(
-    product: Product, geometry: law.Geometry, vectors: int, groups: int, programs_each: int, unit: int, adjoint: bool
+def split_groups(
+    product: Product, block_vectors: int, groups: int, programs_per_multiprocessor: int, unit: int
 ) -> tuple[int, int]:
-    """(splits, groups in each, of whole units): so that every multiprocessor has `programs_each` programs."""
-    if product.n * product.d < SMALL:
+    """(splits, groups in each, a multiple of `unit`), such that every multiprocessor has the given number of programs.
+
+    Under the adjoint, where nothing is summed over columns, splits share out the columns.
+    """
+    if product.n * product.d < MIN_SPLIT_ELEMENTS:
         return 1, -(-groups // unit) * unit
-    programs = geometry.n_tiles * -(-product.n // vectors)
-    splits = min(programs_each * product.multiprocessors // programs, -(-groups // (4 * unit)))
-    if not adjoint:
+    programs = product.geometry.n_tiles * -(-product.n // block_vectors)
+    wanted = programs_per_multiprocessor * product.device.multiprocessors // programs
+    splits = min(wanted, -(-groups // (4 * unit)))
+    if not product.adjoint:
         splits = min(splits, SCRATCH_BYTES // (4 * product.n * product.k))
     per_split = -(-groups // max(1, splits))
     per_split = -(-per_split // unit) * unit
     return -(-groups // per_split), per_split
 
 
-def is_even(product: Product, geometry: law.Geometry) -> bool:
+def whole_groups(product: Product) -> bool:
     """Whether the columns are whole groups of chunks."""
-    width = 1 << geometry.log_group << geometry.log_chunk
+    width = 1 << product.geometry.log_group << product.geometry.log_chunk
     return product.offset % width == 0 and product.d % width == 0
-
-
-def keys_of(product: Product, whole: bool) -> int:
-    """Sub-blocks that 32 rows of a tile may lie in, as a power of two."""
-    return max(1, product.nnz // 4) if whole else above(product.nnz)
-
-
-def signs_of(product: Product, whole: bool) -> int:
-    """Sign words of a chunk that 32 rows of a tile may need."""
-    return max(1, 4 // product.nnz) if whole else 4
-
-
-def above(n: int) -> int:
-    """The smallest power of two that is n or more."""
-    return 1 << (n - 1).bit_length()

@@ -1,138 +1,162 @@
-"""The launches of the iid law's kernels: pure functions of a product's shape and the device."""
+"""The choice of a kernel for the iid law: pure functions of a `Product`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
-from . import exact as launch
+from .arithmetic import FP64, NATIVE, choose_mode
+from .product import SCRATCH_BYTES, VECTOR_BYTES, Product, alignment
 
-FP64 = 5  # a way to multiply beside those of `launch`: fp64 as it is
-WHOLE = 1 << 30  # the most inner numbers of a split, which kernels count with 32 bits
-LARGE = 1 << 14  # vectors from which on blocks of 256 still give every multiprocessor a program
-FEW = 16  # vectors with which programs need few registers
-PAIR_TERMS, NATIVE_TERMS = 128, 4096  # of a tensor core's sum: it loses up to 2^-24 of itself in every 16
-
-
-class Product(NamedTuple):
-    """n : data vectors.  inner, outer : what is summed, and what results have.  strides : of the data, along vectors
-    and what is summed, in elements.  The rest as in `launch`."""
-
-    n: int
-    inner: int
-    outer: int
-    strides: tuple[int, ...]
-    dtype: str
-    precision: str
-    multiprocessors: int
-    shared_memory: int
-    hopper: bool = False
+MAX_SPLIT_TERMS = 1 << 30  # terms of a split's sums, which kernels count with 32 bits
+MANY_VECTORS = 1 << 14  # vectors from which blocks of 256 still give every multiprocessor a program
+FEW_VECTORS = 16  # vectors up to which programs need few registers
+# Terms of one tensor-core sum, which loses up to 2^-24 of itself in every 16.
+SPLIT_FP32_TERMS, NATIVE_TERMS = 128, 4096
 
 
 @dataclass(frozen=True)
-class Multiply:
-    """A launch: constants of the kernel (names as there) and options. inner_per_split x splits cover `inner`."""
+class Iid:
+    """A launch of `multiply_iid`.
 
-    vectors: int
-    outer: int
-    inner: int
-    span: int
+    Attributes
+    ----------
+    block_vectors, block_out, block_reduce, terms_per_sum, mode, unmasked, align
+        Constants of the kernel.
+    splits, terms_per_split : int
+        Parts that the sums are split into, each of so many terms.
+    num_warps, num_stages : int
+        Options of the compiler.
+    """
+
+    block_vectors: int
+    block_out: int
+    block_reduce: int
+    terms_per_sum: int
     mode: int
-    even: bool
+    unmasked: bool
     align: int
     splits: int
-    inner_per_split: int
+    terms_per_split: int
     num_warps: int
     num_stages: int
 
 
-class HopperTile(NamedTuple):
-    """Constants of `multiply_iid_hopper`: V, OUTER, INNER, STAGES, the warps that multiply and those that make entries.
+@dataclass(frozen=True)
+class IidHopper:
+    """A launch of `multiply_iid_hopper`.
 
-    maker_registers : of a thread of the latter. All together have 65,536.
+    Attributes
+    ----------
+    block_vectors, block_out, block_reduce, stages
+        Constants of the kernel.
+    consumer_warps, producer_warps : int
+        Warps that multiply, and warps that make entries.
+    producer_registers : int
+        Registers of a producer's thread; all threads of a multiprocessor share 65,536.
+    splits : int
+        1: sums are not split.
     """
 
+    block_vectors: int = 256
+    block_out: int = 128
+    block_reduce: int = 64
+    stages: int = 4
+    consumer_warps: int = 8
+    producer_warps: int = 8
+    producer_registers: int = 88
+    splits: int = 1
+
+
+HOPPER = IidHopper()
+MIN_PRODUCTS = 4  # per multiprocessor: few multiprocessors then wait for the last products
+
+
+class _Block(NamedTuple):
     vectors: int
-    outer: int
-    inner: int
-    stages: int
+    out: int
+    reduce: int
     warps: int
-    makers: int
-    maker_registers: int
+    stages: int
 
 
-HOPPER = HopperTile(256, 128, 64, 4, 8, 8, 88)
-PRODUCTS_EACH = 4  # of a multiprocessor, so that few wait for the last ones
+def choose(product: Product) -> IidHopper | Iid:
+    """The launch for a product whose n, d and k are positive. The first rule that applies decides."""
+    if product.plain and product.device.hopper and eligible_for_hopper(product):
+        return HOPPER
+    return choose_portable(product)
 
 
-@lru_cache(maxsize=4096)
-def suits_hopper(product: Product, offset: int) -> bool:
-    """Whether X S', from column `offset` of the sketch on, is for `iid_hopper`: as its loads ask, and large enough."""
-    n, inner, outer, (stride_v, stride_i), dtype, *_ = product
-    loads = stride_i == 1 and stride_v % 8 == 0 and inner <= stride_v < 1 << 38
-    products = -(-n // HOPPER.vectors) * -(-outer // HOPPER.outer)
+def eligible_for_hopper(product: Product) -> bool:
+    """Whether the Hopper kernel can run a product (16-bit X Sᵀ, aligned rows), and it is large enough to gain by it.
+
+    `Product.plain` and `Device.hopper` are not examined here.
+    """
+    n, d, (stride_v, stride_f) = product.n, product.d, product.x_strides
+    blocks = -(-n // HOPPER.block_vectors) * -(-product.k // HOPPER.block_out)
     return (
-        dtype in ("float16", "bfloat16")
-        and loads
-        and 0 < inner <= NATIVE_TERMS
-        and inner % HOPPER.inner == 0
-        and offset >> 32 == (offset + inner - 1) >> 32
-        and HOPPER.vectors <= n < 1 << 31
-        and products >= PRODUCTS_EACH * product.multiprocessors
+        not product.adjoint
+        and product.dtype in ("float16", "bfloat16")
+        and stride_f == 1
+        and stride_v % 8 == 0
+        and d <= stride_v < 1 << 38
+        and 0 < d <= NATIVE_TERMS
+        and d % HOPPER.block_reduce == 0
+        and product.offset >> 32 == (product.offset + d - 1) >> 32
+        and HOPPER.block_vectors <= n < 1 << 31
+        and blocks >= MIN_PRODUCTS * product.device.multiprocessors
     )
 
 
-@lru_cache(maxsize=4096)
-def choose(product: Product) -> Multiply:
-    """The launch for a product with n, inner and outer > 0."""
-    mode = mode_of(product)
-    vectors, outer, inner, warps, stages = _tile(product, mode)
-    programs = -(-product.n // vectors) * -(-product.outer // outer)
-    splits, per_split = _split(product, programs, 24 if vectors <= FEW else 2, inner)
-    terms = NATIVE_TERMS if mode == launch.NATIVE else PAIR_TERMS
-    align = launch.alignment(as_tiles(product), launch.VECTOR_BYTES)
-    even = align > 1 and product.inner % inner == 0
-    folded = mode != FP64 and per_split > terms
-    span = terms if folded else WHOLE
-    return Multiply(vectors, outer, inner, span, mode, even, align, splits, per_split, warps, stages)
+def choose_portable(product: Product) -> Iid:
+    """The launch of the portable kernel for a product whose n, d and k are positive."""
+    mode = choose_mode(product)
+    block = _block(product, mode)
+    programs = -(-product.n // block.vectors) * -(-product.out_dim // block.out)
+    splits, per_split = _split(product, programs, 24 if block.vectors <= FEW_VECTORS else 2, block.reduce)
+    max_terms = NATIVE_TERMS if mode == NATIVE else SPLIT_FP32_TERMS
+    align = alignment(product, product.reduce_dim, product.data_strides, VECTOR_BYTES)
+    chunked = mode != FP64 and per_split > max_terms
+    return Iid(
+        block_vectors=block.vectors,
+        block_out=block.out,
+        block_reduce=block.reduce,
+        terms_per_sum=max_terms if chunked else MAX_SPLIT_TERMS,
+        mode=mode,
+        unmasked=align > 1 and product.reduce_dim % block.reduce == 0,
+        align=align,
+        splits=splits,
+        terms_per_split=per_split,
+        num_warps=block.warps,
+        num_stages=block.stages,
+    )
 
 
-def as_tiles(product: Product) -> launch.Product:
-    """The product in the words of `launch`, for the questions that are asked there too."""
-    n, inner, _, strides, dtype, precision, multiprocessors, shared_memory, _ = product
-    return launch.Product(n, inner, 0, 0, 0, strides, (), dtype, precision, multiprocessors, shared_memory)
-
-
-def mode_of(product: Product) -> int:
-    """How data is multiplied."""
-    return FP64 if product.dtype == "float64" else launch.mode_of(as_tiles(product), adjoint=False)
-
-
-def _tile(product: Product, mode: int) -> tuple[int, int, int, int, int]:
-    """(V, OUTER, INNER, warps, stages): as many vectors to a tile of entries as registers allow, H200."""
+def _block(product: Product, mode: int) -> _Block:
+    """The shape of a program: as many vectors per tile of entries as registers allow (H200)."""
     if mode == FP64:
-        return (FEW if product.n <= FEW else 32), 64, 16, 4, 2
-    outer, inner = 128, 64
-    if product.n <= FEW:
-        vectors, warps = FEW, 4
+        return _Block(FEW_VECTORS if product.n <= FEW_VECTORS else 32, 64, 16, 4, 2)
+    out, reduce = 128, 64
+    if product.n <= FEW_VECTORS:
+        vectors, warps = FEW_VECTORS, 4
     elif product.n <= 64:
         vectors, warps = 64, 4
-    elif mode != launch.NATIVE or product.inner > NATIVE_TERMS:  # a sum of parts takes as many registers again
+    elif mode != NATIVE or product.reduce_dim > NATIVE_TERMS:  # a chunked sum takes as many registers again
         vectors, warps = 128, 8
-    elif product.inner >= 512 and product.n >= LARGE:
+    elif product.reduce_dim >= 512 and product.n >= MANY_VECTORS:
         vectors, warps = 256, 8
     else:
         vectors, warps = 128, 4
-    step = vectors * inner * launch.ITEM_BYTES[product.dtype]
-    stages = min(4 if vectors == 256 else 3, (product.shared_memory - outer * inner * 2) // step)
-    return vectors, outer, inner, warps, max(1, stages)
+    step_bytes = vectors * reduce * product.item_bytes
+    stages = min(4 if vectors == 256 else 3, (product.device.shared_memory - out * reduce * 2) // step_bytes)
+    return _Block(vectors, out, reduce, warps, max(1, stages))
 
 
-def _split(product: Product, programs: int, programs_each: int, inner: int) -> tuple[int, int]:
-    """(splits, inner numbers in each, of whole tiles): so that every multiprocessor has `programs_each` programs."""
-    splits = min(programs_each * product.multiprocessors // programs, product.inner // (8 * inner))
-    splits = min(splits, launch.SCRATCH_BYTES // (launch.ITEM_BYTES["float64"] * product.n * product.outer))
-    splits = max(splits, 1, -(-product.inner // WHOLE))
-    per_split = -(-product.inner // (splits * inner)) * inner
-    return -(-product.inner // per_split), per_split
+def _split(product: Product, programs: int, programs_per_multiprocessor: int, unit: int) -> tuple[int, int]:
+    """(splits, terms in each, a multiple of `unit`), such that multiprocessors have the given number of programs."""
+    terms = product.reduce_dim
+    splits = min(programs_per_multiprocessor * product.device.multiprocessors // programs, terms // (8 * unit))
+    splits = min(splits, SCRATCH_BYTES // (8 * product.n * product.out_dim))
+    splits = max(splits, 1, -(-terms // MAX_SPLIT_TERMS))
+    per_split = -(-terms // (splits * unit)) * unit
+    return -(-terms // per_split), per_split

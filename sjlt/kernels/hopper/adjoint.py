@@ -1,12 +1,13 @@
 """Y S on Hopper for many data vectors in fp32: entries, products and stores overlap.
 
-As in `project_hopper`, 4 warps of a program make entries, and 4 and 4 multiply: each for VECTORS vectors and a tile. It
-takes the products of vectors and tiles in turns, and runs over the chunks of the tiles. What it writes leaves by the
-tensor memory accelerator: where threads store it, the path between registers and caches binds (87 % busy, H200).
+As in `project_hopper`, 4 warps of a program (the producer) make entries, and two groups of 4 (the consumers) multiply,
+each for WARPGROUP_VECTORS vectors and one tile. A program works through the products of vectors and tiles in turn, and
+runs over the chunks of the tiles. Results are stored by the tensor memory accelerator; when threads store them, the
+path between registers and caches binds (87 % busy, H200).
 
-What binds here is how memory takes what is written. Chunks of 32 features in rows 3 KB apart go at 3.1 TB/s, where a
-fill reaches 4.7. So where the sketch has two tiles a program does both, of the same vectors: their chunks are
-neighbours (1.21 times the floor instead of 1.29; with four tiles it is 1.40 instead of 1.37).
+Writing to memory binds here. Chunks of 32 features in rows 3 KB apart are written at 3.1 TB/s, where a fill reaches
+4.7. If the sketch has two tiles, a program therefore does both for the same vectors, whose chunks are neighbours: 1.21
+times the memory floor instead of 1.29. (With four tiles it is 1.40 instead of 1.37.)
 """
 
 from triton.experimental import gluon
@@ -20,57 +21,58 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .common import (
-    BATCH,
+    GROUPS_PER_STEP,
+    MAX_COLUMNS,
     TILE,
-    VECTORS,
-    WIDTH,
-    at,
+    WARPGROUP_VECTORS,
     barrier,
     columns,
     entries,
     entry_words,
     inverse,
+    lane_value,
     largest_of,
     next_slot,
     pair_of,
     scale_of,
 )
 
-OUTS = gl.constexpr(2)  # chunks of a result that are on their way out
+OUT_BUFFERS = gl.constexpr(2)  # chunks of a result that are being stored
 
 
 @gluon.jit
 def _share(product, N_TILES: gl.constexpr, TILES: gl.constexpr, WHICH: gl.constexpr):
-    """(tile, first vector) of what one of the two groups of warps that multiply does of a product."""
+    """(tile, first vector) of one consumer's share of a product."""
     PARTS: gl.constexpr = N_TILES // TILES
     m, first = product % PARTS * TILES, product // PARTS * (2 // TILES)
     if TILES == 2:
         m += WHICH
     else:
         first += WHICH
-    return m, first * VECTORS
+    return m, first * WARPGROUP_VECTORS
 
 
 @gluon.jit
-def _make(
+def _produce(
     y, ys, tiles, full, empty, y_full, y_empty, products, blocks, seed, offset,
-    N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, LOG_CHUNK: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr,
+    GEOMETRY: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr,
 ):  # fmt: skip
     """Load a product's data, and fill the slots with entries, block by block."""
-    slot, phase, y_phase = 0, 1, 1  # of a barrier that has not turned yet, phase 1 is over: all is empty
+    LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
+    slot, phase, y_phase = 0, 1, 1  # a barrier that has not completed a phase counts as past phase 1: all is empty
     product = gl.program_id(0)
     while product < products:
-        m0, first0 = _share(product, N_TILES, TILES, 0)
-        m1, first1 = _share(product, N_TILES, TILES, 1)
+        m0, first0 = _share(product, GEOMETRY.n_tiles, TILES, 0)
+        m1, first1 = _share(product, GEOMETRY.n_tiles, TILES, 1)
         mbarrier.wait(y_empty, y_phase)
         y_phase ^= 1
         mbarrier.expect(y_full, 2 * y.block_type.nbytes)
         tma.async_copy_global_to_shared(y, [first0, m0 * TILE], y_full, ys.index(0))
         tma.async_copy_global_to_shared(y, [first1, m1 * TILE], y_full, ys.index(1))
-        for start in range(0, blocks, BATCH):
-            keys0, signs0 = entry_words(m0, start, seed, offset, N_TILES, LOG_GROUP, LOG_CHUNK)
-            keys1, signs1 = entry_words(m1, start, seed, offset, N_TILES, LOG_GROUP, LOG_CHUNK)
-            for block in range(gl.minimum(blocks - start, BATCH)):
+        for start in range(0, blocks, GROUPS_PER_STEP):
+            keys0, signs0 = entry_words(m0, start, seed, offset, GEOMETRY)
+            keys1, signs1 = entry_words(m1, start, seed, offset, GEOMETRY)
+            for block in range(gl.minimum(blocks - start, GROUPS_PER_STEP)):
                 mbarrier.wait(empty.index(slot), phase)
                 tiles.index(slot * TILES).store(entries(keys0, signs0, block, LOG_CHUNK, gl.float16))
                 if TILES == 2:
@@ -83,20 +85,19 @@ def _make(
 
 
 @gluon.jit
-def _multiply(
+def _consume(
     ys, tiles, full, empty, y_full, y_empty, out, outs, products, blocks, seed, offset,
-    N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, LOG_CHUNK: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr,
-    WHICH: gl.constexpr,
+    GEOMETRY: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
-    """Multiply this share of each product by the entries in each slot, and store what comes of it."""
-    SCALE: gl.constexpr = (TILE >> LOG_CHUNK) ** -0.5  # nnz^-1/2
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    """Multiply this consumer's share of each product by the entries in each slot, and store the results."""
+    SCALE: gl.constexpr = GEOMETRY.nnz**-0.5
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAX_COLUMNS, 16])
     factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, WIDTH], gl.float16)
+    tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, MAX_COLUMNS], gl.float16)
     slot, phase, y_phase, place = 0, 0, 0, 0
     product = gl.program_id(0)
     while product < products:
-        m, first = _share(product, N_TILES, TILES, WHICH)
+        m, first = _share(product, GEOMETRY.n_tiles, TILES, WHICH)
         mbarrier.wait(y_full, y_phase)
         y_phase ^= 1
         z = ys.index(WHICH).load(factor)
@@ -105,26 +106,26 @@ def _multiply(
         barrier()
         mbarrier.arrive(y_empty, count=1)
         back = gl.convert_layout(inverse(scale), gl.SliceLayout(1, sums)) * SCALE
-        for start in range(0, blocks, BATCH):
-            column = columns(m, start, seed, offset, N_TILES, LOG_GROUP, LOG_CHUNK)
-            for block in range(gl.minimum(blocks - start, BATCH)):
+        for start in range(0, blocks, GROUPS_PER_STEP):
+            column = columns(m, start, seed, offset, GEOMETRY)
+            for block in range(gl.minimum(blocks - start, GROUPS_PER_STEP)):
                 mbarrier.wait(full.index(slot), phase)
                 tile = tiles.index(slot * TILES + WHICH * (TILES - 1))
-                tile = tile._reinterpret(gl.float16, [TILE, WIDTH], tile_shared)
-                acc = gl.zeros((VECTORS, WIDTH), gl.float32, layout=sums)
+                tile = tile._reinterpret(gl.float16, [TILE, MAX_COLUMNS], tile_shared)
+                acc = gl.zeros((WARPGROUP_VECTORS, MAX_COLUMNS), gl.float32, layout=sums)
                 acc = warpgroup_mma(high, tile, acc, use_acc=False, is_async=True)
                 acc = warpgroup_mma(low, tile, acc, is_async=True)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-                tma.store_wait(OUTS - 1)
+                tma.store_wait(OUT_BUFFERS - 1)
                 barrier()
                 mbarrier.arrive(empty.index(slot), count=1)
                 slot, phase = next_slot(slot, phase, SLOTS)
-                part = outs.index(WHICH * OUTS + place)
+                part = outs.index(WHICH * OUT_BUFFERS + place)
                 part.store(acc * back[:, None])
                 fence_async_shared()
                 barrier()
-                tma.async_copy_shared_to_global(out, [first, at(column, block)], part)
-                place = gl.where(place == OUTS - 1, 0, place + 1)
+                tma.async_copy_shared_to_global(out, [first, lane_value(column, block)], part)
+                place = gl.where(place == OUT_BUFFERS - 1, 0, place + 1)
         product += gl.num_programs(0)
     tma.store_wait(0)
 
@@ -137,42 +138,40 @@ def adjoint_hopper(
     blocks,
     seed: gl.int64,
     feature_offset: gl.int64,
-    N_TILES: gl.constexpr,
-    LOG_GROUP: gl.constexpr,
-    LOG_CHUNK: gl.constexpr,
+    GEOMETRY: gl.constexpr,
     SLOTS: gl.constexpr,
     TILES: gl.constexpr,
 ):
     """out[v, j] = sum_r y[v, r] S[r, j]. Any number of programs.
 
-    y, out : tensor descriptors of blocks [VECTORS, TILE] and [VECTORS, WIDTH].  blocks : of a tile, that the columns
-    lie in; the first column is the first of a group.  nnz is 1, 2 or 4, and rows of out are whole in 16 bytes.
-    TILES : of a product, 1 or 2; a product is of so many tiles and 2 VECTORS / TILES vectors.
+    y, out : fp32 tensor descriptors of blocks [WARPGROUP_VECTORS, TILE] and [WARPGROUP_VECTORS, MAX_COLUMNS].  blocks :
+    the number of blocks of a tile that the columns lie in; column 0 is the first of a group.  TILES : tiles of a
+    product, 1 or 2, for 2 WARPGROUP_VECTORS / TILES vectors.  nnz is 1, 2 or 4; rows of out are multiples of 16 bytes.
     """
-    products = N_TILES // TILES * gl.cdiv(n, 2 // TILES * VECTORS)
-    words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, WIDTH // 2], gl.uint32)
-    ys = gl.allocate_shared_memory(gl.float32, [2, VECTORS, TILE], y.layout)
-    tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS * TILES, TILE, WIDTH // 2], words_shared)
-    outs = gl.allocate_shared_memory(gl.float32, [2 * OUTS, VECTORS, WIDTH], out.layout)
+    products = GEOMETRY.n_tiles // TILES * gl.cdiv(n, 2 // TILES * WARPGROUP_VECTORS)
+    words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, MAX_COLUMNS // 2], gl.uint32)
+    ys = gl.allocate_shared_memory(gl.float32, [2, WARPGROUP_VECTORS, TILE], y.layout)
+    tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS * TILES, TILE, MAX_COLUMNS // 2], words_shared)
+    outs = gl.allocate_shared_memory(gl.float32, [2 * OUT_BUFFERS, WARPGROUP_VECTORS, MAX_COLUMNS], out.layout)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     y_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     y_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for s in gl.static_range(SLOTS):
         mbarrier.init(full.index(s), count=1)
-        mbarrier.init(empty.index(s), count=2)  # either share
+        mbarrier.init(empty.index(s), count=2)  # either consumer
     mbarrier.init(y_full, count=1)
     mbarrier.init(y_empty, count=2)
     fence_async_shared()
     barrier()
     gl.warp_specialize(
         [
-            (_multiply, (ys, tiles, full, empty, y_full, y_empty, out, outs, products, blocks, seed, feature_offset,
-                         N_TILES, LOG_GROUP, LOG_CHUNK, SLOTS, TILES, 0)),
-            (_multiply, (ys, tiles, full, empty, y_full, y_empty, out, outs, products, blocks, seed, feature_offset,
-                         N_TILES, LOG_GROUP, LOG_CHUNK, SLOTS, TILES, 1)),
-            (_make, (y, ys, tiles, full, empty, y_full, y_empty, products, blocks, seed, feature_offset, N_TILES,
-                     LOG_GROUP, LOG_CHUNK, SLOTS, TILES)),
+            (_consume, (ys, tiles, full, empty, y_full, y_empty, out, outs, products, blocks, seed, feature_offset,
+                        GEOMETRY, SLOTS, TILES, 0)),
+            (_consume, (ys, tiles, full, empty, y_full, y_empty, out, outs, products, blocks, seed, feature_offset,
+                        GEOMETRY, SLOTS, TILES, 1)),
+            (_produce, (y, ys, tiles, full, empty, y_full, y_empty, products, blocks, seed, feature_offset,
+                        GEOMETRY, SLOTS, TILES)),
         ],
         [4, 4],
         [168, 168],

@@ -1,39 +1,56 @@
-"""What the kernels for Hopper share. They are in Gluon, Triton's lower level.
+"""What the Hopper kernels share. They are written in Gluon, Triton's lower level.
 
-There a program says itself what each of its warps does, and what they wait for. So different warps' steps overlap: some
-make entries, into a ring of slots in shared memory, and have the data loaded (by the tensor memory accelerator, TMA);
-others multiply what is in the slots. Barriers in memory tell when a slot is full, and when it is empty again.
+A Gluon program assigns roles to its warps and says what they wait for, so that their work overlaps. Producer warps make
+entries, into a ring of slots in shared memory, and have the data loaded there by the tensor memory accelerator (TMA);
+consumer warps multiply what is in the slots. Barriers in shared memory signal when a slot is full and when it is empty.
 
-The entries here are those of sketches with k = 128 2^a and nnz = 1, 2, 4 or 8. They are made and multiplied in blocks:
-a chunk or, where it has more, WIDTH columns of it. Words are derived for BATCH lanes at a time. A block takes a lane;
-with nnz = 8, where 32 rows have two sub-blocks, a lane for each.
+Entries here are those of sketches with k = 128 2^a and nnz 1, 2, 4 or 8. They are made and multiplied in blocks: a
+chunk or, where it is wider, MAX_COLUMNS columns of it. Words are derived for GROUPS_PER_STEP lanes at a time. A block
+occupies one lane or, with nnz 8, where 32 rows have two sub-blocks, one lane for each.
 """
 
-# (No annotations from __future__: Gluon would not see those of the kernels' arguments.)
+# (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...laws import exact as law
 from ...laws import philox
-from ..config import exact as launch
-from ..config import hopper as hopper_launch
-from ..portable import fp32_split as parts
-from ..portable import law as words
+from ..config import hopper, product
+from ..portable import fp32_split
+from ..portable import law as portable_law
 
-BATCH = gl.constexpr(launch.BATCH)
+GROUPS_PER_STEP = gl.constexpr(product.GROUPS_PER_STEP)
 TILE = gl.constexpr(law.TILE_ROWS)
-VECTORS = gl.constexpr(hopper_launch.HALF)
-WIDTH = gl.constexpr(hopper_launch.WIDTH)
+WARPGROUP_VECTORS = gl.constexpr(hopper.WARPGROUP_VECTORS)
+MAX_COLUMNS = gl.constexpr(hopper.MAX_COLUMNS)
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 and 3.6
+
+
+def gluon_functions(*functions):
+    """Triton device functions for use in Gluon, those that earlier ones call among them."""
+    return philox.define([f.fn for f in functions], gluon.jit, gl.constexpr, gl.static_range, tl=tl)
+
+
 _law = philox.define(
     law.FUNCTIONS,
     gluon.jit,
     gl.constexpr,
     gl.static_range,
-    philox=gluon.jit(words._philox.fn),
-    select_word=gluon.jit(words._select_word.fn),
+    philox=gluon.jit(portable_law.philox_words.fn),
+    select_word=gluon.jit(portable_law.select_word.fn),
+)
+_permutation = gluon_functions(
+    portable_law.pair,
+    portable_law.key_pair,
+    portable_law.odd_inverse,
+    portable_law.inverse_keys,
+    portable_law.permute,
+)
+seed_words = gluon.jit(portable_law.seed_words.fn)
+largest_of, scale_of, inverse, pair_of = (
+    gluon.jit(f.fn) for f in (fp32_split.largest_of, fp32_split.scale_of, fp32_split.inverse, fp32_split.pair_of)
 )
 _tile_place, _chunk_keys, _chunk_signs, _select_word = (
     _law.tile_place,
@@ -41,68 +58,62 @@ _tile_place, _chunk_keys, _chunk_signs, _select_word = (
     _law.chunk_signs,
     _law.select_word,
 )
-_words = philox.define(
-    [f.fn for f in (words.pair, words._key_pair, words._odd_inverse, words.inverse_keys, words.permute)],
-    gluon.jit,
-    gl.constexpr,
-    gl.static_range,
-    tl=tl,
-)
-_inverse_keys, _permute = _words.inverse_keys, _words.permute
-_seed_words = gluon.jit(words.seed_words.fn)
-_parts = (parts.largest_of, parts.scale_of, parts.inverse, parts.pair_of)
-largest_of, scale_of, inverse, pair_of = (gluon.jit(f.fn) for f in _parts)
+_inverse_keys, _permute = _permutation.inverse_keys, _permutation.permute
 
 
 @gluon.constexpr_function
-def subs_of(LOG_CHUNK):
-    """Sub-blocks that 32 rows have: lanes that a block takes."""
-    return max(1, BATCH >> LOG_CHUNK)
+def lanes_per_block(LOG_CHUNK):
+    """Lanes that a block occupies: the sub-blocks that 32 rows lie in."""
+    return max(1, GROUPS_PER_STEP >> LOG_CHUNK)
 
 
 @gluon.constexpr_function
-def blocks_of(LOG_CHUNK):
+def blocks_per_chunk(LOG_CHUNK):
     """Blocks of a chunk."""
-    return max(1, (1 << LOG_CHUNK) // WIDTH)
+    return max(1, (1 << LOG_CHUNK) // MAX_COLUMNS)
 
 
 @gluon.jit
-def _chunks(m, block, k0, k1, offset, N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, LOG_CHUNK: gl.constexpr):
-    """The chunks that blocks of tile m lie in."""
-    g = (offset >> LOG_GROUP + LOG_CHUNK) + (block // blocks_of(LOG_CHUNK)).to(gl.int64)
-    place, _ = _tile_place(m.to(gl.uint32), g, N_TILES, LOG_GROUP, k0, k1)
+def _chunks(m, block, k0, k1, offset, GEOMETRY: gl.constexpr):
+    """The chunks that the given blocks of tile m lie in."""
+    LOG_GROUP: gl.constexpr = GEOMETRY.log_group
+    LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
+    g = (offset >> LOG_GROUP + LOG_CHUNK) + (block // blocks_per_chunk(LOG_CHUNK)).to(gl.int64)
+    place, _ = _tile_place(m.to(gl.uint32), g, GEOMETRY.n_tiles, LOG_GROUP, k0, k1)
     return (g << LOG_GROUP) + place.to(gl.int64)
 
 
 @gluon.jit
-def columns(m, start, seed, offset, N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, LOG_CHUNK: gl.constexpr):
-    """The data's first column in the blocks of tile m from `start` on: [BATCH] lanes."""
-    k0, k1 = _seed_words(seed)
+def columns(m, start, seed, offset, GEOMETRY: gl.constexpr):
+    """The first column, in the data, of each block of tile m from `start` on: [GROUPS_PER_STEP]."""
+    LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
+    k0, k1 = seed_words(seed)
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    block = start + gl.arange(0, BATCH, layout=layout) // subs_of(LOG_CHUNK)
-    c = _chunks(m, block, k0, k1, offset, N_TILES, LOG_GROUP, LOG_CHUNK)
-    return ((c << LOG_CHUNK) - offset).to(gl.int32) + block % blocks_of(LOG_CHUNK) * WIDTH
+    block = start + gl.arange(0, GROUPS_PER_STEP, layout=layout) // lanes_per_block(LOG_CHUNK)
+    c = _chunks(m, block, k0, k1, offset, GEOMETRY)
+    return ((c << LOG_CHUNK) - offset).to(gl.int32) + block % blocks_per_chunk(LOG_CHUNK) * MAX_COLUMNS
 
 
 @gluon.jit
-def at(z, lane):
-    """The element of z [BATCH] that a lane has."""
+def lane_value(z, lane):
+    """Element `lane` of z [GROUPS_PER_STEP], as a scalar."""
     return gl.sum(gl.gather(z, gl.full([1], 0, gl.int32, layout=z.type.layout) + lane, 0), 0)
 
 
 @gluon.jit
-def entry_words(m, start, seed, offset, N_TILES: gl.constexpr, LOG_GROUP: gl.constexpr, LOG_CHUNK: gl.constexpr):
-    """(keys, signs) for the blocks of tile m from `start` on: [4, BATCH], a warp for 32 rows, and lanes."""
-    SUBS: gl.constexpr = subs_of(LOG_CHUNK)
-    BLOCKS: gl.constexpr = blocks_of(LOG_CHUNK)
-    k0, k1 = _seed_words(seed)
+def entry_words(m, start, seed, offset, GEOMETRY: gl.constexpr):
+    """(keys, sign words) of the blocks of tile m from `start` on: [4, GROUPS_PER_STEP], one warp per 32 rows."""
+    LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
+    LANES: gl.constexpr = lanes_per_block(LOG_CHUNK)
+    BLOCKS: gl.constexpr = blocks_per_chunk(LOG_CHUNK)
+    k0, k1 = seed_words(seed)
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     warp = gl.arange(0, 4, layout=gl.SliceLayout(1, layout))[:, None]
-    lane = gl.arange(0, BATCH, layout=gl.SliceLayout(0, layout))[None, :]
-    block = start + lane // SUBS
-    c = _chunks(m, block, k0, k1, offset, N_TILES, LOG_GROUP, LOG_CHUNK)
-    t = ((warp * SUBS + lane % SUBS) // BLOCKS).to(gl.uint32)  # of sub-blocks
-    word = (warp // BLOCKS * BLOCKS + block % BLOCKS).to(gl.uint32)  # of signs
+    lane = gl.arange(0, GROUPS_PER_STEP, layout=gl.SliceLayout(0, layout))[None, :]
+    block = start + lane // LANES
+    c = _chunks(m, block, k0, k1, offset, GEOMETRY)
+    t = ((warp * LANES + lane % LANES) // BLOCKS).to(gl.uint32)  # sub-block
+    word = (warp // BLOCKS * BLOCKS + block % BLOCKS).to(gl.uint32)  # sign word
     w0, w1, w2, w3 = _chunk_keys(c, t >> 2, k0, k1)
     g0, g1, g2, g3 = _chunk_signs(c, k0, k1)
     return _inverse_keys(_select_word(t, w0, w1, w2, w3), LOG_CHUNK), _select_word(word, g0, g1, g2, g3)
@@ -110,22 +121,22 @@ def entry_words(m, start, seed, offset, N_TILES: gl.constexpr, LOG_GROUP: gl.con
 
 @gluon.jit
 def entries(keys, signs, block, LOG_CHUNK: gl.constexpr, DTYPE: gl.constexpr):
-    """A block's entries, of 16 bits, two to a word: [TILE, half of its columns]. A thread has a row.
+    """A block's 16-bit entries, two to a word: [TILE, half of its columns], one row per thread.
 
-    block : its number among those that the words are for.
+    block : its index among those that keys and signs are for.
     """
     ONE: gl.constexpr = 0x3F80 if gl.bfloat16 == DTYPE else 0x3C00
     CHUNK: gl.constexpr = 1 << LOG_CHUNK
-    COLUMNS: gl.constexpr = CHUNK // blocks_of(LOG_CHUNK)
+    COLUMNS: gl.constexpr = CHUNK // blocks_per_chunk(LOG_CHUNK)
     layout: gl.constexpr = gl.BlockedLayout([1, COLUMNS // 2], [32, 1], [4, 1], [1, 0])
     warp = gl.arange(0, 4, layout=gl.SliceLayout(1, keys.type.layout))[:, None]
     lane = gl.arange(0, 32, layout=gl.SliceLayout(0, keys.type.layout))[None, :]
-    index = gl.full([4, 32], 0, gl.int32, layout=keys.type.layout) + block * subs_of(LOG_CHUNK) + lane // CHUNK
+    index = gl.full([4, 32], 0, gl.int32, layout=keys.type.layout) + block * lanes_per_block(LOG_CHUNK) + lane // CHUNK
     row = (warp * 32 + lane).to(gl.uint32)
     i = _permute(row % CHUNK, gl.gather(keys, index, 1), LOG_CHUNK)
     negative = (gl.gather(signs, index, 1) >> (row // CHUNK * CHUNK + i) % 32) & 1
     pair = (negative << 15 | ONE) << ((i & 1) << 4)
-    i -= (block % blocks_of(LOG_CHUNK) * COLUMNS).to(gl.uint32)  # beyond all columns where it is another block's
+    i -= (block % blocks_per_chunk(LOG_CHUNK) * COLUMNS).to(gl.uint32)  # out of range in another block
     i = gl.convert_layout(gl.reshape(i >> 1, [TILE]), gl.SliceLayout(1, layout))
     pair = gl.convert_layout(gl.reshape(pair, [TILE]), gl.SliceLayout(1, layout))
     j = gl.arange(0, COLUMNS // 2, layout=gl.SliceLayout(0, layout)).to(gl.uint32)
@@ -134,6 +145,6 @@ def entries(keys, signs, block, LOG_CHUNK: gl.constexpr, DTYPE: gl.constexpr):
 
 @gluon.jit
 def next_slot(slot, phase, SLOTS: gl.constexpr):
-    """The slot that follows, and the phase of its barriers."""
+    """The next slot of the ring, and the phase of its barriers."""
     last = slot == SLOTS - 1
     return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)

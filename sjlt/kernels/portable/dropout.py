@@ -1,20 +1,21 @@
-"""Dropout without a mask in memory: read x, decide by the law (`sjlt.laws.dropout`), write; every element once.
+"""Dropout without a stored mask: read x, decide by the law (`sjlt.laws.dropout`), write; each element once.
 
-Two kernels with one body. `dropout_flat` takes memory that lies in the order of the law's indices; `dropout_tiles`
-takes four axes of any strides: tiles of rows and columns, where the law's index grows by 1 along columns, whichever of
-the two is contiguous in memory, and two axes more. Philox runs once for the LANES = 128 / BITS elements of a group of
-neighbouring columns, in a tensor of groups, which is spread to elements by joins: a thread that computes a group then
-has its lanes in registers, and where the memory's order asks for it the compiler exchanges decisions of one byte.
+Two kernels share one body. `dropout_flat` handles memory that lies in the order of the law's indices; `dropout_tiles`
+handles four axes of any strides: tiles of rows and columns, where the law's index grows by 1 along columns, whichever
+of the two is contiguous in memory, and two more axes. Philox runs once for the LANES = 128 / BITS elements of a group
+of consecutive columns, in a tensor of groups that joins expand to elements: the thread that computes a group then holds
+its lanes in registers, and where the order of memory requires it the compiler exchanges decisions of one byte.
 
-MODE, here and in the backend: what is done where an element is kept, or not.
+MODE, here and in the backend, is what is done with the decisions:
 
-- DROP: out = x scale, or 0.
-- ADD: out = other + the same, each rounded in the computation's precision as if they were two operations.
-- STORED: as DROP, but kept where `other`, bytes, is not 0.
-- MASK: out = 1 or 0, bytes; there is no x.
+- DROP: out = x * scale, or 0.
+- ADD: out = other + the same, rounded in the computation's precision as two operations.
+- STORED: like DROP, but an element is kept where `other`, bytes, is not 0.
+- MASK: out = 1 or 0, bytes; x is not read.
 
-`seed` and `step` come as numbers or, SEEDS and STEPS, from memory. All that changes from call to call of one shape is
-not specialized: one compiled kernel serves it, and another the offsets that begin within a call of Philox.
+`seed` and `step` are numbers or, with SEEDS and STEPS, read from memory. No argument that changes from call to call of
+one shape is specialized, so that one compiled kernel serves them all (and another one offsets that begin within a call
+of Philox).
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import triton.language as tl
 
 from ..philox import dropout_words, flat_groups, lanes_at_top
 from .law import pair
+from .program import known_multiple
 
 DROP, ADD, STORED, MASK = (tl.constexpr(mode) for mode in range(4))
 
 
 @triton.jit
 def _words(seed, index, step, CALLS: tl.constexpr):
-    """The words of CALLS calls from each index on, [..., G] -> [..., G CALLS], those of a group in one thread."""
+    """The words of CALLS calls from each index on, [..., G] -> [..., G CALLS], a group's in one thread."""
     w0, w1, w2, w3 = dropout_words(seed, index, step)
     if CALLS == 2:
         v0, v1, v2, v3 = dropout_words(seed, index + 1, step)
@@ -41,7 +43,7 @@ def _words(seed, index, step, CALLS: tl.constexpr):
 
 @triton.jit
 def _straddling_words(seed, e, step, BITS: tl.constexpr, LOG: tl.constexpr):
-    """The lanes from e on as if they were one call's words: of two calls' 256 bits, the 128 from bit `shift` on."""
+    """The lanes from e on, as one call's words: 128 of two calls' 256 bits, from bit `shift` on."""
     w0, w1, w2, w3 = dropout_words(seed, e >> LOG, step)
     w4, w5, w6, w7 = dropout_words(seed, (e >> LOG) + 1, step)
     shift = (e & ((1 << LOG) - 1)).to(tl.uint32) * BITS
@@ -60,9 +62,9 @@ def _straddling_words(seed, e, step, BITS: tl.constexpr, LOG: tl.constexpr):
 
 @triton.jit
 def _keep(seed, e, step, threshold, BITS: tl.constexpr, CALLS: tl.constexpr):
-    """Whether each element of groups is kept that begin at the indices e [..., G]: [..., G LANES CALLS].
+    """Whether each element is kept, for groups that begin at the indices e [..., G]: [..., G LANES CALLS].
 
-    CALLS : calls of Philox a group, or 0 for groups of LANES elements that may begin anywhere.
+    CALLS : calls of Philox per group, or 0 for groups of LANES elements that may begin anywhere.
     """
     LOG: tl.constexpr = 2 if BITS == 32 else (3 if BITS == 16 else 4)
     if CALLS == 0:
@@ -82,7 +84,7 @@ def _write(
     x, other, out, live, seed, e, step, threshold, scale,
     MODE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Elements at the pointers x, other, out, in groups of indices from e on; only the live ones if MASKED."""
+    """Process the elements at the pointers x, other, out, in groups of indices from e on; if MASKED, the live ones."""
     COMPUTE: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
     if MODE == MASK:
         value = _keep(seed, e, step, threshold, BITS, CALLS)
@@ -113,7 +115,7 @@ def dropout_flat(
     offset: tl.int64, n: tl.int64, MODE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr, STEPS: tl.constexpr,
     SEEDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """n elements that lie side by side in every tensor, with indices from `offset` on. Program: BLOCK of them."""
+    """n elements, contiguous in every tensor, with indices from `offset` on; a program processes BLOCK of them."""
     GROUP: tl.constexpr = 128 // BITS * (CALLS if CALLS else 1)
     if STEPS:
         step = tl.load(steps).to(tl.int64)
@@ -124,37 +126,32 @@ def dropout_flat(
     e = offset + start + tl.arange(0, BLOCK // GROUP) * GROUP
     x, other, out = x + start + i, other + start + i, out + start + i
     live = i < n - start
-    if start + BLOCK <= n:  # without masks, or accesses would be element by element where 16 does not divide n
+    if start + BLOCK <= n:  # without masks: with them, accesses are element by element if 16 does not divide n
         _write(x, other, out, live, seed, e, step, threshold, scale, MODE, BITS, CALLS, False)
     else:
         _write(x, other, out, live, seed, e, step, threshold, scale, MODE, BITS, CALLS, True)
 
 
 @triton.jit
-def _multiple(n, ALIGN: tl.constexpr):
-    """n, which ALIGN divides, so that the compiler sees it."""
-    return n if ALIGN == 1 else n // ALIGN * ALIGN
-
-
-@triton.jit
 def _place(
-    rows, columns, outer, ROWS_FIRST: tl.constexpr, SHAPE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    rows, columns, outer, ROWS_CONTIGUOUS: tl.constexpr, SHAPE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Which tile is the program's along rows, columns, outer and far, the one contiguous in memory counting fastest.
+    """This program's tile along rows, columns, outer and far; the axis contiguous in memory counts fastest.
 
-    SHAPE, in which divisions are spared: 0, one tile along the contiguous axis, and no more axes; 1, no more axes.
+    SHAPE : 0 for one tile along the contiguous axis and no further axes, 1 for no further axes, 2 for all; 0 and 1
+    spare divisions.
     """
     tile = tl.program_id(0)
     outer_place, far = (tile * 0).to(tl.int64), (tile * 0).to(tl.int64)
     if SHAPE == 0:
-        row, column = (tile * 0, tile) if ROWS_FIRST else (tile, tile * 0)
+        row, column = (tile * 0, tile) if ROWS_CONTIGUOUS else (tile, tile * 0)
     else:
         row_tiles, column_tiles = (rows - 1) // ROWS + 1, (columns - 1) // COLUMNS + 1  # tl.cdiv's sum may pass 2^31
         if SHAPE == 2:
             rest = tile // (row_tiles * column_tiles)
             tile = tile % (row_tiles * column_tiles)
             outer_place, far = (rest % outer).to(tl.int64), (rest // outer).to(tl.int64)
-        if ROWS_FIRST:
+        if ROWS_CONTIGUOUS:
             row, column = tile % row_tiles, tile // row_tiles
         else:
             row, column = tile // column_tiles, tile % column_tiles
@@ -168,27 +165,28 @@ def dropout_tiles(
     s_row, s_outer, s_far, x_row, x_column, x_outer, x_far, other_row, other_column, other_outer, other_far,
     out_row, out_column, out_outer, out_far,
     MODE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr, STEPS: tl.constexpr, SEEDS: tl.constexpr,
-    ROWS_FIRST: tl.constexpr, SHAPE: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    ROWS_CONTIGUOUS: tl.constexpr, SHAPE: tl.constexpr, UNMASKED: tl.constexpr, ALIGN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Elements (far, outer, row, column), with strides in x, other, out, in the law's index (e_) and in seeds (s_).
 
-    Program: a tile of ROWS x COLUMNS. ROWS_FIRST: rows are contiguous in memory, not columns. EVEN: tiles are whole.
-    ALIGN: a power of two that divides all strides but those of the contiguous axis, and that axis's length.
+    A program processes a tile of ROWS x COLUMNS.  ROWS_CONTIGUOUS : rows are contiguous in memory, not columns.
+    UNMASKED : all tiles are whole.  ALIGN : a power of two that divides the length of the contiguous axis and all
+    strides but those along it.
     """
     GROUP: tl.constexpr = 128 // BITS * (CALLS if CALLS else 1)
     if STEPS:
         step = tl.load(steps).to(tl.int64)
-    x_outer, x_far = _multiple(x_outer, ALIGN), _multiple(x_far, ALIGN)
-    other_outer, other_far = _multiple(other_outer, ALIGN), _multiple(other_far, ALIGN)
-    out_outer, out_far = _multiple(out_outer, ALIGN), _multiple(out_far, ALIGN)
-    if ROWS_FIRST:
-        x_column, other_column = _multiple(x_column, ALIGN), _multiple(other_column, ALIGN)
-        out_column, rows = _multiple(out_column, ALIGN), _multiple(rows, ALIGN)
+    x_outer, x_far = known_multiple(x_outer, ALIGN), known_multiple(x_far, ALIGN)
+    other_outer, other_far = known_multiple(other_outer, ALIGN), known_multiple(other_far, ALIGN)
+    out_outer, out_far = known_multiple(out_outer, ALIGN), known_multiple(out_far, ALIGN)
+    if ROWS_CONTIGUOUS:
+        x_column, other_column = known_multiple(x_column, ALIGN), known_multiple(other_column, ALIGN)
+        out_column, rows = known_multiple(out_column, ALIGN), known_multiple(rows, ALIGN)
     else:
-        x_row, other_row = _multiple(x_row, ALIGN), _multiple(other_row, ALIGN)
-        out_row, columns = _multiple(out_row, ALIGN), _multiple(columns, ALIGN)
-    row, column, outer_place, far = _place(rows, columns, outer, ROWS_FIRST, SHAPE, ROWS, COLUMNS)
+        x_row, other_row = known_multiple(x_row, ALIGN), known_multiple(other_row, ALIGN)
+        out_row, columns = known_multiple(out_row, ALIGN), known_multiple(columns, ALIGN)
+    row, column, outer_place, far = _place(rows, columns, outer, ROWS_CONTIGUOUS, SHAPE, ROWS, COLUMNS)
     row = row.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     start = column.to(tl.int64) * COLUMNS
     column = start + tl.arange(0, COLUMNS)
@@ -203,4 +201,4 @@ def dropout_tiles(
     x = x + (row * x_row)[:, None] + (column * x_column)[None, :]
     other = other + (row * other_row)[:, None] + (column * other_column)[None, :]
     out = out + (row * out_row)[:, None] + (column * out_column)[None, :]
-    _write(x, other, out, live, seed, e, step, threshold, scale, MODE, BITS, CALLS, not EVEN)
+    _write(x, other, out, live, seed, e, step, threshold, scale, MODE, BITS, CALLS, not UNMASKED)

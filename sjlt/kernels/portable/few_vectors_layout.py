@@ -1,15 +1,17 @@
-"""How the gather kernels lay numbers out over threads, and what each thread makes of its chunk there.
+"""How the kernels for few vectors lay numbers out over threads, and what each thread computes of its chunk.
 
-They work on batches of Q = QI * QW chunks and hold their numbers in tensors of axes
+They work on steps of chunks_outer * chunks_inner chunks and hold their numbers in tensors of axes
 
-    QI, T, H, QW, L:  chunk (outer part), sub-block, row of it (outer part), chunk (inner part), row (inner part)
+    chunks_outer, sub_blocks, rows_outer, chunks_inner, rows_inner
 
-(`adjoint_gather`: column of the chunk for row), all powers of two with T >= s. The data vectors V are one more axis:
-the last where they are contiguous in memory, so that loads of V coalesce, and the first elsewhere. Memory is
-addressed in tensors flattened to one axis (two with vectors last), so that lanes of a warp fall to L (V and L), warps
-to QW, and all other axes to the registers of a thread, whatever the version of Triton: a warp works on whole chunks
-and its gathers stay in a chunk's few cache lines. What belongs to a chunk (Philox, the inverse keys) is computed in
-tensors of [Q] or, for each of its sub-blocks, [Q T], and only then handed to the threads of its rows.
+(in `adjoint_few_vectors`, columns of the chunk for rows of the sub-block), all powers of two with sub_blocks >= nnz:
+the fields of `config.exact.ThreadLayout`, the constant LAYOUT. The data vectors are one more axis: the last where they
+are contiguous in memory (VECTORS_CONTIGUOUS), so that their loads coalesce, and the first elsewhere. Memory is
+addressed in tensors flattened to one axis (two with contiguous vectors). Lanes of a warp then fall to rows_inner (or
+vectors and rows_inner), warps to chunks_inner, and all other axes to the registers of a thread, whatever the version of
+Triton: a warp works on whole chunks, and its gathers stay within a chunk's few cache lines. What belongs to a chunk
+(Philox, the inverse keys) is computed in tensors with one element per chunk, or per chunk and sub-block, and only then
+broadcast to the threads of its rows.
 """
 
 from __future__ import annotations
@@ -21,17 +23,20 @@ from .law import chunk_keys, chunk_signs, inverse_keys, pair, part_start, row_th
 
 
 @triton.jit
-def hand_out(z, part, T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr):
-    """Part `part` of z, [QI QW] with T = 1 or [QI T QW] for each part -> [QI, T, 1, QW, 1].
+def broadcast_chunks(z, segment, SUB_BLOCKS: tl.constexpr, LAYOUT: tl.constexpr):
+    """One step of z, with one element per chunk (SUB_BLOCKS = 1) or per chunk and sub-block, on the five axes.
 
-    A gather, because the compiler moves no computation past one: else it would move Philox into every thread.
+    z holds several segments, each for one step. This is a gather because the compiler moves no computation past one: it
+    would otherwise move Philox into every thread.
     """
-    N: tl.constexpr = QI * T * QW
-    return tl.reshape(tl.gather(z, part * N + tl.arange(0, N), 0), QI, T, 1, QW, 1)
+    QI: tl.constexpr = LAYOUT.chunks_outer
+    QW: tl.constexpr = LAYOUT.chunks_inner
+    N: tl.constexpr = QI * SUB_BLOCKS * QW
+    return tl.reshape(tl.gather(z, segment * N + tl.arange(0, N), 0), QI, SUB_BLOCKS, 1, QW, 1)
 
 
 @triton.jit
-def axis(i, AXIS: tl.constexpr, RANK: tl.constexpr = 5):
+def along_axis(i, AXIS: tl.constexpr, RANK: tl.constexpr = 5):
     """The 1-D i along axis AXIS of RANK."""
     for a in tl.static_range(RANK):
         if a != AXIS:
@@ -40,121 +45,109 @@ def axis(i, AXIS: tl.constexpr, RANK: tl.constexpr = 5):
 
 
 @triton.jit
-def sub_blocks(T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr):
-    """(q, t) for the elements of [QI T QW]."""
+def chunk_and_sub_block(T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr):
+    """(chunk, sub-block) of the elements of [QI T QW]."""
     e = tl.arange(0, QI * T * QW)
     return e // (T * QW) * QW + e % QW, e // QW % T
 
 
 @triton.jit
 def key_words(c, T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr, k0, k1):
-    """The key word of each sub-block of chunks c: [Q] -> [QI T QW]."""
-    q, t = sub_blocks(T, QI, QW)
+    """The key word of each sub-block of chunks c: [QI QW] -> [QI T QW]."""
+    q, t = chunk_and_sub_block(T, QI, QW)
     t = t.to(tl.uint32)
     w0, w1, w2, w3 = chunk_keys(tl.gather(c, q, 0), t >> 2, k0, k1)
     return select_word(t & 3, w0, w1, w2, w3)
 
 
 @triton.jit
-def hand_out_keys(
-    c,
-    tile_rows,
-    part,
-    NNZ: tl.constexpr,
-    LOG_CHUNK: tl.constexpr,
-    T: tl.constexpr,
-    Q: tl.constexpr,
-    QI: tl.constexpr,
-    QW: tl.constexpr,
-    k0,
-    k1,
-):
-    """The keys from rows of a tile to places in part `part` of chunks c, [Q], and the thetas: [QI, T, 1, QW, 1]."""
-    if T <= 4:  # a thread computes a chunk's keys
+def broadcast_keys(c, tile_rows, segment, GEOMETRY: tl.constexpr, LAYOUT: tl.constexpr, k0, k1):
+    """(keys from a tile's rows to places, thetas) for one segment of chunks c, on the axes chunk and sub-block."""
+    T: tl.constexpr = LAYOUT.sub_blocks
+    QI: tl.constexpr = LAYOUT.chunks_outer
+    QW: tl.constexpr = LAYOUT.chunks_inner
+    LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
+    NNZ: tl.constexpr = GEOMETRY.nnz
+    if T <= 4:  # a thread computes all keys of a chunk
         w0, w1, w2, w3 = chunk_keys(c, (c & 0).to(tl.uint32), k0, k1)
         keys = tl.zeros((QI, T, 1, QW, 1), tl.uint64)
         theta = tl.zeros((QI, T, 1, QW, 1), tl.uint32)
-        t = axis(tl.arange(0, T), 1)
+        t = along_axis(tl.arange(0, T), 1)
         for i in tl.static_range(T):
             w = w0 if i == 0 else (w1 if i == 1 else (w2 if i == 2 else w3))
             b = part_start(i + 1, tile_rows, NNZ) - part_start(i, tile_rows, NNZ)
-            keys = tl.where(t == i, hand_out(inverse_keys(w, LOG_CHUNK), part, 1, QI, QW), keys)
-            theta = tl.where(t == i, hand_out(row_theta(w, b.to(tl.uint32)), part, 1, QI, QW), theta)
-    else:  # a thread computes a sub-block's keys
-        _, i = sub_blocks(T, Q // QW, QW)
+            keys = tl.where(t == i, broadcast_chunks(inverse_keys(w, LOG_CHUNK), segment, 1, LAYOUT), keys)
+            theta = tl.where(t == i, broadcast_chunks(row_theta(w, b.to(tl.uint32)), segment, 1, LAYOUT), theta)
+    else:  # a thread computes the keys of a sub-block
+        Q: tl.constexpr = c.numel
+        _, i = chunk_and_sub_block(T, Q // QW, QW)
         b = part_start(i + 1, tile_rows, NNZ) - part_start(i, tile_rows, NNZ)
         w = key_words(c, T, Q // QW, QW, k0, k1)
-        keys = hand_out(inverse_keys(w, LOG_CHUNK), part, T, QI, QW)
-        theta = hand_out(row_theta(w, b.to(tl.uint32)), part, T, QI, QW)
+        keys = broadcast_chunks(inverse_keys(w, LOG_CHUNK), segment, T, LAYOUT)
+        theta = broadcast_chunks(row_theta(w, b.to(tl.uint32)), segment, T, LAYOUT)
     return keys, theta
 
 
 @triton.jit
-def inner(H: tl.constexpr, L: tl.constexpr):
-    """0 .. H L - 1 along the axes H and L."""
-    return (axis(tl.arange(0, H), 2) * L + axis(tl.arange(0, L), 4)).to(tl.uint32)
+def row_indices(LAYOUT: tl.constexpr):
+    """0, 1, ... along the axes rows_outer and rows_inner."""
+    first = along_axis(tl.arange(0, LAYOUT.rows_outer), 2) * LAYOUT.rows_inner
+    return (first + along_axis(tl.arange(0, LAYOUT.rows_inner), 4)).to(tl.uint32)
 
 
 @triton.jit
-def addresses(z, stride, v, VECTORS_LAST: tl.constexpr):
-    """z * stride, z of any shape, plus pointers v, [V], flattened to [N, V] with vectors last, else to [V N]."""
+def addresses(z, stride, v, VECTORS_CONTIGUOUS: tl.constexpr):
+    """z * stride, z of any shape, plus pointers v [V], flattened: to [N, V] with contiguous vectors, else to [V N]."""
     z = tl.reshape(z, z.numel) * stride  # in this order: the compiler knows more of stride than of z
-    return z[:, None] + v[None, :] if VECTORS_LAST else tl.reshape(v[:, None] + z[None, :], v.numel * z.numel)
+    return z[:, None] + v[None, :] if VECTORS_CONTIGUOUS else tl.reshape(v[:, None] + z[None, :], v.numel * z.numel)
 
 
 @triton.jit
-def and_vectors(z, v, VECTORS_LAST: tl.constexpr):
-    """The same for masks."""
+def and_vectors(z, v, VECTORS_CONTIGUOUS: tl.constexpr):
+    """Masks z and v, combined and flattened as `addresses` does."""
     z = tl.reshape(z, z.numel)
-    return z[:, None] & v[None, :] if VECTORS_LAST else tl.reshape(v[:, None] & z[None, :], v.numel * z.numel)
+    return z[:, None] & v[None, :] if VECTORS_CONTIGUOUS else tl.reshape(v[:, None] & z[None, :], v.numel * z.numel)
 
 
 @triton.jit
 def expand(z, VECTORS_LAST: tl.constexpr):
-    """Adds the axis of vectors."""
+    """z with one more axis, for the vectors: the last or the first."""
     return tl.expand_dims(z, len(z.shape)) if VECTORS_LAST else tl.expand_dims(z, 0)
 
 
 @triton.jit
-def _sign_words(c, part, QI: tl.constexpr, QW: tl.constexpr, k0, k1):
-    """Of chunks of 128, [Q], in part `part`: [QI, 1, 1, QW, 32], where L is the sign word of places 4 L to 4 L + 3."""
+def _sign_words(c, segment, LAYOUT: tl.constexpr, k0, k1):
+    """One segment's sign words of chunks of 128 places, [.., 32]: index L holds the word of places 4 L to 4 L + 3."""
+    QI: tl.constexpr = LAYOUT.chunks_outer
+    QW: tl.constexpr = LAYOUT.chunks_inner
     N: tl.constexpr = QI * QW * 32
     g0, g1, g2, g3 = chunk_signs(c, k0, k1)
     g = tl.reshape(tl.join(tl.join(g0, g2), tl.join(g1, g3)), 4 * c.numel)
-    return tl.reshape(tl.gather(g, (part * N + tl.arange(0, N)) // 8, 0), QI, 1, 1, QW, 32)
+    return tl.reshape(tl.gather(g, (segment * N + tl.arange(0, N)) // 8, 0), QI, 1, 1, QW, 32)
 
 
 @triton.jit
 def _rotate(word, i):
-    """word to the right by i mod 32, one instruction: bit i mod 32 becomes the lowest."""
+    """word rotated right by i mod 32, in one instruction: bit i mod 32 becomes the lowest."""
     return (word >> (i & 31)) | (word << ((0 - i) & 31))
 
 
 @triton.jit
 def entry_sign(
-    c,
-    i,
-    part,
-    T: tl.constexpr,
-    QI: tl.constexpr,
-    QW: tl.constexpr,
-    LOG_CHUNK: tl.constexpr,
-    DTYPE: tl.constexpr,
-    DRAWN: tl.constexpr,
-    k0,
-    k1,
+    c, i, segment, LAYOUT: tl.constexpr, LOG_CHUNK: tl.constexpr, DTYPE: tl.constexpr, PERMUTED: tl.constexpr, k0, k1
 ):
-    """+-1 for the places i, [QI, T, H, QW, L], DRAWN or as they come, of part `part` of chunks c, [Q]."""
-    if DRAWN and LOG_CHUNK == 7 and i.shape[4] == 32:  # a shuffle fetches a word in fewer instructions than a choice
-        words = tl.broadcast_to(_sign_words(c, part, QI, QW, k0, k1), i.shape)
+    """+-1 for the places i, on the five axes, of one segment of chunks c. PERMUTED: i does not ascend along rows."""
+    if PERMUTED and LOG_CHUNK == 7 and i.shape[4] == 32:  # shuffling a word takes fewer instructions than selecting it
+        words = tl.broadcast_to(_sign_words(c, segment, LAYOUT, k0, k1), i.shape)
         bit = _rotate(tl.gather(words, (i >> 2).to(tl.int32), 4), i)
     else:
         g0, g1, g2, g3 = chunk_signs(c, k0, k1)
-        low, high = hand_out(pair(g0, g1), part, 1, QI, QW), hand_out(pair(g2, g3), part, 1, QI, QW)
-        first = (axis(tl.arange(0, T), 1) << LOG_CHUNK).to(tl.uint32)
+        low = broadcast_chunks(pair(g0, g1), segment, 1, LAYOUT)
+        high = broadcast_chunks(pair(g2, g3), segment, 1, LAYOUT)
+        first = (along_axis(tl.arange(0, LAYOUT.sub_blocks), 1) << LOG_CHUNK).to(tl.uint32)
         if LOG_CHUNK == 7:
             word, shift = tl.where(i < 64, low, high), i & 63
-        else:  # choices that the compiler makes where T falls to registers
+        else:  # the compiler resolves these selections where sub-blocks fall to registers
             word, shift = tl.where(first < 64, low, high), i
             if LOG_CHUNK <= 5:
                 word = tl.where((first & 32) == 0, word.to(tl.uint32), (word >> 32).to(tl.uint32))

@@ -1,4 +1,4 @@
-"""The law bound to Triton: words are uint32, indices of chunks and of groups of chunks int64."""
+"""The exact law bound to Triton: words are uint32, indices of chunks and of groups of chunks int64."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WEYL_0, _WEYL_1 = tl.constexpr(philox.WEYL_0), tl.constexpr(philox.WEYL_1)
 
 
 @triton.jit
-def _philox(c0, c1, c2, c3, k0, k1):
-    """`sjlt.laws.philox.philox` with 32-bit words: a GPU has the high half of their product as an instruction.
+def philox_words(c0, c1, c2, c3, k0, k1):
+    """`sjlt.laws.philox.philox` with 32-bit words: GPUs compute the high half of their product in one instruction.
 
-    64-bit words cost up to 1.2 times the time of a whole projection (H200).
+    With 64-bit words, whole projections take up to 1.2 times as long (H200).
     """
     c0, c1, c2 = c0.to(tl.uint32), c1.to(tl.uint32), c2.to(tl.uint32)
     for _ in tl.static_range(10):
@@ -29,46 +29,41 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def _select_word(i, w0, w1, w2, w3):
-    """`sjlt.laws.exact.select_word` by selection: a 64-bit word for it is not at hand."""
+def select_word(i, w0, w1, w2, w3):
+    """`sjlt.laws.exact.select_word` by comparison, since Triton has no array of words to index."""
     return tl.where((i & 2) == 0, tl.where((i & 1) == 0, w0, w1), tl.where((i & 1) == 0, w2, w3))
 
 
-# (tl is there for Triton's interpreter, which looks for it in every function's scope.)
-_words = philox.define(
-    law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=_philox, select_word=_select_word, tl=tl
+# (`tl` is passed because Triton's interpreter looks for it in every function's scope.)
+words = philox.define(
+    law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=philox_words, select_word=select_word, tl=tl
 )
-part_start, select_word = _words.part_start, _words.select_word
+part_start, row_theta, sub_block_of_row = words.part_start, words.row_theta, words.sub_block_of_row
 chunk_tile, chunk_keys, chunk_signs, tile_place = (
-    _words.chunk_tile,
-    _words.chunk_keys,
-    _words.chunk_signs,
-    _words.tile_place,
+    words.chunk_tile,
+    words.chunk_keys,
+    words.chunk_signs,
+    words.tile_place,
 )
-scale_index, unscale_index, row_theta, sub_block_of_row = (
-    _words.scale_index,
-    _words.unscale_index,
-    _words.row_theta,
-    _words.sub_block_of_row,
-)
+scale_index, unscale_index = words.scale_index, words.unscale_index
 
 
 @triton.jit
 def seed_words(seed):
-    """The key of Philox."""
+    """Philox's key (low word, high word) of a 64-bit seed."""
     seed = seed.to(tl.int64)
     return (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
 
 
 @triton.jit
 def pair(low, high):
-    """Two words as one of 64 bits."""
+    """Two words as one 64-bit word."""
     return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
 
 
 @triton.jit
-def _key_pair(a1, b1, a2, b2, LOG_CHUNK: tl.constexpr):
-    """What `permute` takes for x -> a1 x + b1 and then, after the xor, x -> a2 x + b2, each mod 2^p."""
+def key_pair(a1, b1, a2, b2, LOG_CHUNK: tl.constexpr):
+    """The keys with which `permute` computes x -> a1 x + b1, the xor-shift, and x -> a2 x + b2, mod 2^LOG_CHUNK."""
     MASK: tl.constexpr = (1 << LOG_CHUNK) - 1
     if LOG_CHUNK == 0:
         keys = pair(a1 & 0, a1 & 0)
@@ -81,12 +76,12 @@ def _key_pair(a1, b1, a2, b2, LOG_CHUNK: tl.constexpr):
 @triton.jit
 def forward_keys(w, LOG_CHUNK: tl.constexpr):
     """The keys with which `permute` is the law's `beta` under word w."""
-    return _key_pair(w | 1, w >> 8, (w >> 16) | 1, w >> 24, LOG_CHUNK)
+    return key_pair(w | 1, w >> 8, (w >> 16) | 1, w >> 24, LOG_CHUNK)
 
 
 @triton.jit
-def _odd_inverse(a, LOG_CHUNK: tl.constexpr):
-    """The inverse of an odd a mod 2^p, p <= 7: the law's, cut short, for a word whose higher bits do not matter."""
+def odd_inverse(a, LOG_CHUNK: tl.constexpr):
+    """The inverse of an odd a mod 2^LOG_CHUNK, LOG_CHUNK <= 7; higher bits are arbitrary."""
     x = (a * 3) ^ 2
     if LOG_CHUNK > 5:
         x = x * (2 - a * x)
@@ -96,16 +91,16 @@ def _odd_inverse(a, LOG_CHUNK: tl.constexpr):
 @triton.jit
 def inverse_keys(w, LOG_CHUNK: tl.constexpr):
     """The keys with which `permute` is the inverse of the law's `beta` under word w."""
-    a, b = _odd_inverse((w >> 16) | 1, LOG_CHUNK), _odd_inverse(w | 1, LOG_CHUNK)
-    return _key_pair(a, a * (0 - (w >> 24)), b, b * (0 - (w >> 8)), LOG_CHUNK)
+    a, b = odd_inverse((w >> 16) | 1, LOG_CHUNK), odd_inverse(w | 1, LOG_CHUNK)
+    return key_pair(a, a * (0 - (w >> 24)), b, b * (0 - (w >> 8)), LOG_CHUNK)
 
 
 @triton.jit
 def permute(x, keys, LOG_CHUNK: tl.constexpr):
-    """The law's `beta` in few instructions: numbers mod 2^p are the top p bits of words.
+    """The law's `beta` in few instructions: a number mod 2^p, p = LOG_CHUNK, is kept in the top p bits of a word.
 
-    There a product with 2^(32-p) b + a adds b as well, where the other factor has a 1 in its lowest bit. That 1 is in
-    the first key too, and neither what is multiplied nor the xor carries anything to where it, or the number, is.
+    Multiplying such a number, with 1 in its lowest bit, by 2^(32-p) b + a computes a x + b in one instruction. The
+    first key carries that 1 as well, and neither the products nor the xor carry into the places of the 1 or x.
     """
     TOP: tl.constexpr = 32 - LOG_CHUNK
     if LOG_CHUNK == 0:

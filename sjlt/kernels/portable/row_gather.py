@@ -1,10 +1,10 @@
-"""Kernels for many data vectors that are contiguous in memory, as the columns of a row-major A in S A.
+"""Kernels for many data vectors that are contiguous in memory, such as the columns of a row-major A in S A.
 
 A program owns (tile, block of vectors) and reads only the chunks of its tile: each of the tile's 128 rows adds its one
-row of A from the chunk, a run of neighbouring numbers, with its sign. With nnz > 1 a row of A is read nnz times, but
-from the L1 cache but for the first; with nnz 8 and more the time is in proportion to these reads. (On tensor cores the
-data crosses shared memory transposed: 1.7 times the memory floor where this takes 1.27, H200, fp32, nnz 4; with nnz 8
-2.6 and 2.2, with nnz 16 3.3 and 4.4.)
+row of A from the chunk, a run of consecutive numbers, with its sign. A row of A is read nnz times, all but the first
+time from the L1 cache; from nnz 8 on, time is proportional to these reads. On tensor cores the data crosses shared
+memory transposed, which takes 1.7 times the memory floor where this takes 1.27 (H200, fp32, nnz 4), 2.6 against 2.2
+with nnz 8, and 3.3 against 4.4 with nnz 16.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .entry_generation import BATCH, TILE, batch, entries, from_batch, groups_of_split, rows_of_tile, stay
+from .entry_generation import GROUPS_PER_STEP, TILE, entries, groups_of_split, pin_layout, step_words, word_of_rows
 from .law import permute, seed_words
+from .program import rows_of_tile, start_dependents, store_result, store_sums, tile_and_vectors
 
 
 @triton.jit
-def _prefetch(x, first, chunk, d, stride_xf, v, LOG_CHUNK: tl.constexpr, V: tl.constexpr):
-    """Asks for a chunk's rows, at the program's vectors, in the L2 cache: a hint, without registers to wait for."""
+def _prefetch(x, first, chunk, d, stride_xf, v, LOG_CHUNK: tl.constexpr):
+    """Prefetch a chunk's rows, at the program's vectors, into the L2 cache: no register waits for it."""
+    V: tl.constexpr = v.shape[0]
     SECTORS: tl.constexpr = V * x.dtype.element_ty.primitive_bitwidth // 256
     p = tl.arange(0, SECTORS << LOG_CHUNK)
     j = tl.gather(first, p * 0 + chunk, 0) + p // SECTORS
@@ -28,7 +30,7 @@ def _prefetch(x, first, chunk, d, stride_xf, v, LOG_CHUNK: tl.constexpr, V: tl.c
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
-def project_rows(
+def project_row_gather(
     x,
     out,
     n,
@@ -41,84 +43,70 @@ def project_rows(
     seed: tl.int64,
     feature_offset: tl.int64,
     groups_per_split,
-    K: tl.constexpr,
-    NNZ: tl.constexpr,
-    N_TILES: tl.constexpr,
-    LOG_GROUP: tl.constexpr,
-    LOG_CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr,
-    KEYS: tl.constexpr,
-    SIGNS: tl.constexpr,
-    V: tl.constexpr,
-    EVEN: tl.constexpr,
+    GEOMETRY: tl.constexpr,
+    BLOCK_VECTORS: tl.constexpr,
+    UNMASKED: tl.constexpr,
     ALIGN: tl.constexpr,
-    FOLD: tl.constexpr,
+    CHUNKED_SUM: tl.constexpr,
     PREFETCH: tl.constexpr,
-    FINAL: tl.constexpr,
+    SINGLE_SPLIT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PROGRAMMATIC_LAUNCH: tl.constexpr,
 ):
-    """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (N_TILES * blocks of V vectors, splits).
+    """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (n_tiles * blocks of vectors, splits).
 
-    A partial sum (FINAL = False) is stored as it is, in fp32; else it is scaled, added to `out` where ACCUMULATE, and
-    rounded to out's dtype. ALIGN divides stride_xf: neighbouring vectors that one access may take. OVERLAP : see
-    `reduce`.
+    Arguments are as in `project_tensor_core`. UNMASKED : in addition, BLOCK_VECTORS divides n.  ALIGN : divides
+    stride_xf; the number of consecutive vectors that one access may cover.  CHUNKED_SUM : the sums over each step are
+    added to a total.
     """
-    LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
+    LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
+    start_dependents(PROGRAMMATIC_LAUNCH)
     k0, k1 = seed_words(seed)
-    m = (tl.program_id(0) % N_TILES).to(tl.uint32)
-    v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
+    m, v = tile_and_vectors(GEOMETRY.n_tiles, BLOCK_VECTORS)
+    m = m.to(tl.uint32)
     split = tl.program_id(1).to(tl.int64)
-    first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, LOG_WIDTH)
+    first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, GEOMETRY)
 
-    acc = tl.zeros((TILE, V), tl.float32)
-    total = tl.zeros((TILE, V), tl.float32)
-    for start in range(0, groups, BATCH):
-        column, keys, thetas, signs = batch(
-            m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS
-        )
+    acc = tl.zeros((TILE, BLOCK_VECTORS), tl.float32)
+    total = tl.zeros((TILE, BLOCK_VECTORS), tl.float32)
+    for start in range(0, groups, GROUPS_PER_STEP):
+        column, words = step_words(m, first_group + start, k0, k1, GEOMETRY)
         first = column - feature_offset
-        column = tl.broadcast_to(column[None, :], 4, BATCH)
-        for chunk in range(tl.minimum(BATCH, groups - start)):
+        column = tl.broadcast_to(column[None, :], 4, GROUPS_PER_STEP)
+        for chunk in range(tl.minimum(GROUPS_PER_STEP, groups - start)):
             if PREFETCH:
-                _prefetch(x, first, tl.minimum(chunk + 1, BATCH - 1), d, stride_xf, v, LOG_CHUNK, V)
-            i, negative = entries(chunk, keys, thetas, signs, m, K, NNZ, N_TILES, LOG_CHUNK, WHOLE, 1)
+                _prefetch(x, first, tl.minimum(chunk + 1, GROUPS_PER_STEP - 1), d, stride_xf, v, LOG_CHUNK)
+            i, negative = entries(chunk, words, m, GEOMETRY, 1)
             i, negative = tl.reshape(i, TILE), tl.reshape(negative, TILE)
-            j = tl.reshape(tl.gather(column, tl.full([4, BATCH], 0, tl.int32) + chunk, 1), TILE)
+            j = tl.reshape(tl.gather(column, tl.full([4, GROUPS_PER_STEP], 0, tl.int32) + chunk, 1), TILE)
             found = (j >= 0) & (i < (1 << LOG_CHUNK))
             j = j + i.to(tl.int64) - feature_offset
             offset = j * (stride_xf // ALIGN)
-            if not EVEN:
+            if not UNMASKED:
                 offset = tl.where(found & (j >= 0) & (j < d), offset, -1)
-            offset = stay(offset)  # else each thread of a row would compute it again
-            sign = stay((negative << 31 | 0x3F800000).to(tl.float32, bitcast=True))
+            offset = pin_layout(offset)  # else each thread of a row would compute it again
+            sign = pin_layout((negative << 31 | 0x3F800000).to(tl.float32, bitcast=True))
             address = x + (offset * ALIGN)[:, None] + (v * stride_xv)[None, :]
-            if EVEN:
+            if UNMASKED:
                 z = tl.load(address)
             else:
                 z = tl.load(address, mask=(offset >= 0)[:, None] & (v < n)[None, :], other=0.0)
             acc += z.to(tl.float32) * sign[:, None]
-        if FOLD:
+        if CHUNKED_SUM:
             total += acc
-            acc = tl.zeros((TILE, V), tl.float32)
-    if FOLD:
+            acc = tl.zeros((TILE, BLOCK_VECTORS), tl.float32)
+    if CHUNKED_SUM:
         acc = total
 
-    tile_row, tile_end = rows_of_tile(m, K, N_TILES)
+    tile_row, tile_end = rows_of_tile(m, GEOMETRY)
     r = tl.arange(0, TILE)
     keep = (tile_row + r < tile_end)[:, None] & (v < n)[None, :]
     out += split * stride_os + (tile_row + r)[:, None] * stride_or + v[None, :] * stride_ov
-    if FINAL:
-        acc *= NNZ**-0.5
-        if ACCUMULATE:
-            acc += tl.load(out, mask=keep)
-    tl.store(out, acc.to(out.dtype.element_ty), mask=keep)
+    store_sums(acc, out, keep, GEOMETRY.nnz**-0.5, SINGLE_SPLIT, ACCUMULATE)
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
-def adjoint_rows(
+def adjoint_row_gather(
     y,
     out,
     n,
@@ -130,52 +118,42 @@ def adjoint_rows(
     seed: tl.int64,
     feature_offset: tl.int64,
     groups_per_split,
-    K: tl.constexpr,
-    NNZ: tl.constexpr,
-    N_TILES: tl.constexpr,
-    LOG_GROUP: tl.constexpr,
-    LOG_CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr,
-    KEYS: tl.constexpr,
-    SIGNS: tl.constexpr,
-    V: tl.constexpr,
-    EVEN: tl.constexpr,
+    GEOMETRY: tl.constexpr,
+    BLOCK_VECTORS: tl.constexpr,
+    UNMASKED: tl.constexpr,
     ALIGN: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):
-    """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (N_TILES * blocks of V vectors, splits of the columns).
+    """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (n_tiles * blocks of vectors, splits of the columns).
 
-    Whole geometries only. A program writes the columns of the chunks that meet its tile; the tile's rows of y stay in
-    the L1 cache.
+    For power-of-two geometries only. A program writes the columns of the chunks that meet its tile; the tile's rows of
+    y stay in the L1 cache. UNMASKED : BLOCK_VECTORS divides n.
     """
-    tl.static_assert(WHOLE)
+    tl.static_assert(GEOMETRY.power_of_two)
+    LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
+    NNZ: tl.constexpr = GEOMETRY.nnz
     B: tl.constexpr = 1 << LOG_CHUNK
-    LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK
     k0, k1 = seed_words(seed)
-    m = (tl.program_id(0) % N_TILES).to(tl.uint32)
-    v = (tl.program_id(0) // N_TILES).to(tl.int64) * V + tl.arange(0, V)
-    first_group, groups = groups_of_split(tl.program_id(1), groups_per_split, feature_offset, d, LOG_WIDTH)
+    m, v = tile_and_vectors(GEOMETRY.n_tiles, BLOCK_VECTORS)
+    m = m.to(tl.uint32)
+    first_group, groups = groups_of_split(tl.program_id(1), groups_per_split, feature_offset, d, GEOMETRY)
     y += m.to(tl.int64) * TILE * stride_yr
     live = v < n
     e = tl.arange(0, TILE).to(tl.uint32)  # t B + i: sub-block and place
     t = e >> LOG_CHUNK
     i = tl.arange(0, B)
-    for start in range(0, groups, BATCH):
-        column, keys, _, signs = batch(
-            m, first_group + start, k0, k1, K, NNZ, N_TILES, LOG_GROUP, LOG_CHUNK, WHOLE, KEYS, SIGNS, FORWARD=True
-        )
-        for chunk in range(tl.minimum(BATCH, groups - start)):
-            which = (t % KEYS)[None, :]
-            row = t * B + permute(e & (B - 1), tl.reshape(from_batch(keys, chunk, which), TILE), LOG_CHUNK)
-            word = tl.reshape(from_batch(signs, chunk, ((e >> 5) % SIGNS)[None, :]), TILE)
-            offset = stay(row.to(tl.int64) * (stride_yr // ALIGN))
-            sign = stay(((word >> (e & 31)) << 31 | 0x3F800000).to(tl.float32, bitcast=True))
+    for start in range(0, groups, GROUPS_PER_STEP):
+        column, words = step_words(m, first_group + start, k0, k1, GEOMETRY, ROW_OF_PLACE=True)
+        keys, _, signs = words
+        for chunk in range(tl.minimum(GROUPS_PER_STEP, groups - start)):
+            which = (t % GEOMETRY.n_keys)[None, :]
+            row = t * B + permute(e & (B - 1), tl.reshape(word_of_rows(keys, chunk, which), TILE), LOG_CHUNK)
+            word = tl.reshape(word_of_rows(signs, chunk, ((e >> 5) % GEOMETRY.n_sign_words)[None, :]), TILE)
+            offset = pin_layout(row.to(tl.int64) * (stride_yr // ALIGN))
+            sign = pin_layout(((word >> (e & 31)) << 31 | 0x3F800000).to(tl.float32, bitcast=True))
             address = y + (offset * ALIGN)[:, None] + (v * stride_yv)[None, :]
-            z = tl.load(address) if EVEN else tl.load(address, mask=live[None, :], other=0.0)
-            z = tl.sum(tl.reshape(z.to(tl.float32) * sign[:, None], NNZ, B, V), 0) * NNZ**-0.5
-            j = tl.max(tl.where(tl.arange(0, BATCH) == chunk, column, -1), 0) - feature_offset + i
+            z = tl.load(address) if UNMASKED else tl.load(address, mask=live[None, :], other=0.0)
+            z = tl.sum(tl.reshape(z.to(tl.float32) * sign[:, None], NNZ, B, BLOCK_VECTORS), 0) * NNZ**-0.5
+            j = tl.max(tl.where(tl.arange(0, GROUPS_PER_STEP) == chunk, column, -1), 0) - feature_offset + i
             address = out + (j * stride_of)[:, None] + (v * stride_ov)[None, :]
-            mask = ((j >= 0) & (j < d))[:, None] & live[None, :]
-            if ACCUMULATE:
-                z += tl.load(address, mask=mask)
-            tl.store(address, z.to(out.dtype.element_ty), mask=mask)
+            store_result(z, address, ((j >= 0) & (j < d))[:, None] & live[None, :], ACCUMULATE)

@@ -1,0 +1,61 @@
+"""What the launches need to know of a device, of torch's settings and of this Triton."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ...kernels.config.product import Device
+
+DTYPE_NAMES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+NVIDIA = not INTERPRETED and torch.version.hip is None
+# Gluon is experimental and its names change. 3.6 was tested on a GPU, 3.7 only compiled.
+GLUON_VERSIONS = ("3.6.", "3.7.")
+GLUON = NVIDIA and triton.__version__.startswith(GLUON_VERSIONS)
+
+_CURRENT = nullcontext()
+
+
+@cache
+def describe(device: torch.device) -> Device:
+    """The properties of a device that kernels are chosen by. A CPU is Triton's interpreter."""
+    if device.type != "cuda":
+        return Device(4, 232448, nvidia=NVIDIA, interpreted=INTERPRETED)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return Device(
+        multiprocessors=properties.multi_processor_count,
+        shared_memory=properties.shared_memory_per_block_optin,
+        hopper=GLUON and properties.major == 9,
+        programmatic_launch=NVIDIA and properties.major >= 9,
+        nvidia=NVIDIA,
+        interpreted=INTERPRETED,
+    )
+
+
+def precision(dtype: torch.dtype) -> str:
+    """The precision torch's user has set for fp32 products, by torch's older names; "highest" for other dtypes."""
+    if dtype != torch.float32:
+        return "highest"
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by torch's newer names, which the older function does not know
+        matmul: Any = torch.backends.cuda.matmul
+        return "high" if matmul.fp32_precision == "tf32" else "highest"
+
+
+def current(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which launches go to the device of `x`."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _CURRENT
+    return torch.cuda.device(x.device)

@@ -1,0 +1,175 @@
+"""The description of a product and of the device it runs on: everything that the choice of a kernel depends on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from ...laws import exact as law
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+VECTOR_BYTES = 16  # the widest memory access of a thread
+SCRATCH_BYTES = 64 << 20  # limit on the memory of partial sums
+GROUPS_PER_STEP = 32  # groups of chunks for which a program derives random words at a time: one per lane of a warp
+
+
+class Device(NamedTuple):
+    """What the choice of a kernel depends on, of a device.
+
+    Attributes
+    ----------
+    multiprocessors : int
+    shared_memory : int
+        Bytes of shared memory available to one program.
+    hopper : bool
+        Whether the Gluon kernels for compute capability 9 run there.
+    programmatic_launch : bool
+        Whether a kernel may start while the previous one still runs (NVIDIA, compute capability 9 and later).
+    nvidia : bool
+        Whether NVIDIA's PTX may be used. False on AMD and in Triton's interpreter.
+    interpreted : bool
+        Whether Triton's interpreter runs the kernels.
+    """
+
+    multiprocessors: int
+    shared_memory: int
+    hopper: bool = False
+    programmatic_launch: bool = False
+    nvidia: bool = True
+    interpreted: bool = False
+
+
+class Product(NamedTuple):
+    """One product with a sketch S of shape (k, d): Y = X Sᵀ, or with `adjoint` X = Y S.
+
+    X has shape (n, d) and Y has shape (n, k); which of them is the data and which the result depends on `adjoint`.
+
+    Attributes
+    ----------
+    adjoint : bool
+    n, d, k : int
+        Data vectors, features and components.
+    nnz : int
+        Nonzeros per column; 0 under the iid law.
+    offset : int
+        The law's index of column 0.
+    x_strides, y_strides : tuple of two ints
+        Strides of X and of Y, in elements.
+    dtype : str
+        Of the data: a key of `ITEM_BYTES`.
+    precision : str
+        "highest", "high" or "medium", as in `torch.get_float32_matmul_precision`; "highest" unless dtype is float32.
+    plain : bool
+        Data and result have one dtype and begin at multiples of 16 bytes, and the result is overwritten rather than
+        accumulated. The Hopper kernels need this.
+    device : Device
+    """
+
+    adjoint: bool
+    n: int
+    d: int
+    k: int
+    nnz: int
+    offset: int
+    x_strides: tuple[int, ...]
+    y_strides: tuple[int, ...]
+    dtype: str
+    precision: str
+    plain: bool
+    device: Device
+
+    @property
+    def data_strides(self) -> tuple[int, ...]:
+        """Strides of the data along vectors and along the summed dimension."""
+        return self.y_strides if self.adjoint else self.x_strides
+
+    @property
+    def reduce_dim(self) -> int:
+        """The length of the sums."""
+        return self.k if self.adjoint else self.d
+
+    @property
+    def out_dim(self) -> int:
+        """The length of a result vector."""
+        return self.d if self.adjoint else self.k
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a number of the data."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def geometry(self) -> law.Geometry:
+        """The exact law's tiles, groups and chunks; the seed plays no part."""
+        return law.geometry(self.k, self.nnz, 0)
+
+
+def vectors_contiguous(product: Product) -> bool:
+    """Whether consecutive numbers in memory belong to consecutive vectors: S A with a row-major A."""
+    return product.n > 1 and 0 < product.x_strides[0] < product.x_strides[1]
+
+
+def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int) -> int:
+    """The largest power of two that divides `limit`, the row stride and the row length `width`, in elements.
+
+    It is the number of consecutive elements one access may cover; 1 where rows are not contiguous.
+    """
+    if strides[1] != 1:
+        return 1
+    widest = VECTOR_BYTES // product.item_bytes
+    return math.gcd(widest, limit, strides[0] if product.n > 1 else 0, width)
+
+
+def is_power_of_two(k: int, nnz: int) -> bool:
+    """Whether k = 128 2^a and nnz = 2^b: every slot of a chunk is a row, every group has a chunk for every tile."""
+    tiles = k // law.TILE_ROWS
+    return k % law.TILE_ROWS == 0 and tiles & (tiles - 1) == 0 and nnz & (nnz - 1) == 0
+
+
+def count_groups(product: Product) -> int:
+    """The number of groups of chunks that the columns lie in."""
+    geometry = product.geometry
+    log_width = geometry.log_group + geometry.log_chunk
+    return ((product.offset + product.d - 1) >> log_width) - (product.offset >> log_width) + 1
+
+
+def next_power_of_two(n: int) -> int:
+    """The smallest power of two >= n, for n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class KernelGeometry:
+    """The exact law's geometry as kernels receive it, in one constant argument.
+
+    Attributes
+    ----------
+    k, nnz, n_tiles, log_group, log_chunk : int
+        As in `sjlt.laws.exact.Geometry`.
+    power_of_two : bool
+        See `is_power_of_two`.
+    n_keys : int
+        Sub-blocks that 32 rows of a tile may lie in, as a power of two.
+    n_sign_words : int
+        Sign words of a chunk that 32 rows of a tile may need.
+    """
+
+    k: int
+    nnz: int
+    n_tiles: int
+    log_group: int
+    log_chunk: int
+    power_of_two: bool
+    n_keys: int
+    n_sign_words: int
+
+
+@lru_cache(maxsize=4096)
+def kernel_geometry(k: int, nnz: int) -> KernelGeometry:
+    """The geometry of a sketch with k components and nnz nonzeros per column."""
+    g, power_of_two = law.geometry(k, nnz, 0), is_power_of_two(k, nnz)
+    n_keys = max(1, nnz // 4) if power_of_two else next_power_of_two(nnz)
+    n_sign_words = max(1, 4 // nnz) if power_of_two else 4
+    return KernelGeometry(k, nnz, g.n_tiles, g.log_group, g.log_chunk, power_of_two, n_keys, n_sign_words)

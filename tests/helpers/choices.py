@@ -1,0 +1,47 @@
+"""Changes to how kernels are chosen, for tests: what the choice depends on, and forgetting the choices made before."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from sjlt.backends.triton import device, exact, iid
+from sjlt.kernels.config.product import Device, Product
+
+H200 = Device(132, 232448, programmatic_launch=True)
+HOPPER = H200._replace(hopper=True)
+
+
+def exact_product(
+    n=1 << 20, d=768, k=256, nnz=4, offset=0, x_strides=None, y_strides=None, dtype="float32", precision="highest",
+    adjoint=False, plain=True, device=H200,
+):  # fmt: skip
+    """A product of the exact law; contiguous rows unless strides are given."""
+    x_strides, y_strides = x_strides or (d, 1), y_strides or (k, 1)
+    return Product(adjoint, n, d, k, nnz, offset, x_strides, y_strides, dtype, precision, plain, device)
+
+
+def iid_product(n, d, k, dtype, precision="highest", x_strides=None, offset=0, device=H200):
+    """X Sᵀ of the iid law."""
+    return Product(False, n, d, k, 0, offset, x_strides or (d, 1), (k, 1), dtype, precision, True, device)
+
+
+def forget_choices():
+    """Make the backends choose again for products that they have met."""
+    for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan):
+        cached.cache_clear()
+
+
+@contextmanager
+def changed_choices(settings):
+    """Within the context, constants of `sjlt.kernels.config`, named "module.NAME", have the given values."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setattr(f"sjlt.kernels.config.{name}", value)
+        forget_choices()
+        yield
+    forget_choices()
+
+
+def all_tensors_on(monkeypatch, described):
+    """All tensors lie on the described device, as far as the choice of kernels goes."""
+    monkeypatch.setattr(device, "describe", lambda _: described)
