@@ -19,7 +19,7 @@ from rich.table import Table
 
 import sjlt
 from sjlt.backends.triton import iid as triton_iid
-from sjlt.kernels.config import iid as iid_launch
+from sjlt.kernels.config.iid import choose
 
 from .baselines import normal, short
 from .cases import SEED
@@ -63,10 +63,9 @@ class Case:
 
     def generated(self, x: torch.Tensor) -> int:
         """The number of entries generated: all of them, for every block of data vectors."""
-        product = triton_iid._product(x, self.d if self.adjoint else self.k)
-        hopper = product.hopper and not self.adjoint and iid_launch.suits_hopper(product, 0)
-        vectors = iid_launch.HOPPER.vectors if hopper else iid_launch.choose(product).vectors
-        return -(-self.n // vectors) * self.d * self.k
+        out = x.new_empty((self.n, self.d if self.adjoint else self.k))
+        product = triton_iid.describe(self.sketch.spec, x, out, accumulate=False, adjoint=self.adjoint)
+        return -(-self.n // choose(product).block_vectors) * self.d * self.k
 
 
 CASES = {
