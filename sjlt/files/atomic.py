@@ -41,7 +41,15 @@ def write_whole(path: Path, content: bytes, *, replace: bool) -> None:
         raise
     finally:
         os.close(descriptor)
-    sync_folder(path.parent)
+    sync_names(path)
+
+
+def sync_names(path: Path) -> None:
+    """Make the names in the directory of `path` durable."""
+    try:
+        sync_folder(path.parent)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from None
 
 
 @contextlib.contextmanager

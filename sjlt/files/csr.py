@@ -40,8 +40,6 @@ class CsrMatrix(Source):
         check_matrix(path, shape, matrix.dtype)
         if matrix.dtype == np.float16:
             raise UserError(f"{path}: sparse float16 is refused: convert it with .astype(np.float32)")
-        if any(indices.dtype.kind not in "iu" for indices in (matrix.indices, matrix.indptr)):
-            raise UserError(f"{path}: indices must be integers, got {matrix.indices.dtype} and {matrix.indptr.dtype}")
         self._file, self._matrix = file, matrix
         self.path, self.shape, self.dtype = path, (shape[0], shape[1]), matrix.dtype
         self.row_bytes = (matrix.data.nbytes + matrix.indices.nbytes) // max(1, shape[0])
@@ -61,4 +59,15 @@ def _contents(file: FileIO) -> str:
     with np.load(file, allow_pickle=False) as members:
         if not {"format", "shape"} <= set(members):
             return f"the arrays {', '.join(members)}"
+        for name in ("indices", "indptr"):  # others would be truncated to integers while they are loaded
+            if name in members and _dtype(members, name).kind not in "iu":
+                raise ValueError(f"{name} must be integers, got {_dtype(members, name)}")
         return f"a sparse {len(members['shape'])}-D {str(members['format'].astype(str)).upper()}"
+
+
+def _dtype(members: Any, name: str) -> np.dtype:
+    """The dtype of a member, from its header."""
+    with members.zip.open(f"{name}.npy") as member:
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        return read(member)[2]

@@ -21,7 +21,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,7 +31,7 @@ import numpy as np
 from . import atomic, attempts
 from .checksums import Written, row_checksum
 from .description import differences, read_description, to_json
-from .errors import UserError
+from .errors import UserError, explain
 from .npy import npy_header
 
 SUFFIXES = ("", ".json", ".partial", ".partial.json")  # of all names that a run writes to
@@ -127,9 +127,11 @@ class Output:
         """Whether the result exists. Only with `force` may another file stand in its place."""
         if not self.path.exists():
             return False
-        different = ["no JSON"]
-        if self.sidecar.exists():
+        try:
             recorded = read_description(self.sidecar)
+        except (UserError, FileNotFoundError) as e:
+            different = [explain(e)]
+        else:
             self._adopt(recorded, adopt)
             different = differences(recorded, self.description)
         size, wanted = self.path.stat().st_size, self._position(self.shape[0])
@@ -231,17 +233,25 @@ class Output:
         for path in (self.sidecar, self.state):
             attempts.sweep(path.parent, path.name)
         if self.rows == 0:
-            os.ftruncate(self._file, 0)  # until the JSON is there, an empty file has nothing to resume
+            with self._named_errors():
+                os.ftruncate(self._file, 0)  # until the JSON is there, an empty file has nothing to resume
             self._write_state()
             self._write(self._header)
         else:
-            os.ftruncate(self._file, self._position(self.rows))
-            os.lseek(self._file, 0, os.SEEK_END)
+            with self._named_errors():
+                os.ftruncate(self._file, self._position(self.rows))
+                os.lseek(self._file, 0, os.SEEK_END)
         self._checked = time.monotonic()
 
     def _write(self, content: bytes | memoryview) -> None:
-        try:
+        with self._named_errors():
             atomic.write_all(self._file, content)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Give errors of calls that take a descriptor the name of its file."""
+        try:
+            yield
         except OSError as e:
             raise OSError(e.errno, e.strerror, str(self.partial)) from None
 
@@ -254,10 +264,8 @@ class Output:
             self._checkpoint()
 
     def _sync(self) -> None:
-        try:
+        with self._named_errors():
             os.fsync(self._file)
-        except OSError as e:
-            raise OSError(e.errno, e.strerror, str(self.partial)) from None
 
     def _checkpoint(self) -> None:
         self._sync()
@@ -290,7 +298,7 @@ class Output:
                 f"{e.filename2 or e.filename}: appeared during this run and is kept; all {self.rows} rows are in "
                 f"{self.partial} (--resume --force puts them in its place)"
             ) from None
-        attempts.sync_folder(self.path.parent)
+        atomic.sync_names(self.path)
         self._release()
         self._remove_state()
 

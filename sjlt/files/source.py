@@ -99,7 +99,7 @@ def check_matrix(path: Path, shape: tuple[Any, ...], dtype: np.dtype) -> None:
     """Refuse arrays that are not a matrix of numbers."""
     if dtype.hasobject:
         raise UserError(f"{path}: holds Python objects (dtype {dtype}): pickles are refused, never loaded")
-    if len(shape) != 2 or any(type(n) is not int or n < 0 for n in shape):
+    if len(shape) != 2 or any(type(n) is not int or not 0 <= n < 2**63 for n in shape):
         raise UserError(f"{path}: holds an array of shape {shape}; needs 2 dimensions, one data vector per row")
     if dtype.subdtype or not (dtype.kind in "iub" or (dtype.kind == "f" and dtype.itemsize <= 8)):
         raise UserError(f"{path}: dtype {dtype} is refused: needs float16, float32, float64, integers or bool")
