@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 import scipy.sparse
+from helpers.cases import pairwise
 
 import sjlt
-from tests.helpers.cases import pairwise
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")

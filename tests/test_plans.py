@@ -5,12 +5,12 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers.cases import pairwise
+from helpers.plans import D, K, contents, left, result, shards
 
 import sjlt
 from sjlt import plans
 from sjlt.files.errors import UserError
-from tests.helpers.cases import pairwise
-from tests.helpers.plans import D, K, contents, left, result, shards
 
 # ------------------------------------------------------------------------------------- results
 

@@ -9,11 +9,11 @@ import time
 import numpy as np
 import psutil
 import pytest
+from helpers.plans import contents, left
 
 import sjlt
 from sjlt import plans
 from sjlt.files.errors import UserError
-from tests.helpers.plans import contents, left
 
 D, K = 256, 32
 PARTS = 40

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.plans import ROWS, D, K, left, result, shards, write_parquet
 
 import sjlt
 from sjlt import plans
 from sjlt.files.errors import UserError
-from tests.helpers.plans import ROWS, D, K, left, result, shards, write_parquet
 
 
 def test_bad_sources(tmp_path):
