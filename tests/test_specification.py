@@ -12,6 +12,7 @@ import pytest
 
 HERE = Path(__file__).parent
 VECTORS = json.loads((HERE / "vectors" / "sketch_law_v1.json").read_text())
+STACKED = json.loads((HERE / "vectors" / "stacked_sketches.json").read_text())
 OTHER_VECTORS = json.loads((HERE / "vectors" / "dropout_and_iid_laws.json").read_text())
 PAGE = (HERE.parent / "sjlt" / "laws" / "README.md").read_text(encoding="utf-8")
 
@@ -98,6 +99,23 @@ def test_exact_law(v):
     for c, (rows, signs) in enumerate(zip(v["rows"], v["signs"], strict=True)):
         found = column(v["n_components"], v["nnz"], v["seed"], v["first_column"] + c)
         assert (list(found["rows"]), list(found["signs"])) == (rows, signs)
+
+
+def stacked_column(k, s, stacks, seed, j):
+    """Rows and signs of column j, stack by stack."""
+    rows, signs = [], []
+    for t in range(stacks):
+        stack = column(k // stacks, s // stacks, seed, j, 256 * t)
+        rows += [t * k // stacks + row for row in stack["rows"]]
+        signs += stack["signs"]
+    return rows, signs
+
+
+@pytest.mark.parametrize("v", STACKED["sketch"], ids=lambda v: "-".join(str(x) for x in list(v.values())[:5]))
+def test_stacks(v):
+    for c, expected in enumerate(zip(v["rows"], v["signs"], strict=True)):
+        found = stacked_column(v["n_components"], v["nnz"], v["stacks"], v["seed"], v["first_column"] + c)
+        assert found == expected
 
 
 # ------------------------------------------------------------------------------------- "The iid law"
