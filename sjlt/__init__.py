@@ -48,7 +48,8 @@ _EXPORTS = {
     "set_num_threads": "threads",
 }
 
-_MODULES = ("arrow", "linalg", "nn")  # loaded by ``sjlt.nn``, too, without an import of their own
+# Loaded by ``sjlt.nn`` and the like, too, without an import of their own.
+_MODULES = ("arrow", "faiss", "linalg", "nn", "onnx", "plans", "sentence_transformers")
 
 __all__ = [
     "Sketch",

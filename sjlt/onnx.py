@@ -1,0 +1,95 @@
+"""Sketches in ONNX graphs: a matrix product with a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .laws.spec import SketchSpec
+from .sketch import Sketch
+
+MAX_ENTRIES = 2**29  # of a constant: protobuf ends at 2 GiB
+
+
+def translations() -> dict[Any, Callable[..., Any]]:
+    """What `torch.onnx.export` needs to export models that contain sketches.
+
+    Returns
+    -------
+    dict
+        To be passed as `custom_translation_table`. Each product by a sketch, as from `sjlt.nn.SparseProjection` or
+        ``x @ S.T``, becomes a MatMul with the dense matrix as a constant, so that the model runs without sjlt.
+
+    Raises
+    ------
+    ImportError
+        Without onnxscript, which ``sjlt-triton[onnx]`` installs.
+
+    Notes
+    -----
+    The matrix has n_features * n_components numbers. Matrices of more than 2^29 are refused.
+
+    Examples
+    --------
+    Export a model that ends in a projection::
+
+        model = torch.nn.Sequential(torch.nn.Linear(384, 4096), sjlt.nn.SparseProjection(4096, 64, seed=0))
+        torch.onnx.export(
+            model.eval(), (torch.ones(1, 384),), "model.onnx", dynamo=True,
+            custom_translation_table=sjlt.onnx.translations(),
+        )
+    """
+    try:
+        import onnxscript
+    except ImportError as e:
+        raise ImportError("exporting to ONNX needs onnx and onnxscript: pip install 'sjlt-triton[onnx]'") from e
+    import torch
+
+    from .torch_ops import projection  # noqa: F401  # defines the operators
+
+    op: Any = onnxscript.opset18
+
+    def translation(adjoint: bool) -> Callable[..., Any]:
+        def translate(
+            x: Any,
+            n_features: int,
+            n_components: int,
+            nnz: int,
+            lane_bits: int,
+            threshold: int,
+            seed: int,
+            feature_offset: int,
+            axis: int,
+            dtype: int | None = None,
+        ) -> Any:
+            if n_features * n_components > MAX_ENTRIES:
+                raise ValueError(
+                    f"the matrix of a sketch of shape ({n_components}, {n_features}) has more than {MAX_ENTRIES} "
+                    "numbers: it cannot be a constant of an ONNX graph"
+                )
+            spec = SketchSpec(n_features, n_components, nnz, lane_bits, threshold, seed, feature_offset)
+            matrix = sketch_of(spec).toarray(np.float32)
+            operator = matrix if adjoint == (axis == -1) else np.ascontiguousarray(matrix.T)
+            value = onnxscript.ir.tensor(operator)
+            constant = op.CastLike(op.Constant(value=value), x)
+            product = op.MatMul(x, constant) if axis == -1 else op.MatMul(constant, x)
+            return product if dtype is None else op.Cast(product, to=dtype)
+
+        return translate
+
+    ops = torch.ops.sjlt
+    return {ops.project.default: translation(False), ops.project_adjoint.default: translation(True)}
+
+
+def sketch_of(spec: SketchSpec) -> Sketch:
+    """The sketch that a specification describes."""
+    return Sketch(
+        spec.n_features,
+        spec.n_components,
+        nnz=None if spec.is_iid else spec.nnz,
+        density=spec.lanes.density if spec.is_iid else None,
+        seed=spec.seed,
+        feature_offset=spec.feature_offset,
+    )

@@ -1,0 +1,60 @@
+"""Sketches as modules of sentence-transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .sketch import Sketch
+
+
+def dense(sketch: Sketch) -> Any:
+    """A `Dense` module of sentence-transformers that projects embeddings as the sketch does.
+
+    Append it to a model: ``model.append(sjlt.sentence_transformers.dense(S))``. The model is saved and loaded by
+    sentence-transformers alone.
+
+    Parameters
+    ----------
+    sketch : Sketch
+        n_features is the length of the model's embeddings. The dense matrix, n_features * n_components float32,
+        is stored in the module.
+
+    Returns
+    -------
+    sentence_transformers.sentence_transformer.modules.Dense
+        Without bias and activation; its weight does not require a gradient.
+
+    Raises
+    ------
+    ImportError
+        Without sentence-transformers, which ``sjlt-triton[sentence-transformers]`` installs.
+
+    Examples
+    --------
+    >>> import sjlt, sjlt.sentence_transformers
+    >>> S = sjlt.Sketch(768, 64)
+    >>> sjlt.sentence_transformers.dense(S).get_sentence_embedding_dimension()  # doctest: +SKIP
+    64
+    """
+    import torch
+
+    try:
+        from sentence_transformers.sentence_transformer.modules import Dense
+    except ImportError:
+        try:  # before version 6
+            from sentence_transformers.models import Dense  # type: ignore[no-redef]
+        except ImportError as e:
+            extra = "pip install 'sjlt-triton[sentence-transformers]'"
+            raise ImportError(f"modules of sentence-transformers need it: {extra}") from e
+    module = Dense(
+        sketch.n_features,
+        sketch.n_components,
+        bias=False,
+        activation_function=torch.nn.Identity(),
+        init_weight=torch.from_numpy(sketch.toarray(np.float32)),
+    )
+    module.linear.weight.requires_grad_(False)
+    return module
