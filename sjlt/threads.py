@@ -1,21 +1,24 @@
-"""The threads that CPU work runs on: how many, and a pool that survives forks and concurrent callers.
+"""The threads of CPU work: how many, and a pool that survives forks and concurrent callers.
 
 Kernels release the interpreter lock, so plain threads run them side by side. One pool serves every caller in a
-process; a forked child starts with none and makes its own. (GNU OpenMP dies in a forked child, and Numba's own
-workqueue refuses two callers at once, so neither is used.)
+process; a forked child starts with none and makes its own. (GNU OpenMP dies in a forked child, and Numba's workqueue
+refuses concurrent callers, so neither is used.)
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import operator
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _ENVIRONMENT = ("SJLT_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
+MAX_THREADS = 1 << 16
 
 _num_threads: int | None = None
 _pool: ThreadPoolExecutor | None = None
@@ -24,17 +27,26 @@ _lock = threading.Lock()
 
 
 def get_num_threads() -> int:
-    """The number of threads that CPU work uses.
+    """The number of threads that CPU work uses. Results never depend on it.
 
-    What `set_num_threads` last set in this process; before that the first of the environment variables
-    ``SJLT_NUM_THREADS``, ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` that holds a positive number (joblib sets
-    the last two in its workers), or else the CPUs this process may run on. Results never depend on it.
+    Returns
+    -------
+    int
+        What `set_num_threads` last set in this process; before that, the first of the environment variables
+        ``SJLT_NUM_THREADS``, ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` that holds a number from 1 to 65536 (joblib
+        sets the last two in its workers); otherwise the number of CPUs that this process may run on.
+
+    Examples
+    --------
+    >>> import sjlt
+    >>> sjlt.get_num_threads() >= 1
+    True
     """
     if _num_threads is not None:
         return _num_threads
     for name in _ENVIRONMENT:
         value = os.environ.get(name, "")
-        if value.isdigit() and int(value) > 0:
+        if value.isdecimal() and 1 <= int(value) <= MAX_THREADS:
             return int(value)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -42,59 +54,92 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Use `n` >= 1 threads for CPU work in this process, from the next call on. Results do not depend on it."""
+    """Set the number of threads for CPU work in this process, from the next call on. Results do not depend on it.
+
+    Parameters
+    ----------
+    n : int, 1 <= n <= 65536
+
+    Raises
+    ------
+    ValueError
+        n is not an integer in this range.
+
+    Examples
+    --------
+    >>> import sjlt
+    >>> sjlt.set_num_threads(sjlt.get_num_threads())
+    """
     global _num_threads
     try:
         number = 0 if isinstance(n, bool) else operator.index(n)
     except TypeError:
         number = 0
-    if number < 1:
-        raise ValueError(f"the number of threads must be an integer >= 1, got {n!r}")
+    if not 1 <= number <= MAX_THREADS:
+        raise ValueError(f"the number of threads must be an integer from 1 to {MAX_THREADS}, got {n!r}")
     _num_threads = number
 
 
 def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers: int) -> None:
     """Call ``task(*a)`` for each a of `arguments` on at most `workers` threads; return when all have ended.
 
-    After an exception no further task starts, those under way end (they write to the caller's arrays), and the
-    exception is raised. A task must not call `run`.
+    A long task is a generator function: each ``yield`` is a point at which it may be given up. After an exception, or
+    an interrupt of the caller, no further task or step of a task starts; those under way end (they write to the
+    caller's arrays), and the exception is raised. A task must not call `run`.
     """
     todo = list(arguments)
     workers = min(workers, len(todo))
     if workers <= 1:
         for a in todo:
-            task(*a)
+            for _ in task(*a) or ():
+                pass
         return
     todo.reverse()
     working, failures, changed = 0, list[BaseException](), threading.Condition()
 
     def work() -> None:
+        while not failures:
+            try:
+                a = todo.pop()  # atomic
+            except IndexError:
+                return
+            for _ in task(*a) or ():
+                if failures:
+                    return
+
+    def work_in_pool() -> None:
         nonlocal working
         with changed:
             working += 1
         try:
-            while True:
-                try:
-                    a = todo.pop()  # atomic
-                except IndexError:
-                    return
-                task(*a)
+            work()
         except BaseException as failure:
-            todo.clear()
-            failures.append(failure)
+            fail(failure)
         finally:
             with changed:
                 working -= 1
                 changed.notify_all()
 
-    with contextlib.suppress(RuntimeError):  # no thread can be started: too many, or the interpreter is ending
-        executor = _executor(workers - 1)
-        for _ in range(workers - 1):
-            executor.submit(work)  # even where this raises, the pool may have taken it
-    work()
+    def fail(failure: BaseException) -> None:
+        failures.append(failure)
+        todo.clear()
+
+    try:
+        with contextlib.suppress(RuntimeError):  # no thread can be started: too many, or the interpreter is ending
+            executor = _executor(workers - 1)
+            for _ in range(workers - 1):
+                executor.submit(work_in_pool)  # even where this raises, the pool may have taken it
+        work()
+    except BaseException as failure:
+        fail(failure)
     # No task is left. Work that begins from now on, because it waited behind another caller's, finds none.
-    with changed:
-        changed.wait_for(lambda: working == 0)
+    while True:
+        try:
+            with changed:
+                changed.wait_for(lambda: working == 0)
+            break
+        except BaseException as failure:  # an interrupt: the other threads still write to the caller's arrays
+            fail(failure)
     if failures:
         raise failures[0]
 
@@ -108,6 +153,13 @@ def _executor(size: int) -> ThreadPoolExecutor:
         return _pool
 
 
+def _before_fork() -> None:
+    """Wait until no other thread is importing a module of this package: the child would wait for it for ever."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
+        with contextlib.suppress(Exception):  # the other thread's import failed, and the exception is raised there
+            importlib.import_module(name)
+
+
 def _after_fork_in_child() -> None:
     global _pool, _lock
     _pool = None  # its threads did not survive the fork
@@ -115,4 +167,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -1,126 +1,199 @@
-"""Kernels on dense data: 2-D arrays of any strides, one data vector a row, X (n, n_features) or Y (n, n_components).
+"""Kernels of the exact law on dense data: 2-D arrays of any strides, one data vector per row, X or Y.
 
-Sums in the data's precision run over one block of features at a time; the blocks, whose bounds follow from the
-sketch alone, are added in their order in fp64. So the error does not grow with n_features, and the result does not
+How sums run, and how accurate they are
+---------------------------------------
+Within a block of features, sums run in the data's precision, u = 2^-24 (fp32 and narrower) or 2^-53 (fp64 and
+integers). A component gets at most one term per group of chunks and a block has at most MAX_TERMS groups, so these sums
+have at most T = MAX_TERMS terms. The blocks, whose bounds the sketch alone decides, are then added in their order to
+fp64 totals; where u = 2^-53, the error of each of these additions is kept and added at the end. Results therefore do not
 depend on which rows or blocks are worked on together.
 
-The functions without a decorator are kernels: `compiled` makes machine code of them.
+It follows for every input (underflow and overflow aside) that
+
+    |result_r - exact_r| <= (MAX_TERMS + 4) u sum over j of |S_rj x_j|,
+
+plus one rounding to a 16-bit result. The first term of a block is exact, the T - 1 additions after it contribute T - 1
+(Higham, "Accuracy and stability of numerical algorithms", section 4.2); the totals at most 1, that is n_blocks 2^-53
+<= u for fp32 up to 2^29 blocks and, for fp64, the final rounding of a compensated sum (section 4.3; its second-order
+term n_blocks^2 u^2 stays below u up to 2^26 blocks); the scale 1/sqrt(nnz) is two roundings and its product a third;
+rounding to fp32 takes the place of the fp64 roundings. An adjoint sums nnz terms: nnz + 3 instead of MAX_TERMS + 4.
+
+No sum overflows while |x| <= max / MAX_TERMS (fp32 and bf16: 2^123, 1e37); in fp64, while sum of |S_rj x_j| is finite.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
-from .entries import FILL, fill
-from .jit import leaf
+from .entries import CODES_STEP, generate_codes
+from .jit import CODES, DATA_2D, FLAGS, INT64S, LAW, OUT_2D, RANGE, TILE, TOTALS, kernel, leaf
 from .tiles import gather, load_tile, scatter, store_tile
 
-TILE_FEATURES = 64  # rows of a tile of features: with 32 lanes of fp32, 8 KiB of the L1 cache
+TILE_FEATURES = 64  # rows of a tile of features: with 32 vectors of fp32, 8 KiB of the L1 cache
 
 
 @leaf
 def _accumulate(x, i0, i1, codes, j0, j1, k, tile, sums):
-    """Add columns j0..j1 of rows i0..i1 of x to `sums`, a tile of k components for every `lanes` rows."""
-    lanes = tile.shape[1]
+    """Add columns j0..j1 of rows i0..i1 of x to `sums`, a stack of tiles of k components."""
+    vectors = tile.shape[1]
     for j in range(j0, j1, TILE_FEATURES):
         nj = min(TILE_FEATURES, j1 - j)
-        for v in range((i1 - i0 + lanes - 1) // lanes):
-            i = i0 + v * lanes
-            load_tile(x, i, min(lanes, i1 - i), j, nj, tile, 0)
+        for v in range((i1 - i0 + vectors - 1) // vectors):
+            i = i0 + v * vectors
+            load_tile(x, i, min(vectors, i1 - i), j, nj, tile, 0)
             scatter(codes, j, nj, tile, sums, v * k)
 
 
 @leaf
-def _fold(sums, totals, base, i0, i1, k, first, last, out, scale, accumulate):
-    """Add a block's sums of rows i0..i1 to the totals (from row `base` on), and store them after the last block."""
-    lanes = sums.shape[1]
-    for v in range((i1 - i0 + lanes - 1) // lanes):
-        i = i0 + v * lanes
-        n = min(lanes, i1 - i)
-        if first and last:
-            store_tile(sums, v * k, out, i, n, 0, k, scale, accumulate)
-            continue
-        for r in range(v * k, (v + 1) * k):
-            for lane in range(lanes):
-                before = 0.0 if first else totals[base + r, lane]
-                totals[base + r, lane] = before + sums[r, lane]
-        if last:
-            store_tile(totals, base + v * k, out, i, n, 0, k, scale, accumulate)
-
-
-def project_rows(x, codes, bounds, i0, i1, k, first, last, tile, sums, totals, out, scale, accumulate):
-    """Rows i0..i1 of x through the blocks ``bounds[b]:bounds[b+1]`` of features; i0 is a multiple of the lanes.
-
-    first, last : whether these are the first, the last features, or `totals` comes from, goes to another call.
-    sums : a stack of tiles; as many rows are taken together as it holds.
-    totals : the tiles of all rows of x, fp64; empty where there is only one block.
-    """
-    lanes = tile.shape[1]
-    together = sums.shape[0] // k * lanes
-    for i in range(i0, i1, together):
-        end = min(i + together, i1)
-        for b in range(bounds.size - 1):
-            sums[:] = 0
-            _accumulate(x, i, end, codes, bounds[b], bounds[b + 1], k, tile, sums)
-            begins, ends = first and b == 0, last and b == bounds.size - 2
-            _fold(sums, totals, i // lanes * k, i, end, k, begins, ends, out, scale, accumulate)
-
-
-def project_blocks(x, bounds, first_column, geometry, k, codes, tile, sums):
-    """The sums of each block ``bounds[b]:bounds[b+1]`` of features over the few rows of x: one tile a block.
-
-    first_column : the law's index of x's column 0. codes : room for FILL columns.
-    """
-    sums[:] = 0
-    for b in range(bounds.size - 1):
-        for j in range(bounds[b], bounds[b + 1], FILL):
-            nj = min(FILL, bounds[b + 1] - j)
-            fill(first_column + np.uint64(j), codes[:nj], geometry)
-            _accumulate(x[:, j : j + nj], 0, x.shape[0], codes, 0, nj, k, tile, sums[b * k : (b + 1) * k])
-
-
-def fold_blocks(sums, totals, n, k, first, last, out, scale, accumulate):
-    """Add the sums of `project_blocks` to the totals; calls come in the order of the blocks."""
-    n_blocks = sums.shape[0] // k
-    for b in range(n_blocks):
-        begins, ends = first and b == 0, last and b == n_blocks - 1
-        _fold(sums[b * k : (b + 1) * k], totals, 0, 0, n, k, begins, ends, out, scale, accumulate)
+def _add_to_totals(sums, totals, lost, compensated):
+    """totals += sums; lost += what that addition lost (Knuth's TwoSum), if compensated. All flat."""
+    if not compensated:
+        for r in range(sums.size):
+            totals[r] += sums[r]
+    else:
+        for r in range(sums.size):
+            a, b = totals[r], np.float64(sums[r])
+            total = a + b
+            rest = total - a
+            totals[r] = total
+            lost[r] += (a - (total - rest)) + (b - rest)
 
 
 @leaf
-def _spread(codes, nj, components, k, tile, out, i0, i1, j0, scale, accumulate):
+def _add_lost(totals, lost):
+    """totals += lost; a total that is not finite stays what it is."""
+    for r in range(totals.size):
+        total = totals[r] + lost[r]
+        totals[r] = total if np.isfinite(total) else totals[r]
+
+
+@leaf
+def fold(sums, totals, base, i0, i1, k, first, last, out, scale, accumulate):
+    """Add a block's sums of rows i0..i1 to the totals from row `base` on, and store them after the last block."""
+    vectors = sums.shape[1]
+    for v in range((i1 - i0 + vectors - 1) // vectors):
+        i = i0 + v * vectors
+        n = min(vectors, i1 - i)
+        if first and last:
+            store_tile(sums, v * k, out, i, n, 0, k, scale, accumulate)
+            continue
+        row = base + v * k
+        block = slice(row * vectors, (row + k) * vectors)
+        total, lost = totals[0].reshape(-1)[block], totals[-1].reshape(-1)[block]
+        compensated = totals.shape[0] == 2
+        if first:
+            total[:] = 0
+            lost[:] = 0
+        _add_to_totals(sums[v * k : (v + 1) * k].reshape(-1), total, lost, compensated)
+        if last:
+            if compensated:
+                _add_lost(total, lost)
+            store_tile(totals[0], row, out, i, n, 0, k, scale, accumulate)
+
+
+@kernel(
+    x=DATA_2D, codes=CODES, bounds=INT64S, rows=RANGE, ends=FLAGS, own_totals=types.boolean,
+    scratch=(TILE, TILE, TOTALS), out=OUT_2D, scale=types.float64, accumulate=types.boolean,
+)  # fmt: skip
+def project_rows(x, codes, bounds, rows, ends, own_totals, scratch, out, scale, accumulate):
+    """A range of rows of x through the blocks ``bounds[b]:bounds[b+1]`` of features.
+
+    rows : its begin is a multiple of a tile's vectors.
+    ends : whether these are the first and the last features. Where not, totals come from, go to another call.
+    own_totals : whether totals are for the rows taken together only, not for all rows of x.
+    scratch : a tile of features; a stack of tiles of k components, as many rows are taken together as it holds; totals.
+    """
+    i0, i1 = rows
+    first, last = ends
+    tile, sums, totals = scratch
+    k, vectors = out.shape[1], tile.shape[1]
+    together = sums.shape[0] // k * vectors
+    for i in range(i0, i1, together):
+        end = min(i + together, i1)
+        base = 0 if own_totals else i // vectors * k
+        for b in range(bounds.size - 1):
+            sums[:] = 0
+            _accumulate(x, i, end, codes, bounds[b], bounds[b + 1], k, tile, sums)
+            begins, ends_ = first and b == 0, last and b == bounds.size - 2
+            fold(sums, totals, base, i, end, k, begins, ends_, out, scale, accumulate)
+
+
+@kernel(x=DATA_2D, bounds=INT64S, first_column=types.uint64, geometry=LAW, scratch=(CODES, TILE, TILE))
+def project_blocks(x, bounds, first_column, geometry, scratch):
+    """The sums of each block ``bounds[b]:bounds[b+1]`` of features over the few rows of x: one tile per block.
+
+    first_column : the law's index of x's column 0.
+    scratch : codes of CODES_STEP columns; a tile of features; tiles of components, one for each block.
+    """
+    codes, tile, sums = scratch
+    k = np.int64(geometry[0])
+    sums[:] = 0
+    for b in range(bounds.size - 1):
+        for j in range(bounds[b], bounds[b + 1], CODES_STEP):
+            nj = min(CODES_STEP, bounds[b + 1] - j)
+            generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
+            _accumulate(x[:, j : j + nj], 0, x.shape[0], codes, 0, nj, k, tile, sums[b * k : (b + 1) * k])
+
+
+@kernel(sums=TILE, totals=TOTALS, ends=FLAGS, out=OUT_2D, scale=types.float64, accumulate=types.boolean)
+def fold_blocks(sums, totals, ends, out, scale, accumulate):
+    """Add the sums of `project_blocks` to the totals; calls come in the order of the blocks. ends : see above."""
+    n, k = out.shape
+    first, last = ends
+    n_blocks = sums.shape[0] // k
+    for b in range(n_blocks):
+        begins, ends_ = first and b == 0, last and b == n_blocks - 1
+        fold(sums[b * k : (b + 1) * k], totals, 0, 0, n, k, begins, ends_, out, scale, accumulate)
+
+
+@leaf
+def _gather_features(codes, nj, components, k, tile, out, i0, i1, j0, scale, accumulate):
     """out[i0:i1, j0:j0 + nj] from a stack of tiles of components; codes[0] is column j0's."""
-    lanes = tile.shape[1]
+    vectors = tile.shape[1]
     for j in range(0, nj, TILE_FEATURES):
         count = min(TILE_FEATURES, nj - j)
-        for v in range((i1 - i0 + lanes - 1) // lanes):
-            i = i0 + v * lanes
+        for v in range((i1 - i0 + vectors - 1) // vectors):
+            i = i0 + v * vectors
             tile[:] = 0
             gather(codes, j, count, tile, components, v * k)
-            store_tile(tile, 0, out, i, min(lanes, i1 - i), j0 + j, count, scale, accumulate)
+            store_tile(tile, 0, out, i, min(vectors, i1 - i), j0 + j, count, scale, accumulate)
 
 
 @leaf
 def _load_components(y, i0, i1, k, components):
-    lanes = components.shape[1]
-    for v in range((i1 - i0 + lanes - 1) // lanes):
-        i = i0 + v * lanes
-        load_tile(y, i, min(lanes, i1 - i), 0, k, components, v * k)
+    vectors = components.shape[1]
+    for v in range((i1 - i0 + vectors - 1) // vectors):
+        i = i0 + v * vectors
+        load_tile(y, i, min(vectors, i1 - i), 0, k, components, v * k)
 
 
-def adjoint_rows(y, codes, i0, i1, k, tile, components, out, scale, accumulate):
-    """Rows i0..i1 of out from those of y. components : a stack of tiles, as in `project_rows`."""
+@kernel(
+    y=DATA_2D, codes=CODES, rows=RANGE, scratch=(TILE, TILE), out=OUT_2D, scale=types.float64,
+    accumulate=types.boolean,
+)  # fmt: skip
+def adjoint_rows(y, codes, rows, scratch, out, scale, accumulate):
+    """A range of rows of out from those of y. scratch : a tile of features; a stack of tiles of components."""
+    i0, i1 = rows
+    tile, components = scratch
+    k = y.shape[1]
     together = components.shape[0] // k * tile.shape[1]
     for i in range(i0, i1, together):
         end = min(i + together, i1)
         _load_components(y, i, end, k, components)
-        _spread(codes, codes.shape[0], components, k, tile, out, i, end, 0, scale, accumulate)
+        _gather_features(codes, codes.shape[0], components, k, tile, out, i, end, 0, scale, accumulate)
 
 
-def adjoint_run(y, first_column, geometry, k, codes, tile, components, out, scale, accumulate):
-    """A run of features, all of out's columns, for the few rows of y; codes are made on the way."""
+@kernel(
+    y=DATA_2D, first_column=types.uint64, geometry=LAW, scratch=(CODES, TILE, TILE), out=OUT_2D,
+    scale=types.float64, accumulate=types.boolean,
+)  # fmt: skip
+def adjoint_run(y, first_column, geometry, scratch, out, scale, accumulate):
+    """A run of features, all of out's columns, for the few rows of y; codes are generated on the way."""
+    codes, tile, components = scratch
+    k = y.shape[1]
     _load_components(y, 0, y.shape[0], k, components)
-    for j in range(0, out.shape[1], FILL):
-        nj = min(FILL, out.shape[1] - j)
-        fill(first_column + np.uint64(j), codes[:nj], geometry)
-        _spread(codes, nj, components, k, tile, out, 0, y.shape[0], j, scale, accumulate)
+    for j in range(0, out.shape[1], CODES_STEP):
+        nj = min(CODES_STEP, out.shape[1] - j)
+        generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
+        _gather_features(codes, nj, components, k, tile, out, 0, y.shape[0], j, scale, accumulate)

@@ -1,14 +1,15 @@
-"""The entries of a sketch, as codes: 2 row + (1 where negative), int32 (rows are below 2^23)."""
+"""The entries of a sketch under the exact law as codes: 2 row + (1 where negative), int32 (rows are below 2^23)."""
 
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from ...laws import exact as law
 from ...laws.philox import define
-from .jit import leaf
+from .jit import CODES, LAW, kernel, leaf
 
-FILL = 1024  # columns whose codes are made at a time where no table is shared
+CODES_STEP = 1024  # columns whose codes are generated at a time where no table is shared
 
 _words = define(law.FUNCTIONS, leaf, np.uint64)
 part_start, select_word, sign_bit = _words.part_start, _words.select_word, _words.sign_bit
@@ -19,18 +20,21 @@ ONE, TWO, THREE = (np.uint64(v) for v in (1, 2, 3))
 
 
 @leaf
-def fill(first, codes, geometry):
-    """codes[j, t] of columns first + j; `geometry` is `law.Geometry` in uint64. Philox runs once a chunk."""
+def generate_codes(first_column, codes, geometry):
+    """codes[j, t] = the code of column first_column + j in sub-block t. Philox runs once per chunk.
+
+    geometry : `exact_law.Geometry` in uint64.
+    """
     k, s, n_tiles, log_group, p, k0, k1 = geometry
-    end = first + np.uint64(codes.shape[0])
-    if end == first:
+    end = first_column + np.uint64(codes.shape[0])
+    if end == first_column:
         return
-    for c in range(first >> p, ((end - ONE) >> p) + ONE):
+    for c in range(first_column >> p, ((end - ONE) >> p) + ONE):
         m = chunk_tile(c, n_tiles, log_group, k0, k1)
         tile_row = part_start(m, k, n_tiles)
         tile_rows = part_start(m + ONE, k, n_tiles) - tile_row
         g0, g1, g2, g3 = chunk_signs(c, k0, k1)
-        begin, stop = max(first, c << p), min(end, (c + ONE) << p)
+        begin, stop = max(first_column, c << p), min(end, (c + ONE) << p)
         for quad in range((s + THREE) >> TWO):
             w0, w1, w2, w3 = chunk_keys(c, quad, k0, k1)
             for t in range(quad << TWO, min(s, (quad + ONE) << TWO)):
@@ -41,9 +45,10 @@ def fill(first, codes, geometry):
                     i = j - (c << p)
                     row = tile_row + block_row + row_in_sub_block(i, w, b, p)
                     code = (row << ONE) | sign_bit(i, t, p, g0, g1, g2, g3)
-                    codes[np.int64(j - first), np.int64(t)] = np.int32(code)
+                    codes[np.int64(j - first_column), np.int64(t)] = np.int32(code)
 
 
-def fill_codes(first_column, codes, geometry):
-    """`fill`, for callers outside this module."""
-    fill(first_column, codes, geometry)
+@kernel(first_column=types.uint64, codes=CODES, geometry=LAW)
+def fill_table(first_column, codes, geometry):
+    """The codes of all columns of a table from `first_column` on."""
+    generate_codes(first_column, codes, geometry)

@@ -1,4 +1,4 @@
-"""The exact law on the CPU: dense and sparse data, and the entries themselves."""
+"""The exact law on the CPU: what `sjlt.backends` calls."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .dense import adjoint, project
-from .plan import Plan
-from .sparse import project_sparse, project_to_csr
+from .dense import adjoint_exact, project_exact
+from .plan import exact_plan
+from .sparse import project_exact_sparse, project_exact_to_csr
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-__all__ = ["adjoint", "codes", "columns", "project", "project_sparse", "project_to_csr"]
+project, adjoint = project_exact, adjoint_exact
+project_sparse, project_to_csr = project_exact_sparse, project_exact_to_csr
 
 
 def codes(spec: SketchSpec, start: int, stop: int) -> np.ndarray:
     """(stop - start, nnz) int32: 2 row + (1 where negative) of each entry of columns start .. stop - 1."""
-    return Plan(spec).table(start, stop)
+    return exact_plan(spec).table(start, stop)
 
 
 def columns(spec: SketchSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """(signs, rows, indptr, scale): the sketch in CSC, rows ascending, entries scale times +-1."""
-    plan = Plan(spec)
+    plan = exact_plan(spec)
     table = plan.table(0, plan.d).ravel()
     return 1 - 2 * (table & 1), table >> 1, np.arange(0, table.size + 1, plan.s), plan.scale

@@ -1,6 +1,8 @@
-"""The entries of the iid law: made for eight calls of Philox at a time, then as floats or as codes of the nonzeros.
+"""The entries of the iid law: generated for eight calls of Philox at a time, as floats or as codes of the nonzeros.
 
 A column's *marks* (`iid_law.marks`) lie in memory as its lanes do, lowest row first: a byte, or 16 bits, for each row.
+A *rule* is six numbers in uint64: bits of a lane, `Lanes.signs`, `Lanes.complement`, the seed's two words, and the
+length of a block or a segment of the sums, which the kernels look up there.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from ...laws import iid as iid_law
-from .dropout_kernels import WIDTH, _places, _Vector
+from .bits import WIDTH, WordVector, interleave, store_vector
 from .jit import leaf
 
-CALLS = WIDTH  # made together
-ROUND = CALLS * 16  # rows that these decide, or two of them with lanes of 16 bits
+ROUND = WIDTH * 16  # rows that WIDTH calls decide with lanes of 8 bits, or twice as many calls with lanes of 16 bits
+RULE = (types.uint64,) * 6
 
 assert sys.byteorder == "little", "lanes lie in memory as they do in words"
 
@@ -30,30 +32,21 @@ def round_up(rows):
 
 
 def _marks(builder, scalars):
-    """A vector of the marks of one column, CALLS calls of them, a call's words side by side."""
-    j, call, k0, k1, signs, complement = (_Vector.splat(builder, scalar) for scalar in scalars)
-    call.value = builder.add(call.value, ir.Constant(call.type, list(range(WIDTH))))
-    made = (iid_law.marks(w, signs, complement) for w in iid_law.entry_words(j, call, k0, k1))
-    w0, w1, w2, w3 = (builder.trunc(w.value, ir.VectorType(ir.IntType(32), WIDTH)) for w in made)
-    pairs = _places([place for i in range(WIDTH) for place in (i, WIDTH + i)])
-    fours = _places([place for i in range(0, 2 * WIDTH, 2) for place in (i, i + 1, 2 * WIDTH + i, 2 * WIDTH + i + 1)])
-    low, high = builder.shuffle_vector(w0, w1, pairs), builder.shuffle_vector(w2, w3, pairs)
-    return builder.shuffle_vector(low, high, fours)
-
-
-def _store(context, builder, array_type, array, at, vector):
-    data = builder.gep(context.make_array(array_type)(context, builder, array).data, [at])
-    builder.store(vector, builder.bitcast(data, vector.type.as_pointer()), align=array_type.dtype.bitwidth // 8)
-    return context.get_dummy_value()
+    """A vector of the marks of one column for WIDTH calls, the words of a call side by side."""
+    j, call, k0, k1, signs, complement = scalars
+    calls = WordVector.count_from(builder, call)
+    j, k0, k1, signs, complement = (WordVector.splat(builder, scalar) for scalar in (j, k0, k1, signs, complement))
+    words = iid_law.entry_words(j, calls, k0, k1)
+    return interleave(builder, [iid_law.marks(w, signs, complement) for w in words])
 
 
 @intrinsic
 def _store_marks(typing_context, words, at, j, call, k0, k1, signs, complement):
-    """words[at : at + 4 CALLS] = the marks of column j from `call` on."""
+    """words[at : at + 4 WIDTH] = the marks of column j from `call` on."""
 
     def codegen(context, builder, signature, arguments):
         words, at, *scalars = arguments
-        return _store(context, builder, signature.args[0], words, at, _marks(builder, scalars))
+        return store_vector(context, builder, signature.args[0], words, at, _marks(builder, scalars))
 
     return types.void(words, types.int64, *(types.uint64,) * 6), codegen
 
@@ -61,17 +54,17 @@ def _store_marks(typing_context, words, at, j, call, k0, k1, signs, complement):
 def _define_store_floats(bits: int) -> Any:
     @intrinsic
     def store_floats(typing_context, entries, at, j, call, k0, k1, signs, complement):
-        """entries[at : at + CALLS * 128 // bits] = +-2 or +-0: the same marks at the top of a float's bits."""
+        """entries[at : at + WIDTH * 128 // bits] = +-2 or +-0: the same marks at the top of a float's bits."""
 
         def codegen(context, builder, signature, arguments):
             entries, at, *scalars = arguments
-            width, rows = signature.args[0].dtype.bitwidth, CALLS * 128 // bits
+            width, rows = signature.args[0].dtype.bitwidth, WIDTH * 128 // bits
             marks = builder.bitcast(_marks(builder, scalars), ir.VectorType(ir.IntType(bits), rows))
             wide = builder.zext(marks, ir.VectorType(ir.IntType(width), rows))
             wide = builder.shl(wide, ir.Constant(wide.type, [width - bits] * rows))
             number = context.get_data_type(signature.args[0].dtype)
             floats = builder.bitcast(wide, ir.VectorType(number, rows))
-            return _store(context, builder, signature.args[0], entries, at, floats)
+            return store_vector(context, builder, signature.args[0], entries, at, floats)
 
         return types.void(entries, types.int64, *(types.uint64,) * 6), codegen
 
@@ -83,18 +76,18 @@ _store_floats_8, _store_floats_16 = _define_store_floats(8), _define_store_float
 
 @leaf
 def per_call(rule):
-    """The rows that a call decides; rule : (bits of a lane, signs, complement, and the seed's words)."""
+    """The rows that a call decides."""
     return np.int64(128) // np.int64(rule[0])
 
 
 @leaf
-def fill_floats(column, columns, row, rows, rule, entries):
+def generate_floats(column, columns, row, rows, rule, entries):
     """entries[c rows + i] = twice the entry of column `column` + c and row `row` + i, unscaled: +-2, or 0."""
-    _, signs, complement, k0, k1 = rule
+    _, signs, complement, k0, k1, _ = rule
     first = row // per_call(rule)
     for c in range(columns):
         j = column + np.uint64(c)
-        for call in range(0, rows // per_call(rule), CALLS):
+        for call in range(0, rows // per_call(rule), WIDTH):
             at, c0 = c * rows + call * per_call(rule), np.uint64(first + call)
             if rule[0] == 8:
                 _store_floats_8(entries, at, j, c0, k0, k1, signs, complement)
@@ -103,14 +96,14 @@ def fill_floats(column, columns, row, rows, rule, entries):
 
 
 @leaf
-def find_codes(column, row, rows, rule, words, found, at):
+def generate_nonzeros(column, row, rows, rule, words, found, at):
     """found[at:end] = 2 (r - row) + (1 where negative) for the nonzeros of a column in these rows, ascending; end.
 
     words : room for the marks of the rows, rounded up.
     """
-    bits, signs, complement, k0, k1 = rule
+    bits, signs, complement, k0, k1, _ = rule
     lanes, first = np.int64(32) // np.int64(bits), row // per_call(rule)
-    for call in range(0, round_up(rows) // per_call(rule), CALLS):
+    for call in range(0, round_up(rows) // per_call(rule), WIDTH):
         _store_marks(words, 4 * call, column, np.uint64(first + call), k0, k1, signs, complement)  # type: ignore[call-arg]
     for w in range((rows + lanes - 1) // lanes):
         word = words[w]

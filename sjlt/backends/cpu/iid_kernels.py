@@ -1,12 +1,17 @@
-"""Kernels of the iid law: every task makes the entries that it multiplies by, some features at a time.
+"""Kernels of the iid law on dense data: every task generates the entries that it multiplies by, some at a time.
 
-One kernel serves X S' and Y S. A task owns rows of the data and a range of the result's columns, here *outer*, and runs
-over all that is summed, *inner*: outer are components and inner features in X S' (`forward`), and the other way round
-in Y S. Where the density is high (`dense`), entries are floats, and a register holds a sum while inner numbers pass by;
-where it is low, they are codes of the nonzeros.
+One kernel serves X S' and Y S. A task owns rows of the data and a range of the result's columns (`out_dim`), and runs
+over all that is summed (`reduce_dim`): for X S', the result's columns are components and the sum is over features; for
+the adjoint Y S it is the other way round. Where the density is high, entries are floats, and registers hold sums while
+the terms pass by; where it is low, they are codes of the nonzeros.
 
-Sums in the data's precision run over one block of inner numbers at a time, whose bounds the sketch alone decides; the
-blocks are added in their order in fp64. So results depend neither on the tasks nor on the rows projected together.
+Sums in the data's precision run over one block of terms at a time, whose bounds the sketch alone decides, as in
+`dense_kernels`, and so does the rest. So results depend neither on the tasks nor on the rows projected together, and
+
+    |result_r - exact_r| <= (N + 4) u sum over j of |S_rj x_j|,
+
+where N is the most nonzeros that a row of S (the adjoint: a column) has in one block: MAX_TERMS on average, and never
+more than a block is long. Terms that are zero are added exactly, and so are products with entries of +-2.
 """
 
 from __future__ import annotations
@@ -14,193 +19,134 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
 
-from .dense_kernels import _fold
-from .iid_entries import ROUND, fill_floats, find_codes, round_up
-from .jit import leaf
-from .simd import HELD, define_add_lanes, define_multiply_lanes
+from .dense_kernels import fold
+from .iid_entries import ROUND, RULE, generate_floats, generate_nonzeros, round_up
+from .jit import COMPUTE, DATA_2D, OUT_2D, RANGE, TILE, TOTALS, Array, kernel, leaf
+from .simd import HELD_ROWS, define_add_row, define_multiply_rows
 from .tiles import load_tile, sign_of
 
-LANES = (32, 8)  # of a tile
-INNER = ROUND  # numbers taken at a time
-SEGMENT = 4096  # terms of a sum in fp64, after which another begins
+IID_TILE_VECTORS = (32, 8)
+REDUCE_STEP = ROUND  # terms for which entries are generated at a time
+# Room for a column's marks; for entries as floats, or as codes; where each column's codes begin.
+ENTRIES = (Array(types.uint32, 1), Array(COMPUTE, 1), Array(types.int32, 1), Array(types.int32, 1))
 
-_multiply_32, _multiply_8 = define_multiply_lanes(32, HELD), define_multiply_lanes(8, HELD)
-_multiply_32_1, _multiply_8_1 = define_multiply_lanes(32, 1), define_multiply_lanes(8, 1)
+_multiply_32, _multiply_8 = define_multiply_rows(32, HELD_ROWS), define_multiply_rows(8, HELD_ROWS)
+_multiply_32_1, _multiply_8_1 = define_multiply_rows(32, 1), define_multiply_rows(8, 1)
 
 
 @leaf
-def _multiply(entries, outer_step, inner_step, inner, tile, sums, base, outer):
-    """sums[base + o] += sum over i < inner of entries[o outer_step + i inner_step] tile[i], for o < outer."""
-    whole = outer // HELD * HELD
+def _add_floats(floats, out_step, reduce_step, reduce_dim, tile, sums, base, out_dim):
+    """sums[base + o] += sum over i < reduce_dim of floats[o out_step + i reduce_step] tile[i], for o < out_dim."""
+    whole = out_dim // HELD_ROWS * HELD_ROWS
     if tile.shape[1] == 32:
-        for o in range(0, whole, HELD):
-            _multiply_32(entries, o * outer_step, outer_step, inner_step, inner, tile, sums, base + o)
-        for o in range(whole, outer):
-            _multiply_32_1(entries, o * outer_step, outer_step, inner_step, inner, tile, sums, base + o)
+        for o in range(0, whole, HELD_ROWS):
+            _multiply_32(floats, o * out_step, out_step, reduce_step, reduce_dim, tile, sums, base + o)
+        for o in range(whole, out_dim):
+            _multiply_32_1(floats, o * out_step, out_step, reduce_step, reduce_dim, tile, sums, base + o)
     else:
-        for o in range(0, whole, HELD):
-            _multiply_8(entries, o * outer_step, outer_step, inner_step, inner, tile, sums, base + o)
-        for o in range(whole, outer):
-            _multiply_8_1(entries, o * outer_step, outer_step, inner_step, inner, tile, sums, base + o)
+        for o in range(0, whole, HELD_ROWS):
+            _multiply_8(floats, o * out_step, out_step, reduce_step, reduce_dim, tile, sums, base + o)
+        for o in range(whole, out_dim):
+            _multiply_8_1(floats, o * out_step, out_step, reduce_step, reduce_dim, tile, sums, base + o)
 
 
-def _define_add(lanes: int) -> tuple[Any, Any]:
-    add_lanes = define_add_lanes(lanes)
+def _define_columns(vectors: int) -> tuple[Any, Any]:
+    add_row = define_add_row(vectors)
 
     def scatter(found, begin, end, features, j, components, base):
         for e in range(begin, end):
             sign = components.dtype.type(sign_of(found[e]))
-            add_lanes(components, base + np.int64(found[e] >> 1), features, j, sign)
+            add_row(components, base + np.int64(found[e] >> 1), features, j, sign)
 
     def gather(found, begin, end, features, j, components):
         for e in range(begin, end):
             sign = components.dtype.type(sign_of(found[e]))
-            add_lanes(features, j, components, np.int64(found[e] >> 1), sign)
+            add_row(features, j, components, np.int64(found[e] >> 1), sign)
 
     # As in `tiles`: names that Numba's cache can tell apart.
-    scatter.__qualname__, gather.__qualname__ = f"scatter_column_{lanes}", f"gather_column_{lanes}"
+    scatter.__qualname__, gather.__qualname__ = f"scatter_column_{vectors}", f"gather_column_{vectors}"
     return leaf(scatter), leaf(gather)
 
 
-(_scatter_32, _gather_32), (_scatter_8, _gather_8) = map(_define_add, LANES)
+(_scatter_32, _gather_32), (_scatter_8, _gather_8) = map(_define_columns, IID_TILE_VECTORS)
 
 
 @leaf
-def _add_codes(found, places, forward, nt, tile, sums, base, outer):
-    """What `_multiply` does, by the codes of the columns."""
-    if forward:
-        for j in range(nt):
-            if tile.shape[1] == 32:
-                _scatter_32(found, places[j], places[j + 1], tile, j, sums, base)
-            else:
-                _scatter_8(found, places[j], places[j + 1], tile, j, sums, base)
-    else:
-        for j in range(outer):
+def _add_nonzeros(found, places, adjoint, reduce_dim, tile, sums, base, out_dim):
+    """As `_add_floats`, by the codes of the columns."""
+    if adjoint:
+        for j in range(out_dim):
             if tile.shape[1] == 32:
                 _gather_32(found, places[j], places[j + 1], sums, base + j, tile)
             else:
                 _gather_8(found, places[j], places[j + 1], sums, base + j, tile)
+    else:
+        for j in range(reduce_dim):
+            if tile.shape[1] == 32:
+                _scatter_32(found, places[j], places[j + 1], tile, j, sums, base)
+            else:
+                _scatter_8(found, places[j], places[j + 1], tile, j, sums, base)
 
 
 @leaf
-def _fill(column, columns, row, rows, dense, rule, words, entries, found, places):
-    """The entries of some columns and rows: floats, `round_up(rows)` to a column, or codes between `places`."""
-    if dense:
-        fill_floats(column, columns, row, round_up(rows), rule, entries)
+def generate_entries(column, columns, row, rows, rule, entries):
+    """The entries of some columns and rows: floats, `round_up(rows)` per column, where there is room for them, or codes.
+
+    Floats are twice the unscaled entries.
+    """
+    words, floats, found, places = entries
+    if floats.size > 0:
+        generate_floats(column, columns, row, round_up(rows), rule, floats)
     else:
         places[0] = 0
         for c in range(columns):
-            places[c + 1] = find_codes(column + np.uint64(c), row, rows, rule, words, found, places[c])
+            places[c + 1] = generate_nonzeros(column + np.uint64(c), row, rows, rule, words, found, places[c])
 
 
-def multiply(
-    x, i0, i1, o0, o1, first_column, block, forward, dense, rule, words, entries, found, places, tile, sums, totals,
-    out, scale, accumulate,
-):  # fmt: skip
-    """out[i0:i1, o0:o1] (+)= scale/2 times x[i0:i1] times twice the entries.
+@kernel(
+    types.int64, x=DATA_2D, rows=RANGE, columns=RANGE, terms=RANGE, first_column=types.uint64, adjoint=types.boolean,
+    rule=RULE, entries=ENTRIES, scratch=(TILE, TILE, TOTALS), out=OUT_2D, scale=types.float64,
+    accumulate=types.boolean,
+)  # fmt: skip
+def multiply_entries(x, rows, columns, terms, first_column, adjoint, rule, entries, scratch, out, scale, accumulate):
+    """Some terms of out[rows, columns] (+)= scale times x[rows] times the entries; returns the term to go on with.
 
-    first_column : the law's index of x's first column (`forward`) or out's.  block : inner numbers of a sum in x's
-    precision; blocks begin at its multiples by the law's index.  sums, totals : o1 - o0 rows for each tile of data.
+    terms : where to begin, and from where on to return. Sums come from and go to other calls in `scratch`; they are
+        stored after the last term.
+    first_column : the law's index of x's first column or, in an adjoint, of out's.
+    rule : its last number is the length of a block. Blocks begin at its multiples by the law's index.
+    scratch : a tile of data; for each tile of rows, sums and totals of the columns.
     """
-    lanes, outer, inner = tile.shape[1], o1 - o0, x.shape[1]
-    tiles = (i1 - i0 + lanes - 1) // lanes
-    phase = np.int64(first_column % np.uint64(block)) if forward else 0
-    for b0 in range(-phase, inner, block):
-        begin, end = max(b0, 0), min(b0 + block, inner)
-        sums[: tiles * outer] = 0
-        for t in range(begin, end, INNER):
-            nt = min(INNER, end - t)
-            if forward:
-                _fill(first_column + np.uint64(t), nt, o0, outer, dense, rule, words, entries, found, places)
-            else:
-                _fill(first_column + np.uint64(o0), outer, t, nt, dense, rule, words, entries, found, places)
-            for v in range(tiles):
-                i = i0 + v * lanes
-                load_tile(x, i, min(lanes, i1 - i), t, nt, tile, 0)
-                if not dense:
-                    _add_codes(found, places, forward, nt, tile, sums, v * outer, outer)
-                elif forward:
-                    _multiply(entries, 1, round_up(outer), nt, tile, sums, v * outer, outer)
-                else:
-                    _multiply(entries, round_up(nt), 1, nt, tile, sums, v * outer, outer)
-        _fold(sums, totals, 0, i0, i1, outer, begin == 0, end == inner, out[:, o0:o1], scale, accumulate)
-
-
-@leaf
-def _add_column(value, found, begin, end, sums, base):
-    """sums[base:] += value times the column with these codes."""
-    for c in range(begin, end):
-        code = found[c]
-        sums[base + np.int64(code >> 1)] += -value if code & 1 else value
-
-
-@leaf
-def _fold_row(sums, totals, base, outer):
-    for r in range(base, base + outer):
-        totals[r] += sums[r]
-        sums[r] = 0
-
-
-@leaf
-def _store_row(sums, totals, base, out, i, o0, o1, scale, accumulate):
-    for r in range(o1 - o0):
-        result = scale * (sums[base + r] + totals[base + r])
-        out[i, o0 + r] = out[i, o0 + r] + result if accumulate else result
-
-
-def multiply_csr(
-    indptr, indices, data, i0, i1, found, counts, row_sums, row_totals, out, scale, accumulate
-):  # fmt: skip
-    """Rows i0..i1 of a CSR matrix, where all columns' codes are at hand, found[counts[j] : counts[j + 1]] of column j.
-
-    row_sums, row_totals : room for a row of out.
-    """
-    for i in range(i0, i1):
-        row_sums[:] = 0
-        row_totals[:] = 0
-        for e in range(indptr[i], indptr[i + 1]):
-            if e > indptr[i] and (e - indptr[i]) % SEGMENT == 0:
-                _fold_row(row_sums, row_totals, 0, row_sums.size)
-            j = np.int64(indices[e])
-            _add_column(np.float64(data[e]), found, counts[j], counts[j + 1], row_sums, 0)
-        _store_row(row_sums, row_totals, 0, out, i, 0, row_sums.size, scale, accumulate)
-
-
-def multiply_sorted(
-    row_of, indices, data, o0, o1, first_column, dense, rule, words, entries, found, places, row_sums, row_totals,
-    counts, out, scale, accumulate,
-):  # fmt: skip
-    """out[:, o0:o1] (+)= scale/2 times x times twice the entries, for numbers data[e] in x[row_of[e], indices[e]].
-
-    indices ascend, so that a column's entries are made once.  row_sums, row_totals : n (o1 - o0), the components of
-    each row one after the other.  counts : n.
-    """
-    outer = o1 - o0
-    row_sums[:] = 0
-    row_totals[:] = 0
-    counts[:] = 0
-    for e in range(data.size):
-        if e == 0 or indices[e] != indices[e - 1]:
-            _fill(
-                first_column + np.uint64(indices[e]), 1, o0, outer, dense, rule, words, entries, found, places
-            )  # fmt: skip
-        i, value = np.int64(row_of[e]), np.float64(data[e])
-        if counts[i] == SEGMENT:
-            _fold_row(row_sums, row_totals, i * outer, outer)
-            counts[i] = 0
-        counts[i] += 1
-        if dense:
-            for r in range(outer):
-                row_sums[i * outer + r] += value * entries[r]
+    i0, i1 = rows
+    o0, o1 = columns
+    tile, sums, totals = scratch
+    vectors, out_dim, reduce_dim, block = tile.shape[1], o1 - o0, x.shape[1], np.int64(rule[5])
+    tiles = (i1 - i0 + vectors - 1) // vectors
+    phase = 0 if adjoint else np.int64(first_column % np.uint64(block))
+    dense = entries[1].size > 0
+    t = terms[0]
+    while t < terms[1]:
+        b = (t + phase) // block * block - phase
+        begin, end = max(b, 0), min(b + block, reduce_dim)
+        if t == begin:
+            sums[: tiles * out_dim] = 0
+        nt = min(REDUCE_STEP, end - t)
+        if adjoint:
+            generate_entries(first_column + np.uint64(o0), out_dim, t, nt, rule, entries)
         else:
-            _add_column(value, found, 0, places[1], row_sums, i * outer)
-    for row in range(out.shape[0]):
-        _store_row(row_sums, row_totals, row * outer, out, row, o0, o1, scale, accumulate)
-
-
-def fill_columns(first_column, k, rule, words, found, counts):
-    """found[counts[c] : counts[c + 1]] = the codes of whole columns; counts : one more than there are columns."""
-    counts[0] = 0
-    for c in range(counts.size - 1):
-        counts[c + 1] = find_codes(first_column + np.uint64(c), 0, k, rule, words, found, counts[c])
+            generate_entries(first_column + np.uint64(t), nt, o0, out_dim, rule, entries)
+        for v in range(tiles):
+            i = i0 + v * vectors
+            load_tile(x, i, min(vectors, i1 - i), t, nt, tile, 0)
+            if not dense:
+                _add_nonzeros(entries[2], entries[3], adjoint, nt, tile, sums, v * out_dim, out_dim)
+            elif adjoint:
+                _add_floats(entries[1], round_up(nt), 1, nt, tile, sums, v * out_dim, out_dim)
+            else:
+                _add_floats(entries[1], 1, round_up(out_dim), nt, tile, sums, v * out_dim, out_dim)
+        t += nt
+        if t == end:
+            fold(sums, totals, 0, i0, i1, out_dim, begin == 0, end == reduce_dim, out[:, o0:o1], scale, accumulate)
+    return t

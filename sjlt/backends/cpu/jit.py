@@ -9,15 +9,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.errors import NumbaError
 
 from ...laws import dropout as dropout_law
-from ...laws import exact as law
+from ...laws import exact as exact_law
 from ...laws import iid as iid_law
 from ...laws import philox
 
@@ -33,94 +34,129 @@ if hasattr(os, "register_at_fork"):  # a child must not inherit the lock of a th
 
 
 def leaf(function: Callable[..., Any]) -> Any:
-    """A function that kernels call: compiled into each of them."""
+    """Declare a function that kernels call: it is compiled into each of them."""
     return numba.njit(function, **OPTIONS)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A leaf called once a nonzero: put into its callers before typing, or its arrays' reference counts cost more."""
+    """Declare a leaf that runs once per nonzero: inlined before typing, it counts no references to its arrays."""
     return numba.njit(function, inline="always", **OPTIONS)
 
 
-def _argument_type(name: str, data: Any, compute: Any, out: Any, index: Any, out_index: Any) -> types.Type:
-    """The type of a kernel's argument: one name has one type in every kernel."""
+# ------------------------------------------------------------------------------------- argument types
 
-    def array(dtype: Any, ndim: int, layout: Any = "C", readonly: bool = False) -> Any:
-        return types.Array(dtype, ndim, layout, readonly=readonly)
+# Dtypes that are known only at the call: of the data, of the sums, of the result, of sparse indices.
+DATA, COMPUTE, OUT, INDEX, OUT_INDEX = "data", "compute", "out", "index", "out_index"
 
-    if name in ("x", "y"):
-        return array(data, 2, "A", readonly=True)
-    if name == "out":
-        return array(out, 2, "A")
-    if name in ("tile", "sums", "components"):
-        return array(compute, 2)
-    if name == "totals":
-        return array(types.float64, 2)
-    if name in ("row_sums", "row_totals"):
-        return array(types.float64, 1)
-    if name == "entries":
-        return array(compute, 1)
-    if name == "words":
-        return array(types.uint32, 1)
-    if name in ("places", "found"):
-        return array(types.int32, 1)
-    if name in ("codes", "table", "one"):
-        return array(types.int32, 2)
-    if name in ("indptr", "indices", "row_of"):
-        return array(index, 1, readonly=True)
-    if name == "data":
-        return array(data, 1, readonly=True)
-    if name in ("bounds", "counts"):
-        return array(types.int64, 1)
-    if name == "hit":
-        return array(types.uint64, 1)
-    if name in ("out_indptr", "out_indices"):
-        return array(out_index, 1)
-    if name == "out_data":
-        return array(out, 1)
-    if name == "geometry":
-        return types.UniTuple(types.uint64, len(law.Geometry._fields))
-    if name == "rule":
-        return types.UniTuple(types.uint64, 5)
-    if name in ("first", "last", "is_sorted", "accumulate", "forward", "dense"):
-        return types.boolean
-    if name in ("scale", "first_column"):
-        return types.float64 if name == "scale" else types.uint64
-    if name in ("i0", "i1", "o0", "o1", "k", "n", "block"):
-        return types.int64
-    raise TypeError(f"no kernel has had an argument {name} before: say here what it is")
+
+class Array(NamedTuple):
+    """The type of an array argument. dtype : a Numba type, or the name of a dtype that is known at the call."""
+
+    dtype: Any
+    ndim: int
+    layout: str = "C"
+    readonly: bool = False
+
+    def resolve(self, dtypes: dict[str, Any]) -> types.Type:
+        dtype = dtypes[self.dtype] if isinstance(self.dtype, str) else self.dtype
+        return types.Array(dtype, self.ndim, self.layout, readonly=self.readonly)
+
+
+DATA_2D = Array(DATA, 2, "A", readonly=True)  # any strides
+OUT_2D = Array(OUT, 2, "A")
+TILE = Array(COMPUTE, 2)
+TOTALS = Array(types.float64, 3)
+CODES = Array(types.int32, 2)
+FLOAT64S = Array(types.float64, 1)
+INT64S = Array(types.int64, 1)
+INDICES = Array(INDEX, 1, readonly=True)  # of a sparse matrix
+VALUES = Array(DATA, 1, readonly=True)
+RANGE = (types.int64, types.int64)  # begin, end
+FLAGS = (types.boolean, types.boolean)
+LAW = (types.uint64,) * len(exact_law.Geometry._fields)  # `exact_law.Geometry`
+
+
+class Kernel(NamedTuple):
+    """A function that is compiled on its own, and the types of its arguments by name."""
+
+    function: FunctionType
+    argument_types: dict[str, Any]
+    result: types.Type
+
+
+def kernel(result: types.Type = types.void, /, **argument_types: Any) -> Callable[[Callable[..., Any]], Kernel]:
+    """Declare a kernel: one type per argument, a Numba type, an `Array`, or a tuple of these for a tuple."""
+
+    def declare(function: Callable[..., Any]) -> Kernel:
+        assert isinstance(function, FunctionType)
+        if (named := list(inspect.signature(function).parameters)) != list(argument_types):
+            raise TypeError(f"{function.__name__} has the arguments {named}, but types of {list(argument_types)}")
+        return Kernel(function, argument_types, result)
+
+    return declare
+
+
+def _resolve(declared: Any, dtypes: dict[str, Any]) -> types.Type:
+    if isinstance(declared, Array):
+        return declared.resolve(dtypes)
+    if isinstance(declared, tuple):
+        return types.BaseTuple.from_types([_resolve(member, dtypes) for member in declared])
+    return declared
+
+
+# ------------------------------------------------------------------------------------- machine code
+
+_compiled: dict[Any, Callable[..., Any]] = {}
+
+
+def compiled(kernel: Kernel, **dtypes: Any) -> Callable[..., Any]:
+    """Machine code of `kernel`, from the cache on disk if an earlier process compiled it.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    dtypes : dtype-like
+        One for each of the names `data`, `compute`, `out`, `index` and `out_index` in the kernel's argument types.
+    """
+    key = id(kernel.function), *dtypes.values()
+    if (code := _compiled.get(key)) is None:
+        numba_types = {name: numba.from_dtype(np.dtype(dtype)) for name, dtype in dtypes.items()}
+        arguments = [_resolve(declared, numba_types) for declared in kernel.argument_types.values()]
+        code = _compiled[key] = _compile(kernel.function, kernel.result(*arguments))
+    return code
 
 
 @functools.cache
 def _digest() -> str:
-    """Of all sources that kernels are made from. Numba's cache by itself looks at a kernel's own file only."""
+    """A hash of all sources that kernels are made from. Numba's own cache looks at a kernel's own file only."""
     here = Path(__file__).parent
-    laws = (philox, law, dropout_law, iid_law)
+    laws = (philox, exact_law, dropout_law, iid_law)
     sources = [*(Path(inspect.getfile(module)) for module in laws), *here.glob("*.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:8]
 
 
-@functools.cache
-def compiled(
-    kernel: Callable[..., None],
-    data: Any = "f4",
-    compute: Any = "f4",
-    out: Any = "f4",
-    index: Any = "i4",
-    out_index: Any = "i4",
-) -> Callable[..., None]:
-    """`kernel` as machine code for these dtypes, from the cache on disk where an earlier process made it."""
-    dtypes = [numba.from_dtype(np.dtype(d)) for d in (data, compute, out, index, out_index)]
-    return with_types(kernel, *(_argument_type(name, *dtypes) for name in inspect.signature(kernel).parameters))
-
-
-def with_types(kernel: Callable[..., None], *argument_types: types.Type) -> Callable[..., None]:
-    """`kernel` as machine code for arguments of these types, likewise."""
-    signature = types.void(*argument_types)
-    assert isinstance(kernel, FunctionType)
-    named = FunctionType(kernel.__code__, kernel.__globals__, kernel.__name__)
-    named.__module__, named.__qualname__ = kernel.__module__, f"{kernel.__name__}_{_digest()}"
+def _compile(function: FunctionType, signature: Any) -> Callable[..., Any]:
+    named = FunctionType(function.__code__, function.__globals__, function.__name__)
+    named.__module__, named.__qualname__ = function.__module__, f"{function.__name__}_{_digest()}"
     try:
-        return numba.njit(signature, cache=True, **OPTIONS)(named)
-    except (RuntimeError, OSError):  # neither the package's folder nor the user's cache can be written, or no space
-        return numba.njit(signature, **OPTIONS)(named)
+        dispatcher = numba.njit(cache=True, **OPTIONS)(named)
+    except (RuntimeError, OSError):  # neither the package's folder nor the user's cache folder can be written to
+        return numba.njit(signature, **OPTIONS)(named)  # type: ignore[no-any-return]
+    try:
+        dispatcher.compile(signature)
+    except NumbaError:
+        raise
+    except Exception:  # a damaged entry: what unpickling it raises may be of any type
+        _drop_entries(Path(dispatcher.stats.cache_path), named.__qualname__)
+        try:
+            dispatcher.compile(signature)
+        except Exception:  # the cache cannot be written to: no space, no permission
+            return numba.njit(signature, **OPTIONS)(named)  # type: ignore[no-any-return]
+    dispatcher.disable_compile()
+    return dispatcher  # type: ignore[no-any-return]
+
+
+def _drop_entries(folder: Path, name: str) -> None:
+    """Delete a function's files in Numba's cache: an index (.nbi) and machine code (.nbc)."""
+    for path in folder.glob(f"*{name}-*.nb[ic]"):
+        path.unlink(missing_ok=True)

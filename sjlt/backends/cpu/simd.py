@@ -14,21 +14,22 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_WIDE = "avx512f" in (features := get_host_cpu_features()) and features["avx512f"]
-HELD = 8 if _WIDE else 2  # sums of 32 lanes that registers hold, with room for more
+from .bits import DECODE, ENCODE, doubles_to_odd_floats, shuffle_mask
+
+HELD_ROWS = 8 if get_host_cpu_features().get("avx512f", False) else 2  # rows of 32 fp32 that registers hold
 SQUARE_BYTES = 64  # a side of the squares that tiles are moved by: 16 fp32, 8 fp64
 
 
 def _splat(builder: Any, value: Any, width: int) -> Any:
     undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width))
+    return builder.shuffle_vector(first, undefined, shuffle_mask([0] * width))
 
 
-def define_add_lanes(lanes: int) -> Any:
+def define_add_row(vectors: int) -> Any:
     @intrinsic
-    def add_lanes(typing_context, target, i, source, j, sign):
-        """target[i, :] += sign * source[j, :]; both tiles have `lanes` lanes of one dtype."""
+    def add_row(typing_context, target, i, source, j, sign):
+        """target[i, :] += sign * source[j, :]; both tiles have `vectors` columns of one dtype."""
 
         def codegen(context, builder, signature, arguments):
             target, i, source, j, sign = arguments
@@ -36,39 +37,39 @@ def define_add_lanes(lanes: int) -> Any:
 
             def pointer(array_type, array, row):
                 data = context.make_array(array_type)(context, builder, array).data
-                data = builder.gep(data, [builder.mul(row, ir.Constant(row.type, lanes))])
-                return builder.bitcast(data, ir.PointerType(ir.VectorType(sign.type, lanes)))
+                data = builder.gep(data, [builder.mul(row, ir.Constant(row.type, vectors))])
+                return builder.bitcast(data, ir.PointerType(ir.VectorType(sign.type, vectors)))
 
             into, from_ = pointer(signature.args[0], target, i), pointer(signature.args[2], source, j)
-            addend = builder.fmul(_splat(builder, sign, lanes), builder.load(from_, align=align))
+            addend = builder.fmul(_splat(builder, sign, vectors), builder.load(from_, align=align))
             builder.store(builder.fadd(builder.load(into, align=align), addend), into, align=align)
             return context.get_dummy_value()
 
         return types.void(target, types.int64, source, types.int64, target.dtype), codegen
 
-    return add_lanes
+    return add_row
 
 
-def define_multiply_lanes(lanes: int, width: int) -> Any:
+def define_multiply_rows(vectors: int, width: int) -> Any:
     @intrinsic
-    def multiply_lanes(typing_context, entries, at, step, next_, count, tile, sums, base):
+    def multiply_rows(typing_context, entries, at, step, next_, count, tile, sums, base):
         """sums[base + w, :] += sum over i < count of entries[at + w step + i next_] tile[i, :], for w < `width`.
 
-        entries : one axis. The sums stay in registers, and run in the order of i.
+        entries has one axis. The sums stay in registers, and run in the order of i.
         """
 
         def codegen(context, builder, signature, arguments):
             _, at, step, next_, count, _, _, base = arguments
             number = context.get_data_type(signature.args[0].dtype)
-            vector, align = ir.VectorType(number, lanes), signature.args[0].dtype.bitwidth // 8
-            name = f"llvm.fmuladd.v{lanes}f{8 * align}"  # exact products: the same with a machine's own or without
+            vector, align = ir.VectorType(number, vectors), signature.args[0].dtype.bitwidth // 8
+            name = f"llvm.fmuladd.v{vectors}f{8 * align}"  # exact products: the same with a machine's own or without
             fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
             values, tile, sums = (
                 context.make_array(signature.args[n])(context, builder, arguments[n]).data for n in (0, 5, 6)
             )
 
             def row(data, i):
-                data = builder.gep(data, [builder.mul(i, ir.Constant(i.type, lanes))])
+                data = builder.gep(data, [builder.mul(i, ir.Constant(i.type, vectors))])
                 return builder.bitcast(data, vector.as_pointer())
 
             rows = [row(sums, builder.add(base, ir.Constant(base.type, w))) for w in range(width)]
@@ -77,7 +78,7 @@ def define_multiply_lanes(lanes: int, width: int) -> Any:
                 x = builder.load(row(tile, loop.index), align=align)
                 place = builder.add(at, builder.mul(loop.index, next_))
                 for total in held:
-                    entry = _splat(builder, builder.load(builder.gep(values, [place])), lanes)
+                    entry = _splat(builder, builder.load(builder.gep(values, [place])), vectors)
                     builder.store(builder.call(fma, (entry, x, builder.load(total))), total)
                     place = builder.add(place, step)
             for pointer, total in zip(rows, held, strict=True):
@@ -87,7 +88,7 @@ def define_multiply_lanes(lanes: int, width: int) -> Any:
         integer = types.int64
         return types.void(entries, integer, integer, integer, integer, tile, sums, integer), codegen
 
-    return multiply_lanes
+    return multiply_rows
 
 
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
@@ -101,43 +102,10 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
             upper, lower = rows[q], rows[q + step]
             left = [e if not e & step else width + e - step for e in range(width)]
             right = [e + step if not e & step else width + e for e in range(width)]
-            for row, mask in ((q, left), (q + step, right)):
-                mask = ir.Constant(ir.VectorType(ir.IntType(32), width), mask)
-                rows[row] = builder.shuffle_vector(upper, lower, mask)
+            rows[q] = builder.shuffle_vector(upper, lower, shuffle_mask(left))
+            rows[q + step] = builder.shuffle_vector(upper, lower, shuffle_mask(right))
         step //= 2
     return rows
-
-
-def _halves_to_floats(builder: Any, halves: Any) -> Any:
-    """Vectors of the bits of fp16 as fp32, exactly: shifted into place, their exponents' bias moved by 2^112.
-
-    LLVM's own conversion would call a function that Numba does not link where the processor has none.
-    """
-    width = halves.type.count
-    words, floats = ir.VectorType(ir.IntType(32), width), ir.VectorType(ir.FloatType(), width)
-
-    def splat(value: int) -> Any:
-        return ir.Constant(words, [value] * width)
-
-    bits = builder.zext(halves, words)
-    magnitude = builder.shl(builder.and_(bits, splat(0x7FFF)), splat(13))
-    number = builder.fmul(builder.bitcast(magnitude, floats), ir.Constant(floats, [2.0**112] * width))
-    is_finite = builder.icmp_unsigned("<", magnitude, splat(0x7C00 << 13))
-    special = builder.or_(magnitude, splat(0x7F800000))
-    magnitude = builder.select(is_finite, builder.bitcast(number, words), special)
-    sign = builder.shl(builder.and_(bits, splat(0x8000)), splat(16))
-    return builder.bitcast(builder.or_(magnitude, sign), floats)
-
-
-def _bfloats_to_floats(builder: Any, bfloats: Any) -> Any:
-    """Vectors of the bits of bf16 as fp32."""
-    width = bfloats.type.count
-    words = ir.VectorType(ir.IntType(32), width)
-    bits = builder.shl(builder.zext(bfloats, words), ir.Constant(words, [16] * width))
-    return builder.bitcast(bits, ir.VectorType(ir.FloatType(), width))
-
-
-_HALVES = {types.uint16: _halves_to_floats, types.int16: _bfloats_to_floats}
 
 
 def _square(context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: Any, axis: int, side: int) -> list[Any]:
@@ -154,27 +122,27 @@ def _square(context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: 
     return pointers
 
 
-def moves_by_squares(x: Any, tile: Any) -> bool:
-    """Whether squares can be moved between an array x and a tile: a matter of their dtypes."""
-    return x.dtype is tile.dtype or (x.dtype in _HALVES and tile.dtype is types.float32)
+def loads_by_squares(x: Any, tile: Any) -> bool:
+    """Whether the dtypes of an array x and a tile allow to load squares."""
+    return x.dtype is tile.dtype or (x.dtype in DECODE and tile.dtype is types.float32)
 
 
 def _define_load_square(transposed: bool) -> Any:
     @intrinsic
-    def load_square(typing_context, x, i, j, tile, row, lane):
-        """tile[row + q, lane + p] = x[i + p, j + q] for p, q < side, x contiguous along j (transposed) or i."""
+    def load_square(typing_context, x, i, j, tile, row, vector):
+        """tile[row + q, vector + p] = x[i + p, j + q] for p, q < side, x contiguous along j (transposed) or i."""
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 
         def codegen(context, builder, signature, arguments):
-            x, i, j, tile, row, lane = arguments
+            x, i, j, tile, row, first = arguments
             x_type, _, _, tile_type, _, _ = signature.args
             sources = _square(context, builder, x_type, x, i, j, 0 if transposed else 1, side)
             vectors = [builder.load(pointer, align=x_type.dtype.bitwidth // 8) for pointer in sources]
             if tile_type.dtype is not x_type.dtype:
-                vectors = [_HALVES[x_type.dtype](builder, vector) for vector in vectors]
+                vectors = [DECODE[x_type.dtype](builder, vector) for vector in vectors]
             if transposed:
                 vectors = _transpose(builder, vectors)
-            targets = _square(context, builder, tile_type, tile, row, lane, 0, side)
+            targets = _square(context, builder, tile_type, tile, row, first, 0, side)
             for vector, pointer in zip(vectors, targets, strict=True):
                 builder.store(vector, pointer, align=tile_type.dtype.bitwidth // 8)
             return context.get_dummy_value()
@@ -186,22 +154,24 @@ def _define_load_square(transposed: bool) -> Any:
 
 def _define_store_square(transposed: bool) -> Any:
     @intrinsic
-    def store_square(typing_context, tile, row, lane, out, i, j, scale):
-        """out[i + p, j + q] = scale * tile[row + q, lane + p] for p, q < side, by way of fp64, as `store_tile`."""
+    def store_square(typing_context, tile, row, vector, out, i, j, scale):
+        """out[i + p, j + q] = scale * tile[row + q, vector + p] for p, q < side, by way of fp64, as `store_tile`."""
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 
         def codegen(context, builder, signature, arguments):
-            tile, row, lane, out, i, j, scale = arguments
+            tile, row, first, out, i, j, scale = arguments
             tile_type, _, _, out_type, _, _, _ = signature.args
             scales = _splat(builder, scale, side)
             vectors = []
-            for pointer in _square(context, builder, tile_type, tile, row, lane, 0, side):
+            for pointer in _square(context, builder, tile_type, tile, row, first, 0, side):
                 vector = builder.load(pointer, align=tile_type.dtype.bitwidth // 8)
                 if tile_type.dtype is types.float32:
                     vector = builder.fpext(vector, scales.type)
                 vector = builder.fmul(scales, vector)
                 if out_type.dtype is types.float32:
                     vector = builder.fptrunc(vector, ir.VectorType(ir.FloatType(), side))
+                elif out_type.dtype in ENCODE:
+                    vector = ENCODE[out_type.dtype](builder, doubles_to_odd_floats(builder, vector))
                 vectors.append(vector)
             if transposed:
                 vectors = _transpose(builder, vectors)

@@ -1,119 +1,184 @@
-"""Sparse data on the CPU: CSR and CSC matrices, one data vector a row."""
+"""The exact law on sparse data on the CPU: CSR and CSC matrices, one data vector per row."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ... import threads
 from . import sparse_kernels as kernels
-from .entries import FILL
+from .bits import kernel_view
+from .entries import CODES_STEP
 from .jit import compiled
-from .plan import SCRATCH_BYTES, TABLE_CODES, Plan, Scratch, row_tasks, staged
+from .plan import SCRATCH_BYTES, STEP_WORK, TABLE_CODES, ExactPlan, Scratch, exact_plan, row_ranges, useful_threads
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
+Step = tuple[tuple[int, int], tuple[int, int]]  # rows; nonzeros
 
-def project_sparse(spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bool) -> None:
+
+def project_exact_sparse(spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or out += that, for x in CSR or CSC."""
-    if out.dtype == np.float16:
-        staged(project_sparse, spec, x, out)
-        return
-    plan = Plan(spec)
-    if x.format == "csr":
-        _project_csr(plan, x, out, accumulate)
-    else:
-        _project_csc(plan, x, out, accumulate)
+    project = _project_csr if x.format == "csr" else _project_csc
+    project(exact_plan(spec), x, kernel_view(out), accumulate)
 
 
-def _csr_table(plan: Plan, x: Any) -> np.ndarray:
-    """A table of all columns where it fits and pays; else none, and each nonzero of x makes its own codes."""
+def _csr_table(plan: ExactPlan, x: Any) -> np.ndarray:
+    """A table of all columns where it fits and pays; otherwise an empty one, and codes are generated per nonzero."""
     codes = plan.d * plan.s
-    # Measured on Zen 5: 1.5 ns a code in a table, 150 ns for those of one column alone.
+    # Measured on Zen 5: 1.5 ns per code in a table, 150 ns for those of one column alone.
     return plan.table(0, plan.d) if codes <= min(TABLE_CODES, 100 * x.nnz) else plan.no_table()
 
 
-def _project_csr(plan: Plan, x: Any, out: np.ndarray, accumulate: bool) -> None:
+# ------------------------------------------------------------------------------------- steps
+
+
+def csr_steps(indptr: np.ndarray, rows: tuple[int, int], most: int) -> Iterator[Step]:
+    """(rows, nonzeros) that cut a range of rows into steps of at most `most` nonzeros; a row may be cut, too."""
+    i, end = rows
+    while i < end:
+        first, last = int(indptr[i]), int(indptr[end])
+        stop = end if last - first <= most else int(np.searchsorted(indptr[i : end + 1], first + most, "right")) + i - 1
+        if stop > i:
+            yield (i, stop), (first, int(indptr[stop]))
+        else:
+            stop, last = i + 1, int(indptr[i + 1])
+            for e in range(first, last, most):
+                yield (i, stop), (e, min(e + most, last))
+        i = stop
+
+
+def csc_steps(indptr: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of columns, each of at most `most` columns and nonzeros together or of one column."""
+    j, d = 0, indptr.size - 1
+    while j < d:
+        limit = int(indptr[j]) + j + most
+        stop = d if int(indptr[d]) + d <= limit else bisect_left(range(d), limit, j, key=lambda c: int(indptr[c]) + c)
+        stop = max(stop, j + 1)
+        yield j, stop
+        j = stop
+
+
+# ------------------------------------------------------------------------------------- sums
+
+
+def needs_segments(x: Any) -> bool:
+    """Whether sums over x run in segments: in fp64, those of fp32 are exact enough."""
+    return bool(x.dtype.itemsize > 4 or x.dtype.kind != "f")
+
+
+def new_sums(x: Any, size: int) -> tuple[np.ndarray, ...]:
+    """Zeros for sums, totals, and what these lost (`sparse_kernels`)."""
+    return tuple(np.zeros(size if needs_segments(x) or part == 0 else 0) for part in range(3))
+
+
+# ------------------------------------------------------------------------------------- products
+
+
+def _project_csr(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> None:
     n, k = out.shape
-    kernel = compiled(kernels.project_csr, x.data.dtype, out=out.dtype, index=x.indices.dtype)
-    table = _csr_table(plan, x)
-    _, workers = plan.lanes_and_workers(1, 16)
-    scratch = Scratch(lambda: (np.empty((1, plan.s), np.int32), np.empty(k), np.empty(k)))
+    kernel = compiled(kernels.project_csr, data=x.data.dtype, out=out.dtype, index=x.indices.dtype)
+    table, workers = _csr_table(plan, x), _csr_workers(plan, x)
+    scratch = Scratch(lambda: (np.empty((1, plan.s), np.int32), *new_sums(x, k)))
 
-    def task(i: int, end: int) -> None:
-        one, sums, totals = arrays = scratch.take()
-        kernel(
-            x.indptr, x.indices, x.data, i, end, plan.column(0), table, one, plan.geometry, sums, totals,
-            out, plan.scale, accumulate,
-        )  # fmt: skip
-        scratch.give(arrays)
+    def task(i: int, end: int) -> Iterator[None]:
+        with scratch.borrow() as (one, *sums):
+            for rows, nonzeros in csr_steps(x.indptr, (i, end), _step_nonzeros(plan, table)):
+                kernel(
+                    x.indptr, x.indices, x.data, rows, nonzeros, plan.column(0), (table, one), plan.geometry,
+                    tuple(sums), out, plan.scale, accumulate,
+                )  # fmt: skip
+                yield
 
-    threads.run(task, row_tasks(n, 1, workers), workers)
+    threads.run(task, row_ranges(n, 1, workers, STEP_WORK // k), workers)
 
 
-def _project_csc(plan: Plan, x: Any, out: np.ndarray, accumulate: bool) -> None:
+def _csr_workers(plan: ExactPlan, x: Any) -> int:
+    """Threads that may hold the sums and hits of a row at once."""
+    return min(useful_threads(x.nnz * plan.s + x.shape[0] * plan.k), max(1, SCRATCH_BYTES // (25 * plan.k)))
+
+
+def _step_nonzeros(plan: ExactPlan, table: np.ndarray) -> int:
+    """The nonzeros in a step: each is s additions, or where there is no table 150 ns."""
+    return STEP_WORK // (4 * plan.s if len(table) else 200 + 8 * plan.s)
+
+
+def _project_csc(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> None:
     n, k = out.shape
-    kernel = compiled(kernels.project_csc, x.data.dtype, out=out.dtype, index=x.indices.dtype)
-    workers = threads.get_num_threads()
-    rows = max(1, min(-(-n // workers), SCRATCH_BYTES // (16 * k * workers)))
-    workers = min(workers, max(1, SCRATCH_BYTES // (16 * k * rows)))
-    unsorted = np.empty(1, np.int64)  # scipy's own flag is stale after the indices have been written to
-    compiled(kernels.find_unsorted, index=x.indices.dtype)(x.indptr, x.indices, unsorted)
-    is_sorted = bool(unsorted[0] == 0)
+    dtypes = {"data": x.data.dtype, "index": x.indices.dtype}
+    add = compiled(kernels.add_csc, **dtypes)
+    store = compiled(kernels.store_rows, out=out.dtype)
+    workers = useful_threads((x.nnz + plan.d) * plan.s)
+    row_bytes = 8 * k * (3 if needs_segments(x) else 1)
+    rows = max(1, min(-(-n // workers), SCRATCH_BYTES // (row_bytes * workers)))
+    workers = min(workers, max(1, SCRATCH_BYTES // (row_bytes * rows)))
+    # scipy's own flag is stale after the indices have been written to
+    is_sorted = compiled(kernels.count_unsorted, index=x.indices.dtype)(x.indptr, x.indices) == 0
     scratch = Scratch(
         lambda: (
-            np.empty((FILL, plan.s), np.int32),
-            np.empty(rows * k),
-            np.empty(rows * k),
+            np.empty((CODES_STEP, plan.s), np.int32),
             np.empty(rows, np.int64),
+            *new_sums(x, rows * k),
         )
     )
 
-    def task(i: int, end: int) -> None:
-        codes, sums, totals, counts = arrays = scratch.take()
-        used = slice((end - i) * k)
-        kernel(
-            x.indptr, x.indices, x.data, is_sorted, i, end, plan.column(0), k, codes, plan.geometry,
-            sums[used], totals[used], counts, out, plan.scale, accumulate,
-        )  # fmt: skip
-        scratch.give(arrays)
+    def task(i: int, end: int) -> Iterator[None]:
+        with scratch.borrow() as (codes, counts, *room):
+            sums = tuple(part[: (end - i) * k] for part in room)
+            for array in (*room, counts):
+                array[:] = 0
+            for columns in csc_steps(x.indptr, STEP_WORK // (4 * plan.s)):
+                add(
+                    x.indptr, x.indices, x.data, is_sorted, (i, end), columns, plan.column(0), k, codes,
+                    plan.geometry, sums, counts,
+                )  # fmt: skip
+                yield
+            store((i, end), sums, out, plan.scale, accumulate)
 
     threads.run(task, [(i, min(i + rows, n)) for i in range(0, n, rows)], workers)
 
 
-def project_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def project_exact_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(data, indices, indptr) of x S' for x (n, d) in CSR: sorted indices, one for each component that x reaches."""
-    plan = Plan(spec)
+    plan = exact_plan(spec)
     n, k = x.shape[0], plan.k
-    table = _csr_table(plan, x)
-    _, workers = plan.lanes_and_workers(1, 17)
+    table, workers = _csr_table(plan, x), _csr_workers(plan, x)
     scratch = Scratch(
-        lambda: (np.empty((1, plan.s), np.int32), np.zeros(-(-k // 64), np.uint64), np.zeros(k), np.empty(k))
+        lambda: (
+            np.empty((1, plan.s), np.int32),
+            np.zeros(-(-k // 64), np.uint64),
+            *new_sums(x, k),
+        )
     )
     index = np.dtype(np.int32 if min(x.nnz * plan.s, n * k) <= np.iinfo(np.int32).max else np.int64)
     indptr = np.zeros(n + 1, index)
     count = compiled(kernels.count_csr, index=x.indices.dtype, out_index=index)
-    tasks = row_tasks(n, 1, workers)
+    tasks, most = row_ranges(n, 1, workers, STEP_WORK // k), _step_nonzeros(plan, table)
+    law = plan.column(0), plan.geometry
 
-    def count_task(i: int, end: int) -> None:
-        one, hit, *_ = arrays = scratch.take()
-        count(x.indptr, x.indices, i, end, plan.column(0), table, one, plan.geometry, hit, indptr)
-        scratch.give(arrays)
+    def count_task(i: int, end: int) -> Iterator[None]:
+        with scratch.borrow() as (one, hit, *_):
+            for rows, nonzeros in csr_steps(x.indptr, (i, end), most):
+                count(x.indptr, x.indices, rows, nonzeros, law[0], (table, one), law[1], hit, indptr)
+                yield
 
     threads.run(count_task, tasks, workers)
     np.cumsum(indptr, dtype=index, out=indptr)
     indices, data = np.empty(indptr[-1], index), np.empty(indptr[-1], dtype)
-    fill = compiled(kernels.fill_csr, x.data.dtype, out=dtype, index=x.indices.dtype, out_index=index)
+    fill = compiled(kernels.fill_csr, data=x.data.dtype, out=dtype, index=x.indices.dtype, out_index=index)
 
-    def fill_task(i: int, end: int) -> None:
-        one, hit, sums, totals = arrays = scratch.take()
-        fill(
-            x.indptr, x.indices, x.data, i, end, plan.column(0), table, one, plan.geometry, hit, sums, totals,
-            indptr, indices, data, plan.scale,
-        )  # fmt: skip
-        scratch.give(arrays)
+    def fill_task(i: int, end: int) -> Iterator[None]:
+        with scratch.borrow() as (one, *room):
+            for rows, nonzeros in csr_steps(x.indptr, (i, end), most):
+                fill(
+                    x.indptr, x.indices, x.data, rows, nonzeros, law[0], (table, one), law[1], tuple(room),
+                    (indptr, indices, data), plan.scale,
+                )  # fmt: skip
+                yield
 
     threads.run(fill_task, tasks, workers)
     return data, indices, indptr

@@ -1,0 +1,142 @@
+"""The iid law on dense data on the CPU: 2-D arrays of any strides, one data vector per row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import threads
+from ...laws.philox import HALF, LOW
+from . import iid_kernels as kernels
+from .bits import compute_dtype, is_native, kernel_view, to_native
+from .iid_entries import ROUND, round_up
+from .iid_kernels import IID_TILE_VECTORS, REDUCE_STEP
+from .jit import compiled
+from .plan import MAX_TERMS, MIB, STAGE_BYTES, STEP_WORK, Scratch, useful_threads
+
+if TYPE_CHECKING:
+    from ...laws.spec import SketchSpec
+
+MIN_DENSITY = 1 / 10  # from which on multiplying by zeros, too, is faster than looking for nonzeros (Zen 5)
+MAX_OUT_DIM = 512  # columns of the result in a task
+IID_SCRATCH_BYTES = 32 * MIB  # entries, tiles and totals of all threads
+TASK_BYTES = 4 * MIB  # of these for a thread, which should stay in its L2 cache
+ENTRY_WORK = 8  # additions that take as long as generating an entry
+
+
+class IidPlan:
+    """A sketch of the iid law as the kernels see it. It follows from the spec alone, and so do all results."""
+
+    def __init__(self, spec: SketchSpec) -> None:
+        lanes = spec.lanes
+        self.k, self.d, self.offset = spec.n_components, spec.n_features, spec.feature_offset
+        self.dense = lanes.density >= MIN_DENSITY
+        self.scale = lanes.scale(spec.n_components)
+        self.entry_scale = self.scale / 2 if self.dense else self.scale  # of the entries as kernels have them
+        self.density = lanes.density
+        words = (lanes.bits, lanes.signs, lanes.complement, spec.seed & LOW, spec.seed >> HALF & LOW)
+        self._rule = tuple(np.uint64(word) for word in words)
+        self.block = math.ceil(MAX_TERMS / lanes.density / REDUCE_STEP) * REDUCE_STEP
+
+    def rule(self, length: int) -> tuple[np.uint64, ...]:
+        """The kernels' rule, with the length of a block or a segment."""
+        return *self._rule, np.uint64(length)
+
+    def column(self, j: int) -> np.uint64:
+        """The law's index of the sketch's column j."""
+        return np.uint64(self.offset + j)
+
+    def room(self, columns: int, rows: int, compute: Any) -> tuple[np.ndarray, ...]:
+        """Room for the entries of some columns and rows: `iid_kernels.ENTRIES`."""
+        size = columns * int(round_up(rows))
+        floats, codes = (size, 0) if self.dense else (0, columns * rows)
+        return (
+            np.empty(int(round_up(rows)) // 2, np.uint32),
+            np.empty(floats, compute),
+            np.empty(codes, np.int32),
+            np.empty(columns + 1, np.int32),
+        )
+
+
+@lru_cache(maxsize=64)
+def iid_plan(spec: SketchSpec) -> IidPlan:
+    return IidPlan(spec)
+
+
+def project_iid(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+    """out (n, k) = x (n, d) S', or out += that."""
+    if not is_native(x) and x.shape[0] > 1:
+        for i in range(x.shape[0]):
+            project_iid(spec, x[i : i + 1], out[i : i + 1], accumulate)
+    elif x.size:
+        _multiply_iid(spec, to_native(x), out, accumulate, adjoint=False)
+    elif not accumulate:
+        out[...] = 0
+
+
+def adjoint_iid(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+    """out (n, d) = y (n, k) S, or out += that."""
+    if out.size:
+        step = out.shape[0] if is_native(y) else max(1, STAGE_BYTES // (y.itemsize * y.shape[1]))
+        for i in range(0, out.shape[0], step):
+            _multiply_iid(spec, to_native(y[i : i + step]), out[i : i + step], accumulate, adjoint=True)
+
+
+def _task_shape(n: int, out_dim: int, vectors: int, itemsize: int, workers: int) -> tuple[int, int, int]:
+    """(rows, columns of the result, threads) of tasks that all threads together have the memory for."""
+    totals = 8 * (2 if itemsize == 8 else 1)
+
+    def fixed(width: int) -> int:
+        return REDUCE_STEP * (width * max(4, itemsize) + vectors * itemsize)
+
+    def per_row(width: int) -> int:
+        return width * (itemsize + totals)
+
+    workers = min(workers, max(1, IID_SCRATCH_BYTES // (fixed(ROUND) + vectors * per_row(ROUND))))
+    share = min(IID_SCRATCH_BYTES // workers, TASK_BYTES)
+    width = min(MAX_OUT_DIM, -(-out_dim // ROUND) * ROUND)
+    while width > ROUND and fixed(width) + vectors * per_row(width) > share // 2:
+        width = -(-width // 2 // ROUND) * ROUND
+    rows = max(vectors, min((share - fixed(width)) // per_row(width), -(-n // workers)))
+    rows = min(-(-n // vectors), max(1, rows // vectors)) * vectors
+    if n <= rows:  # one range of rows: each thread gets a part of the columns
+        width = min(width, -(-out_dim // (workers * ROUND)) * ROUND)
+    return rows, width, workers
+
+
+def _multiply_iid(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: bool, adjoint: bool) -> None:
+    plan, (n, out_dim), reduce_dim = iid_plan(spec), out.shape, x.shape[1]
+    compute = compute_dtype(x)
+    x, out = kernel_view(x), kernel_view(out)
+    kernel = compiled(kernels.multiply_entries, data=x.dtype, compute=compute, out=out.dtype)
+    most = max(IID_TILE_VECTORS)
+    vectors = min(vectors for vectors in (*IID_TILE_VECTORS, most) if vectors >= min(n, most))
+    workers = useful_threads(reduce_dim * out_dim * (n + ENTRY_WORK))
+    rows, width, workers = _task_shape(n, out_dim, vectors, compute.itemsize, workers)
+    stacked = rows * min(width, out_dim) // vectors
+    step = max(REDUCE_STEP, STEP_WORK // (width * (rows + ENTRY_WORK)))
+    rule = plan.rule(plan.block)
+
+    def make() -> tuple[Any, ...]:
+        entries = plan.room(width, REDUCE_STEP, compute) if adjoint else plan.room(REDUCE_STEP, width, compute)
+        parts = 2 if compute == np.float64 else 1
+        tile, sums = np.zeros((REDUCE_STEP, vectors), compute), np.empty((stacked, vectors), compute)
+        return entries, (tile, sums, np.empty((parts, stacked, vectors)))
+
+    scratch = Scratch(make)
+
+    def task(i: int, o: int) -> Iterator[None]:
+        ranges, t = ((i, min(i + rows, n)), (o, min(o + width, out_dim))), 0
+        with scratch.borrow() as (entries, tiles):
+            while t < reduce_dim:
+                t = kernel(
+                    x, *ranges, (t, min(t + step, reduce_dim)), plan.column(0), adjoint, rule, entries, tiles,
+                    out, plan.entry_scale, accumulate,
+                )  # fmt: skip
+                yield
+
+    threads.run(task, [(i, o) for i in range(0, n, rows) for o in range(0, out_dim, width)], workers)

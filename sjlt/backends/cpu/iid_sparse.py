@@ -1,0 +1,271 @@
+"""The iid law on sparse data on the CPU, and its entries as codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from ... import threads
+from . import iid_sparse_kernels as kernels
+from .bits import kernel_view
+from .iid_dense import IidPlan, iid_plan
+from .iid_entries import round_up
+from .jit import compiled
+from .plan import MIB, SCRATCH_BYTES, STEP_WORK, TABLE_CODES, Scratch, row_ranges, useful_threads
+from .sparse import csc_steps, csr_steps, new_sums
+from .sparse_kernels import count_unsorted
+
+if TYPE_CHECKING:
+    from ...laws.spec import SketchSpec
+
+TASK_COMPONENTS = 128  # components of a task
+BATCH_NONZEROS = MIB  # nonzeros of CSR rows that are sorted by columns together
+STAGE_NUMBERS = 2 * MIB  # of a dense result on its way to a sparse one
+PART_CODES = MIB // 8  # room for codes of columns, found at a time
+MAX_CODES_PER_NONZERO = 100  # a table of more codes than this for each nonzero of the data does not pay
+
+Table = tuple[np.ndarray, np.ndarray]  # codes of all columns; where each column's begin
+
+
+def project_iid_sparse(spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bool) -> None:
+    """out (n, k) = x (n, d) S', or out += that, for x in CSR or CSC."""
+    plan, out = iid_plan(spec), kernel_view(out)
+    if x.format == "csc":
+        _project_csc(plan, x, out, accumulate)
+    else:
+        _project_csr(plan, x, out, accumulate, _table(plan, x))
+
+
+def _table(plan: IidPlan, x: Any) -> Table | None:
+    """The codes of all columns, where they are few and many of them are needed."""
+    codes = plan.d * plan.k * plan.density
+    return None if plan.dense or codes > min(TABLE_CODES, MAX_CODES_PER_NONZERO * x.nnz) else column_codes(plan)
+
+
+def _segment(plan: IidPlan) -> int:
+    return max(512, plan.k)
+
+
+# ------------------------------------------------------------------------------------- CSR
+
+
+def _project_csr(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool, table: Table | None) -> None:
+    if table is None:
+        _project_csr_rows(plan, x, out, accumulate)
+        return
+    n, k = out.shape
+    kernel = compiled(kernels.project_csr_by_table, data=x.data.dtype, out=out.dtype, index=x.indices.dtype)
+    scratch = Scratch(lambda: new_sums(x, k))
+    per_nonzero = 1 + int(plan.density * k)
+
+    def task(i: int, end: int) -> Iterator[None]:
+        with scratch.borrow() as sums:
+            for rows, nonzeros in csr_steps(x.indptr, (i, end), max(1, STEP_WORK // (4 * per_nonzero))):
+                kernel(
+                    x.indptr, x.indices, x.data, rows, nonzeros, table, _segment(plan), sums, out, plan.scale,
+                    accumulate,
+                )  # fmt: skip
+                yield
+
+    workers = min(useful_threads(x.nnz * per_nonzero + n * k), max(1, SCRATCH_BYTES // (24 * k)))
+    threads.run(task, row_ranges(n, 1, workers, STEP_WORK // k), workers)
+
+
+# ------------------------------------------------------------------------------------- by columns
+
+
+class Columns(NamedTuple):
+    """Nonzeros by columns, a CSC matrix: its columns are the features `column_of`, or all features where that is empty.
+
+    All but the data are of one dtype of indices.
+    """
+
+    column_of: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+
+
+def _max_rows(x: Any, workers: int) -> int:
+    """The rows for which each thread has memory for the sums of a task."""
+    return max(1, SCRATCH_BYTES // (workers * sum(part.nbytes for part in new_sums(x, TASK_COMPONENTS))))
+
+
+def _project_csc(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) -> None:
+    index = x.indices.dtype
+    is_sorted = compiled(count_unsorted, index=index)(x.indptr, x.indices) == 0
+    part = Columns(np.empty(0, index), x.indptr, x.indices, x.data)
+    _project_columns(plan, x, lambda: iter([part]), is_sorted, out, accumulate)
+
+
+def _project_csr_rows(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) -> None:
+    """Rows of a CSR matrix, a bounded number of nonzeros at a time, by columns."""
+    n, start, most = x.shape[0], 0, _max_rows(x, threads.get_num_threads())
+    while start < n:
+        rows = start, min(start + most, n)
+        (start, stop), (first, last) = next(csr_steps(x.indptr, rows, BATCH_NONZEROS))
+        if last < x.indptr[stop]:
+            parts: Any = partial(_row_in_parts, x, start)
+        else:
+            batch = _by_columns(x, start, stop)
+            parts = partial(iter, [batch])
+        _project_columns(plan, x, parts, True, out[start:stop], accumulate)
+        start = stop
+
+
+def _by_columns(x: Any, start: int, stop: int) -> Columns:
+    """Rows of a CSR matrix."""
+    first, last, index = x.indptr[start], x.indptr[stop], x.indices.dtype
+    indptr, indices, data = x.indptr[start : stop + 1] - first, x.indices[first:last], x.data[first:last]
+    if x.shape[1] <= len(data) + BATCH_NONZEROS // 8:
+        matrix = scipy.sparse.csr_array((data, indices, indptr), shape=(stop - start, x.shape[1])).tocsc()
+        return Columns(np.empty(0, index), matrix.indptr.astype(index), matrix.indices.astype(index), matrix.data)
+    order = np.argsort(indices, kind="stable")
+    columns = indices[order]
+    begins = np.flatnonzero(np.diff(columns, prepend=-1)).astype(index)
+    rows = np.repeat(np.arange(stop - start, dtype=index), np.diff(indptr))
+    return Columns(columns[begins], np.append(begins, index.type(len(data))), rows[order], data[order])
+
+
+def _row_in_parts(x: Any, row: int) -> Iterator[Columns]:
+    """One row of a CSR matrix, in the order of its nonzeros."""
+    index, (first, last) = x.indices.dtype, x.indptr[row : row + 2]
+    each, zeros = np.arange(BATCH_NONZEROS + 1, dtype=index), np.zeros(BATCH_NONZEROS, index)
+    for e in range(first, last, BATCH_NONZEROS):
+        part = slice(e, min(e + BATCH_NONZEROS, last))
+        size = part.stop - part.start
+        yield Columns(x.indices[part], each[: size + 1], zeros[:size], x.data[part])
+
+
+def _project_columns(
+    plan: IidPlan, x: Any, parts: Callable[[], Iterator[Columns]], is_sorted: bool, out: np.ndarray, accumulate: bool
+) -> None:
+    """out (+)= the sum of the parts times S'. A task is a range of rows and of components."""
+    n, k = out.shape
+    add = compiled(kernels.add_columns, data=x.data.dtype, compute="f8", index=x.indices.dtype)
+    store = compiled(kernels.store_components, out=out.dtype)
+    workers, ranges = threads.get_num_threads(), range(0, k, TASK_COMPONENTS)
+    rows = -(-n // max(-(-n // _max_rows(x, workers)), -(-workers // len(ranges))))
+    rule, width = plan.rule(_segment(plan)), min(k, TASK_COMPONENTS)
+    scratch = Scratch(
+        lambda: (plan.room(1, TASK_COMPONENTS, "f8"), new_sums(x, rows * width), np.empty(rows, np.int64))
+    )
+
+    def task(i: int, o: int) -> Iterator[None]:
+        stop, end = min(i + rows, n), min(o + TASK_COMPONENTS, k)
+        with scratch.borrow() as (entries, room, counts):
+            sums = tuple(part[: (stop - i) * (end - o)] for part in room)
+            for array in (*sums, counts):
+                array[:] = 0
+            for part in parts():
+                for columns in csc_steps(part.indptr, STEP_WORK // (4 * TASK_COMPONENTS)):
+                    place = (i, stop, *columns, o, end)
+                    add(*part, is_sorted, place, plan.column(0), rule, entries, sums, counts)
+                    yield
+            store((i, stop), (o, end), sums, out, plan.entry_scale, accumulate)
+
+    threads.run(task, [(i, o) for i in range(0, n, rows) for o in ranges], workers)
+
+
+# ------------------------------------------------------------------------------------- sparse results
+
+
+class _Growing:
+    """An array that grows at its end, in place where the system can move pages instead of numbers."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.array, self.size = np.empty(0, dtype), 0
+
+    def append(self, numbers: np.ndarray) -> None:
+        end = self.size + len(numbers)
+        if end > len(self.array):
+            self.array.resize(end + MIB + end // 64, refcheck=False)
+        self.array[self.size : end] = numbers
+        self.size = end
+
+    def finish(self) -> np.ndarray:
+        self.array.resize(self.size, refcheck=False)
+        return self.array
+
+
+def project_iid_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(data, indices, indptr) of x S' for x (n, d) in CSR: sorted indices, of what is not zero."""
+    plan, n, k = iid_plan(spec), x.shape[0], spec.n_components
+    table = _table(plan, x)
+    index = np.dtype(np.int32 if n * k <= np.iinfo(np.int32).max else np.int64)
+    indptr, indices, data = np.zeros(n + 1, index), _Growing(index), _Growing(dtype)
+    step, block = max(1, STAGE_NUMBERS // k), max(1, STAGE_NUMBERS // (16 * k))
+    stage = np.empty((min(step, n), k), dtype)
+    for i in range(0, n, step):
+        rows = slice(i, min(i + step, n))
+        result = stage[: rows.stop - i]
+        _project_csr(plan, _rows(x, rows), kernel_view(result), False, table)
+        for b in range(0, len(result), block):
+            part = result[b : b + block]
+            row, column = np.nonzero(part)
+            indptr[i + b + 1 : i + b + 1 + len(part)] = np.bincount(row, minlength=len(part))
+            indices.append(column)
+            data.append(part[row, column])
+    np.cumsum(indptr, dtype=index, out=indptr)
+    return data.finish(), indices.finish(), indptr
+
+
+class _Csr(NamedTuple):
+    """Rows of a CSR matrix, without a copy of them."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+    nnz: int
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+
+
+def _rows(x: Any, rows: slice) -> _Csr:
+    first, last = x.indptr[rows.start], x.indptr[rows.stop]
+    indptr = x.indptr[rows.start : rows.stop + 1] - first
+    return _Csr(
+        (rows.stop - rows.start, x.shape[1]), x.dtype, int(last - first), indptr, x.indices[first:last],
+        x.data[first:last],
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- entries
+
+
+def column_codes(plan: IidPlan) -> Table:
+    """(codes, starts) of all columns, 2 row + (1 where negative), made in parts by all threads."""
+    k, d, workers = plan.k, plan.d, threads.get_num_threads()
+    fill = compiled(kernels.fill_columns)
+    step = max(1, min(-(-d // workers), PART_CODES // k))
+    parts: list[Any] = [np.empty(0, np.int32)] * -(-d // step)
+    starts = np.zeros(d + 1, np.int64)
+    scratch = Scratch(lambda: (np.empty(int(round_up(k)) // 2, np.uint32), np.empty(step * k, np.int32)))
+
+    def task(part: int) -> None:
+        first, last = part * step, min((part + 1) * step, d)
+        with scratch.borrow() as (words, room):
+            ends = np.empty(last - first + 1, np.int64)
+            fill(plan.column(first), k, plan.rule(0), words, room, ends)
+            parts[part] = room[: ends[-1]].copy()
+            starts[first + 1 : last + 1] = np.diff(ends)
+
+    threads.run(task, ((part,) for part in range(len(parts))), workers)
+    np.cumsum(starts, out=starts)
+    codes, end = np.empty(starts[-1], np.int32), 0
+    for i, part in enumerate(parts):
+        codes[end : end + len(part)] = part
+        end += len(part)
+        parts[i] = None  # let go of as soon as copied
+    return codes, starts
+
+
+def columns_iid(spec: SketchSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """(signs, rows, indptr, scale): the sketch in CSC, rows ascending, entries scale times +-1."""
+    plan = iid_plan(spec)
+    codes, starts = column_codes(plan)
+    return 1 - 2 * (codes & 1), codes >> 1, starts, plan.scale
