@@ -38,11 +38,11 @@ def call(backend, x, out, p, seed, residual=None, **given):
     out.fill_(math.nan)
     mask = torch.ones(x.shape, dtype=torch.bool, device=x.device)
     if backend == "numpy":
-        from sjlt.backends import cpu
         from sjlt.backends.cpu import dropout as functions
+        from sjlt.backends.cpu.bits import BFLOAT16
 
         def array(t):
-            return t.view(torch.int16).numpy().view(cpu.BFLOAT16) if t.dtype == torch.bfloat16 else t.numpy()
+            return t.view(torch.int16).numpy().view(BFLOAT16) if t.dtype == torch.bfloat16 else t.numpy()
 
         if torch.is_tensor(seed):
             seed = seed.numpy()

@@ -135,12 +135,12 @@ def test_entries_refuses_and_says_what_to_do_instead():
 
 
 def test_to_scipy_is_canonical_and_of_bounded_parts(monkeypatch):
-    from sjlt.backends.cpu import iid
+    from sjlt.backends.cpu import iid_sparse
 
     S = Sketch(300, 100, density=0.2, seed=1)
     whole = S.to_scipy()
     assert whole.has_canonical_format
-    monkeypatch.setattr(iid, "PART_CODES", 1000)  # many parts
+    monkeypatch.setattr(iid_sparse, "PART_CODES", 1000)  # many parts
     assert (S.to_scipy() != whole).nnz == 0
     assert S.to_scipy("csr").format == "csr"
     assert S.to_scipy(dtype=np.float32).dtype == np.float32

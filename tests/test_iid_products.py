@@ -10,7 +10,7 @@ from helpers.data import FLOATS, exact_adjoint, exact_project, integers, poisone
 
 import sjlt
 from sjlt import Sketch
-from sjlt.backends.cpu import iid
+from sjlt.backends.cpu import iid_dense, iid_sparse
 
 # (d, k, density) with a scale that is a power of two; codes and floats, lanes of both widths, broken ranges.
 SKETCHES = [(300, 64, 1.0), (1000, 64, 0.25), (131, 256, 0.0625), (700, 1024, 2**-8), (5, 16, 0.25), (2, 1, 1.0)]
@@ -80,14 +80,17 @@ def test_sparse_input(S, form):
     same(y @ S, exact_adjoint(S, y.toarray()))
 
 
-@pytest.mark.parametrize("most_made", [100, 0])
-def test_sparse_input_in_parts_and_with_duplicates(most_made, monkeypatch):
+@pytest.mark.parametrize("batch", [3, 70, 10**6])
+@pytest.mark.parametrize("codes_per_nonzero", [100, 0])
+def test_sparse_input_in_parts_and_with_duplicates(codes_per_nonzero, batch, monkeypatch):
     S = sketch(60, 256, 0.0625)
     x = integers((50, 60), "float64")
     expected = exact_project(S, x)
-    monkeypatch.setattr(iid, "SPARSE_ROWS", 7)
-    monkeypatch.setattr(iid, "STAGE_BYTES", 5000)
-    monkeypatch.setattr(iid, "MOST_MADE", most_made)
+    monkeypatch.setattr(iid_sparse, "BATCH_NONZEROS", batch)
+    monkeypatch.setattr(iid_sparse, "SCRATCH_BYTES", 400_000)
+    monkeypatch.setattr(iid_sparse, "STAGE_NUMBERS", 5000)
+    monkeypatch.setattr(iid_sparse, "STEP_WORK", 40_000)
+    monkeypatch.setattr(iid_sparse, "MAX_CODES_PER_NONZERO", codes_per_nonzero)
     for matrix in (scipy.sparse.csr_matrix(x), scipy.sparse.csc_matrix(x)):
         same(matrix @ S.T, expected)
         same(S.project(matrix, dense_output=False).toarray(), expected)
@@ -140,8 +143,9 @@ def test_results_depend_neither_on_threads_nor_on_the_rows_taken_together(densit
     few = slice(3, 7)
     for product, expected in zip(products, whole, strict=True):
         np.testing.assert_array_equal(product(x[few], y[few]), expected[few])
-    monkeypatch.setattr(iid, "TASK_BYTES", 1 << 16)
-    monkeypatch.setattr(iid, "SPARSE_ROWS", 9)
+    monkeypatch.setattr(iid_dense, "TASK_BYTES", 1 << 16)
+    monkeypatch.setattr(iid_dense, "STEP_WORK", 1 << 16)
+    monkeypatch.setattr(iid_sparse, "BATCH_NONZEROS", 30_000)
     before = sjlt.get_num_threads()
     try:
         sjlt.set_num_threads(3)

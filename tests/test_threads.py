@@ -13,7 +13,7 @@ from numba.core.compiler_lock import global_compiler_lock
 
 import sjlt
 from sjlt import Sketch
-from sjlt.backends.cpu.jit import compiled
+from sjlt.backends.cpu import jit
 
 # Sums in one block of features and in many; many components; more features than one table or task takes.
 WIDE = Sketch(70_000, 64, nnz=63)
@@ -167,7 +167,7 @@ def child(S, threads, queue):
 
 def compiling_child(S, threads, queue):
     """`child` that has no machine code yet, in memory."""
-    compiled.cache_clear()
+    jit._compiled.clear()
     child(S, threads, queue)
 
 

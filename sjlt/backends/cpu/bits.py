@@ -1,26 +1,26 @@
 """16-bit floats as bits, and vectors of Philox's words: what NumPy and Numba lack, written as LLVM instructions.
 
-Neither NumPy nor Numba's CPU target computes with bf16, and Numba has no fp16 either. Kernels take arrays of their bits:
-uint16 for fp16, int16 for bf16 (`kernel_view`). Into an fp32 tile these are decoded; into an fp64 tile, which integers
-are computed in, they are integers.
+NumPy has no bf16, and Numba's CPU target neither bf16 nor fp16: kernels take arrays of their bits, uint16 for fp16 and
+int16 for bf16 (`kernel_view`). Into an fp32 tile these are decoded; into an fp64 tile, in which integers are computed,
+they are integers.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
+from numba.core import config
 from numba.extending import intrinsic, overload
 
 BFLOAT16 = np.dtype([("bfloat16", np.int16)])  # the bits of bf16, for which NumPy has no dtype
 _BITS = {np.dtype(np.float16): np.dtype(np.uint16), BFLOAT16: np.dtype(np.int16)}
 
 # Where the processor converts fp16, so does LLVM; elsewhere it would call a function that Numba does not link.
-_HAS_FP16 = get_host_cpu_features().get("f16c", False) and numba.config.CPU_NAME in (None, "host")
+_HAS_FP16: bool = get_host_cpu_features().get("f16c", False) and getattr(config, "CPU_NAME", None) in (None, "host")
 
 
 def is_native(x: np.ndarray) -> bool:

@@ -8,7 +8,6 @@ features in the same order, so their results are equal to the bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np

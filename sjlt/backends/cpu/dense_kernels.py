@@ -3,9 +3,9 @@
 How sums run, and how accurate they are
 ---------------------------------------
 Within a block of features, sums run in the data's precision, u = 2^-24 (fp32 and narrower) or 2^-53 (fp64 and
-integers). A component gets at most one term per group of chunks and a block has at most MAX_TERMS groups, so these sums
-have at most T = MAX_TERMS terms. The blocks, whose bounds the sketch alone decides, are then added in their order to
-fp64 totals; where u = 2^-53, the error of each of these additions is kept and added at the end. Results therefore do not
+integers). A component gets at most one term per group of chunks, and a block has at most T = MAX_TERMS groups: these
+sums have at most T terms. The blocks, whose bounds the sketch alone decides, are then added in their order to fp64
+totals; where u = 2^-53, the error of each of these additions is kept and added at the end. Results therefore do not
 depend on which rows or blocks are worked on together.
 
 It follows for every input (underflow and overflow aside) that

@@ -1,9 +1,9 @@
 """Dropout kernels on the CPU.
 
-Elements are processed CHUNK neighbouring columns at a time. The words of their Philox calls, side by side in memory, are
-their lanes, whatever the width and wherever in its call the first element's lane lies; a byte per element says whether
-it is kept; then one loop, which the compiler vectorises, does the arithmetic. Rows whose elements are not contiguous
-pass through a buffer; where columns are contiguous in all arrays, the decisions are transposed instead.
+Elements are processed CHUNK neighbouring columns at a time. The words of their Philox calls, side by side in memory,
+are their lanes, whatever the width and wherever in its call the first element's lane lies; a byte per element says
+whether it is kept; then one loop, which the compiler vectorises, does the arithmetic. Rows whose elements are not
+contiguous pass through a buffer; where columns are contiguous in all arrays, the decisions are transposed instead.
 
 16-bit numbers come as their bits (`bits.kernel_view`) and are computed with in fp32, as everything but fp64 is.
 """

@@ -92,9 +92,9 @@ def _add_nonzeros(found, places, adjoint, reduce_dim, tile, sums, base, out_dim)
 
 @leaf
 def generate_entries(column, columns, row, rows, rule, entries):
-    """The entries of some columns and rows: floats, `round_up(rows)` per column, where there is room for them, or codes.
+    """The entries of some columns and rows as floats, where there is room for them, or as codes.
 
-    Floats are twice the unscaled entries.
+    Floats are twice the unscaled entries, `round_up(rows)` for each column.
     """
     words, floats, found, places = entries
     if floats.size > 0:

@@ -107,7 +107,7 @@ def _project_csr_rows(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) 
     n, start, most = x.shape[0], 0, _max_rows(x, threads.get_num_threads())
     while start < n:
         rows = start, min(start + most, n)
-        (start, stop), (first, last) = next(csr_steps(x.indptr, rows, BATCH_NONZEROS))
+        (start, stop), (_, last) = next(csr_steps(x.indptr, rows, BATCH_NONZEROS))
         if last < x.indptr[stop]:
             parts: Any = partial(_row_in_parts, x, start)
         else:

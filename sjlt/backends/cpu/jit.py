@@ -54,11 +54,11 @@ class Array(NamedTuple):
 
     dtype: Any
     ndim: int
-    layout: str = "C"
+    layout: Any = "C"
     readonly: bool = False
 
     def resolve(self, dtypes: dict[str, Any]) -> types.Type:
-        dtype = dtypes[self.dtype] if isinstance(self.dtype, str) else self.dtype
+        dtype: Any = dtypes[self.dtype] if isinstance(self.dtype, str) else self.dtype
         return types.Array(dtype, self.ndim, self.layout, readonly=self.readonly)
 
 
@@ -79,7 +79,7 @@ LAW = (types.uint64,) * len(exact_law.Geometry._fields)  # `exact_law.Geometry`
 class Kernel(NamedTuple):
     """A function that is compiled on its own, and the types of its arguments by name."""
 
-    function: FunctionType
+    function: Any
     argument_types: dict[str, Any]
     result: types.Type
 
@@ -141,7 +141,7 @@ def _compile(function: FunctionType, signature: Any) -> Callable[..., Any]:
     try:
         dispatcher = numba.njit(cache=True, **OPTIONS)(named)
     except (RuntimeError, OSError):  # neither the package's folder nor the user's cache folder can be written to
-        return numba.njit(signature, **OPTIONS)(named)  # type: ignore[no-any-return]
+        return numba.njit(signature, **OPTIONS)(named)
     try:
         dispatcher.compile(signature)
     except NumbaError:
@@ -151,9 +151,9 @@ def _compile(function: FunctionType, signature: Any) -> Callable[..., Any]:
         try:
             dispatcher.compile(signature)
         except Exception:  # the cache cannot be written to: no space, no permission
-            return numba.njit(signature, **OPTIONS)(named)  # type: ignore[no-any-return]
+            return numba.njit(signature, **OPTIONS)(named)
     dispatcher.disable_compile()
-    return dispatcher  # type: ignore[no-any-return]
+    return dispatcher
 
 
 def _drop_entries(folder: Path, name: str) -> None:

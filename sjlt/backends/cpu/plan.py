@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -93,12 +93,12 @@ def useful_threads(work: int) -> int:
 class Scratch:
     """Arrays that the tasks of one call borrow."""
 
-    def __init__(self, make: Callable[[], tuple[np.ndarray, ...]]) -> None:
+    def __init__(self, make: Callable[[], tuple[Any, ...]]) -> None:
         self._make = make
-        self._free: deque[tuple[np.ndarray, ...]] = deque()
+        self._free: deque[tuple[Any, ...]] = deque()
 
     @contextmanager
-    def borrow(self) -> Iterator[tuple[np.ndarray, ...]]:
+    def borrow(self) -> Iterator[tuple[Any, ...]]:
         try:
             arrays = self._free.pop()
         except IndexError:

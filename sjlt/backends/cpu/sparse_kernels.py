@@ -19,8 +19,22 @@ from numba import types
 
 from .bits import store_number
 from .entries import CODES_STEP, generate_codes
-from .jit import CODES, FLOAT64S, INDEX, INDICES, INT64S, LAW, OUT, OUT_2D, OUT_INDEX, RANGE, VALUES, Array, inlined
-from .jit import kernel, leaf
+from .jit import (
+    CODES,
+    FLOAT64S,
+    INDICES,
+    INT64S,
+    LAW,
+    OUT,
+    OUT_2D,
+    OUT_INDEX,
+    RANGE,
+    VALUES,
+    Array,
+    inlined,
+    kernel,
+    leaf,
+)
 
 ZERO, ONE, TWO, SIX, SIX_BITS = (np.uint64(v) for v in (0, 1, 2, 6, 63))
 # Sums of a segment; of the segments before it; what their additions lost. The last two are empty for fp32 data.
