@@ -130,7 +130,7 @@ def test_density_of_the_exact_law():
 
 
 def test_entries_refuses_and_says_what_to_do_instead():
-    with pytest.raises(ValueError, match=r"varying.*to_scipy"):
+    with pytest.raises(ValueError, match=r"differ in their number of nonzeros.*to_scipy"):
         Sketch(10, 5, density=0.5).entries()
 
 
