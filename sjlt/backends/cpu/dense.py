@@ -127,7 +127,7 @@ def _project_few(
     plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype, vectors: int, workers: int
 ) -> None:
     k = out.shape[1]
-    project = compiled(kernels.project_blocks, data=kernel_view(x[:0]).dtype, compute=compute)
+    project = compiled(kernels.project_blocks, data=kernel_view(to_native(x[:0])).dtype, compute=compute)
     fold = compiled(kernels.fold_blocks, compute=compute, out=out.dtype)
     fitting = SCRATCH_BYTES // (workers * k * vectors * compute.itemsize)
     per_task = max(1, min(RUN_FEATURES // plan.block, fitting))
