@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..inputs.containers import check_height, check_width
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 def project_tensor(spec: SketchSpec, x: Tensor, out: Any, accumulate: bool) -> Tensor:
     """x S' along the last axis of x."""
+    if x.layout is not torch.strided and _sparse().is_sparse(x):
+        return _project_sparse(spec, x, out, accumulate)
     check_tensor(x, "a sketch")
     check_width("project", x, spec.n_features, "n_features")
     if out is None and not accumulate:
@@ -42,6 +45,11 @@ def project_adjoint_tensor(spec: SketchSpec, y: Tensor, out: Any, accumulate: bo
 
 def multiply_tensor(spec: SketchSpec, a: Tensor) -> Tensor:
     """S A for a vector or matrix A."""
+    if a.layout is not torch.strided and _sparse().is_sparse(a):
+        sparse = _sparse()
+        sparse.check_sparse(a)
+        check_height("S", a, (spec.n_components, spec.n_features))
+        return sparse.project(spec, sparse.transposed(sparse.matrix(a), a.shape[1])).t()  # type: ignore[no-any-return]
     check_tensor(a, "a sketch")
     check_height("S", a, (spec.n_components, spec.n_features))
     return ops.call(ops.project, a, spec, 0, None)
@@ -52,3 +60,24 @@ def multiply_transposed_tensor(spec: SketchSpec, b: Tensor) -> Tensor:
     check_tensor(b, "a sketch")
     check_height("S.T", b, (spec.n_features, spec.n_components))
     return ops.call(ops.project_adjoint, b, spec, 0, None)
+
+
+# ------------------------------------------------------------------------------------- sparse tensors
+
+
+def _project_sparse(spec: SketchSpec, x: Tensor, out: Any, accumulate: bool) -> Tensor:
+    """x S' for a sparse matrix x."""
+    sparse = _sparse()
+    sparse.check_sparse(x)
+    check_width("project", x, spec.n_features, "n_features")
+    if out is None and not accumulate:
+        return sparse.project(spec, sparse.matrix(x))  # type: ignore[no-any-return]
+    check_out("project", out, x, spec.n_components, accumulate)
+    sparse.project_into(spec, sparse.matrix(x), out, accumulate)
+    return out  # type: ignore[no-any-return]
+
+
+def _sparse() -> Any:
+    from ..torch_ops import sparse
+
+    return sparse

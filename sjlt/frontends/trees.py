@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..torch_ops import projection as ops
+from ..torch_ops import sparse
 from ..torch_ops.checks import check_out, check_tensor
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor
     leaves = list(_leaves(tree))
     _check_tree(spec, leaves, batched)
     dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
-    like = leaves[0].new_empty((*leaves[0].shape[:batched], 0), dtype=dtype)
+    like = torch.empty((*leaves[0].shape[:batched], 0), dtype=dtype, device=leaves[0].device)
     if out is not None:
         check_out("project_tree", out, like, spec.n_components, False)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (*leaves, out)):
@@ -35,6 +36,13 @@ def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor
     start = 0
     summing = torch.promote_types(dtype, torch.float32)
     for leaf in leaves:
+        if sparse.is_sparse(leaf):
+            part = spec.columns(start, start + prod(leaf.shape[batched:]))
+            rows = sparse.flattened(leaf, batched)
+            sketched = sparse.project(part, rows._replace(values=rows.values.to(summing)))
+            total = total + (sketched if batched else sketched[0])
+            start += part.n_features
+            continue
         for vectors in _flat(leaf, int(batched)):
             part = spec.columns(start, start + vectors.shape[-1])
             total = total + ops.call(ops.project, vectors, part, -1, summing)
@@ -56,7 +64,10 @@ def _check_tree(spec: SketchSpec, leaves: list[Any], batched: bool) -> None:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise TypeError(f"project_tree needs a dict or list of torch tensors, got a {type(leaf).__name__} in it")
-        check_tensor(leaf, "a sketch")
+        if sparse.is_sparse(leaf):
+            sparse.check_sparse(leaf, None)
+        else:
+            check_tensor(leaf, "a sketch")
     if not leaves:
         raise ValueError("project_tree needs at least one tensor")
     devices = sorted({str(leaf.device) for leaf in leaves})

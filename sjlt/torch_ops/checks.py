@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..inputs.containers import check_shape
+from . import compat
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # that backends accept
 ACCUMULATING = (torch.float32, torch.float64)
@@ -20,11 +21,20 @@ def listed(dtypes: Sequence[torch.dtype]) -> str:
 
 def check_tensor(x: Tensor, operation: str) -> None:
     """There is a backend for the dtype, layout and device of x. `operation` is the subject of the error message."""
+    check_dtype(x, operation)
+    check_layout(x)
+    check_place(x, operation)
+
+
+def check_dtype(x: Tensor, operation: str) -> None:
     if x.dtype not in DTYPES:
         raise TypeError(
             f"dtype {x.dtype} is refused: {operation} accepts {listed(DTYPES)} tensors; convert it, as with x.float()"
         )
-    check_layout(x)
+
+
+def check_place(x: Tensor, operation: str) -> None:
+    """x is on a device that has a backend."""
     if not (x.is_cuda or x.is_cpu or x.is_meta):
         raise TypeError(f"tensors on the device {x.device} are refused: {operation} accepts CPU and CUDA tensors")
 
@@ -49,6 +59,16 @@ def check_beside(name: str, given: Any, x: Tensor) -> None:
 def check_bool(keep: Tensor) -> None:
     if keep.dtype != torch.bool:
         raise TypeError(f"keep must have dtype torch.bool, got {keep.dtype}")
+
+
+def refuse_derivatives(x: Tensor, out: Tensor) -> None:
+    """RuntimeError where writing into `out` would cut a derivative."""
+    differentiated = "the data" if compat.is_differentiated(x) else "out" if compat.is_differentiated(out) else None
+    if differentiated:
+        raise RuntimeError(
+            f"out= does not support automatic differentiation, but {differentiated} requires grad: omit out=, detach, "
+            "or call under torch.no_grad()"
+        )
 
 
 def check_out(name: str, out: Any, x: Tensor, width: int, accumulate: bool) -> None:

@@ -57,6 +57,7 @@ _unpack_dual = _find("_VF._unpack_dual")
 _dispatch_modes = _find("_C._len_torch_dispatch_stack")
 _function_modes = _find("_C._len_torch_function_stack")
 _is_legacy_batched = _find("_C._functorch.is_legacy_batchedtensor")
+_is_batched = _find("_C._functorch.is_batchedtensor")
 _tracing_state = _find("_C._get_tracing_state")
 _profiler_enabled = _find("_C._autograd._profiler_enabled")
 _is_zero_tensor = _find("Tensor._is_zerotensor")
@@ -124,6 +125,11 @@ def is_differentiated(x: Tensor) -> bool:
         return forward_ad.unpack_dual(x).tangent is not None
     # torch.compile enters dual levels that forward_ad.unpack_dual does not see.
     return _unpack_dual(x, level=0)[1] is not None
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether torch.vmap is mapping over x. False where torch cannot tell; operators then refuse by themselves."""
+    return _is_batched is not None and bool(_is_batched(x))
 
 
 def call_below_autograd(op: Any, *arguments: Any) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..backends import cpu_backend, triton_backend
 from ..inputs.containers import elements_overlap
 from ..laws.spec import SketchSpec
-from . import compat, views
+from . import checks, compat, views
 
 # The fields of `SketchSpec`. torch.compile does not recompile when the symbolic numbers (SymInt) change.
 _SKETCH = (
@@ -125,12 +125,7 @@ def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
 
 
 def _not_differentiable(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
-    differentiated = "the data" if compat.is_differentiated(x) else "out" if compat.is_differentiated(out) else None
-    if differentiated:
-        raise RuntimeError(
-            f"out= does not support automatic differentiation, but {differentiated} requires grad: omit out=, detach, "
-            "or call under torch.no_grad()"
-        )
+    checks.refuse_derivatives(x, out)
     with compat.below_autograd():
         op(x, out, *arguments)
     if not out.is_inference():

@@ -1,0 +1,256 @@
+"""The projection of torch's sparse tensors: ``torch.ops.sjlt.project_sparse`` and ``adjoint_at``.
+
+X (n, n_features) is given as the arrays of CSR, or of CSC with ``by_columns``. Results are dense. Both operators are
+linear and each is the transpose of the other: the derivative of X S' in the values of X is the adjoint of the gradient,
+G S, at the places of these values, and at no others.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..backends import cpu_backend
+from ..inputs.containers import checked_sparse
+from ..laws.spec import SketchSpec
+from . import compat, views
+from .checks import check_dtype, check_place, refuse_derivatives
+
+_SKETCH = (
+    "SymInt n_features, int n_components, int nnz, int lane_bits, int threshold, SymInt seed, SymInt feature_offset"
+)
+_PLACES = "Tensor indptr, Tensor indices, bool by_columns, SymInt n"
+GATHERED = 1 << 20  # terms of the adjoint's sums at a time
+COLUMN_RANGE = 1 << 16  # columns of the sketch generated at a time
+
+_library = torch.library.Library("sjlt", "FRAGMENT")
+for _schema in (
+    f"project_sparse(Tensor values, {_PLACES}, {_SKETCH}) -> Tensor",
+    f"adjoint_at(Tensor gradient, {_PLACES}, {_SKETCH}) -> Tensor",
+):
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+project_sparse, adjoint_at = torch.ops.sjlt.project_sparse.default, torch.ops.sjlt.adjoint_at.default
+_TRANSPOSE = {project_sparse: adjoint_at, adjoint_at: project_sparse}
+_VMAP = "torch.vmap of sparse tensors is refused: loop over them, or pass x.to_dense()"
+
+
+class SparseMatrix(NamedTuple):
+    """A sparse matrix of shape (n, n_features) as the arrays of CSR, or of CSC with `by_columns`."""
+
+    values: Tensor
+    indptr: Tensor
+    indices: Tensor
+    by_columns: bool
+    n: int
+
+
+# ------------------------------------------------------------------------------------- matrices
+
+
+def is_sparse(x: Tensor) -> bool:
+    """Whether x has one of torch's sparse layouts."""
+    return x.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
+
+
+def check_sparse(x: Tensor, ndim: int | None = 2) -> None:
+    """x is a sparse tensor that can be projected."""
+    if compat.is_batched(x):
+        raise RuntimeError(_VMAP)
+    check_dtype(x, "a sketch")
+    check_place(x, "a sketch")
+    if x.dense_dim():
+        raise ValueError(f"hybrid sparse tensors are refused, got {x.dense_dim()} dense dimensions: pass x.to_dense()")
+    if ndim is not None and x.ndim != ndim:
+        raise ValueError(f"a sparse tensor must have {ndim} dimensions, got shape {tuple(x.shape)}")
+    if x.is_cuda:
+        raise TypeError("sparse CUDA tensors are refused: pass x.cpu() or x.to_dense()")
+
+
+def matrix(x: Tensor) -> SparseMatrix:
+    """A sparse tensor of two dimensions. The values are differentiable."""
+    if x.layout is torch.sparse_csr:
+        return SparseMatrix(x.values(), x.crow_indices(), x.col_indices(), False, x.shape[0])
+    if x.layout is torch.sparse_csc:
+        return SparseMatrix(x.values(), x.ccol_indices(), x.row_indices(), True, x.shape[0])
+    x = x.coalesce()
+    rows, columns = x.indices()
+    return SparseMatrix(x.values(), _pointers(rows, x.shape[0]), columns, False, x.shape[0])
+
+
+def _pointers(rows: Tensor, n: int) -> Tensor:
+    """Where each of n rows begins among ascending row numbers, and the last one ends."""
+    return torch.searchsorted(rows.contiguous(), torch.arange(n + 1, device=rows.device))
+
+
+def transposed(x: SparseMatrix, n: int) -> SparseMatrix:
+    """The transpose of a matrix of n columns, from the same arrays."""
+    return x._replace(by_columns=not x.by_columns, n=n)
+
+
+def flattened(x: Tensor, batched: bool) -> SparseMatrix:
+    """The numbers of a sparse tensor in logical order as one row, or if `batched` as one row per leading index."""
+    if batched and x.ndim == 2:
+        return matrix(x)
+    if x.layout is not torch.sparse_coo:
+        values, indptr, indices, by_columns, _ = matrix(x)
+        compressed = torch.repeat_interleave(torch.arange(len(indptr) - 1, device=indptr.device), indptr.diff())
+        places = torch.stack((indices, compressed) if by_columns else (compressed, indices))
+    else:
+        x = x.coalesce()
+        values, places = x.values(), x.indices()
+    linear = torch.zeros_like(places[0])
+    for axis in range(int(batched), x.ndim):
+        linear = linear * x.shape[axis] + places[axis]
+    if batched:
+        return SparseMatrix(values, _pointers(places[0], x.shape[0]), linear, False, x.shape[0])
+    return SparseMatrix(values, torch.tensor([0, len(linear)], device=linear.device), linear, False, 1)
+
+
+# ------------------------------------------------------------------------------------- results
+
+
+def project(spec: SketchSpec, x: SparseMatrix) -> Tensor:
+    """x S', dense, in the dtype of the values."""
+    return project_sparse(*x, *spec)  # type: ignore[no-any-return]
+
+
+def project_into(spec: SketchSpec, x: SparseMatrix, out: Tensor, accumulate: bool) -> None:
+    """out = x S', or out += x S'. Without derivatives."""
+    refuse_derivatives(x.values, out)
+    result = project(spec, x._replace(values=x.values.to(torch.promote_types(x.values.dtype, torch.float32))))
+    if accumulate:
+        out.add_(result)
+    else:
+        out.copy_(result)
+
+
+def _fake_project(values: Tensor, *arguments: Any) -> Tensor:
+    n, _, n_components, *_ = arguments[3:]
+    return values.new_empty((n, n_components))
+
+
+def _fake_adjoint(gradient: Tensor, indptr: Tensor, indices: Tensor, *_: Any) -> Tensor:
+    return gradient.new_empty(indices.shape)
+
+
+def _compute_project(
+    values: Tensor, indptr: Tensor, indices: Tensor, by_columns: bool, n: int, *description: Any
+) -> Tensor:
+    spec = SketchSpec(*description)
+    compute = torch.promote_types(values.dtype, torch.float32)
+    out = values.new_empty((n, spec.n_components), dtype=compute)
+    x = _scipy_matrix(values.to(compute), indptr, indices, by_columns, (n, spec.n_features))
+    cpu_backend(spec).project_sparse(spec, x, views.array(out), False)
+    return out.to(values.dtype)
+
+
+def _scipy_matrix(values: Tensor, indptr: Tensor, indices: Tensor, by_columns: bool, shape: tuple[int, int]) -> Any:
+    """The matrix in SciPy's form, on the same memory, with indices that are safe to follow."""
+    import scipy.sparse
+
+    x = scipy.sparse.csc_array(shape) if by_columns else scipy.sparse.csr_array(shape)
+    x.data, x.indptr, x.indices = (t.detach().numpy() for t in (values, indptr, indices))  # no copies
+    return checked_sparse(x)
+
+
+def _compute_adjoint(
+    gradient: Tensor, indptr: Tensor, indices: Tensor, by_columns: bool, n: int, *description: Any
+) -> Tensor:
+    """(gradient S) at the places of the nonzeros, in fp64, column by column of S."""
+    spec = SketchSpec(*description)
+    x = _scipy_matrix(torch.zeros(len(indices)), indptr, indices, by_columns, (n, spec.n_features))
+    compressed = np.repeat(np.arange(len(x.indptr) - 1), np.diff(x.indptr))
+    rows, columns = (x.indices, compressed) if by_columns else (compressed, x.indices)
+    by_column = np.argsort(columns, kind="stable")
+    numbers = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32)).contiguous().numpy()
+    result = np.zeros(len(columns))
+    start, ordered = 0, columns[by_column]
+    while start < len(ordered):
+        first = int(ordered[start])
+        last = min(first + COLUMN_RANGE, spec.n_features)
+        stop = int(np.searchsorted(ordered, last))
+        last = int(ordered[stop - 1]) + 1
+        places = by_column[start:stop]
+        entries = cpu_backend(spec).columns(spec.columns(first, last))
+        result[places] = _gather(numbers, rows[places], columns[places] - first, *entries)
+        start = stop
+    return torch.from_numpy(result).to(gradient.dtype)
+
+
+def _gather(
+    numbers: np.ndarray, rows: np.ndarray, columns: np.ndarray, signs: Any, components: Any, indptr: Any, scale: float
+) -> np.ndarray:
+    """Sums over the entries of each of the columns times numbers[row], in pieces of bounded memory."""
+    lengths = np.diff(indptr)[columns]
+    ends = np.cumsum(lengths)
+    sums = np.zeros(len(columns))
+    begin = 0
+    while begin < len(columns):
+        done = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, done + GATHERED, "right")))
+        part = lengths[begin:end]
+        which = np.repeat(np.arange(begin, end), part)
+        entry = np.arange(len(which)) - np.repeat(np.cumsum(part) - part, part) + indptr[columns[which]]
+        terms = signs[entry] * numbers[rows[which], components[entry]].astype(np.float64)
+        np.add.at(sums, which, terms)
+        begin = end
+    return scale * sums
+
+
+# ------------------------------------------------------------------------------------- derivatives, batches
+
+
+class _LinearFunction(compat.SingleLevelFunction):
+    """The derivatives of both operators in their first argument."""
+
+    @staticmethod
+    def forward(op: Any, x: Tensor, *arguments: Any) -> Any:
+        return compat.call_below_autograd(op, x, *arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.op, x, indptr, indices, *ctx.arguments = inputs
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(indptr, indices)
+        ctx.save_for_forward(indptr, indices)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x_gradient = _TRANSPOSE[ctx.op](gradient, *ctx.saved_tensors, *ctx.arguments).to(ctx.dtype)
+        return None, x_gradient, None, None, *(None,) * len(ctx.arguments)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> Any:
+        with compat.forward_derivatives_enabled(True):
+            return ctx.op(tangent, *ctx.saved_tensors, *ctx.arguments)
+
+
+def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
+    if compat.is_differentiated(x):
+        with compat.single_level():
+            return _LinearFunction.apply(op, x, *arguments)  # type: ignore[attr-defined]
+    with compat.below_autograd():
+        return op(x, *arguments)
+
+
+def _batched(*_: Any) -> Any:
+    raise RuntimeError(_VMAP)
+
+
+def _register() -> None:
+    rules: dict[Any, tuple[Any, Any]] = {
+        project_sparse: (_fake_project, _compute_project),
+        adjoint_at: (_fake_adjoint, _compute_adjoint),
+    }
+    for op, (fake, compute) in rules.items():
+        torch.library.register_fake(op.name(), fake, lib=_library)
+        torch.library.register_vmap(op.name(), _batched, lib=_library)
+        _library.impl(op, compute, "CPU")
+        _library.impl(op, partial(_differentiable, op), "Autograd")
+
+
+_register()
