@@ -130,7 +130,7 @@ class Projector:
         return map(self, batches)
 
     def project(self, table: Any, first_row: int) -> Any:
-        """As a call, for a table whose first row has the number `first_row` in error messages."""
+        """Project a table; error messages number its rows from `first_row`."""
         import pyarrow as pa
 
         place = self._place(table.schema)

@@ -1,4 +1,4 @@
-"""The command line: what it refuses, in one line and with exit code 2, and what it says."""
+"""The command line: refusals, in one line and with exit code 2, and output."""
 
 import contextlib
 import json

@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["no driver", "a driver alone", "a GPU"])
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A machine that has that much, and projects on the CPU what is for its GPU."""
+    """Simulate a machine with this memory; what is meant for its GPU is projected on the CPU."""
     monkeypatch.setattr(devices, "has_driver", lambda: request.param != "no driver")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param == "a GPU")
     monkeypatch.setattr(devices, "device_name", lambda gpu: "A GPU" if gpu else "cpu")

@@ -182,7 +182,7 @@ def test_equal_seeds_give_equal_rows(backend):
 
 
 def test_relations():
-    """What the law promises between calls: transposes, shards by rows and columns, broadcast seeds."""
+    """The law's promises between calls: transposes, shards by rows and columns, broadcast seeds."""
     x = np.random.default_rng(0).normal(size=(24, 40)).astype(np.float32)
     whole = sjlt.dropout(x, 0.4, 6)
     assert np.array_equal(sjlt.dropout(x.T.copy().T, 0.4, 6), whole)

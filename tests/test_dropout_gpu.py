@@ -1,4 +1,4 @@
-"""What only a GPU shows of dropout: graphs, streams, no wait, one kernel for all seeds, huge tensors."""
+"""Dropout on a GPU: graphs, streams, no synchronisation, one kernel for all seeds, huge tensors."""
 
 import pytest
 import torch
@@ -101,6 +101,6 @@ def test_more_elements_than_32_bits_count(dtype):
     for begin in (0, 2**31 - 1000, 2**32 - 1000, n - 2000):
         expected = sjlt.dropout(torch.ones(2000, dtype=dtype, device="cuda"), 0.5, 9, offset=begin)
         assert torch.equal(x[begin : begin + 2000], expected)
-    turned = x.fill_(1)[: 2**32].view(2**16, 2**16).t()
-    out = sjlt.dropout(turned, 0.5, 9)
+    transposed = x.fill_(1)[: 2**32].view(2**16, 2**16).t()
+    out = sjlt.dropout(transposed, 0.5, 9)
     assert torch.equal(out[-1], sjlt.dropout(torch.ones_like(out[-1]), 0.5, 9, offset=2**32 - 2**16))

@@ -1,4 +1,4 @@
-"""What dropout refuses: each time an error that says what was given, before any work."""
+"""Bad arguments of dropout raise errors that carry them, before any work."""
 
 import math
 

@@ -128,7 +128,7 @@ def test_ddp_has_the_gradients_of_one_device(tmp_path):
 
 
 def test_parts_of_a_batch_without_an_offset_repeat_the_mask(device):
-    """What `offset` is for: the same layer on two processes drops the same places of each one's part."""
+    """The purpose of `offset`: without it, one layer on two processes drops the same places of each part."""
     x = torch.rand(8, 30, device=device).add(0.5)
     layer = SeededDropout(P, SEED, advance="manual").to(device)
     assert torch.equal(layer(x[:4]) != 0, layer(x[4:]) != 0)

@@ -16,7 +16,7 @@ BITS = [8, 16, 32]
 
 
 def limit(comparisons=1):
-    """What the absolute value of a standard normal number stays below."""
+    """A bound that the absolute value of a standard normal number stays below."""
     return stats.norm.isf(FALSE_ALARMS / comparisons / 2)
 
 

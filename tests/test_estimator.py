@@ -1,4 +1,4 @@
-"""The transformer on its own terms: what it holds, computes and refuses."""
+"""The transformer on its own terms: its attributes, results and refusals."""
 
 import pickle
 import tracemalloc
@@ -89,7 +89,7 @@ def test_fitted_attributes_do_not_exist_before_fit():
         assert not hasattr(SparseRandomProjection(4), name)
 
 
-# ------------------------------------------------------------------------------------- what it computes
+# ------------------------------------------------------------------------------------- results
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -258,7 +258,7 @@ def test_same_random_state_same_result():
     assert not np.array_equal(SparseRandomProjection(20, random_state=5).fit_transform(X), first)
 
 
-# ------------------------------------------------------------------------------------- what it refuses
+# ------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The transformer on torch tensors, on the CPU and on a GPU: what it gives back, checks and refuses."""
+"""The transformer on torch tensors, on the CPU and on a GPU: results, checks and refusals."""
 
 import os
 import pickle
@@ -41,7 +41,7 @@ def assert_like(actual, X, expected):
     np.testing.assert_array_equal(actual.double().numpy(force=True), expected)
 
 
-# ------------------------------------------------------------------------------------- what it computes
+# ------------------------------------------------------------------------------------- results
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -126,7 +126,7 @@ def test_gradients_pass(device):
     assert torch.equal(X.grad, expected)
 
 
-# ------------------------------------------------------------------------------------- what it checks
+# ------------------------------------------------------------------------------------- checks
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -24,7 +24,7 @@ def example():
 
 
 def masks(example, bits, tile, device):
-    """The masks (B * H, T, T) that forward, dV and dQ have each had, from what they leave of known numbers."""
+    """The masks (B * H, T, T) that forward, dV and dQ applied, recovered from results on known numbers."""
     B, H, T, D = SHAPE
     unit = torch.eye(T, D, device=device).expand(B, H, T, D)
     generator = torch.Generator().manual_seed(1)
@@ -105,7 +105,7 @@ def compile_all():
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    torch.cuda.is_available = lambda: True  # so that the example does not ask for the interpreter
+    torch.cuda.is_available = lambda: True  # keeps the example from choosing the interpreter
     example, target = load("attention_dropout"), GPUTarget("cuda", 90, 32)
     types = {"seed": "i64", "step": "i64"} | dict.fromkeys(("scale", "kept_scale"), "fp32")
     types |= dict.fromkeys(("lse_ptr", "delta_ptr"), "*fp32")

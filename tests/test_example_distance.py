@@ -1,4 +1,4 @@
-"""examples/distance_preservation.py: its data is what it says, and what it shows is so."""
+"""examples/distance_preservation.py: its data, and its claims."""
 
 import json
 import sys

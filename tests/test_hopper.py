@@ -82,7 +82,7 @@ def split(request):
 @pytest.mark.parametrize("nnz", [1, 2, 4, 8])
 @pytest.mark.parametrize(("d", "k"), [(3000, 128), (16384, 128), (2**15, 512)])
 def test_many_features_for_each_component(d, k, nnz, dtype, split, taken):
-    """Of which the words come in turns."""
+    """Each component sums terms of many chunks."""
     check_project(Sketch(d, k, nnz=nnz, seed=-3), 150, dtype, device="cuda")
     assert taken == [(150, d)]
 

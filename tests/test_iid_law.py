@@ -204,7 +204,7 @@ def test_entries_are_nonzero_and_negative_as_often_as_they_should_be(density, se
     nonzero = E != 0
     for axis in (None, 0, 1):
         n = E.size if axis is None else E.shape[axis]
-        # Of a column or row of few nonzeros the number is Poisson's: a floor for its longer tail.
+        # The number of nonzeros of a sparse column or row is nearly Poisson: a floor for its longer tail.
         assert (np.abs(nonzero.mean(axis) - p) <= tolerated(p * (1 - p), n) + 12 / n).all()
         assert (np.abs(E.mean(axis)) <= tolerated(p, n) + 12 / n).all()
 

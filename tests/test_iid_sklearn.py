@@ -74,7 +74,7 @@ def test_distance_ratios_have_scikit_learns_distribution(family, density):
 
 
 def test_the_comparison_would_see_another_density():
-    """Of few nonzeros, by which only inputs that are sparse can tell."""
+    """Sparse inputs, which alone can tell few nonzeros from many."""
     ours, theirs = ratios("2-sparse", ("iid", 0.0078125)), ratios("2-sparse", ("sklearn", 0.125))
     assert stats.ks_2samp(ours[:, 0], theirs[:, 0]).pvalue < 1e-6
 

@@ -1,4 +1,4 @@
-"""``sjlt info``: what it shows of projected files, and what it refuses."""
+"""``sjlt info``: its output for projected files, and its refusals."""
 
 import json
 from collections.abc import Callable

@@ -261,7 +261,7 @@ def test_choices_are_values():
 
 # --------------------------------------------------------------------------------- variants
 
-# What a launch shall be, and the product that has it: (n, d, k, nnz, offset, dtype, layout), cut into `splits`.
+# The expected launch, and a product that leads to it: (n, d, k, nnz, offset, dtype, layout), cut into `splits`.
 P2, UNMASKED, CHUNKED, LOADS = "power_of_two", "unmasked", "chunked_sum", "load_chunks"
 CONTIGUOUS = "vectors_contiguous"
 VARIANTS = [

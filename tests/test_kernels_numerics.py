@@ -289,7 +289,7 @@ def test_what_is_accumulated_in_fp64_stays_in_fp64(n, dtype, width, kernels_on):
 
 
 def test_precision_by_torchs_newer_names(set_precision):
-    """They make the older question an error, for fp32; whoever asks for tf32 gets what "high" gives."""
+    """They turn the older query into an error for fp32; "tf32" is treated like "high"."""
     matmul = torch.backends.cuda.matmul
     if not hasattr(matmul, "fp32_precision"):
         pytest.skip("this torch has the older names alone")

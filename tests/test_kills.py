@@ -98,7 +98,7 @@ def killed_at(point: int, **options: Any) -> bool:
 
 
 def prepare(scenario: str) -> dict[str, Any]:
-    """What lies in the directory before the run, and the run's options."""
+    """The files in the directory before the run, and the options of the run."""
     for path in Path().glob("*y.npy*"):
         path.unlink()
     if scenario == "over an old result":

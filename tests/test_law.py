@@ -285,7 +285,7 @@ def test_the_most_nonzeros(k, most):
 
 
 def most_by_chance(coincidences, comparisons, false_alarms=1e-6):
-    """What a sum of that many independent fair signs exceeds in size, in any of the comparisons, that rarely.
+    """A bound on the size of a sum of independent fair signs, exceeded in any comparison with that probability.
 
     Hoeffding: P(|sum of n signs| > t) <= 2 exp(-t^2 / 2n), and a union bound over the comparisons.
     """

@@ -23,7 +23,7 @@ def device(request):
 
 @pytest.fixture
 def x(device):
-    """No zeros: what is zero after dropout has been dropped."""
+    """Data without zeros, so that a zero after dropout was dropped."""
     return torch.rand(6, 40, generator=torch.Generator().manual_seed(1)).add(0.5).to(device)
 
 

@@ -1,4 +1,4 @@
-"""`sjlt.quality`: what it measures, by NumPy alone; what it samples; what it refuses."""
+"""`sjlt.quality`: its measures, checked with NumPy alone; its samples; its refusals."""
 
 import dataclasses
 import json

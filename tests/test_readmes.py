@@ -1,4 +1,4 @@
-"""What readers are told works: Python blocks of the READMEs, doctests, links and commands.
+"""Python blocks and links of the READMEs, and doctests.
 
 The blocks of a page run one after the other in one scope, as a reader would run them. The line above a block may be
 ``<!-- gpu -->``, for a block that needs CUDA, or ``<!-- needs NAME -->``, for one that needs an optional package.

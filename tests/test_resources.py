@@ -58,7 +58,7 @@ for threads in (1, 16):
     sjlt.set_num_threads(threads)
     function(x, out=out)  # compiles, and starts the threads
     with open("/proc/self/clear_refs", "w") as reset:
-        reset.write("5")  # the peak becomes what is resident now
+        reset.write("5")  # reset the peak to the resident memory
     before = peak()
     result = function(x, out=out)
     most = max(most, peak() - before - (size(result) if out is None else 0))

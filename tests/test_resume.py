@@ -1,4 +1,4 @@
-"""Interrupted runs: what they leave, how they continue, and when that is refused. (test_kills.py kills them.)"""
+"""Interrupted runs: the files they leave, how they continue, and when that is refused. (test_kills.py kills them.)"""
 
 import contextlib
 import json
@@ -128,7 +128,7 @@ def test_damaged_rows_are_found_and_projected_again(damage: Callable[[], None], 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 11, 256, 260])
 def test_checksums_see_changes(width: int) -> None:
-    """Of any single byte, of two words that change places, and of rows that do; and depend on no batches."""
+    """Checksums notice any changed byte, swapped words and swapped rows, and do not depend on batches."""
     rng = np.random.default_rng(0)
     content = rng.integers(0, 256, (6, width), np.uint8)
     whole = row_checksum(content, 0)

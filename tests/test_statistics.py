@@ -165,7 +165,7 @@ def pair_distances(X):
 
 
 def spreads(make, seeds=250):
-    """Of the ratios of squared distances after and before, one row a seed: root mean square error, 1-99 % width."""
+    """Root mean square error and 1-99 % width of the ratios of squared distances after and before, one row per seed."""
     X, distances = patches(150)
     measured = []
     for seed in range(seeds):
@@ -196,7 +196,7 @@ def test_distances_are_kept_as_well_as_by_scikit_learn(k, nnz):
 
 @pytest.mark.parametrize("eps", [0.3, 0.5])
 def test_johnson_lindenstrauss_dimension_keeps_its_promise(eps):
-    """All 44,850 squared distances within 1 +- eps, at the dimension that the lemma asks for these 300 vectors.
+    """All 44,850 squared distances within 1 +- eps, at the dimension that the lemma requires for these 300 vectors.
 
     The lemma promises it with some probability only. Were ratios chi-squared / k, a seed would fail with the
     probability `any_fails` or less; more of 20 seeds than `allowed` fail with a false-alarm rate of 1e-6.

@@ -183,7 +183,7 @@ def test_leaving_early(device: str) -> None:
 
 @pytest.fixture(params=CASES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What `project_file` takes for a GPU: one, or the CPU by way of the same pipeline."""
+    """The device that `project_file` uses as a GPU: a real one, or the CPU through the same pipeline."""
     if request.param == "cpu":
         projected = stream.projected
         monkeypatch.setattr(devices, "use_gpu", lambda device, *_: device == "cuda")

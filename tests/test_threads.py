@@ -185,7 +185,7 @@ def results_of_child(context, S, threads=3, child=child):
 
 
 def receive(queue, process, seconds=60):
-    """What the child puts, which may be more than a pipe holds; or a failure where it hangs."""
+    """The object that the child sends, which may exceed the capacity of a pipe; fails if the child hangs."""
     if not queue._reader.poll(seconds):
         process.kill()
         pytest.fail("the child hangs")

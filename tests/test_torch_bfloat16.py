@@ -41,7 +41,7 @@ def laid(layout, x):
 
 
 def permuted(way, x):
-    """What must come out, in fp64."""
+    """The expected result, in fp64."""
     x = x.cpu().double()
     return x[:, ROWS] * SIGNS if "@ S" in way and "S.T" not in way else (x * SIGNS)[:, ROWS.argsort()]
 
@@ -68,7 +68,7 @@ def test_every_number_is_read(way, layout):
 @each_layout
 @each_way
 def test_every_number_is_read_by_kernels(way, layout):
-    """Of those that may not reach others around them, and that are not subnormal."""
+    """Only finite numbers, and none that are subnormal."""
     x = PATTERNS.view(BF16).view(512, 128)
     x = laid(layout, x.where(x.isfinite() & (x.abs() >= torch.finfo(BF16).tiny), 0).cuda())
     expected = permuted(way, x)

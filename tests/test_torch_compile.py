@@ -16,7 +16,7 @@ from torch.func import grad, jvp, vmap
 import sjlt
 from sjlt import Sketch
 
-pytestmark = [  # torch's own, of what it does itself
+pytestmark = [  # torch's own warnings
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
@@ -122,7 +122,7 @@ def test_dtypes(device, dtype):
 
 
 def test_inductor(device):
-    """What it makes of a product's neighbours is its own affair: here they are exact."""
+    """Inductor may compile the neighbours of a product as it likes; here they are exact."""
 
     def function(x, S):
         return (S @ (2 * x @ S.T @ S).relu().t()).abs()

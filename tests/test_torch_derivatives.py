@@ -179,7 +179,7 @@ def test_uses_twice(device):
 
 
 def test_values_overwritten(device):
-    """What a product's derivative does not need may be overwritten; what others need may not, out= included."""
+    """Tensors that no derivative needs may be overwritten; others may not, out= included."""
     x = whole(device, 3, 50, requires_grad=True)
     once = exact_adjoint(S, np.ones((3, 20)))
     data = x * 1

@@ -1,4 +1,4 @@
-"""What only a GPU has: streams, several devices, work that runs on after a call; and its numerics."""
+"""On a GPU: streams, several devices, work that continues after a call, and numerics."""
 
 import math
 
@@ -79,7 +79,7 @@ def test_calls_are_captured_in_graphs():
 
 
 def gradients(x):
-    """Of functions of both products, to the bit a matter of the device and the shape."""
+    """Functions of both products give bits that depend on the device and the shape alone."""
     x.grad = None
     y = x @ S.T
     (y.square().sum() + (y @ S).sin().sum() + (S @ x.t()).sum()).backward()
@@ -91,7 +91,7 @@ def test_gradients_are_captured_in_graphs():
     fresh = torch.randn_like(x)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # torch asks for it: the first backward pass on a side stream
+    with torch.cuda.stream(stream):  # torch requires the first backward pass to run on a side stream
         gradients(x)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()

@@ -47,7 +47,7 @@ class Rows(Dataset):
 
 
 def answer(module, x):
-    """What another process does with a module and a tensor, the gradient included."""
+    """Run a module on a tensor in another process, the gradient included."""
     x.requires_grad_()
     y = module(x)
     (gradient,) = torch.autograd.grad(y.square().sum(), x)

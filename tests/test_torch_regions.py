@@ -175,7 +175,7 @@ def test_out_with_deterministic_algorithms(device, deterministic):
 
 
 def test_default_dtypes_and_devices(device):
-    """What torch makes by default has no say: the data has."""
+    """The data decides, not torch's default dtype or device."""
     x = normal(device, 4, 50)
     expected = x @ S.T
     before = torch.get_default_dtype()

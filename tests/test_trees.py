@@ -86,7 +86,7 @@ def test_nothing_is_concatenated_or_copied(device, calls):
 
 
 def test_dtypes(device):
-    """Of the dtype that all promote to; 16-bit numbers are summed in fp32, and rounded once."""
+    """Results have the dtype that all promote to; 16-bit numbers are summed in fp32 and rounded once."""
     leaves = [leaf(device, 300, dtype=torch.bfloat16, seed=i) for i in range(4)]
     S, exact = expected(leaves, dtype=torch.bfloat16)
     same(S.project_tree(leaves), exact)

@@ -1,4 +1,4 @@
-"""Launches that skip Triton's search: what is launched is what the kernel itself would launch."""
+"""Launches that skip Triton's search launch the kernel that Triton would have found."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What commands write to the terminal: lines, a progress bar, a status. All text is made safe for it first."""
+"""Output of commands: lines, a progress bar, a status. All text is made safe for a terminal first."""
 
 from __future__ import annotations
 

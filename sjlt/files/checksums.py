@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Written(NamedTuple):
-    """What has been appended. It is replaced as one object, so that Ctrl-C finds its parts consistent."""
+    """The state after appending. It is replaced as one object, so that Ctrl-C finds its parts consistent."""
 
     segments: list[list[int]]  # [rows, checksum] of the rows up to the last checkpoint
     segment_rows: int

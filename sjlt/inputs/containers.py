@@ -42,7 +42,7 @@ def as_container(x: Any) -> Any:
 
 
 def refuse_foreign(x: Any) -> None:
-    """TypeError for data that NumPy would convert to something else without a word."""
+    """Raise TypeError for data that NumPy would silently convert to something else."""
     if type(x).__module__ == "torch.fx.proxy":
         refuse_symbolic()
     if isinstance(x, np.ma.MaskedArray):

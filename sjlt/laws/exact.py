@@ -46,7 +46,7 @@ FIVE_BITS, TWELVE_BITS, SIXTEEN_BITS, ALL_ONES = 0x1F, 0xFFF, 0xFFFF, 0xFFFFFFFF
 
 
 class Geometry(NamedTuple):
-    """What the law derives from (k, s) alone, and the key.
+    """The numbers that the law derives from (k, s) alone, and the key.
 
     k, s : n_components, nnz.  n_tiles : M.  log_group : pm, chunks dealt together as a power of two.
     log_chunk : p, columns of a chunk as a power of two.  key_low, key_high : the seed's words.

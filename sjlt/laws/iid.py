@@ -104,7 +104,7 @@ def entry_words(j, call, k0, k1):
 
 
 def marks(w, signs, complement):
-    """Of all lanes of word w: the top bit 1 where negative, the next 1 where nonzero, 0 below.
+    """Decide all lanes of word w: the top bit is 1 where negative, the next is 1 where nonzero, the rest is 0.
 
     (A lane's low Q bits plus 2^Q - T carry into its top bit where they are >= T, and never beyond.)
     """

@@ -20,7 +20,7 @@ MIN_EMBEDDING = 0.01  # smallest singular value of Psi Q; a sketch of twice as m
 
 
 class SVDSketch:
-    """What one pass over A keeps for its truncated SVD: rows may come in any order and from any number of workers.
+    """A sketch of A for its truncated SVD, made in one pass: rows in any order, from any number of workers.
 
     Kept are Y = A Omega' of a few columns, Z = Psi A of twice as many rows, and a small independent sketch that
     estimates the error: about 2 (rank + oversampling) (m + 2 n) bytes times 4. No block of A is needed twice.

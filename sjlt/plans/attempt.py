@@ -23,7 +23,7 @@ from .shards import MANIFEST, PLAN
 
 
 class Job(NamedTuple):
-    """What the parts of a plan have in common."""
+    """The properties that the parts of a plan share."""
 
     identity: str
     target: str

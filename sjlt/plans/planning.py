@@ -24,7 +24,7 @@ from .running import Processes, run_parts
 
 
 class Plan:
-    """What `plan` returns: a projection cut into parts, each of which is some rows of one input.
+    """A projection cut into parts, each of which is some rows of one input; made by `plan`.
 
     A plan is a description, equal wherever it is made from the same source and parameters. Its parts may be attempted
     any number of times, by any number of processes on any machine that sees the files under the same paths.

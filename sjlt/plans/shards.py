@@ -83,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def describe(paths: list[Path], column: str | None, note: Callable[[str], None]) -> tuple[Shard, list[dict[str, Any]]]:
-    """What the files have in common, and for each its name, size, time of change and rows.
+    """Return the properties that the files share, and the name, size, time of change and rows of each.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def common_folder(paths: list[Path]) -> Path:
 
 
 class Shard:
-    """What all files of a source must have in common."""
+    """The properties that all files of a source must share."""
 
     def __init__(self, kind: str, n_features: int, dtype: Any, columns: list[str], column: str | None) -> None:
         self.kind, self.n_features, self.dtype, self.columns, self.column = kind, n_features, dtype, columns, column

@@ -19,7 +19,7 @@ TYPES |= {"uint8": "u8", "int32": "i32", "int64": "i64"}
 
 
 def source_of(kernel, arguments, options):
-    """What Triton's launcher would compile for these arguments (types, constants, divisibility by 16), and options."""
+    """The signature, constants and attributes that Triton's launcher would compile for these arguments, and options."""
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 

@@ -1,4 +1,4 @@
-"""What the launches need to know of a device, of torch's settings and of this Triton."""
+"""Properties of the device, of torch's settings and of this Triton that launches depend on."""
 
 from __future__ import annotations
 

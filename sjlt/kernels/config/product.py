@@ -16,7 +16,7 @@ GROUPS_PER_STEP = 32  # groups of chunks for which a program derives random word
 
 
 class Device(NamedTuple):
-    """What the choice of a kernel depends on, of a device.
+    """The properties of a device on which the choice of a kernel depends.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the Hopper kernels share. They are written in Gluon, Triton's lower level.
+"""Functions that the Hopper kernels share. They are written in Gluon, Triton's lower level.
 
 A Gluon program assigns roles to its warps and says what they wait for, so that their work overlaps. Producer warps make
 entries, into a ring of slots in shared memory, and have the data loaded there by the tensor memory accelerator (TMA);
