@@ -366,5 +366,5 @@ def test_what_is_no_sketch(sketches):
 def test_the_example_of_the_docstring():
     import doctest
 
-    assert doctest.testmod(evaluation) == (0, 4)
+    assert doctest.testmod(evaluation) == (0, 6)
     assert callable(sjlt.quality)  # the function, although a module of this name has been imported

@@ -35,8 +35,8 @@ def here(tmp_path, monkeypatch):
 def run(monkeypatch, capsys):
     """``sjlt quality`` with the given arguments, in this process."""
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sjlt", "quality", *map(str, arguments)])
+    def call(*arguments, options=("--laws",)):
+        monkeypatch.setattr(sys, "argv", ["sjlt", "quality", *options, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         captured = capsys.readouterr()
@@ -200,7 +200,7 @@ def test_percentages(share, text):
 
 @pytest.mark.parametrize("suffix", figures.PLOT_SUFFIXES)
 def test_figures_of_every_kind(report, suffix):
-    figures.plot(report, Path(f"one{suffix}"))
+    figures.plot_laws(report, Path(f"one{suffix}"))
     figures.plot_datasets({"a": report, "b": report}, Path(f"many{suffix}"), "title")
     magic = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}[suffix]
     for path in (Path(f"one{suffix}"), Path(f"many{suffix}")):
@@ -211,7 +211,7 @@ def test_figures_of_every_kind(report, suffix):
 
 
 def test_a_figure_stands_whole_or_not_at_all(report, monkeypatch):
-    figures.plot(report, Path("out.png"))
+    figures.plot_laws(report, Path("out.png"))
     before = Path("out.png").read_bytes()
 
     def broken(self, file, **options):
@@ -220,7 +220,7 @@ def test_a_figure_stands_whole_or_not_at_all(report, monkeypatch):
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", broken)
     with pytest.raises(OSError, match="No space"):
-        figures.plot(report, Path("out.png"))
+        figures.plot_laws(report, Path("out.png"))
     assert Path("out.png").read_bytes() == before
     with pytest.raises(TypeError):
         quality_report.write_json({"a": object()}, Path("out.json"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +11,7 @@ from .options import INTEGER, NUMBER
 from .terminal import note, say, show, status
 
 if TYPE_CHECKING:
-    from ..evaluation.results import Report
+    from ..evaluation.results import Report, SearchReport
 
 
 def quality(
@@ -24,41 +23,49 @@ def quality(
             **INTEGER,
         ),
     ] = None,
-    eps: Annotated[float, typer.Option(help="Squared distances within 1 ± eps count as kept.", **NUMBER)] = 0.2,
-    rows: Annotated[int, typer.Option(help="Rows to sample.", **INTEGER)] = 1000,
-    pairs: Annotated[int, typer.Option(help="Sampled pairs of these rows.", **INTEGER)] = 10_000,
-    queries: Annotated[int, typer.Option(help="Sampled rows whose neighbours are searched.", **INTEGER)] = 200,
-    neighbours: Annotated[int, typer.Option(help="Nearest neighbours per query.", **INTEGER)] = 10,
-    seeds: Annotated[int, typer.Option(help="Matrices of each kind, with seeds 0, 1, ...", **INTEGER)] = 100,
+    queries: Annotated[int, typer.Option(help="Sampled rows that search.", **INTEGER)] = 200,
+    neighbours: Annotated[int, typer.Option(help="Nearest rows per query.", **INTEGER)] = 10,
+    laws: Annotated[bool, typer.Option("--laws", help="Compare random laws by sampled distances instead.")] = False,
+    eps: Annotated[
+        float, typer.Option(help="Laws: squared distances within 1 ± eps count as kept.", **NUMBER)
+    ] = 0.2,
+    rows: Annotated[int, typer.Option(help="Laws: rows to sample.", **INTEGER)] = 1000,
+    pairs: Annotated[int, typer.Option(help="Laws: sampled pairs of these rows.", **INTEGER)] = 10_000,
+    seeds: Annotated[int, typer.Option(help="Laws: matrices of each kind, with seeds 0, 1, ...", **INTEGER)] = 100,
     seed: Annotated[int, typer.Option(help="For sampling.", **INTEGER)] = 0,
     json: Annotated[Path | None, typer.Option(help="Where to save the numbers.", show_default=False)] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Where to save a figure: .png, .pdf or .svg.", show_default=False)
     ] = None,
 ) -> None:  # fmt: skip
-    """Show what sketches do to the distances between the rows of IN.
+    """Show whether search among the rows of IN survives projection.
 
-    Samples rows of IN and compares, for each k: exactly 1, 2, 4 and 8 nonzeros per column, independent entries of
-    density 1/sqrt(features), 1/3 and 1 (Rademacher), scikit-learn's SparseRandomProjection, and the theory of a dense
-    Gaussian matrix. Shown are the distribution of squared distances, after / before; errors of inner products; norms
-    over the seeds; nearest neighbours kept; time.
+    Sampled rows search all rows of IN exactly, by cosine similarity and by inner product. For each k the table shows
+    how many of the nearest rows are still found after projection, also in float16 and int8, and how many are found
+    among the first 100, where re-ranking would find them; beside it principal components (PCA) and the first k numbers
+    of each vector, and the originals in float16 and int8. A sentence of advice follows. IN is read once.
 
-    Only the sampled rows of an .npy file are read; a CSR matrix is loaded whole. Equal arguments give equal numbers,
-    except for times.
+    With --laws, sampled rows of IN are projected, for each k, with exactly 1, 2, 4 and 8 nonzeros per column, with
+    independent entries of density 1/sqrt(features), 1/3 and 1 (Rademacher), and by scikit-learn's
+    SparseRandomProjection, beside the theory of a dense Gaussian matrix. Shown are the distribution of squared
+    distances, after / before; errors of inner products; norms over the seeds; nearest neighbours kept; time. Only the
+    sampled rows of an .npy file are read.
+
+    A CSR matrix is loaded whole. Equal arguments give equal numbers, except for times.
     """
-    from ..evaluation import figures
     from ..evaluation import report as tables
+    from ..files.errors import printable
 
     _refuse_names(source, json, plot)
     counts = {"rows": rows, "pairs": pairs, "queries": queries, "neighbours": neighbours, "seeds": seeds, "seed": seed}
     with status() as doing:
-        report = _compared(source, n_components or [64, 256], eps, counts, doing)
+        report = _report(source, laws=laws, n_components=n_components, eps=eps, progress=doing, **counts)
     show(tables.tables(report))
     if json is not None:
         tables.write_json({"source": source.name, **report.to_dict()}, json)
         say(f"JSON: {json}")
     if plot is not None:
-        figures.plot(report, plot, f"{source.name}: {figures.sampled(report)}")
+        report.plot(plot, f"{printable(source.name)}: {report.sampled}")
         say(f"Plot: {plot}")
 
 
@@ -81,17 +88,14 @@ def _refuse_names(source: Path, json: Path | None, plot: Path | None) -> None:
         raise UserError(f"{json}: cannot be both the JSON and the plot")
 
 
-def _compared(
-    source: Path, n_components: list[int], eps: float, counts: dict[str, int], doing: Callable[[str], None]
-) -> Report:
+def _report(source: Path, **options: Any) -> Report | SearchReport:
     from ..evaluation.quality import quality
-    from ..evaluation.sketches import standard_sketches
     from ..files.errors import UserError, one_line
     from ..files.opening import open_source
 
     with open_source(source, note) as file:
         try:
-            sketches = [sketch for k in dict.fromkeys(n_components) for sketch in standard_sketches(file.shape[1], k)]
-            return quality(file, sketches, eps=eps, progress=doing, **counts)
+            report: Report | SearchReport = quality(file, **options)
         except (TypeError, ValueError) as e:
             raise UserError(f"{source}: {one_line(e)}") from None
+    return report

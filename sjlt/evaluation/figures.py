@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..files.atomic import whole_file
 from .measures import Theory, bins
-from .results import Report
+
+if TYPE_CHECKING:
+    from .results import Report, SearchReport
 
 PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -37,7 +39,7 @@ _TEXT: dict[Any, Any] = {
 _FLOOR = 1e-5  # the smallest share that tails show
 
 
-def plot(report: Report, path: Path, title: str = "") -> None:
+def plot_laws(report: Report, path: Path, title: str = "") -> None:
     """Save the distributions of squared-distance ratios and their tails, one column per number of components.
 
     The suffix chooses PNG, PDF or SVG; `path` holds the whole figure or is unchanged.
@@ -52,11 +54,11 @@ def plot(report: Report, path: Path, title: str = "") -> None:
         panels[0, 0].set_ylabel("density")
         panels[1, 0].set_ylabel("share of pairs off by more than t")
 
-    _figure(path, title or sampled(report), {"": report}, 2, draw)
+    _figure(path, title or report.sampled, {"": report}, 2, draw)
 
 
 def plot_datasets(reports: Mapping[str, Report], path: Path, title: str = "") -> None:
-    """Save the tails for several data sets, one row each, as `plot` does."""
+    """Save the tails for several data sets, one row each, as `plot_laws` does."""
 
     def draw(panels: np.ndarray, styles: Mapping[str, dict[str, Any]]) -> None:
         for row, (name, report) in enumerate(reports.items()):
@@ -100,10 +102,6 @@ def _figure(
 
 def _components(report: Report, theory: Theory) -> str:
     return f"{report.shape[1]:,} to {theory.n_components:,}"
-
-
-def sampled(report: Report) -> str:
-    return f"{report.pairs:,} pairs of {report.rows:,} rows, {report.seeds} seeds"
 
 
 def _drawn(report: Report, theory: Theory) -> list[tuple[str, np.ndarray]]:
@@ -153,3 +151,31 @@ def _beyond(shares: np.ndarray) -> np.ndarray:
 
 def _range(theory: Theory, deviations: float) -> tuple[float, float]:
     return 1 - deviations * theory.ratio_std, 1 + deviations * theory.ratio_std
+
+
+def plot_search(report: SearchReport, path: Path, title: str = "") -> None:
+    """Save recall against bytes per vector, by cosine similarity: among the nearest, and within the shortlist.
+
+    The suffix chooses PNG, PDF or SVG; `path` holds the whole figure or is unchanged.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    families = dict.fromkeys(method.family for method in report.methods)
+    with matplotlib.rc_context(_TEXT):
+        figure = Figure(figsize=(6.4, 3.4), dpi=200, layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        shown = ("cosine", f"{report.neighbours} nearest"), ("cosine_shortlist", f"within the first {report.shortlist}")
+        for panel, (attribute, name) in zip(panels, shown, strict=True):
+            for i, family in enumerate(families):
+                members = sorted((m for m in report.methods if m.family == family), key=lambda m: m.bytes)
+                x, y = [m.bytes for m in members], [100 * getattr(m, attribute) for m in members]
+                style = {"linestyle": "-" if family.startswith("sketch") else "--", "marker": "osD^v<>p"[i % 8]}
+                panel.plot(x, y, label=family, color=_OTHER_COLOURS[i % 8], markersize=4, linewidth=1.1, **style)
+            panel.set(xscale="log", ylim=(0, 102), xlabel="bytes per vector", title=name)
+            panel.spines[["top", "right"]].set_visible(False)
+        panels[0].set_ylabel(f"{report.neighbours} nearest rows found, %")
+        figure.suptitle(title or report.sampled, x=0.01, ha="left")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        with whole_file(path) as file:
+            figure.savefig(file, format=path.suffix[1:].lower())

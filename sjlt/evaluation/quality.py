@@ -1,30 +1,54 @@
-"""`sjlt.quality`: what sketches do to the distances, inner products and neighbours of given data.
-
-Rows are sampled and projected by every sketch with every seed, in float64, so that the results show the random law and
-not rounding.
-"""
+"""`sjlt.quality`: what projecting does to given data."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
-from typing import Any
-
-import numpy as np
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from ..files.source import Source
 from ..inputs.checks import integer
 from ..inputs.containers import as_container, checked_sparse, is_sparse, is_tensor
-from .measures import QUANTILES, bins, gaussian
-from .results import Report, SketchQuality
-from .sample import Sample
-from .sketches import named, projected
+from ..sketch import Sketch
+from .laws import law_report
+from .results import Report, SearchReport
+from .search import search_report
+from .sketches import named, standard_sketches
+
+N_COMPONENTS = (64, 256)  # by default
+
+Progress = Callable[[str], None]
 
 
+class _Options(TypedDict, total=False):
+    n_components: Iterable[int] | None
+    eps: float
+    rows: int
+    pairs: int
+    queries: int
+    neighbours: int
+    seeds: int
+    seed: int
+    progress: Progress
+
+
+@overload
+def quality(
+    X: Any, sketches: Sketch | None = None, *, laws: Literal[False] | None = None, **options: Unpack[_Options]
+) -> SearchReport: ...
+@overload
+def quality(
+    X: Any, sketches: Iterable[Any], *, laws: Literal[True] | None = None, **options: Unpack[_Options]
+) -> Report: ...
+@overload
+def quality(X: Any, sketches: Any = None, *, laws: Literal[True], **options: Unpack[_Options]) -> Report: ...
+@overload
+def quality(X: Any, sketches: Any = None, *, laws: Literal[False], **options: Unpack[_Options]) -> SearchReport: ...
 def quality(
     X: Any,
-    sketches: Iterable[Any],
+    sketches: Any = None,
     *,
+    laws: bool | None = None,
+    n_components: Iterable[int] | None = None,
     eps: float = 0.2,
     rows: int = 1000,
     pairs: int = 10_000,
@@ -32,30 +56,39 @@ def quality(
     neighbours: int = 10,
     seeds: int = 100,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda line: None,
-) -> Report:
-    """Measure what sketches do to the distances, inner products and neighbours of the rows of X.
+    progress: Progress = lambda line: None,
+) -> Report | SearchReport:
+    """Show whether search among the rows of X survives projection, or compare random laws.
 
-    A sample of rows is projected in float64 by every sketch with `seeds` seeds, on the CPU. The report compares this
-    with the theory of a dense Gaussian matrix and with the number of components that the Johnson-Lindenstrauss lemma
-    requires.
+    The first question is whether a search still finds the same rows. Sampled rows search all others exactly, by inner
+    product and by cosine similarity, before and after projection, and in what else takes as few bytes: principal
+    components, the first numbers of each vector, int8 and float16, also of projected vectors. The report ends with a
+    sentence of advice, which may be not to project.
+
+    With `laws`, sampled rows are projected in float64 by every sketch with `seeds` seeds, and distances, inner products
+    and norms are compared with the theory of a dense Gaussian matrix.
 
     Parameters
     ----------
-    X : {ndarray, CSR matrix or array, tensor} of shape (n, n_features)
-        Only the sampled rows are read, copied and checked, so a memory map (``np.load(path, mmap_mode="r")``) may be
-        larger than memory.
-    sketches : list of {Sketch, transformer, (name, Sketch), (name, transformer)}
-        Each is used with its seed and the ones that follow. Transformers are scikit-learn's and have a random_state
-        (None begins at 0). By default they are named after their nnz, density or class.
-        `sjlt.evaluation.sketches.standard_sketches(n_features, n_components)` lists all laws.
+    X : {ndarray, CSR matrix or array, tensor, Source} of shape (n, n_features)
+        It is read once in blocks (only the sampled rows, with `laws`), so a memory map
+        (``np.load(path, mmap_mode="r")``) may be larger than memory.
+    sketches : Sketch, or list of {Sketch, transformer, (name, Sketch), (name, transformer)}, optional
+        By default the default sketches of each of `n_components`; with `laws`, all laws. Transformers are
+        scikit-learn's, need `laws` and have a random_state (None begins at 0). With `laws` each is used with its seed
+        and the ones that follow.
+    laws : bool, optional
+        Whether to compare laws instead of searching; by default True if a list of sketches is given.
+    n_components : iterable of int, optional
+        For the default sketches; by default 64 and 256.
     eps : float, 0 < eps < 1
-        Squared distances count as kept within [1 - eps, 1 + eps].
+        With `laws`: squared distances count as kept within [1 - eps, 1 + eps].
     rows, pairs : int
-        Sampled rows, and distinct pairs of these; all, if there are fewer.
+        With `laws`: sampled rows, and distinct pairs of these; all, if there are fewer.
     queries, neighbours : int
-        Sampled rows whose nearest neighbours among the sampled rows are searched, and how many of these.
+        Sampled rows that search, and how many nearest rows each looks for (with `laws`, among the sampled rows).
     seeds : int >= 2
+        With `laws`: matrices per sketch.
     seed : int >= 0
         For sampling.
     progress : callable
@@ -63,14 +96,15 @@ def quality(
 
     Returns
     -------
-    Report
-        Equal arguments give equal reports (their `seconds` are not compared). `Report.to_dict()` is JSON.
+    SearchReport, or Report with `laws`
+        ``print`` shows it as a table, ``plot(path)`` saves a figure, ``to_dict()`` is JSON. Equal arguments give equal
+        reports (measured `seconds` are not compared).
 
     Raises
     ------
     TypeError, ValueError
-        For arguments of a wrong type or out of range, fewer rows than neighbours + 2, a NaN or infinity in a
-        sampled row (with its position), and a sample of duplicates only.
+        For arguments of a wrong type or out of range, fewer rows than neighbours + 2, a NaN or infinity in a row that
+        is used (with its position), and, with `laws`, a sample of duplicates only.
 
     References
     ----------
@@ -81,44 +115,49 @@ def quality(
     --------
     >>> import numpy as np, sjlt
     >>> X = np.random.default_rng(0).normal(size=(500, 300))
+    >>> report = sjlt.quality(X, sjlt.Sketch(300, 64))
+    >>> [method.name for method in report.methods[:3]]
+    ['originals, float16', 'originals, int8', 'sketch, 64']
     >>> report = sjlt.quality(X, [sjlt.Sketch(300, 64), sjlt.Sketch(300, 64, nnz=1)], seeds=2)
     >>> [round(sketch.ratio_mean, 1) for sketch in report.sketches]
     [1.0, 1.0]
     """
-    from sklearn.random_projection import johnson_lindenstrauss_min_dim
-
     if is_sparse(X):
         X = checked_sparse(X)
     elif not (isinstance(X, Source) or is_tensor(X)):
         X = as_container(X)
     _check(X, eps, rows=rows, pairs=pairs, queries=queries, neighbours=neighbours, seeds=seeds, seed=seed)
-    chosen = [named(sketch, X.shape[1]) for sketch in sketches]
-    if not chosen:
-        raise ValueError("no sketches to compare: got an empty list")
-    progress(f"sampling {min(rows, X.shape[0])} of {X.shape[0]} rows")
-    sample = Sample(X, rows, pairs, queries, neighbours, seed)
-    measured = []
-    for number, (name, item) in enumerate(chosen, 1):
-        progress(f"{name} ({number} of {len(chosen)})")
-        measured.append(_measured(name, item, sample, seeds, eps))
-    mean_square_cosine = float(np.mean(sample.cosines**2))
-    return Report(
-        shape=(int(X.shape[0]), int(X.shape[1])),
-        rows=sample.X.shape[0],
-        pairs=len(sample.first),
-        duplicates=sample.duplicates,
-        zero_rows=sample.zero_rows,
-        queries=len(sample.queries),
-        neighbours=neighbours,
-        seeds=seeds,
-        seed=seed,
-        eps=eps,
-        jl_n_components=int(johnson_lindenstrauss_min_dim(X.shape[0], eps=eps)),
-        theory=tuple(
-            gaussian(k, eps, X.shape[0], mean_square_cosine) for k in sorted({m.n_components for m in measured})
-        ),
-        sketches=tuple(measured),
-    )
+    if laws is None:
+        laws = sketches is not None and not isinstance(sketches, Sketch)
+    given = _given(sketches, n_components, int(X.shape[1]), laws)
+    if laws:
+        return law_report(
+            X, given, eps=eps, rows=rows, pairs=pairs, queries=queries, neighbours=neighbours, seeds=seeds, seed=seed,
+            progress=progress,
+        )  # fmt: skip
+    if any(not isinstance(item, Sketch) for _, item in given):
+        raise TypeError("transformers are compared with laws=True; search is measured for sjlt.Sketch objects")
+    searched = [(name if name.startswith("sketch") else f"sketch {name}", item) for name, item in given]
+    if sketches is None or len(searched) == 1:
+        searched = [("sketch", item) for _, item in searched]
+    return search_report(X, searched, queries, neighbours, seed, progress)
+
+
+def _given(sketches: Any, n_components: Iterable[int] | None, n_features: int, laws: bool) -> list[tuple[str, Any]]:
+    """The sketches to compare, with names."""
+    if sketches is not None:
+        if n_components is not None:
+            raise ValueError("n_components is for the default sketches: give either it or sketches")
+        sketches = [sketches] if isinstance(sketches, Sketch) else list(sketches)
+        if not sketches:
+            raise ValueError("no sketches to compare: got an empty list")
+        return [named(sketch, n_features) for sketch in sketches]
+    widths = list(dict.fromkeys(N_COMPONENTS if n_components is None else n_components))
+    if n_components is None and not laws:
+        widths = [k for k in widths if k < n_features] or [max(1, n_features // 4)]
+    if laws:
+        return [sketch for k in widths for sketch in standard_sketches(n_features, k)]
+    return [("sketch", Sketch(n_features, k)) for k in widths]
 
 
 _MINIMA = {"rows": 2, "pairs": 1, "queries": 1, "neighbours": 1, "seeds": 2, "seed": 0}
@@ -135,44 +174,3 @@ def _check(X: Any, eps: float, **counts: int) -> None:
         raise ValueError(f"eps must be between 0 and 1, got {eps}")
     for name, count in counts.items():
         integer(name, count, _MINIMA[name], 2**63 - 1)
-
-
-def _measured(name: str, item: Any, sample: Sample, seeds: int, eps: float) -> SketchQuality:
-    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # scikit-learn requires it
-
-    blas = ThreadpoolController().select(user_api="blas")
-    projected(item, sample.X[:1], 0)  # compiles
-    seconds, compared = [], []
-    for number in range(seeds):
-        start = time.perf_counter()
-        Y = projected(item, sample.X, number)
-        seconds.append(time.perf_counter() - start)
-        with blas.limit(limits=1):  # products are small, and idle BLAS threads would take CPUs from the projections
-            compared.append(sample.compare(Y))
-    k = Y.shape[1]
-    ratios, errors, norms, recalls = (np.array(values) for values in zip(*compared, strict=True))
-    edges = bins(k)
-    mean, std = float(ratios.mean()), float(ratios.std())
-    squares, beyond = np.square(ratios - mean).mean(axis=1), np.mean(np.abs(ratios - 1) > eps, axis=1)  # per seed
-    return SketchQuality(
-        name=name,
-        sketch=" ".join(repr(item).split()),
-        n_components=k,
-        ratio_quantiles=tuple(np.quantile(ratios, QUANTILES).tolist()),
-        ratio_mean=mean,
-        ratio_std=std,
-        ratio_std_error=_standard_error(squares) / (2 * std) if std else 0.0,
-        outside=float(beyond.mean()),
-        outside_error=_standard_error(beyond),
-        inner_std=float(np.sqrt(np.mean(errors**2))),
-        inner_max=float(np.abs(errors).max()),
-        norm_std=float(np.sqrt(norms.var(axis=0, ddof=1).mean())),
-        recall=float(recalls.mean()),
-        recall_range=(float(recalls.min()), float(recalls.max())),
-        seconds=float(np.median(seconds)),
-        histogram=tuple(np.histogram(np.clip(ratios, edges[0], edges[-1]), edges)[0].tolist()),
-    )
-
-
-def _standard_error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values)))

@@ -5,18 +5,62 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..files.atomic import write_whole
 from .measures import QUANTILES, Theory
-from .results import Report, SketchQuality
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
+    from .results import Report, SearchReport, SketchQuality
 
-def tables(report: Report) -> Group:
+
+def text(content: Any, width: int = 60) -> str:
+    """A table as text without colours."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    file = StringIO()
+    Console(file=file, width=width, color_system=None).print(content)
+    return file.getvalue().rstrip()
+
+
+def tables(report: Report | SearchReport) -> Group:
+    """The tables of either kind of report."""
+    return law_tables(cast("Report", report)) if hasattr(report, "theory") else search_table(report)
+
+
+def search_table(report: SearchReport) -> Group:
+    """One row per method, then the advice. 60 characters wide."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    n, d = report.shape
+    grid = Table(
+        title=f"Share of the {report.neighbours} nearest rows that search finds, %",
+        title_justify="left", title_style="bold", header_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    grid.add_column("")
+    for header in ("\nbytes", "cosine", f"\nin {report.shortlist}", "inner\nproduct", f"\nin {report.shortlist}"):
+        grid.add_column(header, justify="right")
+    for method in report.methods:
+        shares = (method.cosine, method.cosine_shortlist, method.inner, method.inner_shortlist)
+        grid.add_row(
+            Text(method.name, overflow="fold"), f"{method.bytes:,}", *(f"{100 * share:.1f}" for share in shares)
+        )
+    explanation = (
+        f"Exact search of {report.queries:,} sampled rows (seed {report.seed}) among all {n:,} rows of {d:,} features, "
+        f"{report.original_bytes:,} bytes each. in {report.shortlist}: found among the first {report.shortlist}, where "
+        "re-ranking would find them. PCA is computed from a sample, without centring."
+    )
+    return Group(grid, Text(f"\n{explanation}\n"), Text(report.advice, style="bold"))
+
+
+def law_tables(report: Report) -> Group:
     """One table per number of components with one row per sketch, then the explanation. 60 characters wide."""
     from rich.console import Group
     from rich.text import Text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from .measures import QUANTILES, Theory
@@ -58,3 +59,76 @@ class Report:
             entry["ratio_quantiles"] = dict(zip(map(str, QUANTILES), entry["ratio_quantiles"], strict=True))
             entry.pop("histogram", None)
         return {"version": self.version, **content}
+
+    @property
+    def sampled(self) -> str:
+        """A title for figures."""
+        return f"{self.pairs:,} pairs of {self.rows:,} rows, {self.seeds} seeds"
+
+    def __str__(self) -> str:
+        """The tables that ``sjlt quality --laws`` shows."""
+        from .report import law_tables, text
+
+        return text(law_tables(self))
+
+    def plot(self, path: str | Path, title: str = "") -> None:
+        """Save the figure of ``sjlt quality --laws --plot``."""
+        from .figures import plot_laws
+
+        plot_laws(self, Path(path), title)
+
+
+@dataclass(frozen=True)
+class SearchQuality:
+    """How many of the nearest rows one way of storing vectors finds. All shares are means over the queries."""
+
+    name: str
+    family: str  # methods of one family differ in size only
+    n_components: int
+    bytes: int  # per vector
+    inner: float  # share of the rows with the largest inner products that are found among as many rows
+    inner_shortlist: float  # that are found among the shortlist, and so kept by re-ranking
+    cosine: float  # the same for cosine similarity
+    cosine_shortlist: float
+
+    @property
+    def is_sketch(self) -> bool:
+        """Whether the vectors are projected by a `Sketch`."""
+        return self.family.startswith("sketch")
+
+
+@dataclass(frozen=True)
+class SearchReport:
+    """The result of `quality`: recall of exact search over all rows, for every method and two similarities."""
+
+    version: ClassVar[int] = 1
+
+    shape: tuple[int, int]  # of X
+    queries: int  # sampled rows, with `seed`; a query does not find itself
+    neighbours: int
+    shortlist: int
+    seed: int
+    original_bytes: int  # per vector
+    methods: tuple[SearchQuality, ...]
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain objects, ready for JSON."""
+        return {"version": self.version, **dataclasses.asdict(self)}
+
+    @property
+    def sampled(self) -> str:
+        """A title for figures."""
+        return f"{self.queries:,} queries among {self.shape[0]:,} rows of {self.shape[1]:,} features"
+
+    def __str__(self) -> str:
+        """The table that ``sjlt quality`` shows."""
+        from .report import search_table, text
+
+        return text(search_table(self))
+
+    def plot(self, path: str | Path, title: str = "") -> None:
+        """Save a figure of recall against bytes per vector: PNG, PDF or SVG, chosen by the suffix."""
+        from .figures import plot_search
+
+        plot_search(self, Path(path), title)

@@ -31,7 +31,8 @@ def rows_of(X: Any, chosen: np.ndarray) -> Any:
     return X
 
 
-def _refuse_non_finite(X: Any, chosen: np.ndarray) -> None:
+def refuse_non_finite(X: Any, chosen: np.ndarray) -> None:
+    """Raise ValueError for a NaN or infinity in rows that have the numbers `chosen`."""
     finite = np.isfinite(X.data if is_sparse(X) else X)
     if finite.all():
         return
@@ -57,7 +58,7 @@ class Sample:
         rng = np.random.default_rng(seed)
         chosen = np.sort(rng.choice(X.shape[0], min(rows, X.shape[0]), replace=False))
         sampled = rows_of(X, chosen)
-        _refuse_non_finite(sampled, chosen)
+        refuse_non_finite(sampled, chosen)
         sampled = _scaled(sampled)
         nonzero = squared_norms(sampled) > 0
         self.X = sampled[nonzero]

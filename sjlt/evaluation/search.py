@@ -1,0 +1,278 @@
+"""Does search survive? Exact search over all rows, before and after projecting or compressing them.
+
+The rows are streamed once. Each method transforms a block of rows, and the queries, which are sampled rows; inner
+products with the queries rank the rows. Only rows are quantized, as in a search index; queries stay in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..files.encoding import quantized
+from ..files.source import Source
+from ..inputs.containers import is_sparse, is_tensor
+from ..sketch import Sketch
+from .advice import advice
+from .results import SearchQuality, SearchReport
+from .sample import refuse_non_finite, rows_of
+
+BLOCK_BYTES = 16 << 20  # of rows in float32
+TRAINING_ROWS = 20_000  # from which principal components are computed
+SHORTLIST = 100  # rows that re-ranking would look at
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to store vectors.
+
+    Attributes
+    ----------
+    name : str
+    family : str
+        Methods of one family differ in size only.
+    n_components : int
+    bytes : int
+        Per vector.
+    transform : callable
+        From a float32 block (rows, n_features) to (rows, n_components).
+    rounding : callable
+        From the transformed block to the numbers that are stored, as float32.
+    """
+
+    name: str
+    family: str
+    n_components: int
+    bytes: int
+    transform: Callable[[Any], Any]
+    rounding: Callable[[np.ndarray], np.ndarray]
+
+
+def search_report(
+    X: Any,
+    sketches: Sequence[tuple[str, Sketch]],
+    queries: int,
+    neighbours: int,
+    seed: int,
+    progress: Callable[[str], None],
+) -> SearchReport:
+    """Measure how many of the nearest rows each method finds; see `sjlt.quality`."""
+    n, d = int(X.shape[0]), int(X.shape[1])
+    if n < neighbours + 2:
+        raise ValueError(f"{neighbours} nearest neighbours need at least {neighbours + 2} rows, X has {n}")
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.choice(n, min(queries, n), replace=False))
+    asked, scale = _scaled_rows(X, chosen)
+    methods = _methods(X, d, sketches, scale, rng)
+    exact = Method("originals", "originals", d, _itemsize(X) * d, _same, _same)
+    searches = [_Search(method, asked, chosen, min(SHORTLIST, n - 1)) for method in (exact, *methods)]
+    row = 0
+    for block in _blocks(X, scale):
+        progress(f"searching {n:,} rows, {100 * row // n} % done")
+        transformed = dict[int, Any]()
+        for search in searches:
+            transform = search.method.transform
+            if id(transform) not in transformed:
+                transformed[id(transform)] = transform(block)
+            search.add(transformed[id(transform)], row)
+        row += block.shape[0]
+    truth, *others = searches
+    found = (*(search.quality(truth, neighbours) for search in others),)
+    return SearchReport(
+        shape=(n, d), queries=len(chosen), neighbours=neighbours, shortlist=min(SHORTLIST, n - 1), seed=seed,
+        original_bytes=exact.bytes, methods=found, advice=advice(found, exact.bytes, neighbours),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- methods
+
+
+def _same(y: np.ndarray) -> np.ndarray:
+    return y
+
+
+def _as_float16(y: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return y.astype(np.float16).astype(np.float32)
+
+
+def _as_int8(y: np.ndarray) -> np.ndarray:
+    stored = quantized(y)
+    result: np.ndarray = stored["codes"].astype(np.float32)
+    result *= stored["scale"][:, None]
+    return result
+
+
+def _methods(
+    X: Any, d: int, sketches: Sequence[tuple[str, Sketch]], scale: float, rng: np.random.Generator
+) -> list[Method]:
+    """Everything that is compared with the originals. Sparse rows are only projected."""
+    methods: list[Method] = []
+    sparse = _is_sparse(X)
+    if not sparse:
+        methods += [
+            Method("originals, float16", "originals, float16", d, 2 * d, _same, _as_float16),
+            Method("originals, int8", "originals, int8", d, d + 4, _same, _as_int8),
+        ]
+        widths = sorted({sketch.n_components for _, sketch in sketches if sketch.n_components < d})
+        components = _principal_components(X, max(widths, default=0), scale, rng)
+    for name, sketch in sketches:
+        k, project = sketch.n_components, sketch.project
+        methods += [
+            Method(f"{name}, {k}", name, k, 4 * k, project, _same),
+            Method(f"{name}, {k}, float16", f"{name}, float16", k, 2 * k, project, _as_float16),
+            Method(f"{name}, {k}, int8", f"{name}, int8", k, k + 4, project, _as_int8),
+        ]
+    for k in [] if sparse else widths:
+        basis, first = _rotation(components[:, :k]), _truncation(k)
+        methods += [
+            Method(f"PCA, {k}", "PCA", k, 4 * k, basis, _same),
+            Method(f"PCA, {k}, int8", "PCA, int8", k, k + 4, basis, _as_int8),
+            Method(f"first {k} numbers", "first numbers", k, 4 * k, first, _same),
+        ]
+    return methods
+
+
+def _rotation(components: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda x: x @ components
+
+
+def _truncation(k: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda x: np.ascontiguousarray(x[:, :k])
+
+
+def _principal_components(X: Any, k: int, scale: float, rng: np.random.Generator) -> np.ndarray:
+    """The first k right singular vectors of sampled rows, (n_features, k); not centred, for inner products."""
+    from sklearn.utils.extmath import randomized_svd
+
+    n, d = X.shape
+    chosen = np.sort(rng.choice(n, min(TRAINING_ROWS, n), replace=False))
+    if k == 0:
+        return np.empty((d, 0), np.float32)
+    sample = rows_of(X, chosen)
+    refuse_non_finite(sample, chosen)
+    sample = (sample * scale).astype(np.float32)
+    if d <= 2048:
+        vectors: np.ndarray = np.linalg.eigh(sample.T @ sample)[1][:, ::-1][:, :k]
+        return np.ascontiguousarray(vectors)
+    return np.ascontiguousarray(randomized_svd(sample, min(k, *sample.shape), random_state=0)[2].T)
+
+
+# ------------------------------------------------------------------------------------- search
+
+
+class _Search:
+    """The best rows so far of every query, by inner product and by cosine similarity."""
+
+    def __init__(self, method: Method, asked: Any, chosen: np.ndarray, shortlist: int) -> None:
+        self.method, self._chosen = method, chosen
+        transformed = method.transform(asked)
+        self._queries = transformed.toarray() if is_sparse(transformed) else np.asarray(transformed)
+        norms = np.linalg.norm(self._queries, axis=1)
+        self._inverse_norms = 1 / np.where(norms > 0, norms, 1)
+        self._best = [_Best(len(chosen), shortlist) for _ in range(2)]
+
+    def add(self, transformed: Any, row: int) -> None:
+        """Search a block whose first row has this number."""
+        stored: Any = transformed if is_sparse(transformed) else self.method.rounding(transformed)
+        scores = np.asarray(stored @ self._queries.T).T
+        if is_sparse(stored):
+            squares = np.asarray(stored.multiply(stored).sum(axis=1)).ravel()
+        else:
+            squares = np.einsum("ij,ij->i", stored, stored)
+        cosines = scores * self._inverse_norms[:, None]
+        cosines *= 1 / np.sqrt(np.where(squares > 0, squares, np.inf))
+        own = np.flatnonzero((self._chosen >= row) & (self._chosen < row + len(squares)))
+        for best, values in zip(self._best, (scores, cosines), strict=True):
+            values[own, self._chosen[own] - row] = -np.inf  # a query does not find itself
+            best.add(values, row)
+
+    def quality(self, truth: _Search, neighbours: int) -> SearchQuality:
+        """The share of true neighbours that this search found."""
+        shares = [
+            mine.share_of(exact, neighbours, within)
+            for mine, exact in zip(self._best, truth._best, strict=True)
+            for within in (neighbours, None)
+        ]
+        method = self.method
+        return SearchQuality(method.name, method.family, method.n_components, method.bytes, *shares)
+
+
+class _Best:
+    """The `count` rows with the highest scores of each query."""
+
+    def __init__(self, queries: int, count: int) -> None:
+        self.scores = np.full((queries, count), -np.inf, np.float32)  # descending
+        self.rows = np.full((queries, count), -1)
+
+    def add(self, scores: np.ndarray, row: int) -> None:
+        """Take over what is better among scores (queries, rows of a block)."""
+        count = self.scores.shape[1]
+        better = scores > self.scores[:, -1:]
+        for query in np.flatnonzero(better.any(axis=1)):
+            new = np.flatnonzero(better[query])
+            if len(new) > 2 * count:  # in the first blocks
+                new = np.sort(new[np.argpartition(-scores[query, new], count)[:count]])
+            merged = np.concatenate([self.scores[query], scores[query, new]])
+            rows = np.concatenate([self.rows[query], new + row])
+            order = np.argsort(-merged, kind="stable")[:count]
+            self.scores[query], self.rows[query] = merged[order], rows[order]
+
+    def share_of(self, exact: _Best, neighbours: int, within: int | None) -> float:
+        """The share of the exact nearest rows among the first `within` rows, with equal scores counted as equal."""
+        last = exact.scores[:, neighbours - 1]
+        limit = last - 2e-6 * np.abs(last)
+        found = [
+            min(neighbours, len(np.intersect1d(mine[:within], rows[scores >= least])))
+            for mine, rows, scores, least in zip(self.rows, exact.rows, exact.scores, limit, strict=True)
+        ]
+        return float(np.mean(found)) / neighbours
+
+
+# ------------------------------------------------------------------------------------- rows
+
+
+def _is_sparse(X: Any) -> bool:
+    return is_sparse(X) or (isinstance(X, Source) and X.order == "CSR")
+
+
+def _itemsize(X: Any) -> int:
+    return int(X.element_size() if is_tensor(X) else X.dtype.itemsize)
+
+
+def _rows(X: Any, chosen: np.ndarray) -> Any:
+    """The chosen rows in float32, dense or CSR."""
+    return rows_of(X, chosen).astype(np.float32)
+
+
+def _scaled_rows(X: Any, chosen: np.ndarray) -> tuple[Any, float]:
+    """The chosen rows in float32 times a power of two that keeps squares in range, and that power."""
+    rows = rows_of(X, chosen)
+    refuse_non_finite(rows, chosen)
+    numbers = rows.data if is_sparse(rows) else rows
+    scale = 2.0 ** -float(np.frexp(np.abs(numbers).max(initial=0))[1])
+    return (rows * scale).astype(np.float32), scale
+
+
+def _blocks(X: Any, scale: float) -> Iterator[Any]:
+    """All rows in order, in float32 times `scale`, dense or CSR."""
+    row = 0
+    for block in _raw_blocks(X):
+        block = block.astype(np.float32) if scale == 1 else (block * block.dtype.type(1) * scale).astype(np.float32)
+        finite = np.isfinite(block.data if is_sparse(block) else np.einsum("ij->i", block))
+        if not finite.all():
+            refuse_non_finite(block, np.arange(row, row + block.shape[0]))
+        yield block
+        row += block.shape[0]
+
+
+def _raw_blocks(X: Any) -> Iterable[Any]:
+    rows = max(1, BLOCK_BYTES // (4 * max(1, X.shape[1])))
+    if isinstance(X, Source):
+        return X.batches(0, max(rows, 1024) if X.order == "CSR" else rows)
+    if is_tensor(X):
+        return (_rows(X, np.arange(i, min(i + rows, X.shape[0]))) for i in range(0, X.shape[0], rows))
+    return (X[i : i + rows] for i in range(0, X.shape[0], rows))

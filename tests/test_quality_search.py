@@ -1,0 +1,196 @@
+"""Does search survive? Recall against plain definitions, over arrays, files and tensors; the advice; the command."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from helpers.cli import run as run
+
+import sjlt
+from sjlt import Sketch
+from sjlt.evaluation import search
+from sjlt.evaluation.advice import advice
+from sjlt.evaluation.results import SearchQuality
+from sjlt.files.opening import open_source
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty directory, and blocks of few rows, so that there are many."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(search, "BLOCK_BYTES", 4 * 40 * 70)
+
+
+def data(n=300, d=40):
+    """Clustered rows with a decaying spectrum, of different lengths."""
+    rng = np.random.default_rng(0)
+    spectrum = 1 / np.sqrt(np.arange(1, d + 1))
+    centres = rng.normal(size=(10, d))
+    x = (centres[rng.integers(0, 10, n)] + rng.normal(size=(n, d))) * spectrum * rng.uniform(0.5, 2, (n, 1))
+    return x.astype(np.float32)
+
+
+def recall(x, y, queries, within, cosine):
+    """By sorting everything, in float64."""
+    shares = []
+    for scores in (a @ a.T / (np.outer(*[np.linalg.norm(a, axis=1)] * 2) if cosine else 1) for a in (x, y)):
+        np.fill_diagonal(scores, -np.inf)
+        shares.append(np.argsort(-scores, axis=1))
+    exact, found = shares
+    return np.mean([len({*exact[q, :10]} & {*found[q, :within]}) / 10 for q in queries])
+
+
+def stored_as_int8(y):
+    scale = np.abs(y).max(axis=1, keepdims=True) / 127
+    return np.rint(y / scale) * scale
+
+
+def test_against_plain_definitions():
+    """All rows search; int8 of queries, which are not rounded, is allowed one neighbour in a hundred."""
+    x = data()
+    report = sjlt.quality(x, Sketch(40, 16, seed=3), queries=10**6)
+    assert (report.shape, report.queries, report.original_bytes) == ((300, 40), 300, 160)
+    found = {method.name: method for method in report.methods}
+    x = x.astype(np.float64)
+    rotation = np.linalg.svd(x)[2][:16].T
+    expected = {
+        "sketch, 16": (x @ Sketch(40, 16, seed=3).toarray().T, 64, 0.002),
+        "sketch, 16, float16": (x @ Sketch(40, 16, seed=3).toarray().T, 32, 0.005),
+        "sketch, 16, int8": (stored_as_int8(x @ Sketch(40, 16, seed=3).toarray().T), 20, 0.02),
+        "PCA, 16": (x @ rotation, 64, 0.002),
+        "PCA, 16, int8": (stored_as_int8(x @ rotation), 20, 0.02),
+        "first 16 numbers": (x[:, :16], 64, 0.002),
+        "originals, float16": (x, 80, 0.005),
+        "originals, int8": (stored_as_int8(x), 44, 0.02),
+    }
+    assert found.keys() == expected.keys()
+    for name, (y, size, slack) in expected.items():
+        method = found[name]
+        assert method.bytes == size
+        for cosine, near, among in ((True, "cosine", "cosine_shortlist"), (False, "inner", "inner_shortlist")):
+            assert getattr(method, near) == pytest.approx(recall(x, y, range(300), 10, cosine), abs=slack)
+            assert getattr(method, among) == pytest.approx(recall(x, y, range(300), 100, cosine), abs=slack)
+
+
+SOURCES = {
+    "array": lambda x: x,
+    "Fortran": np.asfortranarray,
+    "float64": lambda x: x.astype(np.float64),
+    "tensor": torch.from_numpy,
+    "a power of two": lambda x: x * np.float32(2.0**90),
+    "a tiny one": lambda x: x * np.float32(2.0**-90),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_containers_give_one_report(kind):
+    x = data()
+    expected = sjlt.quality(x, Sketch(40, 16), queries=50)
+    found = sjlt.quality(SOURCES[kind](x), Sketch(40, 16), queries=50)
+    for a, b in zip(found.methods, expected.methods, strict=True):
+        assert (a.name, a.bytes) == (b.name, b.bytes)
+        if not ("float16" in a.name and "power" in kind):  # which has no such range
+            assert a.cosine == pytest.approx(b.cosine, abs=0.011)  # a tie or two
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_files_are_searched_whole(order):
+    x = data()
+    np.save("x.npy", np.asarray(x, order=order))
+    with open_source(Path("x.npy"), print) as source:
+        assert sjlt.quality(source, Sketch(40, 16)) == sjlt.quality(x, Sketch(40, 16))
+
+
+def test_sparse_rows_are_only_projected():
+    x = scipy.sparse.random_array((300, 500), density=0.05, format="csr", rng=np.random.default_rng(0))
+    report = sjlt.quality(x, Sketch(500, 64), queries=300)
+    assert [method.name for method in report.methods] == ["sketch, 64", "sketch, 64, float16", "sketch, 64, int8"]
+    dense = sjlt.quality(x.toarray(), Sketch(500, 64), queries=300)
+    assert report.methods[0].cosine == pytest.approx(dense.methods[2].cosine, abs=0.01)
+
+
+def test_the_defaults():
+    assert {m.n_components for m in sjlt.quality(data(50, 300)).methods} == {300, 64, 256}
+    assert {m.n_components for m in sjlt.quality(data(50, 100)).methods} == {100, 64}
+    assert {m.n_components for m in sjlt.quality(data(50, 40)).methods} == {40, 10}
+    assert {m.n_components for m in sjlt.quality(data(50, 40), n_components=[8]).methods} == {40, 8}
+    several = sjlt.quality(data(50, 40), [Sketch(40, 8), ("other", Sketch(40, 8, nnz=1))], laws=False)
+    assert {"sketch nnz 4, 8", "sketch other, 8"} <= {method.name for method in several.methods}
+    laws = sjlt.quality(data(50, 40), laws=True, n_components=[8], seeds=2)
+    assert [sketch.name for sketch in laws.sketches][:2] == ["nnz 1", "nnz 2"]
+
+
+def test_equal_rows_stand_for_each_other():
+    x = np.repeat(data(30), 11, axis=0)
+    for method in sjlt.quality(x, Sketch(40, 16), queries=330).methods:
+        if "int8" not in method.name:
+            assert method.cosine == 1
+
+
+def test_a_row_of_zeros_is_nobodys_neighbour():
+    x = data()
+    x[5] = 0
+    assert all(0 < method.cosine <= 1 for method in sjlt.quality(x, Sketch(40, 16)).methods)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("row", [0, 137, 299])
+def test_numbers_that_are_not_finite_have_a_place(value, row):
+    x = data()
+    x[row, 7] = value
+    with pytest.raises(ValueError, match=rf"X\[{row}, 7\] is {value}"):
+        sjlt.quality(x, Sketch(40, 16), queries=3)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="10 nearest neighbours need at least 12 rows, X has 11"):
+        sjlt.quality(data(11), Sketch(40, 16))
+    with pytest.raises(ValueError, match="give either it or sketches"):
+        sjlt.quality(data(), Sketch(40, 16), n_components=[8])
+    with pytest.raises(TypeError, match="transformers are compared with laws=True"):
+        sjlt.quality(data(), [sjlt.SparseRandomProjection(8)], laws=False)
+    with pytest.raises(ValueError, match="takes 41 features, X has 40"):
+        sjlt.quality(data(), Sketch(41, 8))
+
+
+def method(name, size, cosine, among=1.0):
+    return SearchQuality(name, name.partition(",")[0], 1, size, cosine, among, cosine, among)
+
+
+@pytest.mark.parametrize(
+    ("methods", "sentence"),
+    [
+        ([("sketch, 8", 50, 0.95), ("int8", 100, 0.99)], "Project: sketch, 8 keeps 95 % of the 10 nearest in 50 bytes"),
+        ([("sketch, 8", 50, 0.6), ("int8", 100, 0.99)], "Don't project: int8 keeps 99 % of the 10 nearest in 100 "),
+        ([("sketch, 8", 104, 0.97), ("PCA, 8", 100, 0.98)], "Don't project: PCA, 8 keeps 98 %"),
+        ([("sketch, 8", 100, 0.99), ("PCA, 8", 104, 0.98)], "Project: sketch, 8 keeps 99 %"),
+        ([("sketch, 8", 50, 0.5), ("PCA, 8", 60, 0.5)], "Project: sketch, 8 keeps 100.0 % of the 10 nearest among 50-"),
+        ([("sketch, 8", 50, 0.5, 0.8), ("int8", 60, 0.5, 0.8)], "Keep the originals"),
+        ([("sketch, 8", 5000, 0.99)], "Keep the originals"),
+    ],
+)
+def test_advice(methods, sentence):
+    assert advice([method(*m) for m in methods], 1000, 10).startswith(sentence)
+
+
+def test_the_command(run):
+    np.save("x.npy", data())
+    result = run("quality", "x.npy", "-k", 8, "-k", 16, "--queries", 50, "--json", "out.json", "--plot", "out.svg")
+    assert (result.code, result.err) == (0, "")
+    report = sjlt.quality(data(), n_components=[8, 16], queries=50)
+    assert all(line.strip() in result.out for line in str(report).splitlines()[:8])
+    content = json.loads(Path("out.json").read_bytes())
+    assert content == {"source": "x.npy", **json.loads(json.dumps(report.to_dict()))}
+    assert ">sketch, int8</text>" in Path("out.svg").read_text(encoding="utf-8")
+    report.plot("again.png")
+    assert Path("again.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_fits_60_columns():
+    text = str(sjlt.quality(data(300, 300)))
+    assert max(map(len, text.splitlines())) <= 60
+    assert "…" not in text
