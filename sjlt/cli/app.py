@@ -1,4 +1,4 @@
-"""The command line: ``sjlt project``, ``sjlt info``, ``sjlt demo``, ``sjlt quality``.
+"""The command line: ``sjlt project``, ``sjlt commit``, ``sjlt info``, ``sjlt demo``, ``sjlt quality``.
 
 Each command is a function in a module of its own. Modules that take long to import are imported inside the commands
 that need them, so that help appears at once.
@@ -14,6 +14,7 @@ import typer
 
 from .. import __version__
 from .demo import demo
+from .folders import commit
 from .info import info
 from .project import project
 from .quality import quality
@@ -66,5 +67,5 @@ def _options(
     pass
 
 
-for _command in (project, info, demo, quality):
+for _command in (project, commit, info, demo, quality):
     app.command()(_command)

@@ -12,27 +12,61 @@ from .terminal import show
 
 
 def info(
-    path: Annotated[Path, typer.Argument(metavar="OUT", help="Or OUT.json, or OUT.partial.json.")],
+    path: Annotated[Path, typer.Argument(metavar="OUT", help="Or OUT.json, OUT.partial.json, or a folder.")],
 ) -> None:
-    """Show the sketch, source and version of a projected file, also of one that is not complete."""
+    """Show the sketch, source and version of a projected file or folder, also of one that is not complete."""
     from rich.table import Table
     from rich.text import Text
 
-    from ..files.description import read_description
     from ..files.errors import printable
 
     table = Table(show_header=False, box=None)
-    for name, value in _lines(read_description(_description_of(path))):
+    for name, value in _lines_of(path):
         table.add_row(Text(name, style="bold"), Text(printable(value), overflow="fold"))
     show(table)
 
 
-def _description_of(path: Path) -> Path:
-    """The JSON that describes `path`: of the complete result, else of the partial one."""
+def _lines_of(path: Path) -> list[tuple[str, str]]:
+    from ..files.description import read_description
     from ..files.errors import UserError
+    from ..files.parquet import is_parquet, read_metadata
 
     if path.is_dir():
-        raise UserError(f"{path}: is a directory, not a projected file")
+        return _folder_lines(path)
+    if is_parquet(path):
+        content = read_metadata(path)
+        if content is None or "result" not in content:
+            raise UserError(f"{path}: a parquet file that sjlt project has not written as a whole")
+        column = content["result"]["column"]
+        return [("column", column), *_lines(content)]
+    return _lines(read_description(_description_of(path)))
+
+
+def _folder_lines(path: Path) -> list[tuple[str, str]]:
+    from ..plans import folder, load
+
+    plan = load(path)
+    record, absent = plan.record, folder.missing(path, plan.record)
+    rows = sum(each["rows"] for each in record["inputs"])
+    kind = record["result"]["dtype"] + (", unit length" if record["result"]["normalize"] else "")
+    lines = [("result", f"{rows:,} x {plan.sketch.n_components:,} {kind}")]
+    if not plan.committed:
+        lines.append(("unfinished", f"{len(plan) - len(absent):,} of {len(plan):,} parts, not committed"))
+    return [
+        *lines,
+        ("parts", f"{len(plan):,} {record['result']['kind']} files"),
+        ("sketch", repr(plan.sketch)),
+        ("law", f"version {record['sketch']['law']}"),
+        ("source", record["source"]),
+        ("", f"{len(record['inputs']):,} files, {record['inputs'][0]['name']} to {record['inputs'][-1]['name']}"),
+        ("batch", f"{record['batch_rows']:,} rows"),
+        ("device", record["device"]),
+        ("made by", f"sjlt {record['sjlt']}"),
+    ]
+
+
+def _description_of(path: Path) -> Path:
+    """The JSON that describes `path`: of the complete result, else of the partial one."""
     if path.suffix == ".json":
         return path
     complete, partial = (path.with_name(path.name + suffix) for suffix in (".json", ".partial.json"))

@@ -29,8 +29,8 @@ class Device(enum.StrEnum):
 
 
 def project(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A 2-D array (.npy), or CSR matrix (.npz).")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The result, .npy.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A .npy, CSR .npz or parquet file; a folder or glob.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The result: .npy, .parquet, or a folder.")],
     n_components: Annotated[int, typer.Option("-k", "--n-components", help="Length of a projected vector.", **INTEGER)],
     nnz: Annotated[
         int | None,
@@ -63,6 +63,36 @@ def project(
         int | None,
         typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER),
     ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="The column of a parquet file, if several hold vectors.", show_default=False)
+    ] = None,
+    output_column: Annotated[
+        str | None,
+        typer.Option(help="A new last column of a parquet file; by default the column is replaced.",
+                     show_default=False),
+    ] = None,
+    part_rows: Annotated[
+        int | None,
+        typer.Option(help="Rows per part of a folder; by default a part is a file.", show_default=False, **INTEGER),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that share the parts.", show_default=False, **INTEGER)
+    ] = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="A dask scheduler, as tcp://host:8786, whose workers share the parts.",
+                     show_default=False),
+    ] = None,
+    part: Annotated[
+        int | None,
+        typer.Option(metavar="I", help="Run every N-th part from the I-th on, from 0; then sjlt commit.",
+                     show_default=False, parser=INTEGER["parser"]),
+    ] = None,
+    of: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The number of such jobs.", show_default=False,
+                     parser=INTEGER["parser"]),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT, or the rows of an interrupted run.")] = False,
 ) -> None:  # fmt: skip
@@ -82,26 +112,53 @@ def project(
     OUT appears when it is complete, together with OUT.json, which describes it (see sjlt info). Until then the rows
     are in OUT.partial, and an interrupted run continues with --resume.
 
+    Of a parquet file, the vectors in one column are projected and the other columns are carried through; OUT is a
+    parquet file, or the vectors alone if its name ends in .npy.
+
+    Of a folder or glob, OUT is a folder of parts: part-00000.npy, ... A killed run continues with the same command.
+    The folder is complete once it holds _sjlt.json, which is written last.
+
     Numbers are not checked: a NaN or infinity reaches the nnz components of its feature and no others; on a GPU it may
     reach others of the same row.
     """
     from .. import set_num_threads
     from ..files.errors import UserError
+    from ..files.parquet import is_parquet, project_parquet
     from ..files.projection import project_file
+    from .folders import Work, is_planned, project_folder
 
     if threads is not None:
         try:
             set_num_threads(threads)
         except (ValueError, OverflowError) as e:
             raise UserError(str(e)) from None
+    work = Work(part_rows, workers, dask, part, of)
+    stored = cast(Any, dtype and dtype.value)
+    if is_planned(source, work):
+        project_folder(
+            source, out, n_components, work, force, nnz=_nnz(nnz, density), density=density, seed=seed, column=column,
+            output_column=output_column, dtype=stored, normalize=normalize, batch_rows=batch_rows, device=device.value,
+        )  # fmt: skip
+        return
     start = time.perf_counter()
     try:
         with ProgressBar(out.name) as bar, watch_compilation(bar.compiling):
-            project_file(
-                source, out, n_components, dtype=cast(Any, dtype and dtype.value), normalize=normalize,
-                batch_rows=batch_rows, device=device.value, resume=resume, force=force, progress=bar.show,
-                note=bar.note, seed=seed, density=density, nnz=_nnz(nnz, density),
-            )  # fmt: skip
+            if is_parquet(source) and out.suffix != ".npy":
+                if device is Device.cuda:
+                    raise UserError(f"{source}: a parquet file is projected on the CPU")
+                project_parquet(
+                    source, out, n_components, column=column, output_column=output_column, nnz=_nnz(nnz, density),
+                    density=density, seed=seed, dtype=stored, normalize=normalize, batch_rows=batch_rows,
+                    resume=resume, force=force, progress=bar.show, note=bar.note,
+                )  # fmt: skip
+            elif output_column is not None:
+                raise UserError(f"{out}: no parquet file: it has no column {output_column!r}")
+            else:
+                project_file(
+                    source, out, n_components, column=column, dtype=stored, normalize=normalize, batch_rows=batch_rows,
+                    device=device.value, resume=resume, force=force, progress=bar.show, note=bar.note, seed=seed,
+                    density=density, nnz=_nnz(nnz, density),
+                )  # fmt: skip
     except KeyboardInterrupt as e:
         note(f"Interrupted: {e}: {_resume_command()}" if e.args else "Interrupted")
         raise typer.Exit(130) from None

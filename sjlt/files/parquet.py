@@ -189,8 +189,10 @@ def project_parquet(
     dtype: str | None = None,
     normalize: bool = False,
     batch_rows: int | None = None,
+    resume: bool = False,
     force: bool = False,
     progress: Callable[[int, int], None] = lambda rows, of: None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write the parquet file `source` to `out`, the vectors in one column projected, the others carried through.
 
@@ -204,10 +206,14 @@ def project_parquet(
         As for `sjlt.arrow.Projector`.
     batch_rows : int >= 1, optional
         Rows decoded at a time, by default about 8 MiB.
+    resume : bool
+        Do nothing if `out` is this very result already.
     force : bool
         Replace `out`.
     progress : callable
         Called with the rows done and the rows there are.
+    note : callable
+        Called with lines that the user should see.
 
     Raises
     ------
@@ -221,7 +227,7 @@ def project_parquet(
             raise UserError(f"{out}: exists and is not a regular file")
         if source.exists() and out.samefile(source):
             raise UserError(f"{out}: would be written while it is read: it is the source {source}")
-        if not force:
+        if not force and not resume:
             raise UserError(f"{out}: exists (--force replaces it)")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such directory")
@@ -258,12 +264,45 @@ def project_parquet(
             "batch_rows": batch_rows,
             "device": "cpu",
         }
+        if resume and out.exists() and not force:
+            if read_metadata(out) != description:
+                raise UserError(f"{out}: exists and is not this result (--force replaces it)")
+            note(f"{out}: complete already, from the same source and parameters")
+            return
         check_space(out, vectors.shape[0] * row_bytes(vectors, projector, projected))
         sweep(out.parent, out.name)
         with appearing(out) as temporary:
             write_projected(vectors, projector, temporary, description, (0, vectors.shape[0], batch_rows), progress)
             vectors.check_unchanged(described)
         sync_folder(out.parent)
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file begins as parquet files do; False also for what cannot be read."""
+    try:
+        if not path.is_file():
+            return False
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def read_metadata(path: Path) -> dict[str, Any] | None:
+    """The description in the metadata of a parquet file that sjlt has written, else None.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read.
+    """
+    import pyarrow.parquet
+
+    try:
+        content = (pyarrow.parquet.read_schema(path).metadata or {}).get(arrow.METADATA_KEY)
+    except (ValueError, OSError) as e:
+        raise UserError(f"{path}: {one_line(e)}") from None
+    return None if content is None else dict(json.loads(content))
 
 
 def check_space(out: Path, needed: int) -> None:

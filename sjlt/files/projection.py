@@ -31,6 +31,7 @@ def project_file(
     out: Path,
     n_components: int,
     *,
+    column: str | None = None,
     dtype: StoredDtype | None = None,
     normalize: bool = False,
     batch_rows: int | None = None,
@@ -49,6 +50,8 @@ def project_file(
         In any format that `open_source` reads.
     out : Path
     n_components : int
+    column : str, optional
+        Of a parquet file; required if several columns hold vectors.
     dtype : {"float16", "float32", "float64", "int8"}, optional
         Of the result; by default float32 for integers of one byte and bool, and else that of `Sketch.project`. int8
         is stored with one scale per vector (`load_int8` reads it).
@@ -81,7 +84,7 @@ def project_file(
     if batch_rows is not None and batch_rows < 1:
         raise UserError(f"a batch must have at least 1 row, got {batch_rows}")
     check_names(source, out)
-    with open_source(source, note) as rows:
+    with open_source(source, note, column) as rows:
         try:
             sketch = Sketch(rows.shape[1], n_components, **parameters)
         except (TypeError, ValueError) as e:

@@ -1,0 +1,114 @@
+"""``sjlt project`` for folders, globs and parts: plans on the command line; and the command ``sjlt commit``."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from .terminal import ProgressBar, note, say
+
+if TYPE_CHECKING:
+    from ..plans import Plan
+
+
+class Work(NamedTuple):
+    """How the parts of a plan are run.
+
+    Attributes
+    ----------
+    part_rows, workers : int or None
+    dask : str or None
+        The address of a scheduler.
+    part, of : int or None
+        This job's number, from 0, and the number of jobs.
+    """
+
+    part_rows: int | None
+    workers: int | None
+    dask: str | None
+    part: int | None
+    of: int | None
+
+
+def is_planned(source: Path, work: Work) -> bool:
+    """Whether the source is many files, or its projection is to be cut into parts."""
+    many = source.is_dir() or (glob.has_magic(str(source)) and not source.exists())
+    return many or any(value is not None for value in work)
+
+
+def project_folder(source: Path, out: Path, n_components: int, work: Work, force: bool, **parameters: Any) -> None:
+    """Plan the projection of `source` into the folder `out` and run it, or this job's parts of it."""
+    from ..files.errors import UserError, one_line
+    from ..plans import plan
+
+    if force:
+        raise UserError(f"{out}: --force replaces no folders: remove it first")
+    ways = [name for name in ("workers", "dask", "part") if getattr(work, name) is not None]
+    if len(ways) > 1 or (work.part is None) != (work.of is None):
+        raise UserError("pass one of --workers N, --dask ADDRESS, and --part I with --of N")
+    if work.part is not None and work.of is not None and not 0 <= work.part < work.of:
+        raise UserError(f"--part must be from 0 to {work.of - 1} for --of {work.of}, got {work.part}")
+    with ProgressBar(out.name) as bar:
+        try:
+            planned = plan(source, out, n_components, part_rows=work.part_rows, note=bar.note, **parameters)
+            _run(planned, work, bar.show)
+        except (TypeError, ValueError) as e:
+            raise UserError(one_line(e)) from None
+        except KeyboardInterrupt:
+            note(f"Interrupted: the parts in {out} are kept: the same command continues")
+            raise typer.Exit(130) from None
+    if work.part is not None:
+        note(f"The parts of job {work.part} of {work.of} are there. When all are: sjlt commit {out}")
+
+
+def _run(planned: Plan, work: Work, progress: Callable[[int, int], None]) -> None:
+    if work.part is not None and work.of is not None:
+        mine = range(work.part, len(planned), work.of)
+        progress(0, len(mine))
+        for done, i in enumerate(mine, 1):
+            planned.run_part(i)
+            progress(done, len(mine))
+    elif work.dask is not None:
+        with _dask_executor(work.dask) as executor:
+            planned.run(executor, progress=progress)
+    else:
+        planned.run(workers=1 if work.workers is None else work.workers, progress=progress)
+
+
+@contextlib.contextmanager
+def _dask_executor(address: str) -> Iterator[Any]:
+    from ..files.errors import UserError, one_line
+
+    try:
+        from distributed import Client
+    except ImportError:
+        raise UserError("--dask needs dask's distributed: pip install 'sjlt-triton[dask]'") from None
+    if not re.fullmatch(r"([a-z]+://)?.+:[0-9]+", address):
+        raise UserError(f"{address}: no dask scheduler: an address is such as tcp://host:8786")
+    try:
+        client: Any = Client(address, set_as_default=False, timeout="10s")
+    except (OSError, ValueError) as e:
+        raise UserError(f"{address}: no dask scheduler: {one_line(e)}") from None
+    with client:
+        yield client.get_executor()
+
+
+def commit(
+    out: Annotated[Path, typer.Argument(metavar="OUT/", help="The folder that the jobs have written.")],
+) -> None:
+    """Complete the folder OUT once all array jobs (sjlt project --part I --of N) are done.
+
+    Writes the manifest OUT/_sjlt.json, which lists inputs and parts, and removes what killed jobs have left. It fails,
+    with their numbers, if parts are missing.
+    """
+    from ..plans import load
+
+    planned = load(out)
+    planned.commit()
+    say(f"{out}: {len(planned)} parts, committed")

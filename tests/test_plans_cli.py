@@ -1,0 +1,135 @@
+"""The command line of parquet files, folders and array jobs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import sjlt
+from sjlt import plans
+from tests.helpers.plans import D, K, contents, left, result, shards, write_parquet
+
+
+def run(*arguments, check=True, **options):
+    command = [sys.executable, "-m", "sjlt", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def error(*arguments):
+    done = run(*arguments, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_a_folder_by_processes_resumes_and_is_described(tmp_path):
+    x = shards(tmp_path / "in")
+    out = tmp_path / "out"
+    run("project", tmp_path / "in", out, "-k", K, "--part", 1, "--of", 2)
+    assert left(out) == ["_sjlt.plan.json", "part-00001.npy", "part-00003.npy"]
+    described = run("info", out).stdout
+    assert "2 of 4 parts, not committed" in described
+    assert "2 of 4 parts are missing: 0, 2" in error("commit", out)
+    run("project", tmp_path / "in", out, "-k", K, "--workers", 2)
+    assert np.array_equal(result(out), sjlt.Sketch(D, K).project(x))
+    described = run("info", out).stdout
+    assert "76 x 24 float32" in described
+    assert "unfinished" not in described
+    assert "x1.npy to x11.npy" in described
+
+
+def test_an_array_job_in_a_shell_loop(tmp_path):
+    """As a batch system runs it: one command per job, then the commit."""
+    x = shards(tmp_path / "in")
+    script = f"""
+    set -e
+    for SLURM_ARRAY_TASK_ID in 2 0 1; do
+        "{sys.executable}" -m sjlt project in out -k {K} --part-rows 9 --part $SLURM_ARRAY_TASK_ID --of 3
+    done
+    "{sys.executable}" -m sjlt commit out
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "11 parts, committed" in done.stdout
+    assert np.array_equal(result(tmp_path / "out"), sjlt.Sketch(D, K).project(x))
+
+
+def test_a_parquet_file(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    x = np.random.default_rng(0).normal(size=(50, D)).astype(np.float32)
+    write_parquet(tmp_path / "x.parquet", x, text=[str(i) for i in range(50)])
+    out = tmp_path / "y.parquet"
+    run("project", tmp_path / "x.parquet", out, "-k", K, "--seed", 4, "--output-column", "w")
+    table = pq.read_table(out)
+    assert table.column_names == ["id", "v", "text", "w"]
+    assert table.schema.field("w").type == pa.list_(pa.float32(), K)
+    y = sjlt.Sketch(D, K, seed=4).project(x)
+    assert np.array_equal(np.stack(table["w"].to_numpy()), y)
+    described = run("info", out).stdout
+    for words in ("column", "50 x 24 float32", "seed=4", "x.parquet"):
+        assert words in described
+    assert "exists (--force replaces it)" in error("project", tmp_path / "x.parquet", out, "-k", K)
+    again = run("project", tmp_path / "x.parquet", out, "-k", K, "--seed", 4, "--output-column", "w", "--resume")
+    assert "complete already" in again.stderr
+    run("project", tmp_path / "x.parquet", tmp_path / "y.npy", "-k", K, "--seed", 4, "--column", "v")
+    assert np.array_equal(np.load(tmp_path / "y.npy"), y)
+
+
+def test_a_dask_cluster(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    x = shards(tmp_path / "in")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        run("project", tmp_path / "in", tmp_path / "out", "-k", K, "--dask", cluster.scheduler_address)
+    assert np.array_equal(result(tmp_path / "out"), sjlt.Sketch(D, K).project(x))
+
+
+def test_refusals_are_one_line(tmp_path):
+    shards(tmp_path / "in")
+    source, out = tmp_path / "in", tmp_path / "out"
+    assert "pass one of --workers" in error("project", source, out, "-k", K, "--workers", 2, "--part", 0, "--of", 2)
+    assert "pass one of --workers" in error("project", source, out, "-k", K, "--part", 0)
+    assert "--part must be from 0 to 1" in error("project", source, out, "-k", K, "--part", 2, "--of", 2)
+    assert "--force replaces no folders" in error("project", source, out, "-k", K, "--force")
+    assert "workers must be from 1" in error("project", source, out, "-k", K, "--workers", 0)
+    assert "nnz must be from 1" in error("project", source, out, "-k", K, "--nnz", 99)
+    assert "no column 'v'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--column", "v")
+    assert "no column 'w'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--output-column", "w")
+    assert "no dask scheduler" in error("project", source, out, "-k", K, "--dask", "nowhere")
+    assert "no folder of a plan" in error("commit", source)
+    assert "no folder of a plan" in error("info", source)
+    assert not out.exists()
+    out.mkdir()
+    (out / "mine").touch()
+    assert "not empty, and without a plan" in error("project", source, out, "-k", K)
+
+
+def test_an_interrupted_folder_continues(tmp_path):
+    shards(tmp_path / "in", rows=(60_000, 60_000, 60_000))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "sjlt", "project", str(tmp_path / "in"), str(out), "-k", str(K)]
+    command += ["--part-rows", "5000", "--batch-rows", "50", "--workers", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not out.exists() or len(left(out)) < 4:
+        time.sleep(0.01)
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command continues" in message
+    assert "Traceback" not in message
+    assert not [name for name in left(out) if name.endswith(".tmp")]
+    assert subprocess.run(command, timeout=240).returncode == 0
+    sjlt.plan(tmp_path / "in", tmp_path / "reference", K, part_rows=5000, batch_rows=50).run(workers=1)
+    assert contents(out) == contents(tmp_path / "reference")
+    assert len(plans.committed_parts(out)) == 36
