@@ -72,7 +72,10 @@ SHORT = 128 + N * D * 4
 BAD_SOURCES = {
     "missing": (lambda: None, "bad.npy: No such file or directory"),
     "directory": (lambda: Path("bad.npy").mkdir(), "no files"),
-    "empty": (lambda: Path("bad.npy").touch(), "neither .npy nor .npz: it begins with b''"),
+    "empty": (
+        lambda: Path("bad.npy").touch(),
+        "neither .npy nor .npz, nor another format that is read: it begins with b''",
+    ),
     "garbage": (lambda: Path("bad.npy").write_text("0.1,0.2\n"), "begins with b'0.1,0.'"),
     "object array": (save_object_array, "(dtype object): pickles are refused, never loaded"),
     "pickle": (save_pickle, "neither .npy nor .npz"),

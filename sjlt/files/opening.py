@@ -9,16 +9,20 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
+from .binary import DTYPES, open_binary
 from .csr import CsrMatrix
 from .errors import UserError
+from .hdf5 import MAGIC as HDF5_MAGIC
+from .hdf5 import open_hdf5
 from .npy import MAGIC, open_npy
 from .parquet import MAGIC as PARQUET_MAGIC
 from .parquet import ParquetVectors
+from .safetensors import open_safetensors
 from .source import Source
 
 
 def open_source(path: Path, note: Callable[[str], None], column: str | None = None) -> Source:
-    """The matrix in a file, whose format its first bytes show.
+    """The matrix in a file, whose format its first bytes show, or its suffix where they cannot.
 
     Parameters
     ----------
@@ -26,7 +30,8 @@ def open_source(path: Path, note: Callable[[str], None], column: str | None = No
     note : callable
         Called with lines that the user should see.
     column : str, optional
-        Of a parquet file; required if several columns hold vectors.
+        The column of a parquet file, tensor of a safetensors file, or dataset of an HDF5 file; required if several
+        are matrices.
 
     Raises
     ------
@@ -40,13 +45,23 @@ def open_source(path: Path, note: Callable[[str], None], column: str | None = No
         if magic.startswith(PARQUET_MAGIC):
             file.close()
             return ParquetVectors(path, column)
+        if magic == HDF5_MAGIC:
+            file.close()
+            return open_hdf5(path, column)
+        suffix = path.suffix.lower()
+        if suffix == ".safetensors":
+            return open_safetensors(path, file, column)
         if column is not None:
             raise UserError(f"{path}: not a parquet file: it has no column {column!r}")
+        if suffix in DTYPES:
+            return open_binary(path, file)
         if magic == MAGIC:
             return open_npy(path, file)
         if magic.startswith(b"PK"):
             return CsrMatrix(path, file, note)
-        raise UserError(f"{path}: neither .npy nor .npz: it begins with {magic!r}")
+        if suffix in (".csv", ".tsv", ".txt"):
+            raise UserError(f"{path}: text is not read: convert it once by numpy.save(OUT, numpy.loadtxt(IN, ...))")
+        raise UserError(f"{path}: neither .npy nor .npz, nor another format that is read: it begins with {magic!r}")
     except BaseException as e:
         file.close()
         if isinstance(e, OSError) and e.filename is None:
