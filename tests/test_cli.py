@@ -161,7 +161,7 @@ def test_bad_sparse_sources(run: Run, case: str) -> None:
         (("-k", 16, "--seed", 2**64), f"got {2**64}"),
         (("-k", 16, "--seed", -(2**63) - 1), f"got {-(2**63) - 1}"),
         (("-k", 16, "--batch-rows", 0), "a batch must have at least 1 row, got 0"),
-        (("-k", 16, "--threads", 0), "must be an integer >= 1, got 0"),
+        (("-k", 16, "--threads", 0), "must be an integer from 1 to 65536, got 0"),
     ],
 )
 def test_parameters_out_of_range(run: Run, arguments: tuple[object, ...], message: str) -> None:

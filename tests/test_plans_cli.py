@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import pytest
+from helpers.plans import D, K, contents, left, result, shards, write_parquet
 
 import sjlt
 from sjlt import plans
-from tests.helpers.plans import D, K, contents, left, result, shards, write_parquet
 
 
 def run(*arguments, check=True, **options):
