@@ -4,13 +4,20 @@ import math
 
 import pytest
 import torch
+from helpers.cases import pairwise
 from helpers.choices import changed_choices
-from helpers.kernels import LAYOUTS, check_adjoint, check_project, large_first
+from helpers.kernels import LAYOUTS, check_adjoint, check_project, large_first, of_many_sizes, product_error, steep
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
 
 pytestmark = pytest.mark.gpu
+SPLITS = {  # how sums are split: as the size of the product requires, into short ones, or as accuracy requires
+    "by size": {},
+    "short": {"hopper.MAX_STEPS": 4, "hopper.MAX_CHUNKS": 16},
+    "long": {"hopper.GROUPS_PER_STEP": 1 << 30},
+}
+both_ways = {"project": check_project, "adjoint": check_adjoint}
 
 
 @pytest.fixture
@@ -34,74 +41,48 @@ def taken(monkeypatch, hopper_sizes):
     return calls
 
 
-def product_error(result, exact):
-    """The largest error of a vector relative to its norm."""
-    return ((result.double() - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-300)).max().item()
-
-
-def of_many_sizes(n, d):
-    """Vectors over 60 decades, and two of zeros."""
-    x = torch.randn(n, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
-    x *= 10.0 ** torch.linspace(-30, 30, n, device="cuda")[:, None]
-    x[5] = x[n - 1] = 0
-    return x
-
-
-def steep(n, d, rising):
-    """Vectors whose numbers rise or fall over 80 decades."""
-    decades = torch.linspace(-44, 37, d, dtype=torch.float64, device="cuda")
-    x = torch.randn(n, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).double()
-    return (x * 10 ** (decades if rising else decades.flip(0))).float()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("d", "k"), [(32, 128), (100, 128), (768, 256), (1000, 512), (1024, 128), (4096, 512)])
-@pytest.mark.parametrize("nnz", [1, 2, 4, 8])
-@pytest.mark.parametrize("n", [16, 129, 300])
-def test_projections_are_exact(n, nnz, d, k, dtype, taken):
+@pairwise(
+    n=[16, 129, 300],
+    nnz=[1, 2, 4, 8],
+    shape=[(32, 128), (100, 128), (768, 256), (1000, 512), (1024, 128), (4096, 512)],
+    dtype=["float32", "float16", "bfloat16"],
+)
+def test_projections_are_exact(n, nnz, shape, dtype, taken):
+    d, k = shape
     if d == 100 and dtype != "float32":
         d = 104  # rows begin at multiples of 16 bytes
     check_project(Sketch(d, k, nnz=nnz, seed=-3), n, dtype, device="cuda")
     assert taken == [(n, d)]
 
 
-@pytest.fixture
-def split(request):
-    """Sums are split as the size of the product requires, or into short ones, or only as far as accuracy requires."""
-    settings = {
-        "by size": {},
-        "short": {"hopper.MAX_STEPS": 4, "hopper.MAX_CHUNKS": 16},
-        "long": {"hopper.GROUPS_PER_STEP": 1 << 30},  # of a split that accuracy does not require
-    }
-    with changed_choices(settings[request.param]):
-        yield request.param
-
-
-@pytest.mark.parametrize("split", ["by size", "short", "long"], indirect=True)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("nnz", [1, 2, 4, 8])
-@pytest.mark.parametrize(("d", "k"), [(3000, 128), (16384, 128), (2**15, 512)])
-def test_many_features_for_each_component(d, k, nnz, dtype, split, taken):
-    """Each component sums terms of many chunks."""
-    check_project(Sketch(d, k, nnz=nnz, seed=-3), 150, dtype, device="cuda")
+@pairwise(
+    shape=[(3000, 128), (16384, 128), (2**15, 512)], nnz=[1, 2, 4, 8], dtype=["float32", "float16"], splits=list(SPLITS)
+)
+def test_many_features_for_each_component(shape, nnz, dtype, splits, taken):
+    """More than the words of one step cover."""
+    d, k = shape
+    with changed_choices(SPLITS[splits]):
+        check_project(Sketch(d, k, nnz=nnz, seed=-3), 150, dtype, device="cuda")
     assert taken == [(150, d)]
 
 
-@pytest.mark.parametrize("check", [check_project, check_adjoint])
-@pytest.mark.parametrize("nnz", [1, 2, 4, 8])
-@pytest.mark.parametrize(("d", "k"), [(33, 128), (36, 128), (101, 128), (700, 256), (702, 256), (304, 4096)])
-def test_rows_that_end_anywhere(d, k, nnz, check, taken):
-    """With other numbers right behind them; and tiles of which a chunk has no column."""
-    check(Sketch(d, k, nnz=nnz, seed=4), 200, device="cuda", x_in="padded rows", out_in="padded rows")
-    assert taken == ([(200, d)] if check is check_project or (d % 4 == 0 and nnz < 8) else [])
-
-
-@pytest.mark.parametrize(
-    ("d", "k"), [(32, 128), (100, 128), (768, 256), (1000, 512), (5000, 256), (1024, 128), (300, 4096)]
+@pairwise(
+    shape=[(33, 128), (36, 128), (101, 128), (700, 256), (702, 256), (304, 4096)], nnz=[1, 2, 4, 8], way=list(both_ways)
 )
-@pytest.mark.parametrize("nnz", [1, 2, 4])
-@pytest.mark.parametrize("n", [16, 129, 300])
-def test_adjoints_are_exact(n, nnz, d, k, taken):
+def test_rows_that_end_anywhere(shape, nnz, way, taken):
+    """With other numbers right behind them; and tiles of which a chunk has no column."""
+    d, k = shape
+    both_ways[way](Sketch(d, k, nnz=nnz, seed=4), 200, device="cuda", x_in="padded rows", out_in="padded rows")
+    assert taken == ([(200, d)] if way == "project" or (d % 4 == 0 and nnz < 8) else [])
+
+
+@pairwise(
+    n=[16, 129, 300],
+    nnz=[1, 2, 4],
+    shape=[(32, 128), (100, 128), (768, 256), (1000, 512), (5000, 256), (1024, 128), (300, 4096)],
+)
+def test_adjoints_are_exact(n, nnz, shape, taken):
+    d, k = shape
     check_adjoint(Sketch(d, k, nnz=nnz, seed=-3), n, device="cuda")
     assert taken == [(n, d)]
 
@@ -114,13 +95,16 @@ def test_layouts(out_in, x_in, check, taken):
     assert taken == [(301, 768)]
 
 
-@pytest.mark.parametrize("check", [check_project, check_adjoint])
-@pytest.mark.parametrize("group", [1, 2**26, 2**30 - 1, 2**50])
-@pytest.mark.parametrize(("nnz", "seed"), [(4, 0), (4, 2**63 + 1), (1, 2**64 - 1), (2, 5), (8, 2**63)])
-def test_slices_and_seeds(nnz, seed, group, check, taken):
+@pairwise(
+    law=[(4, 0), (4, 2**63 + 1), (1, 2**64 - 1), (2, 5), (8, 2**63)],
+    group=[1, 2**26, 2**30 - 1, 2**50],
+    way=list(both_ways),
+)
+def test_slices_and_seeds(law, group, way, taken):
+    nnz, seed = law
     start = 256 // nnz * group
-    check(Sketch(2**60, 256, nnz=nnz, seed=seed)[:, start : start + 700], 200, device="cuda")
-    assert taken == ([(200, 700)] if check is check_project or nnz < 8 else [])
+    both_ways[way](Sketch(2**60, 256, nnz=nnz, seed=seed)[:, start : start + 700], 200, device="cuda")
+    assert taken == ([(200, 700)] if way == "project" or nnz < 8 else [])
 
 
 @pytest.mark.parametrize("check", [check_project, check_adjoint])
@@ -129,13 +113,14 @@ def test_more_products_than_programs(check, taken):
     assert len(taken) == 1
 
 
-@pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize("nnz", [1, 2, 4, 8])
-@pytest.mark.parametrize(
-    ("n", "d", "k"), [(20_000, 768, 256), (3000, 4096, 512), (700, 16384, 2048), (3000, 20_000, 256), (300, 2**17, 128)]
+@pairwise(
+    shape=[(20_000, 768, 256), (3000, 4096, 512), (700, 16384, 2048), (3000, 20_000, 256), (300, 2**17, 128)],
+    nnz=[1, 2, 4, 8],
+    precision=["highest", "high"],
 )
-def test_accuracy_and_determinism(n, d, k, nnz, precision, taken, set_precision):
+def test_accuracy_and_determinism(shape, nnz, precision, taken, set_precision):
     """Vectors of very different sizes, and some of zeros; "high" is as accurate as "highest"."""
+    n, d, k = shape
     S, x = Sketch(d, k, nnz=nnz, seed=7), of_many_sizes(n, d)
     set_precision(precision)
     projected = [S.project(x) for _ in range(5)]
@@ -151,11 +136,14 @@ def test_accuracy_and_determinism(n, d, k, nnz, precision, taken, set_precision)
         assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("split", ["by size", "long"], indirect=True)
-@pytest.mark.parametrize("nnz", [1, 2, 4, 8])
-@pytest.mark.parametrize(("d", "k"), [(2048, 256), (4096, 512), (50_000, 256), (2**16, 128)])
-def test_sums_that_are_large_from_the_start(d, k, nnz, split, taken):
-    """Tensor cores round such sums down: they make those of few columns only."""
+@pairwise(shape=[(2048, 256), (4096, 512), (50_000, 256), (2**16, 128)], nnz=[1, 2, 4, 8], splits=["by size", "long"])
+def test_sums_that_are_large_from_the_start(shape, nnz, splits, taken):
+    """Tensor cores round such sums down, so they only make those of few columns."""
+    with changed_choices(SPLITS[splits]):
+        check_large_first(*shape, nnz, taken)
+
+
+def check_large_first(d, k, nnz, taken):
     S = Sketch(d, k, nnz=nnz, seed=7)
     x = torch.randn(304, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     cases = list(large_first(x))
@@ -283,7 +271,7 @@ def test_on_a_device_that_is_not_current(taken):
 # ------------------------------------------------------------------------------------- S A, with a row-major A
 
 
-def check_turned(S, n, dtype="float32", layout="columns"):
+def check_transposed(S, n, dtype="float32", layout="columns"):
     check_project(S, n, dtype, device="cuda", x_in=layout, out_in=layout)
 
 
@@ -292,21 +280,28 @@ def from_the_left(S, x):
     return (S @ x.t().contiguous()).t()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("d", "k"), [(32, 128), (101, 128), (768, 256), (1000, 512), (4096, 512)])
-@pytest.mark.parametrize("nnz", [1, 2, 4, 8])
-@pytest.mark.parametrize("n", [128, 136, 304])
-def test_turned_products_are_exact(n, nnz, d, k, dtype, taken):
-    check_turned(Sketch(d, k, nnz=nnz, seed=-3), n, dtype)
+@pairwise(
+    n=[128, 136, 304],
+    nnz=[1, 2, 4, 8],
+    shape=[(32, 128), (101, 128), (768, 256), (1000, 512), (4096, 512)],
+    dtype=["float32", "float16", "bfloat16"],
+)
+def test_transposed_products_are_exact(n, nnz, shape, dtype, taken):
+    d, k = shape
+    check_transposed(Sketch(d, k, nnz=nnz, seed=-3), n, dtype)
     assert taken == ([(n, d)] if (dtype, nnz) != ("float32", 1) else [])
 
 
-@pytest.mark.parametrize("split", ["by size", "short", "long"], indirect=True)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("nnz", [2, 4, 8])
-@pytest.mark.parametrize(("d", "k"), [(3000, 128), (9001, 512), (2**16, 512), (2**17, 128)])
-def test_splits_of_turned_products(d, k, nnz, dtype, split, taken):
-    check_turned(Sketch(d, k, nnz=nnz, seed=9), 152, dtype)
+@pairwise(
+    shape=[(3000, 128), (9001, 512), (2**16, 512), (2**17, 128)],
+    nnz=[2, 4, 8],
+    dtype=["float32", "float16"],
+    splits=list(SPLITS),
+)
+def test_splits_of_transposed_products(shape, nnz, dtype, splits, taken):
+    d, k = shape
+    with changed_choices(SPLITS[splits]):
+        check_transposed(Sketch(d, k, nnz=nnz, seed=9), 152, dtype)
     assert taken == [(152, d)]
 
 
@@ -320,26 +315,29 @@ def test_splits_of_turned_products(d, k, nnz, dtype, split, taken):
     ids=["aligned part", "some rows", "every third row"],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_layouts_of_turned_products(layout, dtype, taken, monkeypatch):
+def test_layouts_of_transposed_products(layout, dtype, taken, monkeypatch):
     monkeypatch.setitem(LAYOUTS, "here", layout)
     for d in (768, 20_000):
-        check_turned(Sketch(d, 256, seed=1), 304, dtype, "here")
+        check_transposed(Sketch(d, 256, seed=1), 304, dtype, "here")
     assert len(taken) == 2
 
 
-@pytest.mark.parametrize("group", [1, 2**26, 2**30 - 1, 2**50])
-@pytest.mark.parametrize(("nnz", "seed"), [(4, 0), (4, 2**63 + 1), (2, 5), (8, 2**63)])
-def test_slices_and_seeds_of_turned_products(nnz, seed, group, taken):
+@pairwise(law=[(4, 0), (4, 2**63 + 1), (2, 5), (8, 2**63)], group=[1, 2**26, 2**30 - 1, 2**50])
+def test_slices_and_seeds_of_transposed_products(law, group, taken):
+    nnz, seed = law
     start = 256 // nnz * group
-    check_turned(Sketch(2**60, 256, nnz=nnz, seed=seed)[:, start : start + 9000], 136)
+    check_transposed(Sketch(2**60, 256, nnz=nnz, seed=seed)[:, start : start + 9000], 136)
     assert taken == [(136, 9000)]
 
 
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-@pytest.mark.parametrize("nnz", [2, 4, 8])
-@pytest.mark.parametrize(("n", "d", "k"), [(20_096, 768, 256), (3072, 4096, 512), (640, 2**15, 1024)])
-def test_accuracy_and_determinism_of_turned_products(n, d, k, nnz, precision, taken, set_precision):
+@pairwise(
+    shape=[(20_096, 768, 256), (3072, 4096, 512), (640, 2**15, 1024)],
+    nnz=[2, 4, 8],
+    precision=["highest", "high", "medium"],
+)
+def test_accuracy_and_determinism_of_transposed_products(shape, nnz, precision, taken, set_precision):
     """Vectors of very different sizes, and some of zeros."""
+    n, d, k = shape
     S, x = Sketch(d, k, nnz=nnz, seed=7), of_many_sizes(n, d)
     set_precision(precision)
     results = [from_the_left(S, x) for _ in range(5)]
@@ -350,7 +348,7 @@ def test_accuracy_and_determinism_of_turned_products(n, d, k, nnz, precision, ta
 
 
 @pytest.mark.parametrize(("d", "rising"), [(1000, True), (1000, False), (50_000, True), (50_000, False)])
-def test_scales_of_turned_products(d, rising, taken):
+def test_scales_of_transposed_products(d, rising, taken):
     S, x = Sketch(d, 256, seed=7), steep(304, d, rising)
     result = from_the_left(S, x)
     assert len(taken) == 1
@@ -359,7 +357,7 @@ def test_scales_of_turned_products(d, rising, taken):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("d", [768, 20_000])
-def test_what_is_not_finite_stays_in_its_turned_vector(d, dtype, taken):
+def test_what_is_not_finite_stays_in_its_transposed_vector(d, dtype, taken):
     S, x = Sketch(d, 256), torch.ones(304, d, device="cuda", dtype=dtype)
     expected = from_the_left(S, x)
     x[7, 100], x[303, 0] = torch.nan, torch.inf
@@ -372,7 +370,7 @@ def test_what_is_not_finite_stays_in_its_turned_vector(d, dtype, taken):
 
 
 @pytest.mark.parametrize("d", [768, 20_000])
-def test_turned_products_in_graphs_and_elsewhere(d, taken):
+def test_transposed_products_in_graphs_and_elsewhere(d, taken):
     """In a graph, in a stream of its own, and on another device: the same bits."""
     S, a = Sketch(d, 256), torch.randn(d, 512, device="cuda")
     expected, stream = S @ a, torch.cuda.Stream()

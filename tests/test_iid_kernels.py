@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import kernels
-from helpers.choices import iid_product
+from helpers.cases import pairwise
+from helpers.choices import iid_product, with_parts
 from helpers.data import integers
 from helpers.kernels import FLOATS, LAYOUTS, assert_exact, assert_untouched_around, filled, integral_matrix, poisoned
 
@@ -38,16 +39,13 @@ def check(S, n, adjoint=False, dtype="float32", out_dtype=None, device="cpu", x_
     assert_untouched_around(out)
 
 
-@pytest.mark.parametrize("adjoint", [False, True])
-@pytest.mark.parametrize(("k", "density"), EXACT)
-@pytest.mark.parametrize("n", [1, 17, 70])
-def test_products_are_exact(n, k, density, adjoint, kernels_on):
+@pairwise(n=[1, 17, 70], sketch=EXACT, adjoint=[False, True])
+def test_products_are_exact(n, sketch, adjoint, kernels_on):
+    k, density = sketch
     check(Sketch(70, k, density=density, seed=-3)[:, 5:], n, adjoint, device=kernels_on)
 
 
-@pytest.mark.parametrize("adjoint", [False, True])
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("n", [5, 33])
+@pairwise(n=[5, 33], dtype=list(FLOATS), adjoint=[False, True])
 def test_dtypes(n, dtype, adjoint, kernels_on):
     check(Sketch(64, 64, density=0.25, seed=1), n, adjoint, dtype, device=kernels_on)
     check(Sketch(33, 64, density=0.25, seed=1), n, adjoint, dtype, "float32", device=kernels_on, add=True)
@@ -93,7 +91,7 @@ def test_entries_are_the_cpus_to_the_bit(density, kernels_on):
         np.testing.assert_array_equal(out.cpu().numpy(), S.toarray().T)
 
 
-@pytest.mark.parametrize("adjoint", [False, True])
+@with_parts("adjoint", [(False,), (True,)], default=[(False, "pair"), (True, "triple")])
 def test_fp32_is_accurate_for_numbers_of_any_size(adjoint, kernels_on, parts):
     """Also where numbers are far larger than those that a vector's scale comes from."""
     S = Sketch(600, 500, density=0.5, seed=4)
@@ -108,8 +106,11 @@ def test_fp32_is_accurate_for_numbers_of_any_size(adjoint, kernels_on, parts):
     assert ((out.cpu() - exact).norm(dim=1) / exact.norm(dim=1)).max() <= 1e-6
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("dtype", FLOATS)
+@with_parts(
+    "dtype, bad",
+    [(dtype, bad) for dtype in FLOATS for bad in (np.nan, np.inf)],
+    default=[(dtype, np.nan, "pair") for dtype in FLOATS] + [("float32", np.inf, "triple")],
+)
 def test_what_is_not_finite_stays_in_its_vector(dtype, bad, kernels_on, parts):
     S = Sketch(70, 64, density=0.25, seed=4)
     x = integers((20, 70), "float64", seed=1)

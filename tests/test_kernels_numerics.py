@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import kernels
+from helpers.cases import pairwise
+from helpers.choices import with_parts
 from helpers.data import integers
 from helpers.kernels import FLOATS, filled, integral_matrix, large_first
 
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter do
 )
 S = Sketch(2500, 256, nnz=4, seed=5)[:, 100:2404]  # more groups of chunks than are summed in one go
 SHORT = S[:, :150]
+NON_FINITE = (math.nan, math.inf, -math.inf)
 
 
 def normal(n, d, seed=0):
@@ -102,7 +105,11 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@with_parts(
+    "numbers",
+    [(name,) for name in NUMBERS],
+    default=[(name, "pair") for name in list(NUMBERS)[::2]] + [(name, "triple") for name in list(NUMBERS)[1::4]],
+)
 def test_fp32(numbers, parts, kernels_on):
     n = 66
     x, y = NUMBERS[numbers](normal(n, 150)), NUMBERS[numbers](normal(n, 256))
@@ -152,7 +159,7 @@ def test_sums_of_splits_see_all_of_their_parts():
             assert torch.equal(result, expected[i % 3])
 
 
-@pytest.mark.parametrize("numbers", ["normal", "positive"])
+@with_parts("numbers", [("normal",), ("positive",)], default=[("normal", "pair"), ("positive", "triple")])
 def test_long_sums(numbers, parts, kernels_on):
     x, y = NUMBERS[numbers](normal(2, S.n_features)), normal(2, 256)
     for result, exact in products(S, x, y, "float32", kernels_on):
@@ -202,7 +209,11 @@ def test_subnormal_numbers(scale, parts):
         assert np.abs(result - exact).max() <= 20 * 2.0**-133 + 1e-6 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize(("name", "bound"), [("highest", 1e-6), ("high", 2e-5), ("medium", 5e-3)])
+@with_parts(
+    "name, bound",
+    [("highest", 1e-6), ("high", 2e-5), ("medium", 5e-3)],
+    default=[("highest", 1e-6, "triple"), ("high", 2e-5, "pair"), ("medium", 5e-3, "pair")],
+)
 def test_precision_is_torchs_setting(name, bound, parts, set_precision, kernels_on):
     set_precision(name)
     for result, exact in products(SHORT, normal(66, 150), normal(66, 256), "float32", kernels_on):
@@ -218,7 +229,7 @@ def test_precision_is_torchs_setting(name, bound, parts, set_precision, kernels_
 # --------------------------------------------------------------------------------- other dtypes
 
 
-@pytest.mark.parametrize("n", [2, 66])
+@pytest.mark.parametrize("n", [2, pytest.param(66, marks=pytest.mark.exhaustive)])
 def test_fp64(n, set_precision, kernels_on):
     rng = np.random.default_rng(0)
     set_precision("medium")  # fp32's matter
@@ -226,8 +237,15 @@ def test_fp64(n, set_precision, kernels_on):
         assert errors(result, exact).max() <= 1e-14
 
 
-@pytest.mark.parametrize("n", [2, 66])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [
+        (2, "float16"),
+        (66, "bfloat16"),
+        pytest.param(2, "bfloat16", marks=pytest.mark.exhaustive),
+        pytest.param(66, "float16", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_16_bits_are_rounded_once(n, dtype, set_precision, kernels_on):
     set_precision("medium")
     rounding = torch.finfo(FLOATS[dtype]).eps / (1 if kernels_on == "cpu" else 2)  # the interpreter truncates bf16
@@ -235,7 +253,7 @@ def test_16_bits_are_rounded_once(n, dtype, set_precision, kernels_on):
         assert (np.abs(result - exact) <= rounding * np.abs(exact) * (1 + 1e-5) + 1e-5).all()
 
 
-@pytest.mark.parametrize("n", [2, 66])
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.exhaustive), 66])
 def test_overflow_of_fp16_gives_infinities(n, kernels_on):
     x = np.full((n, 150), 60_000.0)
     x[:, ::2] *= -1
@@ -250,8 +268,17 @@ def test_overflow_of_fp16_gives_infinities(n, kernels_on):
 # --------------------------------------------------------------------------------- non-finite numbers
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(("n", "dtype"), [(66, "float32"), (66, "bfloat16"), (2, "float32"), (2, "float64")])
+@with_parts(
+    "n, dtype, value",
+    [(n, t, v) for n, t in ((66, "float32"), (66, "bfloat16"), (2, "float32"), (2, "float64")) for v in NON_FINITE],
+    default=[
+        (66, "float32", math.nan, "pair"),
+        (66, "float32", -math.inf, "triple"),
+        (66, "bfloat16", math.inf, "pair"),
+        (2, "float32", math.nan, "pair"),
+        (2, "float64", math.inf, "pair"),
+    ],
+)
 def test_non_finite_numbers(n, dtype, value, kernels_on, parts):
     """They reach each of their entries, no other tile, and no other vector, whose result stays exact."""
     row, feature = n // 2, 77
@@ -275,9 +302,7 @@ def test_non_finite_numbers(n, dtype, value, kernels_on, parts):
     np.testing.assert_array_equal(result[others], (SHORT.to_scipy().T @ array[others].T).T)
 
 
-@pytest.mark.parametrize("n", [2, 70])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("width", [150, 2304])
+@pairwise(lambda n, dtype, width: n == 2 or width == 150, n=[2, 70], dtype=["float32", "bfloat16"], width=[150, 2304])
 def test_what_is_accumulated_in_fp64_stays_in_fp64(n, dtype, width, kernels_on):
     x = torch.zeros((n, width), dtype=FLOATS[dtype], device=kernels_on)
     y = torch.zeros((n, S.n_components), dtype=FLOATS[dtype], device=kernels_on)

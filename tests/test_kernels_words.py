@@ -64,14 +64,21 @@ def by_backend(S, dtype, device):
     return [matrix.cpu().double().numpy() * S.nnz**0.5 for matrix in (project.t(), adjoint)]
 
 
-@pytest.mark.parametrize("start", [0, 2**33 - 19, 2**62 + 12_345, 2**63 - 1 - 40], ids=["0", "2^33", "2^62", "last"])
+STARTS = [0, 2**33 - 19, 2**62 + 12_345, 2**63 - 1 - 40]
+SKETCHES = [
+    (128, 4, 0, torch.bfloat16),
+    (256, 2, 2**63, torch.float16),
+    (260, 3, 2**64 - 1, torch.float32),
+    (130, 5, 0xDEADBEEF_01234567, torch.float32),
+]
+
+
 @pytest.mark.parametrize(
-    ("k", "nnz", "seed", "dtype"),
+    ("k", "nnz", "seed", "dtype", "start"),
     [
-        (128, 4, 0, torch.bfloat16),
-        (256, 2, 2**63, torch.float16),
-        (260, 3, 2**64 - 1, torch.float32),
-        (130, 5, 0xDEADBEEF_01234567, torch.float32),
+        pytest.param(*sketch, start, marks=() if i == j else pytest.mark.exhaustive)
+        for i, sketch in enumerate(SKETCHES)
+        for j, start in enumerate(STARTS)
     ],
 )
 def test_entries(k, nnz, seed, dtype, start, kernels_on):

@@ -45,3 +45,12 @@ def changed_choices(settings):
 def all_tensors_on(monkeypatch, described):
     """All tensors lie on the described device, as far as the choice of kernels goes."""
     monkeypatch.setattr(device, "describe", lambda _: described)
+
+
+def with_parts(names, cases, default):
+    """Parametrise over cases x the fixture `parts`. Those that `default` does not list are marked `exhaustive`."""
+    every = [(*case, parts) for case in cases for parts in ("pair", "triple")]
+    assert all(any(str(case) == str(other) for other in every) for case in default)  # (nan is not nan)
+    known = {str(case) for case in default}
+    params = [pytest.param(*c, marks=() if str(c) in known else pytest.mark.exhaustive) for c in every]
+    return pytest.mark.parametrize(f"{names}, parts", params, indirect=["parts"])

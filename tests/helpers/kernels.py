@@ -45,6 +45,26 @@ def large_first(x):
     yield larger, 2e-6
 
 
+def product_error(result, exact):
+    """The largest error of a vector relative to its norm."""
+    return ((result.double() - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-300)).max().item()
+
+
+def of_many_sizes(n, d):
+    """Vectors over 60 decades, and two of zeros."""
+    x = torch.randn(n, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    x *= 10.0 ** torch.linspace(-30, 30, n, device="cuda")[:, None]
+    x[5] = x[n - 1] = 0
+    return x
+
+
+def steep(n, d, rising):
+    """Vectors whose numbers rise or fall over 80 decades."""
+    decades = torch.linspace(-44, 37, d, dtype=torch.float64, device="cuda")
+    x = torch.randn(n, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).double()
+    return (x * 10 ** (decades if rising else decades.flip(0))).float()
+
+
 def assert_untouched_around(view):
     """The memory around a result is still poisoned."""
     memory = (view if view._base is None else view._base).clone()
