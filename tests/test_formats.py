@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
+from helpers.cases import pairwise
 
 import sjlt
 from sjlt.files.errors import UserError
@@ -68,8 +69,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 7, None])
-@pytest.mark.parametrize("case", FORMATS)
+@pairwise(case=list(FORMATS), rows=[7, pytest.param(1, marks=pytest.mark.exhaustive), None])
 def test_formats_give_the_bits_of_an_array(case, rows):
     name, dtype, save = FORMATS[case]
     x = integers(dtype)

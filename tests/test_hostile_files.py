@@ -138,7 +138,7 @@ def test_very_many_threads(run: Run) -> None:
         assert_one_line(result)
 
 
-@pytest.mark.parametrize("budget", [60, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("budget", [60, pytest.param(3000, marks=pytest.mark.exhaustive)])
 def test_random_damage_of_sources(run: Run, budget: int) -> None:
     """A few bytes of a good file are changed, or it is cut: the command ends in one line, or the numbers differ."""
     scipy.sparse.save_npz("x.npz", scipy.sparse.random_array((N, D), density=0.1, format="csr"), compressed=False)
@@ -187,13 +187,14 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, value in content.items() for place in places(value, (*path, key)))]
 
 
-def test_tampered_values(run: Run) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_tampered_values(run: Run, step: int) -> None:
     """Every value of a description replaced by every other kind: `info` shows it, or refuses it in one line."""
     project_file(Path("x.npy"), Path("y.npy"), K)
     good = json.loads(Path("y.npy.json").read_bytes())
     refused = 0
-    for path in places(good)[1:]:
-        for value in VALUES:
+    for number, path in enumerate(places(good)[1:]):
+        for value in VALUES[number % step :: step]:
             content = json.loads(json.dumps(good))
             part = content
             for key in path[:-1]:
@@ -206,7 +207,7 @@ def test_tampered_values(run: Run) -> None:
                 assert_one_line(result, "y.npy.json")
             else:
                 assert isinstance(value, (str, int)), (path, value)
-    assert refused > 150
+    assert refused > 150 / step
 
 
 @pytest.mark.parametrize("options", [("--resume",), ("--resume", "--force")])

@@ -167,7 +167,7 @@ def two_kills() -> Iterator[tuple[str, int, int]]:
         yield from ((scenario, first, second) for first in range(60) for second in range(60))
 
 
-@pytest.mark.parametrize("share", [0.005, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("share", [0.002, pytest.param(0.05, marks=pytest.mark.exhaustive)])
 def test_a_resumed_run_that_is_killed_too(share: float) -> None:
     cases = list(two_kills())
     for scenario, first, second in random.Random(0).sample(cases, int(share * len(cases))):
@@ -232,7 +232,7 @@ def test_the_functions_above_are_all_that_change_files(tmp_path: Path) -> None:
 _CALL = re.compile(r"\d+ +(\w+)\(")
 
 
-@pytest.mark.parametrize("budget", [1, pytest.param(100, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("budget", [1, pytest.param(20, marks=pytest.mark.exhaustive)])
 def test_random_kills_of_whole_programs(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL after a random time, until the run gets through."""
     monkeypatch.undo()
