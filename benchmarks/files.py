@@ -1,4 +1,4 @@
-"""Time files, plans and dask arrays beside their rivals: ``python -m benchmarks.files [--rows 1000000] [--directory D]``.
+"""Time files, plans and dask arrays beside their rivals: ``python -m benchmarks.files [--rows N] [--directory D]``.
 
 Each case runs in a process of its own, imports and compilation included, on files in the page cache; results are
 compared with `Sketch.project` on some rows before a time counts. A time is the median of REPEATS runs. Peak memory is

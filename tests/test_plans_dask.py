@@ -8,10 +8,10 @@ import threading
 
 import numpy as np
 import pytest
+from helpers.plans import contents, left
 
 import sjlt
 from sjlt import plans
-from tests.helpers.plans import contents, left
 
 distributed = pytest.importorskip("distributed")
 
