@@ -151,6 +151,9 @@ class SketchProducts(Operator):
             dict in insertion order (as in `named_parameters`), each tensor in its logical order whatever its strides.
             The first tensor corresponds to the columns ``S[:, :t.numel()]``, the next to those that follow. (A tensor
             whose numbers are not evenly spaced in that order, such as a transposed one, is read in several pieces.)
+            DTensors (FSDP2, tensor parallelism; sharded evenly or not, replicated, or partial sums) are accepted: each
+            rank projects what it holds, and partial sketches are added in the order of ranks, so that all ranks have
+            the same bits. Every rank of the mesh must make the call. Sparse tensors are those of `project`.
         out : tensor of shape (n_components,) or (batch, n_components), optional
             Where to write the result.
         batched : bool, default False
@@ -169,3 +172,37 @@ class SketchProducts(Operator):
             For `out` together with tensors that require gradients.
         """
         return frontends.project_tree(self.spec, tensors, out, batched)  # type: ignore[no-any-return]
+
+    def adjoint_tree(self, y: torch.Tensor, like: Any, *, batched: bool = False) -> Any:
+        """Apply the adjoint to a sketch of several tensors: the transpose of `project_tree`.
+
+        Parameters
+        ----------
+        y : tensor of shape (n_components,), or (batch, n_components) if batched
+            On the device of the tree, and the same on every rank.
+        like : dict or list of torch tensors, possibly nested
+            As `tensors` of `project_tree`. Only shapes, dtypes, devices and placements are used.
+        batched : bool, default False
+            As in `project_tree`.
+
+        Returns
+        -------
+        tree of dicts, lists and tuples
+            ``y @ S`` cut into tensors like those of `like`, each in its dtype. For a DTensor, each rank computes the
+            part that it holds; a partial placement becomes a replicated one.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `project_tree`.
+
+        Examples
+        --------
+        >>> import torch, sjlt
+        >>> gradients = {"weight": torch.ones(4, 5), "bias": torch.ones(4)}
+        >>> S = sjlt.Sketch(24, 8, nnz=2)
+        >>> update = S.adjoint_tree(S.project_tree(gradients), like=gradients)
+        >>> update["weight"].shape
+        torch.Size([4, 5])
+        """
+        return frontends.adjoint_tree(self.spec, y, like, batched)

@@ -145,3 +145,51 @@ def test_refusals(device):
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+# --------------------------------------------------------------------------------- the adjoint
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_adjoint_trees(device, batched):
+    leaves = [leaf(device, *([3] if batched else []), *shape, seed=i) for i, shape in enumerate(SHAPES)]
+    S, exact = expected(leaves, int(batched))
+    tree = {"b": leaves[:3], "a": {"z": leaves[3].to(torch.bfloat16), "y": tuple(leaves[4:])}}
+    y = exact.to(device) / 8
+    back = S.adjoint_tree(y, like=tree, batched=batched)
+    flat = [*back["b"], back["a"]["z"], *back["a"]["y"]]
+    assert type(back["a"]["y"]) is tuple
+    whole = y @ S
+    start = 0
+    for result, like in zip(flat, [*leaves[:3], tree["a"]["z"], *leaves[4:]], strict=True):
+        n = math.prod(like.shape[int(batched) :])
+        assert (result.shape, result.dtype, result.device) == (like.shape, like.dtype, like.device)
+        assert torch.equal(result, whole[..., start : start + n].to(like.dtype).reshape(like.shape))
+        start += n
+    assert start == S.n_features
+
+
+def test_adjoint_trees_are_transposes(device):
+    like = [torch.zeros(4, 5, device=device, dtype=torch.float64), torch.zeros(7, device=device, dtype=torch.float64)]
+    S = Sketch(27, 11, nnz=3, seed=2)
+    gradient = [torch.randn_like(t) for t in like]
+    y = torch.randn(11, device=device, dtype=torch.float64, requires_grad=True)
+    back = S.adjoint_tree(y, like)
+    left = sum((a * b).sum() for a, b in zip(back, gradient, strict=True))
+    assert torch.allclose(left, y.detach() @ S.project_tree(gradient))
+    left.backward()
+    assert torch.allclose(y.grad, S.project_tree(gradient))
+
+
+def test_refusals_of_adjoint_trees(device):
+    S, like = Sketch(6, 4), [torch.zeros(2, 3, device=device)]
+    for error, message, call in (
+        (ValueError, r"needs y of shape \(4,\) for this tree, got \(5,\)",
+         lambda: S.adjoint_tree(torch.zeros(5, device=device), like)),
+        (ValueError, r"n_features = 6 numbers, got 7", lambda: S.adjoint_tree(torch.zeros(4), [torch.zeros(7)])),
+        (TypeError, "got ndarray", lambda: S.adjoint_tree(np.zeros(4), like)),
+        (TypeError, "dtype torch.int64 is refused", lambda: S.adjoint_tree(torch.zeros(4).long(), like)),
+        (ValueError, "y must lie on", lambda: S.adjoint_tree(torch.zeros(4, device="meta"), like)),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()

@@ -58,6 +58,13 @@ def project_tree(spec: SketchSpec, tensors: Any, out: Any, batched: bool) -> Any
     return trees.project_tree(spec, tensors, out, batched)
 
 
+def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
+    """The adjoint as a tree of tensors; see `Sketch.adjoint_tree`."""
+    from . import trees
+
+    return trees.adjoint_tree(spec, y, like, batched)
+
+
 # Not functools.cache, which torch.compile warns about.
 def _arrays() -> Any:
     from . import arrays

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..inputs.containers import check_height, check_width
 from ..torch_ops import projection as ops
+from ..torch_ops import sharding
 from ..torch_ops.checks import check_out, check_tensor
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 def project_tensor(spec: SketchSpec, x: Tensor, out: Any, accumulate: bool) -> Tensor:
     """x S' along the last axis of x."""
+    if type(x) is not Tensor and sharding.is_sharded(x):
+        return sharding.project(spec, x, out, accumulate)  # type: ignore[no-any-return]
     if x.layout is not torch.strided and _sparse().is_sparse(x):
         return _project_sparse(spec, x, out, accumulate)
     check_tensor(x, "a sketch")

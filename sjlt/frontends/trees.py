@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..torch_ops import projection as ops
-from ..torch_ops import sparse
+from ..torch_ops import sharding, sparse
 from ..torch_ops.checks import check_out, check_tensor
 
 if TYPE_CHECKING:
@@ -32,22 +32,79 @@ def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor
                 "out= does not support automatic differentiation, but one of the tensors requires grad: omit out=, "
                 "detach, or call under torch.no_grad()"
             )
+    summing = torch.promote_types(dtype, torch.float32)
+    if sharded := [leaf for leaf in leaves if sharding.is_sharded(leaf)]:
+        sharding.check_agreement(sharded, (spec, dtype, batched, [tuple(leaf.shape) for leaf in leaves]))
+    total: Any = 0
+    partial: dict[Any, Any] = {}  # sums of what this rank holds, by the mesh that holds the rest
+    start = 0
+    for leaf in leaves:
+        columns = spec.columns(start, start + prod(leaf.shape[batched:]))
+        start += columns.n_features
+        if sharding.is_sharded(leaf):
+            if leaf.device_mesh not in partial:  # also on a rank that holds nothing
+                shape = (*like.shape[:-1], spec.n_components)
+                partial[leaf.device_mesh] = torch.zeros(shape, dtype=summing, device=like.device)
+            for run, numbers in sharding.runs(columns, leaf, batched):
+                partial[leaf.device_mesh] += _project_leaf(run, numbers, batched, summing)
+            partial.setdefault(
+                leaf.device_mesh, torch.zeros((*like.shape[:-1], spec.n_components), dtype=summing, device=like.device)
+            )
+        else:
+            total = total + _project_leaf(columns, leaf, batched, summing)
+    for mesh, part in partial.items():
+        total = total + sharding.sum_over(mesh, range(mesh.ndim), part)
+    return total.to(dtype) if out is None else out.copy_(total)  # type: ignore[no-any-return]
+
+
+def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
+    """y S as tensors of the shapes, dtypes and places of the tree `like`."""
+    leaves = list(_leaves(like))
+    _check_tree(spec, leaves, batched)
+    if not isinstance(y, Tensor) or sharding.is_sharded(y):
+        raise TypeError(f"adjoint_tree needs a torch tensor that is not sharded, got {type(y).__name__}")
+    check_tensor(y, "a sketch")
+    shape = (*leaves[0].shape[:batched], spec.n_components)
+    if y.shape != shape:
+        raise ValueError(f"adjoint_tree needs y of shape {shape} for this tree, got {tuple(y.shape)}")
+    if y.device != leaves[0].device:
+        raise ValueError(f"y must lie on {leaves[0].device}, as the tree does, got {y.device}")
+    starts = iter([0, *accumulate(prod(leaf.shape[batched:]) for leaf in leaves)])
+
+    def adjoint(leaf: Tensor) -> Tensor:
+        start = next(starts)
+        columns = spec.columns(start, start + prod(leaf.shape[batched:]))
+        if sharding.is_sharded(leaf):
+            return sharding.adjoint(columns, y, leaf, batched)  # type: ignore[no-any-return]
+        numbers = ops.call(ops.project_adjoint, y, columns, -1, leaf.dtype)
+        return numbers.view(leaf.shape)
+
+    return _mapped(adjoint, like)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """A tree of plain dicts, lists and tuples with the results of `function`, called in the order of `_leaves`."""
+    if isinstance(tree, Mapping):
+        return {key: _mapped(function, branch) for key, branch in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        branches = [_mapped(function, branch) for branch in tree]
+        return branches if isinstance(tree, list) else tuple(branches)
+    return function(tree)
+
+
+def _project_leaf(columns: SketchSpec, leaf: Tensor, batched: bool, summing: torch.dtype) -> Any:
+    """The numbers of a leaf times its columns of S'."""
+    if sparse.is_sparse(leaf):
+        rows = sparse.flattened(leaf, batched)
+        sketched = sparse.project(columns, rows._replace(values=rows.values.to(summing)))
+        return sketched if batched else sketched[0]
     total: Any = 0
     start = 0
-    summing = torch.promote_types(dtype, torch.float32)
-    for leaf in leaves:
-        if sparse.is_sparse(leaf):
-            part = spec.columns(start, start + prod(leaf.shape[batched:]))
-            rows = sparse.flattened(leaf, batched)
-            sketched = sparse.project(part, rows._replace(values=rows.values.to(summing)))
-            total = total + (sketched if batched else sketched[0])
-            start += part.n_features
-            continue
-        for vectors in _flat(leaf, int(batched)):
-            part = spec.columns(start, start + vectors.shape[-1])
-            total = total + ops.call(ops.project, vectors, part, -1, summing)
-            start += vectors.shape[-1]
-    return total.to(dtype) if out is None else out.copy_(total)  # type: ignore[no-any-return]
+    for vectors in _flat(leaf, int(batched)):
+        part = columns.columns(start, start + vectors.shape[-1])
+        total = total + ops.call(ops.project, vectors, part, -1, summing)
+        start += vectors.shape[-1]
+    return total
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
@@ -64,7 +121,9 @@ def _check_tree(spec: SketchSpec, leaves: list[Any], batched: bool) -> None:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise TypeError(f"project_tree needs a dict or list of torch tensors, got a {type(leaf).__name__} in it")
-        if sparse.is_sparse(leaf):
+        if sharding.is_sharded(leaf):
+            sharding.check_sharded(leaf, batched)
+        elif sparse.is_sparse(leaf):
             sparse.check_sparse(leaf, None)
         else:
             check_tensor(leaf, "a sketch")

@@ -1,0 +1,200 @@
+"""Run by each rank of `test_torch_sharding`: trees and matrices of DTensors, against the same data in one piece."""
+
+import os
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from sjlt import Sketch
+
+DEVICE, RANK, WORLD = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def whole(*shape, dtype=torch.float32, seed=0):
+    """Small integers, so that sums are exact in any order."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randint(-3, 4, shape, generator=generator).to(DEVICE, dtype)
+
+
+def same_on_all_ranks(x):
+    parts = [torch.empty_like(x) for _ in range(WORLD)]
+    dist.all_gather(parts, x.contiguous())
+    assert all(torch.equal(part, x) for part in parts)
+
+
+def check_tree(tree, plain, batched=False, dtype=torch.float32):
+    n = sum(t[0].numel() if batched else t.numel() for t in plain)
+    S = Sketch(n, 96, nnz=4, seed=5)
+    expected = S.project_tree(plain, batched=batched)
+    result = S.project_tree(tree, batched=batched)
+    assert result.dtype == dtype
+    assert torch.equal(result, expected), (result - expected).abs().max()
+    out = torch.full_like(expected, torch.nan)
+    assert S.project_tree(tree, batched=batched, out=out) is out
+    assert torch.equal(out, expected)
+    same_on_all_ranks(result)
+    back = S.adjoint_tree(expected, like=tree, batched=batched)
+    for sharded, like, exact in zip(back, tree, S.adjoint_tree(expected, like=plain, batched=batched), strict=True):
+        assert sharded.dtype == like.dtype
+        if isinstance(like, DTensor):
+            assert sharded.device_mesh == like.device_mesh
+            assert all(a == b or b.is_partial() for a, b in zip(sharded.placements, like.placements, strict=True))
+            sharded = sharded.full_tensor()
+        assert torch.equal(sharded, exact)
+
+
+def one_dimension():
+    mesh = init_device_mesh(DEVICE, (WORLD,))
+    shapes = [(16, 6), (7, 5), (1, 3), (5,), (WORLD * 3 + 1, 2, 3), (2, 9)]
+    for dims in range(3):
+        plain = [whole(*shape, seed=i) for i, shape in enumerate(shapes)]
+        tree = [
+            distribute_tensor(t, mesh, [Shard(dims) if dims < t.ndim else Replicate()])
+            for t in plain
+        ]  # fmt: skip
+        check_tree(tree, plain)
+        check_tree([tree[0], *plain[1:]], plain)  # beside tensors that each rank has
+    halves = distribute_tensor(plain[0], mesh, [Replicate()]).to_local() * (RANK + 1)
+    total = plain[0] * (WORLD * (WORLD + 1) // 2)
+    check_tree([DTensor.from_local(halves, mesh, [Partial()])], [total])
+    scalar = torch.tensor(3.0, device=DEVICE)
+    check_tree([distribute_tensor(scalar, mesh, [Replicate()]), tree[1]], [scalar, plain[1]])
+    batched = [whole(3, 8, 5), whole(3, 7), whole(3)]
+    check_tree([distribute_tensor(t, mesh, [Shard(1) if t.ndim > 1 else Replicate()]) for t in batched], batched, True)
+    half = [t.to(torch.bfloat16) for t in plain]
+    check_tree([distribute_tensor(t, mesh, [Shard(0)]) for t in half[:2]], half[:2], dtype=torch.bfloat16)
+    return mesh
+
+
+def place(t, mesh, *placements):
+    """t on a mesh; vectors are replicated instead of sharded along a second axis."""
+    return distribute_tensor(t, mesh, [p if not p.is_shard(1) or t.ndim > 1 else Replicate() for p in placements])
+
+
+def two_dimensions():
+    mesh = init_device_mesh(DEVICE, (2, WORLD // 2), mesh_dim_names=("dp", "tp"))
+    plain = [whole(9, 7, seed=1), whole(5, 4, seed=2), whole(6, seed=3)]
+    places = [Shard(0), Shard(1), Replicate()]
+    for first in places:
+        for second in places:
+            tree = [place(t, mesh, first, second) for t in plain]
+            check_tree(tree, plain)
+    flat = init_device_mesh(DEVICE, (WORLD,))  # leaves on several meshes
+    check_tree([place(plain[0], mesh, Shard(0), Shard(1)), place(plain[1], flat, Shard(0))], plain[:2])
+    # FSDP over tensor parallelism, whose shards of one axis are strided.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)).to(DEVICE)
+    plain = [whole(*p.shape) for p in model.parameters()]
+    for p, value in zip(model.parameters(), plain, strict=True):
+        p.data.copy_(value)
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    with torch.no_grad():
+        check_tree([p.detach() for p in model.parameters()], plain)
+        named = dict(model.named_parameters())
+        S = Sketch(sum(p.numel() for p in plain), 32)
+        assert torch.equal(S.project_tree(named), S.project_tree(plain))
+
+
+def gradients_of_fsdp(mesh):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 3)).to(DEVICE)
+    x = torch.ones(4, 10, device=DEVICE)
+    single = nn.Sequential(nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 3)).to(DEVICE)
+    single.load_state_dict(model.state_dict())
+    single(x).sum().backward()
+    fully_shard(model, mesh=mesh)
+    model(x).sum().backward()
+    S = Sketch(sum(p.numel() for p in single.parameters()), 40, seed=2)
+    result = S.project_tree({name: p.grad for name, p in model.named_parameters()})
+    expected = S.project_tree([p.grad for p in single.parameters()])
+    torch.testing.assert_close(result, expected, rtol=0, atol=2e-6 * float(expected.norm()))
+    assert torch.equal(result, S.project_tree({name: p.grad for name, p in model.named_parameters()}))
+    same_on_all_ranks(result)
+
+
+def matrices(mesh):
+    x = whole(13, 50)
+    S = Sketch(50, 20, nnz=4, seed=1)
+    expected = x @ S.T
+    for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
+        sharded = distribute_tensor(x, mesh, placements)
+        for y in (S.project(sharded), sharded @ S.T):
+            assert isinstance(y, DTensor)
+            assert y.shape == expected.shape
+            assert list(y.placements) == ([Replicate()] if placements == [Shard(1)] else placements)
+            assert torch.equal(y.full_tensor(), expected)
+    partial = DTensor.from_local(x, mesh, [Partial()])
+    assert torch.equal(S.project(partial).full_tensor(), WORLD * expected)
+
+
+def refusals(mesh):
+    x = distribute_tensor(whole(8, 6), mesh, [Shard(0)])
+
+    def refused(error, message, call):
+        with pytest.raises(error, match=message):
+            call()
+
+    refused(ValueError, "ranks disagree", lambda: Sketch(48, 20, seed=RANK).project_tree([x]))
+    refused(ValueError, "ranks disagree", lambda: Sketch(6, 20, seed=RANK).project(x))
+    k = 20 + RANK
+    refused(ValueError, "ranks disagree", lambda: Sketch(48, k).project_tree([x]))
+    refused(ValueError, "n_features = 47", lambda: Sketch(47, 20).project_tree([x]))
+    refused(ValueError, "n_features = 5,", lambda: Sketch(5, 4).project(x))
+    refused(TypeError, "out= and accumulate= are not", lambda: Sketch(6, 4).project(x, out=torch.zeros(8, 4)))
+    refused(ValueError, "sharded along it", lambda: Sketch(6, 4).project_tree([x], batched=True))
+    leaf = x.detach().requires_grad_()
+    refused(RuntimeError, "automatic differentiation", lambda: Sketch(48, 4).project_tree([leaf]))
+    average = DTensor.from_local(whole(8, 6), mesh, [Partial("avg")])
+    refused(ValueError, "partial must be so by sums", lambda: Sketch(48, 4).project_tree([average]))
+    refused(TypeError, "not sharded", lambda: Sketch(48, 8).adjoint_tree(x, like=[x]))
+
+
+def memory(mesh):
+    """No rank gathers a parameter: the peak of what is allocated beside the shards stays small."""
+    shape = (WORLD * 1024, 2048)
+    local = torch.ones((1024, 2048), device=DEVICE)
+    x = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+    S = Sketch(x.numel(), 256)
+    S.project_tree([x])
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        bytes = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for t in result if isinstance(result, (list, tuple)) else [result]:
+                if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() != local.untyped_storage().data_ptr():
+                    self.bytes = max(self.bytes, t.untyped_storage().nbytes())
+            return result
+
+    with Largest() as largest:
+        S.project_tree([x])
+    assert 0 < largest.bytes <= 1 << 20, largest.bytes
+    assert shape[0] * shape[1] * 4 > 8 << 20
+
+
+warnings.simplefilter("ignore")
+if DEVICE == "cuda":
+    torch.cuda.set_device(RANK)
+dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
+flat = one_dimension()
+if WORLD > 2:
+    two_dimensions()
+gradients_of_fsdp(flat)
+matrices(flat)
+memory(flat)
+refusals(flat)
+print("agrees", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+os._exit(0)  # at the interpreter's own exit torch's threads may abort the process

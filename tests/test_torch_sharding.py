@@ -1,0 +1,41 @@
+"""Trees and matrices of DTensors on several processes: the results of the unsharded data, the same on every rank."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PROGRAM = Path(__file__).parent / "helpers" / "distributed_program.py"
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_sharded(device, world):
+    if device == "cuda" and torch.cuda.device_count() < world:
+        pytest.skip(f"needs {world} GPUs")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(s.getsockname()[1]), "WORLD_SIZE": str(world)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), device],
+            env={**os.environ, **rendezvous, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            cwd=PROGRAM.parent.parent.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        results = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, err) in zip(processes, results, strict=True):
+        assert process.returncode == 0, err
+        assert "agrees" in out
