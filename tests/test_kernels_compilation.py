@@ -10,7 +10,7 @@ PORTABLE = {
     *(f"{way}_{kernel}" for way in ("project", "adjoint") for kernel in ("tensor_core", "row_gather", "few_vectors")),
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
 }
-HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper"}
+HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
 
 # The first calls of each list launch all of its kernels; the others run under the `exhaustive` marker.
 
@@ -42,7 +42,19 @@ ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
     (512, 1 << 18, 1024, {"nnz": 8}, "float32", "columns"),
     (1 << 20, 768, 128, {"nnz": 8}, "float16", "rows"),
     (1 << 20, 768, 128, {"density": 0.01}, "bfloat16", "rows"),
+    # From codes of the sketch: rows of any length, loaded by the TMA, by copies, through registers.
+    (200_000, 1024, 300, {"nnz": 4}, "float32", "rows"),
+    (200_000, 1023, 64, {"nnz": 3}, "bfloat16", "rows"),
+    (1001, 50_000, 777, {"nnz": 8}, "float32", "columns"),
     # exhaustive:
+    (1 << 20, 384, 64, {"nnz": 4}, "float32", "rows"),
+    (200_000, 1001, 1000, {"nnz": 4}, "float32", "rows"),
+    (200_000, 1024, 300, {"nnz": 4}, "float16", "rows"),
+    (200_000, 1022, 300, {"nnz": 5}, "float16", "rows"),
+    (1000, 175_397, 200, {"nnz": 4}, "bfloat16", "columns"),
+    (1001, 50_000, 20, {"nnz": 8}, "bfloat16", "columns"),
+    (1024, 50_000, 1000, {"nnz": 8}, "float32", "columns"),
+    (100, 2_000_000, 16, {"nnz": 4}, "float32", "rows"),
     (1 << 20, 768, 128, {"nnz": 4}, "float32", "rows"),
     (1 << 20, 768, 256, {"nnz": 1}, "float32", "rows"),
     (1 << 20, 768, 256, {"nnz": 2}, "float32", "rows"),
@@ -58,7 +70,7 @@ ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
     (512, 1 << 18, 1024, {"nnz": 8}, "bfloat16", "columns"),
     (1 << 16, 1 << 10, 128, {"nnz": 1}, "float16", "columns"),
 ]
-DEFAULT_ON_HOPPER = 4
+DEFAULT_ON_HOPPER = 7
 
 DROPOUT = [  # (shape, dtype, layout, bits, what else is given)
     ((1 << 20,), "bfloat16", "rows", 16, {}),

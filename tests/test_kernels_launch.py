@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sjlt import Sketch
 from sjlt.backends.triton import exact as triton_exact
-from sjlt.kernels.config import arithmetic, hopper
+from sjlt.kernels.config import arithmetic, hopper, hopper_codes
 from sjlt.kernels.config import exact as config
 from sjlt.kernels.config.arithmetic import BF16_TRIPLE, FP16_PAIR, NATIVE
 from sjlt.kernels.config.product import (
@@ -73,6 +73,12 @@ def test_the_choice_is_one_of_them(p):
         assert p.plain
         assert p.device.hopper
         assert hopper.eligible(p)
+    elif isinstance(chosen, config.HopperCodes):
+        assert p.device.hopper
+        assert hopper_codes.eligible(p)
+        assert not p.adjoint
+        assert chosen.splits * chosen.groups_per_split >= count_groups(p)
+        assert chosen.splits <= 65_535
     else:
         assert chosen == config.choose_portable(p)
         assert chosen in list(every_launch(p))
@@ -244,7 +250,7 @@ def test_contiguous_vectors():
         ({"dtype": "float64"}, config.FewVectors),
         ({"n": 15, "x_strides": (1, 15)}, config.FewVectors),
         ({"nnz": 8, "device": HOPPER}, config.Hopper),
-        ({"nnz": 8, "device": HOPPER, "plain": False}, config.RowGather),
+        ({"nnz": 8, "device": HOPPER, "plain": False}, config.HopperCodes),
     ):
         assert isinstance(config.choose(product._replace(**changes)), kind), changes
 

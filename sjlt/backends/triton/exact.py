@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...kernels.config.exact import FewVectors, Launch, RowGather, TensorCore, choose
 from ...kernels.config.hopper import Hopper
+from ...kernels.config.hopper_codes import HopperCodes
 from ...kernels.config.product import VECTOR_BYTES, KernelGeometry, Product, kernel_geometry
 from ...kernels.portable.few_vectors import adjoint_few_vectors, project_few_vectors
 from ...kernels.portable.row_gather import adjoint_row_gather, project_row_gather
@@ -41,6 +42,11 @@ def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
                 from . import hopper
 
                 hopper.project_exact(plan.chosen, spec, x, target)
+            elif isinstance(plan.chosen, HopperCodes):
+                from . import hopper
+
+                multiprocessors = device.describe(x.device).multiprocessors
+                hopper.project_codes(plan.chosen, spec, x, target, accumulate, multiprocessors)
             else:
                 _project(plan, plan.chosen, spec, x, target, accumulate)
 
@@ -57,7 +63,7 @@ def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
             from . import hopper
 
             hopper.adjoint_exact(plan.chosen, spec, y, out)
-        else:
+        elif not isinstance(plan.chosen, HopperCodes):  # which does not run adjoints
             _adjoint(plan, plan.chosen, spec, y, out, accumulate)
 
 
@@ -104,7 +110,7 @@ def make_plan(product: Product) -> Plan:
 @lru_cache(maxsize=4096)
 def _shared_plan(chosen: Launch, product: Product) -> Plan:
     geometry = kernel_geometry(product.k, product.nnz)
-    constants = {} if isinstance(chosen, Hopper) else _constants(chosen, geometry, product)
+    constants = {} if isinstance(chosen, Hopper | HopperCodes) else _constants(chosen, geometry, product)
     return Plan(chosen, geometry, constants)
 
 

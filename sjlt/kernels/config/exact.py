@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass
 
 from ...laws import exact as law
-from . import hopper
+from . import hopper, hopper_codes
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
 from .hopper import Hopper
+from .hopper_codes import HopperCodes
 from .product import (
     GROUPS_PER_STEP,
     SCRATCH_BYTES,
@@ -118,13 +119,15 @@ class FewVectors:
     registers: int
 
 
-Launch = Hopper | FewVectors | RowGather | TensorCore
+Launch = Hopper | HopperCodes | FewVectors | RowGather | TensorCore
 
 
 def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0. The first rule that applies decides."""
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
+    if product.device.hopper and hopper_codes.eligible(product):
+        return hopper_codes.launch(product)
     return choose_portable(product)
 
 

@@ -1,0 +1,209 @@
+"""Which products of the exact law run on `project_codes_hopper`, and how: pure functions of a `Product`.
+
+It takes what `project_hopper` does not: any k and nnz, any strides, results that are accumulated or of another dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...laws import exact as law
+from .arithmetic import MAX_CHUNKS
+from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
+from .product import SCRATCH_BYTES, VECTOR_BYTES, Product, count_groups, vectors_contiguous
+
+TMA, COPY, LOAD = range(3)  # how data is loaded
+INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
+INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
+
+MIN_ELEMENTS = 1 << 22  # elements of X below which the host time of two launches outweighs what the kernel gains
+MIN_VECTORS = 48  # below which blocks of PROGRAM_VECTORS vectors are mostly empty
+MIN_STEPS = 8  # of a split
+MIN_BYTES_PER_CODE = 64  # bytes of data for each byte of codes, below which making the codes dominates
+ROW_BYTES = 128  # of a TMA box, below which threads copy faster
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The constants of `project_codes_hopper` that it is compiled for.
+
+    Attributes
+    ----------
+    loader : {TMA, COPY, LOAD}
+    vector : int
+        Numbers that a thread copies at a time, if the loader is COPY.
+    log_block, log_panel : int
+        Columns of a block of codes and of a panel of data, as powers of two.
+    one_tile : bool
+        The sketch has one tile: its chunks lie side by side.
+    vectors_contiguous, out_vectors_contiguous : bool
+        Whether consecutive numbers of the data, of the result, belong to consecutive vectors.
+    tma_store : bool
+    rows : int
+        Of a tile, 64 or 128.
+    slots : int
+    """
+
+    loader: int
+    vector: int
+    log_block: int
+    log_panel: int
+    one_tile: bool
+    vectors_contiguous: bool
+    out_vectors_contiguous: bool
+    tma_store: bool
+    rows: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class HopperCodes:
+    """A launch of `encode_chunks` and `project_codes_hopper`.
+
+    Attributes
+    ----------
+    kernel : KernelChoice
+    splits, groups_per_split : int
+        Parts that the sums are split into, each of so many groups of chunks.
+    capacity : int
+        Blocks that a list of codes has room for.
+    products : int
+        Products of a tile, a split and a block of vectors.
+    """
+
+    kernel: KernelChoice
+    splits: int
+    groups_per_split: int
+    capacity: int
+    products: int
+
+
+def launch(product: Product) -> HopperCodes:
+    """The launch for an eligible product."""
+    geometry = product.geometry
+    splits, groups_per_split = _split(product)
+    kernel = _kernel(product, splits)
+    return HopperCodes(
+        kernel,
+        splits,
+        groups_per_split,
+        groups_per_split << (geometry.log_chunk - kernel.log_block),
+        _count_products(product) * splits,
+    )
+
+
+def eligible(product: Product) -> bool:
+    """Whether the kernel can run a product and, by its size, gains by it. `Device.hopper` is not examined here."""
+    if product.adjoint or product.dtype == "float64" or product.precision == "medium":
+        return False
+    geometry, stride = product.geometry, product.x_strides[0]
+    return (
+        geometry.log_chunk > 0
+        and product.n >= MIN_VECTORS
+        and product.n * product.d >= MIN_ELEMENTS
+        and product.n * product.item_bytes << geometry.log_chunk >= MIN_BYTES_PER_CODE * law.TILE_ROWS
+        and product.n < 1 << 31
+        and product.d < 1 << 30
+        and PROGRAM_VECTORS * stride < 1 << 31
+        and _code_bytes(product) <= SCRATCH_BYTES
+    )
+
+
+def _kernel(product: Product, splits: int) -> KernelChoice:
+    geometry, item, contiguous = product.geometry, product.item_bytes, vectors_contiguous(product)
+    one_tile, fp32 = geometry.n_tiles == 1, item == 4
+    log_block = min(geometry.log_chunk, 5 if fp32 or one_tile else 6)
+    log_panel = (5 if fp32 else 6) if one_tile else log_block
+    if _tma_loads(product) and (contiguous or item << log_panel >= ROW_BYTES):
+        loader, vector = TMA, 1
+    else:
+        log_panel = 5 if fp32 else 6
+        vector = _copy_width(product, log_block)
+        loader = COPY if vector * item >= 4 else LOAD
+        vector = vector if loader == COPY else 1
+    out_contiguous = product.n > 1 and product.y_strides[0] < product.y_strides[1]
+    return KernelChoice(
+        loader,
+        vector,
+        log_block,
+        log_panel,
+        one_tile,
+        contiguous,
+        out_contiguous,
+        _tma_stores(product, splits, out_contiguous),
+        rows=law.TILE_ROWS if -(-product.k // geometry.n_tiles) > 64 else 64,
+        slots=3 if fp32 else 4,
+    )
+
+
+def _tma_loads(product: Product) -> bool:
+    """Whether rows and, within them, all panels begin at multiples of 16 bytes, as the TMA demands."""
+    contiguous = vectors_contiguous(product)
+    far, near = product.x_strides if not contiguous else product.x_strides[::-1]
+    width = product.n if contiguous else product.d
+    widest = VECTOR_BYTES // product.item_bytes
+    geometry = product.geometry
+    least = 8 if contiguous else widest  # columns of a panel: of rows of 128 bytes, swizzled in eights
+    return (
+        product.plain
+        and near == 1
+        and far >= width
+        and far % widest == 0
+        and far * product.item_bytes < 1 << 40
+        and (contiguous or product.offset % widest == 0)
+        and (geometry.n_tiles == 1 or 1 << geometry.log_chunk >= least)
+    )
+
+
+def _copy_width(product: Product, log_block: int) -> int:
+    """How many numbers a thread may copy at once: neighbours in memory, all of one block and within the data or not."""
+    contiguous = vectors_contiguous(product)
+    far, near = product.x_strides if not contiguous else product.x_strides[::-1]
+    if near != 1 or not product.plain:
+        return 1
+    widest = VECTOR_BYTES // product.item_bytes
+    if contiguous:
+        return math.gcd(widest, far, product.n)
+    return math.gcd(widest, far, product.d, product.offset, 1 << log_block)
+
+
+def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
+    """Whether tiles have equally many rows, and what is stored of each begins at a multiple of 16 bytes."""
+    n_tiles = product.geometry.n_tiles
+    if product.k % n_tiles or (splits == 1 and not product.plain):
+        return False
+    item = product.item_bytes if splits == 1 else 4
+    far, near = product.y_strides[::-1] if contiguous else product.y_strides
+    if splits > 1:  # partial sums have no gaps
+        far, near = (product.n if contiguous else product.k), 1
+    rows = 0 if contiguous else product.k // n_tiles
+    return near == 1 and far > 0 and far * item % VECTOR_BYTES == 0 and rows * item % VECTOR_BYTES == 0
+
+
+def _split(product: Product) -> tuple[int, int]:
+    """(splits, groups in each, whole steps): enough for accuracy, and for hardly any multiprocessor to be idle."""
+    geometry, groups = product.geometry, count_groups(product)
+    unit = max(1, STEP_COLUMNS >> geometry.log_chunk)
+    steps = -(-groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles) + 1
+    fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
+    products, multiprocessors = _count_products(product), product.device.multiprocessors
+    most = max(fewest, min(2 * multiprocessors // products, steps // MIN_STEPS))
+    shares = {}
+    for splits in range(fewest, most + 1):
+        busy = products * splits / (-(-products * splits // multiprocessors) * multiprocessors)
+        shares[splits] = min(busy, 0.95)
+    splits = max(shares, key=shares.__getitem__)  # the first of equals
+    per_split = -(-groups // (splits * unit)) * unit
+    return -(-groups // per_split), per_split
+
+
+def _code_bytes(product: Product) -> int:
+    """Bytes of all codes, at most."""
+    geometry = product.geometry
+    return count_groups(product) * geometry.n_tiles * (1 << max(0, geometry.log_chunk - 5)) * law.TILE_ROWS
+
+
+def _count_products(product: Product) -> int:
+    """Pairs of a tile and a block of vectors."""
+    return product.geometry.n_tiles * -(-product.n // PROGRAM_VECTORS)

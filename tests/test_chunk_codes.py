@@ -1,0 +1,84 @@
+"""The codes of a sketch are its entries, for any geometry, slice and split."""
+
+import numpy as np
+import pytest
+import torch
+
+from sjlt import Sketch
+from sjlt.backends.triton import device
+from sjlt.kernels.portable.chunk_codes import NO_COLUMN, NO_ENTRY, encode_chunks
+from sjlt.laws import exact as law
+
+DEVICE = "cpu" if device.INTERPRETED else "cuda"
+
+
+def decode(k, nnz, seed, offset, d, splits, log_block, chunks=4):
+    """The dense matrix (k, d) that codes stand for, each place written at most once."""
+    g = law.geometry(k, nnz, 0)
+    log_width = g.log_group + g.log_chunk
+    first = offset >> log_width
+    groups = ((offset + d - 1) >> log_width) + 1 - first
+    per_split = -(-groups // splits)
+    splits = -(-groups // per_split)
+    capacity = per_split << (g.log_chunk - log_block)
+    lists = splits * g.n_tiles
+    codes = torch.zeros((lists, capacity, 128), dtype=torch.uint8, device=DEVICE)
+    columns = torch.full((lists, capacity), -(1 << 20), dtype=torch.int32, device=DEVICE)
+    counts = torch.full((lists,), -1, dtype=torch.int32, device=DEVICE)
+    grid = (-(-per_split // chunks), g.n_tiles, splits)
+    numbers = (
+        seed,
+        offset,
+        d,
+        k,
+        nnz,
+        g.n_tiles,
+        g.log_group,
+        g.log_chunk,
+        log_block,
+        first,
+        groups,
+        per_split,
+        capacity,
+    )
+    encode_chunks[grid](codes, columns, counts, *numbers, CHUNKS=chunks)
+    matrix = np.zeros((k, d), np.int64)
+    codes, columns, counts = codes.cpu().numpy(), columns.cpu().numpy(), counts.cpu().numpy()
+    for number in range(lists):
+        tile = number % g.n_tiles
+        rows = range(tile * k // g.n_tiles, (tile + 1) * k // g.n_tiles)
+        for i in range(counts[number]):
+            start = columns[number, i]
+            if start >= NO_COLUMN.value:
+                continue
+            for place, row in enumerate(rows):
+                code = int(codes[number, i, place])
+                column = start + (code & 127)
+                if (code & 127) < 1 << log_block and 0 <= column < d:
+                    assert matrix[row, column] == 0
+                    matrix[row, column] = -1 if code >> 7 else 1
+            assert all(codes[number, i, len(rows) :] & 127 == NO_ENTRY.value)
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("k", "nnz", "offset", "d", "splits", "log_block"),
+    [
+        (128, 4, 0, 100, 1, 5),
+        (128, 1, 0, 300, 1, 5),  # chunks of 128 columns, in blocks of 32
+        (256, 1, 77, 400, 2, 6),
+        (64, 3, 5, 90, 2, 4),
+        (16, 8, 3, 50, 1, 1),
+        (300, 4, 1000, 333, 3, 4),
+        (1000, 8, 2**31 + 13, 200, 1, 3),
+        (640, 5, 64, 300, 2, 4),
+        (129, 64, 0, 20, 1, 0),
+        (777, 2, 2**40, 500, 2, 5),
+    ],
+)
+def test_codes_are_the_entries(k, nnz, offset, d, splits, log_block):
+    sketch = Sketch(offset + d, k, nnz=nnz, seed=-5)
+    rows, signs = sketch.entries(offset, offset + d)
+    expected = np.zeros((k, d), np.int64)
+    expected[rows, np.arange(d)] = signs
+    assert np.array_equal(decode(k, nnz, -5, offset, d, splits, log_block), expected)

@@ -1,0 +1,175 @@
+"""X Sᵀ and S A from codes on Hopper: which products take them, and that they are exact for any k, nnz and strides."""
+
+import pytest
+import torch
+from helpers.choices import HOPPER, changed_choices, exact_product
+from helpers.kernels import LAYOUTS, check_project, large_first
+
+from sjlt import Sketch
+from sjlt.backends.triton import device
+from sjlt.kernels.config import hopper_codes
+from sjlt.kernels.config.exact import choose
+from sjlt.kernels.config.hopper_codes import COPY, LOAD, TMA, HopperCodes
+
+
+def chosen(**product):
+    """The launch for a product on an H200."""
+    return choose(exact_product(device=HOPPER, **product))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("k", "nnz"), [(16, 4), (64, 4), (96, 3), (300, 4), (500, 2), (1000, 8), (128, 5)])
+def test_any_sketch_takes_them(k, nnz, dtype):
+    launch = chosen(k=k, nnz=nnz, dtype=dtype)
+    assert isinstance(launch, HopperCodes)
+    assert launch.kernel.rows == (64 if k <= 64 else 128)
+    assert launch.kernel.one_tile == (k <= 128)
+
+
+@pytest.mark.parametrize("k", [128, 256, 1024])
+def test_whole_geometries_keep_their_kernel(k):
+    assert not isinstance(chosen(k=k), HopperCodes)
+    assert isinstance(chosen(k=k, d=767), HopperCodes)  # rows that the other kernel cannot load
+
+
+@pytest.mark.parametrize(
+    "small",
+    [
+        {"n": 47},
+        {"n": 1024, "d": 768},
+        {"n": 64, "d": 1 << 20},
+        {"n": 4096, "d": 1 << 25},
+        {"dtype": "float64"},
+        {"adjoint": True},
+    ],
+)
+def test_others_do_not(small):
+    assert not isinstance(chosen(**{"k": 300, **small}), HopperCodes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "plain", "loader", "vector"),
+    [
+        ("float32", 768, True, TMA, 1),
+        ("float32", 770, True, COPY, 2),
+        ("float32", 769, True, COPY, 1),
+        ("float32", 768, False, COPY, 1),
+        ("bfloat16", 768, True, TMA, 1),
+        ("bfloat16", 772, True, COPY, 4),
+        ("bfloat16", 770, True, COPY, 2),
+        ("bfloat16", 769, True, LOAD, 1),
+        ("bfloat16", 768, False, LOAD, 1),
+    ],
+)
+def test_loads_follow_the_alignment(dtype, d, plain, loader, vector):
+    kernel = chosen(k=64, d=d, dtype=dtype, plain=plain).kernel
+    assert (kernel.loader, kernel.vector) == (loader, vector)
+
+
+def test_small_panels_are_copied():
+    assert chosen(k=300, nnz=4).kernel.loader == COPY  # chunks of 16 columns
+    assert chosen(k=384, nnz=4).kernel.loader == TMA  # of 32
+    assert chosen(k=384, nnz=4, dtype="bfloat16").kernel.loader == COPY
+
+
+@pytest.mark.parametrize(
+    ("k", "stores"), [(300, True), (301, False), (1000, False), (64, True), (98, False), (384, True)]
+)
+def test_results_are_stored_whole_where_tiles_are_alike(k, stores):
+    assert chosen(k=k).kernel.tma_store == stores
+
+
+@pytest.mark.parametrize("d", [1000, 20_000, 300_000])
+@pytest.mark.parametrize("n", [64, 100, 1000, 20_000])
+@pytest.mark.parametrize(("k", "nnz"), [(20, 4), (300, 4), (1000, 8), (2000, 3)])
+def test_splits_cover_the_columns_and_are_short(k, nnz, n, d):
+    product = exact_product(n=n, d=d, k=k, nnz=nnz, device=HOPPER)
+    if not hopper_codes.eligible(product):
+        pytest.skip("taken by other kernels")
+    launch = hopper_codes.launch(product)
+    groups = hopper_codes.count_groups(product)
+    assert (launch.splits - 1) * launch.groups_per_split < groups <= launch.splits * launch.groups_per_split
+    width = 1 << product.geometry.log_group << product.geometry.log_chunk
+    tile_columns = launch.groups_per_split * width / product.geometry.n_tiles
+    assert tile_columns <= 1.1 * hopper_codes.MAX_STEPS * 64 + 64
+
+
+# ------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The shapes of X that the kernel has run; products of all sizes are eligible."""
+    if not device.describe(torch.device("cuda")).hopper:
+        pytest.skip("needs a GPU of compute capability 9")
+    from sjlt.backends.triton import hopper
+
+    calls, call = [], hopper.project_codes
+
+    def record(chosen, spec, data, *rest):
+        calls.append(tuple(data.shape))
+        call(chosen, spec, data, *rest)
+
+    monkeypatch.setattr(hopper, "project_codes", record)
+    with changed_choices(
+        {"hopper_codes.MIN_ELEMENTS": 1, "hopper_codes.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES_PER_CODE": 0}
+    ):
+        yield calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("k", "nnz"), [(16, 4), (20, 8), (64, 1), (65, 3), (96, 3), (192, 4), (300, 4), (500, 2), (1000, 8), (130, 65)]
+)
+@pytest.mark.parametrize(("n", "d"), [(300, 1000), (129, 333), (50, 3002)])
+def test_projections_are_exact(n, d, k, nnz, dtype, taken):
+    check_project(Sketch(d, k, nnz=nnz, seed=-3), n, dtype, device="cuda")
+    assert taken == [(n, d)] * len(taken)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("k", [60, 300, 1000])
+@pytest.mark.parametrize("out_in", LAYOUTS)
+@pytest.mark.parametrize("x_in", LAYOUTS)
+def test_layouts(x_in, out_in, k, dtype, taken):
+    check_project(Sketch(700, k, nnz=4, seed=1), 200, dtype, device="cuda", x_in=x_in, out_in=out_in)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [1, 8, 50, 2**31 + 7, 2**50])
+@pytest.mark.parametrize(("k", "nnz", "seed"), [(64, 4, 0), (300, 4, 2**63 + 1), (1000, 8, 5)])
+def test_slices(k, nnz, seed, offset, taken):
+    check_project(Sketch(offset + 500, k, nnz=nnz, seed=seed)[:, offset:], 200, device="cuda")
+    assert taken
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("k", "nnz"), [(64, 4), (300, 3), (1000, 8)])
+@pytest.mark.parametrize("steps", [2, 128])
+def test_splits_add_up(steps, k, nnz, dtype, taken):
+    with changed_choices({"hopper_codes.MAX_STEPS": steps, "hopper_codes.MAX_CHUNKS": steps}):
+        check_project(Sketch(5000, k, nnz=nnz, seed=2), 150, dtype, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [64, 300])
+def test_sums_that_are_large_from_the_start(k, taken):
+    S = Sketch(4096, k, seed=0)
+    entries = torch.from_numpy(S.toarray()).to("cuda").double().T
+    data = torch.randn(304, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    for x, limit in large_first(data):
+        error = ((x @ S.T).double() - x.double() @ entries).norm(dim=1) / x.double().norm(dim=1)
+        assert error.max() < limit
+
+
+@pytest.mark.gpu
+def test_a_nan_stays_with_its_vector(taken):
+    x = torch.randn(200, 700, device="cuda")
+    x[3, 100], x[150, 699] = float("nan"), float("inf")
+    y = x @ Sketch(700, 300, seed=0).T
+    assert not y[3].isfinite().all()
+    assert not y[150].isfinite().all()
+    assert y[[i for i in range(200) if i not in (3, 150)]].isfinite().all()
