@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from helpers.cases import pairwise
 
 import sjlt
 from sjlt.inputs.dropout import checked_arguments, rule_of
@@ -18,14 +19,17 @@ BITS = [8, 16, 32]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
-@pytest.fixture(params=["numpy", "torch", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+BACKENDS = ["numpy", "torch", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=BACKENDS)
 def backend(request):
-    if request.param == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("the kernels are compiled in this process")
     return request.param
 
 
 def device_of(backend):
+    if backend == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the kernels are compiled in this process")
     return "cuda" if backend == "cuda" else "cpu"
 
 
@@ -100,15 +104,13 @@ def probability(dtype):
     return 0.5 if dtype == torch.bfloat16 else 0.3
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pairwise(backend=BACKENDS, dtype=DTYPES, bits=BITS)
 def test_dtypes(backend, dtype, bits):
     x = data((3, 67), dtype, device_of(backend))
     check(backend, x, torch.empty_like(x), probability(dtype), -5, bits=bits)
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("offset", [0, 1, 3, 64, 2**33 + 5, 2**35 - 1, 2**63 - 1 - 210])
+@pairwise(backend=BACKENDS, offset=[0, 1, 3, 64, 2**33 + 5, 2**35 - 1, 2**63 - 1 - 210], bits=BITS)
 def test_offsets(backend, offset, bits):
     """Wherever the first element's lane lies in its call, and beyond 2^32 indices and calls."""
     x = data((210,), torch.float32, device_of(backend))
@@ -134,9 +136,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("out_in", ["dense", "same"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pairwise(backend=BACKENDS, layout=list(LAYOUTS), out_in=["dense", "same"], bits=BITS)
 def test_layouts(backend, layout, out_in, bits):
     device = device_of(backend)
     x = LAYOUTS[layout](data((18, 48), torch.float32, device))

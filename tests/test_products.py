@@ -6,6 +6,7 @@ nnz is 1, 4, 16 or 64 throughout: the scale 1/sqrt(nnz) is then a power of two, 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cases import pairwise
 from helpers.data import DTYPES, FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
 import sjlt
@@ -192,12 +193,9 @@ LAYOUTS = {
     "F backwards": lambda x: np.asfortranarray(x[::-1, ::-1])[::-1, ::-1],
     "field of records": lambda x: np.rec.fromarrays([x, x + 1], names="a,b")["a"],
 }
-each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
-@each_layout
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16"])
-@pytest.mark.parametrize("n", [5, 70])
+@pairwise(layout=list(LAYOUTS), dtype=["float16", "float32", "float64", "int16"], n=[5, 70])
 def test_layouts_of_the_input(layout, dtype, n, num_threads):
     S = Sketch(301, 40, nnz=4)
     for rows, check in ((integers((n, 301), dtype), check_project), (integers((n, 40), dtype), check_adjoint)):
@@ -208,9 +206,7 @@ def test_layouts_of_the_input(layout, dtype, n, num_threads):
         assert np.array_equal(view, before), "the input was written to"
 
 
-@each_layout
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("n", [5, 70])
+@pairwise(layout=list(LAYOUTS), dtype=FLOATS, n=[5, 70])
 def test_layouts_of_out(layout, dtype, n, num_threads):
     S = Sketch(301, 40, nnz=4)
     x, y = integers((n, 301), dtype), integers((n, 40), dtype)
