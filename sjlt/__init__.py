@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .threads import get_num_threads as get_num_threads
     from .threads import set_num_threads as set_num_threads
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Loaded on first access (PEP 562): scikit-learn alone takes most of a second to import.
 _EXPORTS = {
