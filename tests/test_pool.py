@@ -166,6 +166,74 @@ def test_an_exception_is_raised_whichever_thread_it_is_of(where):
         threads.run(task, [()] * 2, 2)
 
 
+# --------------------------------------------------------------------------------- interrupts
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_step_of_a_task_begins_after_an_exception(workers):
+    steps = []
+
+    def task(i):
+        for step in range(1000):
+            steps.append((i, step))
+            if (i, step) == (0, 3):
+                raise LookupError("step 3")
+            time.sleep(0.001)
+            yield
+
+    with pytest.raises(LookupError, match="step 3"):
+        threads.run(task, [(i,) for i in range(3)], workers)
+    made = len(steps)
+    time.sleep(0.05)
+    assert len(steps) == made < 100
+
+
+INTERRUPTED = """
+import signal, sys, threading, time
+import numpy as np, scipy.sparse as sp, sjlt
+from sjlt import Sketch
+
+function, x = CASE
+sjlt.set_num_threads(int(sys.argv[1]))
+few = x[:, :1000] if x.ndim == 2 else x
+began = []
+
+small = Sketch(1000, function.n_components, nnz=function.nnz, density=function.density)
+small.project(few)  # compiles
+timer = threading.Timer(1.0, lambda: (began.append(time.perf_counter()), signal.pthread_kill(MAIN, signal.SIGINT)))
+MAIN = threading.main_thread().ident
+timer.start()
+try:
+    function.project(x)
+    print("finished")
+except KeyboardInterrupt:
+    print(time.perf_counter() - began[0])
+"""
+LONG_CALLS = {
+    "dense, independent entries": "Sketch(2**30, 128, density=0.3), np.broadcast_to(np.float32(1), (64, 2**30))",
+    "dense, few nonzeros": "Sketch(2**30, 1024, density=0.0001), np.broadcast_to(np.float32(1), (64, 2**30))",
+    "dense": "Sketch(2**31, 1000, nnz=8), np.broadcast_to(np.float32(1), (500, 2**31))",
+    "dense, few rows": "Sketch(2**33, 1000, nnz=8), np.broadcast_to(np.float32(1), (3, 2**33))",
+    "column-major": "Sketch(2**26, 64, nnz=8), np.broadcast_to(np.float32(1), (2**26, 5000)).T",
+    "a long CSR row": (
+        "Sketch(2**40, 64, nnz=16), sp.csr_array((np.broadcast_to(np.float32(1), 10**8), "
+        "np.broadcast_to(np.int64(2**39), 10**8), np.array([0, 10**8])), shape=(1, 2**40))"
+    ),
+}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c == "dense" else pytest.mark.exhaustive) for c in LONG_CALLS]
+)
+def test_an_interrupt_is_seen_within_half_a_second(case, n):
+    """Of processor time, on a machine that does nothing else: a second and a half is for others that test beside."""
+    code = INTERRUPTED.replace("CASE", LONG_CALLS[case])
+    result = subprocess.run([sys.executable, "-c", code, str(n)], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 2
+
+
 # --------------------------------------------------------------------------------- threads that others use
 
 

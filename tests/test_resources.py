@@ -48,13 +48,17 @@ def to_csr(S, n):  # nearly all rows have no entries
     x = sp.csr_array((ones(1000, "f4"), ones(1000, "i4"), indptr), shape=(n, S.n_features))
     return lambda x, out: S.project(x, dense_output=False), x, None
 
+def to_sparse(S, n, each):
+    _, x, _ = sparse(None, n, S.n_features, each, "csr", 1)
+    return lambda x, out: S.project(x, dense_output=False), x, None
+
 def peak():
     with open("/proc/self/status") as status:
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 
 function, x, out = CASE
 most = 0
-for threads in (1, 16):
+for threads in (1, 64):
     sjlt.set_num_threads(threads)
     function(x, out=out)  # compiles, and starts the threads
     with open("/proc/self/clear_refs", "w") as reset:
@@ -90,6 +94,16 @@ CASES = [
     'dense(Sketch(20_000_000, 64), 1, "i1", "f8")',
     'dense(Sketch(20_000_000, 64), 1, ">f4", "f4")',
     'sparse(Sketch(10**6, 64).project, 1000, 10**6, 10_000, "csr", 64, "i1")',
+    # Independent entries: dense, many nonzeros by rows and by columns, one long row, sparse results.
+    'dense(Sketch(512, 1024, density=0.3), 20_000, "f4", "f4")',
+    'dense(Sketch(512, 1024, density=0.01), 20_000, "f8", "f8")',
+    'adjoint(Sketch(512, 1024, density=0.3), 20_000, "f4", "f4")',
+    'sparse(Sketch(10**5, 128, density=0.3).project, 1000, 10**5, 5000, "csr", 128)',
+    'sparse(Sketch(10**5, 128, density=0.3).project, 1000, 10**5, 5000, "csc", 128)',
+    'sparse(Sketch(10**7, 128, density=0.3).project, 1, 10**7, 5 * 10**6, "csr", 128)',
+    'sparse(Sketch(10**9, 128, density=0.3).project, 1000, 10**9, 5000, "csr", 128)',
+    "to_sparse(Sketch(20_000, 4096, density=0.001), 10_000, 20)",
+    "to_sparse(Sketch(20_000, 4096, density=0.2), 500, 20)",
     # From the left: the layouts are those of A' and B'.
     '(lambda A, out: Sketch(500_000, 64).project(A.T, out=out.T), ones((500_000, 64), "f4"), ones((64, 64), "f4"))',
     '(lambda B, out: Sketch(200_000, 64).T @ B, ones((64, 64), "f4"), None)',
@@ -170,3 +184,26 @@ np.testing.assert_array_equal(x @ S.T, x @ S.toarray().T)
     run(code, "3000", **environment)
     for _ in range(2):
         run(code, **environment)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
+@pytest.mark.parametrize("files", ["*.nbi", "*.nbc"])
+def test_a_damaged_cache_is_compiled_again(tmp_path, files, damage):
+    """As a full disk or a killed process may leave it: the entry is dropped, and the next process finds a good one."""
+    code = """
+import numpy as np, numba, sjlt
+from numba.core import event
+with event.install_recorder("numba:compile") as recorder:
+    y = sjlt.dropout_mask((3, 50), 0.5, 1)
+assert 0 < y.sum() < y.size
+print(len(recorder.buffer))
+"""
+    run(code, NUMBA_CACHE_DIR=str(tmp_path))
+    entries = list(tmp_path.rglob(files))
+    assert entries
+    for path in entries:
+        data = path.read_bytes()
+        path.write_bytes({"empty": b"", "cut": data[: len(data) // 2], "garbage": bytes(range(128, 256)) * 9}[damage])
+    again, then = (int(run(code, NUMBA_CACHE_DIR=str(tmp_path))) for _ in range(2))
+    assert again > 0
+    assert then == 0

@@ -1,6 +1,7 @@
 """Results that do not depend on threads or on batches, to the bit; several callers at once; forks and spawns."""
 
 import multiprocessing
+import subprocess
 import sys
 import threading
 import time
@@ -256,6 +257,34 @@ def test_a_fork_while_another_thread_compiles():
     assert not other.is_alive()
 
 
+FORK_DURING_FIRST_CALL = """
+import os, signal, sys, threading, time
+import numpy as np, sjlt
+
+S, x = sjlt.Sketch(300, 40), np.ones((3, 300), np.float32)
+first = threading.Thread(target=lambda: x @ S.T)
+first.start()
+while "sjlt.backends.cpu.jit" not in sys.modules:  # its import, and that of Numba, have begun
+    time.sleep(0.001)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(100)
+    os._exit(0 if (x @ S.T).shape == (3, 40) else 1)
+_, status = os.waitpid(pid, 0)
+first.join()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@forks
+def test_a_fork_during_the_first_call_of_another_thread():
+    """The child would inherit a module that is half imported, and the lock of its import for ever."""
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_DURING_FIRST_CALL], capture_output=True, text=True, timeout=200
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_spawned_process():
     S = SKETCHES[1]
     x = normal((N, S.n_features))
@@ -273,9 +302,19 @@ def test_numpy_integers_are_numbers_of_threads(dtype):
     assert sjlt.get_num_threads() == 2
 
 
+@pytest.mark.parametrize("n", [0, -1, 2**16 + 1, 2**70, 1.0, "2", None, True])
+def test_other_numbers_of_threads_are_refused(n):
+    before = sjlt.get_num_threads()
+    with pytest.raises(ValueError, match=r"integer from 1 to 65536, got"):
+        sjlt.set_num_threads(n)
+    assert sjlt.get_num_threads() == before
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
+        ({"SJLT_NUM_THREADS": str(2**70), "OMP_NUM_THREADS": "6"}, 6),
+        ({"SJLT_NUM_THREADS": "\u00b2", "OMP_NUM_THREADS": "6"}, 6),
         ({"SJLT_NUM_THREADS": "7", "NUMBA_NUM_THREADS": "5", "OMP_NUM_THREADS": "6"}, 7),
         ({"NUMBA_NUM_THREADS": "5", "OMP_NUM_THREADS": "6"}, 5),
         ({"OMP_NUM_THREADS": "6"}, 6),

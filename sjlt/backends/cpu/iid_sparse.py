@@ -105,9 +105,10 @@ def _project_csc(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) -> No
 def _project_csr_rows(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) -> None:
     """Rows of a CSR matrix, a bounded number of nonzeros at a time, by columns."""
     n, start, most = x.shape[0], 0, _max_rows(x, threads.get_num_threads())
+    nonzeros = BATCH_NONZEROS if x.shape[1] <= BATCH_NONZEROS else BATCH_NONZEROS // 4  # sorting needs more memory
     while start < n:
         rows = start, min(start + most, n)
-        (start, stop), (_, last) = next(csr_steps(x.indptr, rows, BATCH_NONZEROS))
+        (start, stop), (_, last) = next(csr_steps(x.indptr, rows, max(1, nonzeros)))
         if last < x.indptr[stop]:
             parts: Any = partial(_row_in_parts, x, start)
         else:

@@ -1,0 +1,136 @@
+"""The bound on each component's error that holds for every input, on inputs that try to break it.
+
+|result_r - exact_r| <= c u sum over j of |S_rj x_j|, with the c and u that are derived where the sums are written
+(`dense_kernels`, `sparse_kernels`, `iid_kernels`).
+"""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from helpers.cases import pairwise
+
+from sjlt import Sketch
+from sjlt.backends.cpu import iid_dense, plan
+
+U = {"float32": 2.0**-24, "float64": 2.0**-53}
+
+
+def signs_of_row(S, r=0):
+    """Row r of the sketch, without its scale."""
+    return np.sign(S.to_scipy("csr")[[r]].toarray()[0])
+
+
+def aligned(S, rng):
+    """Every term of a component is positive, about one: each addition rounds."""
+    row = signs_of_row(S)
+    return np.where(row == 0, 1.0, row) * (1 + rng.random(S.n_features))
+
+
+def first(S, rng):
+    """A large number before small ones, each of which an addition may lose."""
+    return np.where(np.arange(S.n_features) < 16, 1.0, 2.0**-24) * np.where(signs_of_row(S) < 0, -1, 1)
+
+
+def last(S, rng):
+    return first(S, rng)[::-1] * 1.0
+
+
+def harmonic(S, rng):
+    return 1.0 / np.arange(1, S.n_features + 1) * np.where(signs_of_row(S) < 0, -1, 1)
+
+
+def correlated(S, rng):
+    """x near the span of a few rows of S."""
+    return np.asarray(S.to_scipy("csr")[:3].sum(0)).ravel() + 2.0**-20 * rng.normal(size=S.n_features)
+
+
+def cancelling(S, rng):
+    """Large terms that cancel, and small ones that are the result."""
+    signs = np.where(signs_of_row(S) < 0, -1, 1)
+    return signs * np.resize([1e6, 1e-3, -1e6], S.n_features)
+
+
+def equal(S, rng):
+    return np.full(S.n_features, 1 / 3) * np.where(signs_of_row(S) < 0, -1, 1)
+
+
+DATA = {f.__name__: f for f in (aligned, first, last, harmonic, correlated, cancelling, equal)}
+
+
+def check(S, x, result, c, u):
+    """The bound for one row of data. Expected sums are correctly rounded, so 3 2^-53 is for the expectation itself."""
+    entries = S.to_scipy("csr")
+    scale = math.sqrt(1 / S.nnz if S.nnz else 1 / (S.n_components * S.density))
+    for r in range(S.n_components):
+        columns = slice(entries.indptr[r], entries.indptr[r + 1])
+        terms = np.asarray(x, np.float64)[entries.indices[columns]] * np.sign(entries.data[columns])
+        allowed = (c * u + 3 * 2.0**-53) * scale * math.fsum(np.abs(terms))
+        assert abs(float(result[r]) - scale * math.fsum(terms)) <= allowed, r
+
+
+@pairwise(
+    kind=DATA,
+    dtype=U,
+    n=[1, 40],
+    shape=[(2**14, 16, 1), (2**15, 300, 4), (5000, 3, 2), (70_000, 1000, 1)],
+)
+def test_dense(kind, dtype, n, shape):
+    d, k, nnz = shape
+    S = Sketch(d, k, nnz=nnz, seed=695)
+    x = DATA[kind](S, np.random.default_rng(0)).astype(dtype)
+    rows = np.zeros((n, d), dtype)
+    rows[n // 2] = x
+    check(S, x, (rows @ S.T)[n // 2], plan.MAX_TERMS + 4, U[dtype])
+    check(S, x, (S @ np.asfortranarray(rows.T))[:, n // 2], plan.MAX_TERMS + 4, U[dtype])
+
+
+@pairwise(kind=DATA, dtype=U, format=["csr", "csc"])
+def test_sparse(kind, dtype, format):
+    S = Sketch(2**14, 16, nnz=1, seed=695)
+    x = DATA[kind](S, np.random.default_rng(0)).astype(dtype)
+    c = 2 if dtype == "float32" else 512 + 4
+    matrix = sp.csr_array(x[None]).asformat(format)
+    check(S, x, (matrix @ S.T)[0], c, U[dtype])
+    check(S, x, S.project(matrix, dense_output=False).toarray()[0], c, U[dtype])
+
+
+@pairwise(kind=DATA, dtype=U, density=[1.0, 0.25, 0.015625])
+def test_independent_entries(kind, dtype, density):
+    S = Sketch(2**14, 16, density=density, seed=5)
+    x = DATA[kind](S, np.random.default_rng(0)).astype(dtype)
+    block = iid_dense.iid_plan(S.spec).block
+    nonzeros = S.to_scipy("csr") != 0
+    most = max(nonzeros[:, j : j + block].sum(1).max() for j in range(0, S.n_features, block))
+    check(S, x, x @ S.T, most + 4, U[dtype])
+
+
+@pytest.mark.parametrize("dtype", U)
+def test_adjoint(dtype):
+    S = Sketch(4000, 257, nnz=85)
+    y = np.where(np.arange(257) < 3, 1.0, 2.0**-23).astype(dtype)
+    result, exact = (y @ S).astype(np.float64), S.T.toarray() @ y.astype(np.float64)
+    size = np.abs(S.T.toarray()) @ np.abs(y.astype(np.float64))
+    assert (np.abs(result - exact) <= ((85 + 3) * U[dtype] + 100 * 2.0**-53 * (dtype == "float32")) * size).all()
+
+
+def test_many_equal_fp64_features():
+    """Totals are compensated: the error does not grow with the number of blocks."""
+    S = Sketch(2**21, 1, nnz=1, seed=3)
+    x = signs_of_row(S) / 3
+    assert abs((x @ S.T)[0] - math.fsum(np.abs(x))) <= 20 * 2.0**-53 * math.fsum(np.abs(x))
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("float32", 2.0**122), ("float64", 2.0**1010)])
+@pytest.mark.parametrize("n", [1, 40])
+def test_sums_in_the_stated_range_do_not_overflow(dtype, largest, n):
+    """64 terms of one sign, then as many of the other: what is between may be 64 times as large."""
+    S = Sketch(2**13, 16, nnz=1, seed=1)
+    row = S.to_scipy("csr").indices[: 2**9]
+    x = np.zeros((n, 2**13), dtype)
+    signs = signs_of_row(S)[row]
+    x[:, row] = largest / 32 * signs * np.where(np.arange(len(row)) < len(row) // 2, 1, -1)
+    result = x @ S.T
+    assert np.isfinite(result).all()
+    assert (result[:, 0] == 0).all()
