@@ -153,18 +153,43 @@ def _executor(size: int) -> ThreadPoolExecutor:
         return _pool
 
 
+# Locks that a fork waits for, and that the child must not inherit locked: modules that are loaded later add theirs.
+fork_locks: list[Any] = []
+
+
+def _importing() -> list[str]:
+    """The modules of this package that another thread is importing."""
+    mine = [(name, module) for name, module in sys.modules.items() if name.partition(".")[0] == __package__]
+    return [name for name, module in mine if getattr(module.__spec__, "_initializing", False)]
+
+
 def _before_fork() -> None:
-    """Wait until no other thread is importing a module of this package: the child would wait for it for ever."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
-        with contextlib.suppress(Exception):  # the other thread's import failed, and the exception is raised there
-            importlib.import_module(name)
+    """Wait until no other thread imports a module of this package or holds a lock: the child would wait for ever.
+
+    An import may need the locks, so that none is held while waiting for it.
+    """
+    for attempt in range(8):  # an import of this very thread does not end
+        for name in _importing():
+            with contextlib.suppress(Exception):  # that import failed: the exception is raised in the other thread
+                importlib.import_module(name)
+        for lock in fork_locks:
+            lock.acquire()
+        if attempt == 7 or not _importing():
+            return
+        _after_fork_in_parent()
+
+
+def _after_fork_in_parent() -> None:
+    for lock in fork_locks:
+        lock.release()
 
 
 def _after_fork_in_child() -> None:
     global _pool, _lock
     _pool = None  # its threads did not survive the fork
     _lock = threading.Lock()
+    _after_fork_in_parent()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

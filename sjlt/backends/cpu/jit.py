@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
@@ -17,6 +16,7 @@ from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 
+from ... import threads
 from ...laws import dropout as dropout_law
 from ...laws import exact as exact_law
 from ...laws import iid as iid_law
@@ -25,12 +25,7 @@ from ...laws import philox
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
-if hasattr(os, "register_at_fork"):  # a child must not inherit the lock of a thread that was compiling
-    os.register_at_fork(
-        before=global_compiler_lock.acquire,
-        after_in_parent=global_compiler_lock.release,
-        after_in_child=global_compiler_lock.release,
-    )
+threads.fork_locks.append(global_compiler_lock)
 
 
 def leaf(function: Callable[..., Any]) -> Any:
