@@ -363,15 +363,11 @@ VARIANTS = [
 
 # The interpreter is fast enough for these: each kernel, each way to multiply, splits and chunked sums among them.
 DEFAULT_VARIANTS = (0, 1, 4, 5, 8, 10, 12, 13, 15, 18, 19, 20, 22)
+SLOW = pytest.mark.exhaustive
+CHOSEN = [pytest.param(*v, marks=() if i in DEFAULT_VARIANTS else SLOW) for i, v in enumerate(VARIANTS)]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "shape", "splits"),
-    [
-        pytest.param(*variant, marks=() if i in DEFAULT_VARIANTS else pytest.mark.exhaustive)
-        for i, variant in enumerate(VARIANTS)
-    ],
-)
+@pytest.mark.parametrize(("wanted", "shape", "splits"), CHOSEN)
 def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     n, d, k, nnz, offset, dtype, layout = shape
     chosen, choose, in_halves = [], triton_exact.choose, "16" in dtype
