@@ -271,92 +271,28 @@ def test_choices_are_values():
 P2, UNMASKED, CHUNKED, LOADS = "power_of_two", "unmasked", "chunked_sum", "load_chunks"
 CONTIGUOUS = "vectors_contiguous"
 VARIANTS = [
-    (
-        {"mode": NATIVE, P2: True, UNMASKED: True},
-        (65, 256, 256, 4, 128, "bfloat16", "rows"),
-        1,
-    ),
+    ({"mode": NATIVE, P2: True, UNMASKED: True}, (65, 256, 256, 4, 128, "bfloat16", "rows"), 1),
     ({"mode": NATIVE, P2: True, UNMASKED: False}, (66, 200, 128, 4, 7, "bfloat16", "rows"), 2),
     ({"mode": NATIVE, P2: False, UNMASKED: False}, (66, 100, 300, 4, 7, "float16", "rows"), 1),
-    (
-        {"mode": NATIVE, P2: True, CHUNKED: True},
-        (65, 8300, 128, 16, 7, "float16", "rows"),
-        1,
-    ),
-    (
-        {"mode": FP16_PAIR, P2: True, UNMASKED: True},
-        (130, 128, 128, 4, 64, "float32", "rows"),
-        1,
-    ),
-    (
-        {"mode": FP16_PAIR, P2: True, UNMASKED: False},
-        (130, 100, 128, 4, 3, "float32", "rows"),
-        1,
-    ),
-    (
-        {"mode": FP16_PAIR, UNMASKED: True, CHUNKED: True},
-        (65, 2048, 128, 4, 0, "float32", "rows"),
-        1,
-    ),
-    (
-        {"mode": FP16_PAIR, P2: False, CHUNKED: True},
-        (70, 1300, 100, 4, 5, "float32", "rows"),
-        1,
-    ),
-    (
-        {"mode": BF16_TRIPLE, P2: False, CHUNKED: False},
-        (70, 250, 300, 4, 5, "float32", "rows"),
-        2,
-    ),
-    (
-        {"mode": BF16_TRIPLE, P2: True, CHUNKED: True},
-        (66, 1500, 128, 4, 5, "float32", "rows"),
-        1,
-    ),
-    (
-        {"mode": FP16_PAIR, UNMASKED: True, CHUNKED: False},
-        (66, 512, 128, 4, 64, "float32", "rows"),
-        2,
-    ),
-    (
-        {"mode": FP16_PAIR, UNMASKED: False, CHUNKED: True},
-        (66, 3300, 128, 4, 3, "float32", "rows"),
-        3,
-    ),
-    (
-        {"align": 4, P2: True, UNMASKED: True, CHUNKED: False},
-        (64, 256, 256, 4, 128, "float32", "columns"),
-        1,
-    ),
+    ({"mode": NATIVE, P2: True, CHUNKED: True}, (65, 8300, 128, 16, 7, "float16", "rows"), 1),
+    ({"mode": FP16_PAIR, P2: True, UNMASKED: True}, (130, 128, 128, 4, 64, "float32", "rows"), 1),
+    ({"mode": FP16_PAIR, P2: True, UNMASKED: False}, (130, 100, 128, 4, 3, "float32", "rows"), 1),
+    ({"mode": FP16_PAIR, UNMASKED: True, CHUNKED: True}, (65, 2048, 128, 4, 0, "float32", "rows"), 1),
+    ({"mode": FP16_PAIR, P2: False, CHUNKED: True}, (70, 1300, 100, 4, 5, "float32", "rows"), 1),
+    ({"mode": BF16_TRIPLE, P2: False, CHUNKED: False}, (70, 250, 300, 4, 5, "float32", "rows"), 2),
+    ({"mode": BF16_TRIPLE, P2: True, CHUNKED: True}, (66, 1500, 128, 4, 5, "float32", "rows"), 1),
+    ({"mode": FP16_PAIR, UNMASKED: True, CHUNKED: False}, (66, 512, 128, 4, 64, "float32", "rows"), 2),
+    ({"mode": FP16_PAIR, UNMASKED: False, CHUNKED: True}, (66, 3300, 128, 4, 3, "float32", "rows"), 3),
+    ({"align": 4, P2: True, UNMASKED: True, CHUNKED: False}, (64, 256, 256, 4, 128, "float32", "columns"), 1),
     ({"align": 1, P2: True, UNMASKED: False}, (67, 200, 256, 2, 7, "float32", "columns"), 1),
     ({"n_keys": 2, P2: True, UNMASKED: True}, (64, 256, 256, 8, 64, "float32", "columns"), 2),
     ({"n_keys": 2, P2: True, UNMASKED: False}, (66, 150, 128, 8, 7, "float32", "columns"), 1),
-    (
-        {"mode": NATIVE, P2: True, UNMASKED: False},
-        (66, 150, 128, 8, 7, "bfloat16", "columns"),
-        1,
-    ),
+    ({"mode": NATIVE, P2: True, UNMASKED: False}, (66, 150, 128, 8, 7, "bfloat16", "columns"), 1),
     ({"align": 2, P2: False, UNMASKED: False}, (66, 200, 300, 3, 7, "bfloat16", "columns"), 2),
-    (
-        {LOADS: True, P2: True, CONTIGUOUS: False},
-        (3, 700, 128, 4, 7, "float32", "rows"),
-        1,
-    ),
-    (
-        {LOADS: True, P2: False, CONTIGUOUS: True},
-        (4, 700, 300, 4, 7, "bfloat16", "columns"),
-        1,
-    ),
-    (
-        {LOADS: False, P2: True, CONTIGUOUS: False},
-        (1, 3000, 128, 1, 7, "float32", "rows"),
-        2,
-    ),
-    (
-        {LOADS: False, P2: False, CONTIGUOUS: True, "fp64": True},
-        (20, 300, 300, 5, 7, "float64", "columns"),
-        1,
-    ),
+    ({LOADS: True, P2: True, CONTIGUOUS: False}, (3, 700, 128, 4, 7, "float32", "rows"), 1),
+    ({LOADS: True, P2: False, CONTIGUOUS: True}, (4, 700, 300, 4, 7, "bfloat16", "columns"), 1),
+    ({LOADS: False, P2: True, CONTIGUOUS: False}, (1, 3000, 128, 1, 7, "float32", "rows"), 2),
+    ({LOADS: False, P2: False, CONTIGUOUS: True, "fp64": True}, (20, 300, 300, 5, 7, "float64", "columns"), 1),
     ({LOADS: False, "fp64": True, CONTIGUOUS: False}, (20, 300, 100, 33, 7, "float64", "rows"), 1),
 ]
 
