@@ -16,7 +16,7 @@ import sjlt
 from sjlt import Sketch
 
 pytestmark = pytest.mark.exhaustive
-budget = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+budget = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
@@ -226,7 +226,7 @@ def is_a_refusal(error):
 
 
 @given(name=st.sampled_from(sorted(CALLS)), a=JUNK, b=JUNK, c=JUNK)
-@settings(budget, max_examples=3_000)
+@settings(budget, max_examples=2_000)
 @example("project", None, None, None)
 @example("dropout", None, None, None)
 @example("any dict", {}, None, None)
