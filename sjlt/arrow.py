@@ -44,7 +44,7 @@ class Projector:
     n_features : int, optional
         Length of the vectors in `column`. By default the length found in the first table; later tables are checked
         against it. Give it where several processes share the work, so that each refuses the same rows.
-    nnz, density, seed
+    nnz, stacks, density, seed
         As for `Sketch`.
     output_column : str, optional
         The name of a new last column for the projected vectors. By default they replace `column`, in its place.
@@ -91,6 +91,7 @@ class Projector:
         *,
         n_features: int | None = None,
         nnz: int | Literal["auto"] = "auto",
+        stacks: int = 1,
         density: float | Literal["auto"] | None = None,
         seed: int = 0,
         output_column: str | None = None,
@@ -110,7 +111,13 @@ class Projector:
         self.column, self.output_column = column, column if output_column is None else output_column
         self.normalize, self.list_type = bool(normalize), list_type
         self.dtype = None if dtype is None else np.dtype(dtype)
-        self._arguments: dict[str, Any] = {"n_components": n_components, "nnz": nnz, "density": density, "seed": seed}
+        self._arguments: dict[str, Any] = {
+            "n_components": n_components,
+            "nnz": nnz,
+            "stacks": stacks,
+            "density": density,
+            "seed": seed,
+        }
         self.sketch: Sketch | None = None
         if n_features is not None:
             self.sketch = Sketch(integer("n_features", n_features, 1, MAX_FEATURES), **self._arguments)

@@ -38,8 +38,9 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Length of a projected vector. "auto" is the bound of the Johnson-Lindenstrauss lemma for the number of
         samples and `eps`, which assumes nothing about the data and is often far larger than needed.
     nnz : int or "auto", default "auto"
-        Nonzeros in each column of `components_`, from 1 to floor(k / ceil(k/128)) for k = n_components. "auto" is
-        4, or that bound where it is smaller.
+        Nonzeros per column of `components_`, 1 to floor(k / ceil(k/128)) for k = n_components. "auto": 4 if allowed.
+    stacks : int, default 1
+        Independent sketches, one below the other; divides n_components and `nnz`. 4 keeps one-hot features apart.
     density : None, float in (0, 1] or "auto", default None
         None: every column has exactly `nnz` nonzeros. A number, or "auto" for 1/sqrt(n_features), gives independent
         entries with scikit-learn's distribution, nonzero with that probability, and excludes `nnz`. The probability is
@@ -84,12 +85,11 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     Differences from scikit-learn's transformer:
 
     - The projection is not stored but regenerated from its seed while it is applied.
-    - Each feature contributes to exactly `nnz` components rather than a random number of them, so the norm of a sparse
-      vector is preserved as well as that of a dense one: for unit x the variance of ||Sx||^2 is at most about
-      2/n_components (`sjlt.laws.exact`). Independent entries with density="auto", scikit-learn's default, fill
-      1/sqrt(n_features) of a column on average: for 16384 features, 256 components and a vector with two nonzeros,
-      the standard deviation of ||Sx||^2 is 0.50, compared with 0.07 for nnz=4. `density` is therefore None by default.
-      (For dense vectors both have sqrt(2/n_components).)
+    - Each feature contributes to exactly `nnz` components rather than a random number of them, so norms of sparse
+      vectors are preserved, too: the variance of ||Sx||^2 for unit x is at most about 2/n_components. Independent
+      entries with density="auto", scikit-learn's default, fill 1/sqrt(n_features) of a column on average: for 16384
+      features, 256 components and a vector with two nonzeros, the standard deviation of ||Sx||^2 is 0.50, compared
+      with 0.07 for nnz=4. `density` is therefore None by default. (For dense vectors both have sqrt(2/n_components).)
     - The same `random_state` gives different entries.
     - The result of `transform` has the dtype of its input, float32 or float64, regardless of `fit`.
     - `get_feature_names_out` and pandas output also work with n_components="auto".
@@ -128,6 +128,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "nnz": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "stacks": [Interval(Integral, 1, None, closed="left")],
         "density": [Interval(Real, 0.0, 1.0, closed="right"), StrOptions({"auto"}), None],
         "eps": [Interval(Real, 0, None, closed="neither")],
         "dense_output": ["boolean"],
@@ -140,6 +141,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         n_components: int | Literal["auto"] = "auto",
         *,
         nnz: int | Literal["auto"] = "auto",
+        stacks: int = 1,
         density: float | Literal["auto"] | None = None,
         eps: float = 0.1,
         dense_output: bool = False,
@@ -148,6 +150,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     ) -> None:
         self.n_components = n_components
         self.nnz = nnz
+        self.stacks = stacks
         self.density = density
         self.eps = eps
         self.dense_output = dense_output
@@ -189,8 +192,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
                     DataDimensionalityWarning,
                     stacklevel=3,  # past scikit-learn's wrapper of fit
                 )
-        seed = _seed(self.random_state)
-        self.sketch_ = Sketch(n_features, n_components, nnz=self.nnz, density=self.density, seed=seed)
+        entries: dict[str, Any] = {"nnz": self.nnz, "stacks": self.stacks, "density": self.density}
+        self.sketch_ = Sketch(n_features, n_components, seed=_seed(self.random_state), **entries)
         self._fit_dtype = _numpy_dtype(X)
         if self.compute_inverse_components:
             gram_inverse = self._gram_inverse().astype(self._fit_dtype)
@@ -393,7 +396,5 @@ def _times(X: Any, matrix: Any) -> Any:
 
 def _configured(matrix: Any) -> Any:
     """`matrix` as a sparse matrix or a sparse array, whichever scikit-learn is configured to return (since 1.9)."""
-    interface = sklearn.get_config().get("sparse_interface")
-    if interface is None:  # earlier versions return the kind they are given
-        return matrix
-    return getattr(scipy.sparse, matrix.format + {"spmatrix": "_matrix", "sparray": "_array"}[interface])(matrix)
+    kind = {"spmatrix": "_matrix", "sparray": "_array"}.get(sklearn.get_config().get("sparse_interface", ""))
+    return getattr(scipy.sparse, matrix.format + kind)(matrix) if kind else matrix  # earlier: the kind it was given

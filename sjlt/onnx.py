@@ -57,6 +57,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
             n_features: int,
             n_components: int,
             nnz: int,
+            stacks: int,
             lane_bits: int,
             threshold: int,
             seed: int,
@@ -69,7 +70,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
                     f"the matrix of a sketch of shape ({n_components}, {n_features}) has more than {MAX_ENTRIES} "
                     "numbers: it cannot be a constant of an ONNX graph"
                 )
-            spec = SketchSpec(n_features, n_components, nnz, lane_bits, threshold, seed, feature_offset)
+            spec = SketchSpec(n_features, n_components, nnz, stacks, lane_bits, threshold, seed, feature_offset)
             matrix = sketch_of(spec).toarray(np.float32)
             operator = matrix if adjoint == (axis == -1) else np.ascontiguousarray(matrix.T)
             value = onnxscript.ir.tensor(operator)
@@ -89,6 +90,7 @@ def sketch_of(spec: SketchSpec) -> Sketch:
         spec.n_features,
         spec.n_components,
         nnz=None if spec.is_iid else spec.nnz,
+        stacks=spec.stacks,
         density=spec.lanes.density if spec.is_iid else None,
         seed=spec.seed,
         feature_offset=spec.feature_offset,

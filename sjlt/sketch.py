@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .inputs.checks import integer, nnz_or_lanes, seed_number, signed
+from .inputs.checks import integer, nnz_or_lanes, seed_number, signed, stack_count
 from .inputs.description import sketch_arguments
 from .laws import exact as exact_law
 from .laws.spec import SketchSpec
@@ -54,6 +54,12 @@ class Sketch(SketchProducts):
     nnz : int or "auto", default "auto"
         Nonzeros per column (s in the literature), from 1 to floor(k / ceil(k/128)) for k = n_components.
         "auto" is 4, or that bound where it is smaller. nnz=1 is the CountSketch.
+    stacks : int, default 1
+        The sketch consists of this many independent ones with n_components / stacks rows and nnz / stacks nonzeros per
+        column each, one below the other; a divisor of n_components and of nnz. Use 4 where a whole subspace has to
+        survive (least squares, low rank) or single features matter (one-hot, rare terms): with 1, which is fastest,
+        isolated blocks of neighbouring features may become dependent. nnz="auto" is then the least multiple of
+        `stacks` that is at least 4, if allowed. stacks=nnz is the SparseStack of the literature.
     density : float in (0, 1] or "auto", optional
         Instead of nnz: entries are independent, +-sqrt(1/(k density)) with probability density/2 each and otherwise 0,
         the distribution of scikit-learn's random projections. "auto" is 1/sqrt(n_features); 1 leaves no zeros. The
@@ -97,6 +103,7 @@ class Sketch(SketchProducts):
     n_features: int
     n_components: int
     nnz: int | None = field(default="auto", kw_only=True)  # type: ignore[assignment]  # resolved by __post_init__
+    stacks: int = field(default=1, kw_only=True)
     density: float | None = field(default=None, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     feature_offset: int = field(default=0, kw_only=True)
@@ -110,6 +117,7 @@ class Sketch(SketchProducts):
             n_components: int,
             *,
             nnz: int | Literal["auto"] | None = "auto",
+            stacks: int = 1,
             density: float | Literal["auto"] | None = None,
             seed: int = 0,
             feature_offset: int = 0,
@@ -118,14 +126,15 @@ class Sketch(SketchProducts):
     def __post_init__(self) -> None:
         n_features = integer("n_features", self.n_features, 0, MAX_FEATURES)
         k = integer("n_components", self.n_components, 1, exact_law.MAX_N_COMPONENTS)
-        nnz, lanes = nnz_or_lanes(self.nnz, self.density, n_features, k)
+        stacks = stack_count(self.stacks, k)
+        nnz, lanes = nnz_or_lanes(self.nnz, self.density, n_features, k, stacks)
         seed = seed_number(self.seed) % 2**64
         offset = integer("feature_offset", self.feature_offset, 0, MAX_FEATURES)
         if offset + n_features > MAX_FEATURES:
             raise ValueError(f"feature_offset + n_features must be at most 2^63 - 1, got {offset} + {n_features}")
         checked = {"n_features": n_features, "n_components": k, "nnz": nnz, "seed": seed, "feature_offset": offset}
-        checked["density"] = lanes.density if lanes else None
-        checked["spec"] = SketchSpec(n_features, k, nnz or 0, *(lanes or (0, 0)), signed(seed), offset)
+        checked["stacks"], checked["density"] = stacks, lanes.density if lanes else None
+        checked["spec"] = SketchSpec(n_features, k, nnz or 0, stacks, *(lanes or (0, 0)), signed(seed), offset)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -143,22 +152,26 @@ class Sketch(SketchProducts):
     def __repr__(self) -> str:
         end = self.feature_offset + self.n_features
         entries = f"density={self.density}" if self.is_iid else f"nnz={self.nnz}"
+        entries += f", stacks={self.stacks}" if self.stacks > 1 else ""
         whole = f"Sketch(n_features={end}, n_components={self.n_components}, {entries}, seed={self.seed})"
         return f"{whole}[:, {self.feature_offset}:{end}]" if self.feature_offset else whole
 
     def to_dict(self) -> dict[str, Any]:
         """The sketch as a dict of numbers that JSON can hold, from which `from_dict` makes an equal sketch.
 
-        Keys: "law" (the version), "n_features", "n_components", "seed", "feature_offset", and "nnz", or for
-        independent entries "bits" and "threshold", which define the law, and the "density" that they realise.
+        Keys: "law" (the version), "n_features", "n_components", "seed", "feature_offset", and "nnz" (with "stacks" if
+        there are several), or for independent entries "bits" and "threshold", which define the law, and the "density"
+        that they realise.
         """
         entries = {**self.spec.lanes._asdict(), "density": self.density} if self.is_iid else {"nnz": self.nnz}
+        if self.stacks > 1:
+            entries["stacks"] = self.stacks
         shape = {"law": exact_law.VERSION, "n_features": self.n_features, "n_components": self.n_components}
         return {**shape, **entries, "seed": self.seed, "feature_offset": self.feature_offset}
 
     @classmethod
     def from_dict(cls, description: Mapping[str, Any]) -> Sketch:
-        """The sketch that a dict from `to_dict` describes. The key "density" may be absent.
+        """The sketch that a dict from `to_dict` describes. The keys "density" and "stacks" (then 1) may be absent.
 
         Raises
         ------
@@ -186,7 +199,7 @@ class Sketch(SketchProducts):
     def _part(self, n_features: int, feature_offset: int) -> Sketch:
         """A slice without checks, which torch.compile would turn into guards and recompile for each slice and seed."""
         part = object.__new__(type(self))
-        for name in ("n_components", "nnz", "density", "seed"):
+        for name in ("n_components", "nnz", "stacks", "density", "seed"):
             object.__setattr__(part, name, getattr(self, name))
         object.__setattr__(part, "n_features", n_features)
         object.__setattr__(part, "feature_offset", feature_offset)
@@ -244,7 +257,13 @@ class Sketch(SketchProducts):
 
 
 def project(
-    x: Data, n_components: int, *, nnz: int | Literal["auto"] = "auto", seed: int = 0, out: Data | None = None
+    x: Data,
+    n_components: int,
+    *,
+    nnz: int | Literal["auto"] = "auto",
+    stacks: int = 1,
+    seed: int = 0,
+    out: Data | None = None,
 ) -> Data:
     """Project the last axis of `x` to `n_components`: ``Sketch(x.shape[-1], n_components, ...).project(x)``.
 
@@ -260,4 +279,4 @@ def project(
     shape = x.shape if hasattr(x, "shape") else np.shape(x)
     if not shape:
         raise ValueError(f"project needs data of at least one axis, got {x!r} of type {type(x).__name__}")
-    return Sketch(shape[-1], n_components, nnz=nnz, seed=seed).project(x, out=out)
+    return Sketch(shape[-1], n_components, nnz=nnz, stacks=stacks, seed=seed).project(x, out=out)

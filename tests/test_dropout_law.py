@@ -171,6 +171,6 @@ def test_streams_are_never_shared_with_the_projection():
     k = key(12345)
     for index in (0, 7, 2**35):
         dropped = {PLAIN.lane_words(index, step, *k) for step in range(4)}
-        sketched = {sketching.chunk_keys(index, quad, *k) for quad in range(4)}
-        sketched |= {sketching.chunk_signs(index, *k), sketching.group_words(index, *k)}
+        sketched = {sketching.chunk_keys(index, quad, *k, t) for quad in range(4) for t in range(3)}
+        sketched |= {words(index, *k, t) for words in (sketching.chunk_signs, sketching.group_words) for t in range(3)}
         assert len(dropped) + len(sketched) == len(dropped | sketched)

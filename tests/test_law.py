@@ -119,7 +119,7 @@ def calls():
     p = [i % 8 for i in range(len(chunks))]
     four = [words(s) for s in (5, 6, 7, 8)]
     places = [w % 2**q for w, q in zip(words(9), p, strict=True)]
-    quads = [w % 32 for w in words(10)]
+    quads, stacks = [w % 32 for w in words(10)], [i % 5 for i in range(len(chunks))]
     pm = [i % 17 for i in range(len(chunks))]
     blocks = [2**q + w % 2**q for q, w in zip(p, words(11), strict=True)]
     seats, dealt = words(15), [m % t for m, t in zip(words(16), tiles, strict=True)]
@@ -138,12 +138,12 @@ def calls():
         ),
         "unscale_index": (dealt, tiles, [w % t for w, t in zip(words(17), tiles, strict=True)], groups),
         "select_word": ([i % 4 for i in range(len(chunks))], *four),
-        "group_words": ([c >> g for c, g in zip(chunks, groups, strict=True)], *keys),
+        "group_words": ([c >> g for c, g in zip(chunks, groups, strict=True)], *keys, stacks),
         "tile_theta": (four[0], tiles),
-        "tile_place": (dealt, [c >> g for c, g in zip(chunks, groups, strict=True)], tiles, groups, *keys),
-        "chunk_tile": (chunks, tiles, groups, *keys),
-        "chunk_keys": (chunks, quads, *keys),
-        "chunk_signs": (chunks, *keys),
+        "tile_place": (dealt, [c >> g for c, g in zip(chunks, groups, strict=True)], tiles, groups, *keys, stacks),
+        "chunk_tile": (chunks, tiles, groups, *keys, stacks),
+        "chunk_keys": (chunks, quads, *keys, stacks),
+        "chunk_signs": (chunks, *keys, stacks),
         "row_in_sub_block": (places, words(14), blocks, p),
         "row_theta": (words(14), blocks),
         "sub_block_of_row": (

@@ -39,11 +39,11 @@ def test_unspread_finds_what_spread_takes_there(p, law_of_arrays):
 def test_tile_place_finds_exactly_the_chunk_of_a_tile(k, law_of_arrays):
     n_tiles, pm = reference.count_tiles(k), reference.log2_floor(reference.count_tiles(k))
     tiles, places = np.arange(n_tiles, dtype=np.uint64), np.arange(2**pm, dtype=np.uint64)
-    for group in (0, 1, 2**32 - 1, 2**32, (2**63 - 1) >> pm):
+    for stack, group in enumerate((0, 1, 2**32 - 1, 2**32, (2**63 - 1) >> pm)):
         for seed in (0, 2**64 - 1, 12_345_678_901_234_567):
-            fixed = tuple(map(np.uint64, (n_tiles, pm, seed % 2**32, seed >> 32)))
+            fixed = tuple(map(np.uint64, (n_tiles, pm, seed % 2**32, seed >> 32, stack)))
             touched = law_of_arrays.chunk_tile((np.uint64(group) << np.uint64(pm)) + places, *fixed)
-            assert touched[-1] == reference.tile_of_chunk(k, seed, (group << pm) + 2**pm - 1)
+            assert touched[-1] == reference.tile_of_chunk(k, seed, (group << pm) + 2**pm - 1, stack)
             place, found = law_of_arrays.tile_place(tiles, np.uint64(group), *fixed)
             np.testing.assert_array_equal(np.flatnonzero(found), np.sort(touched))
             np.testing.assert_array_equal(place[touched.astype(int)], places)

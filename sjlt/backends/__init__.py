@@ -28,7 +28,8 @@ def cpu_backend(spec: SketchSpec) -> Any:
 
 def triton_backend(spec: SketchSpec) -> Any:
     """The Triton module for the law of `spec`. Slow to import."""
-    return import_triton("iid" if spec.is_iid else "exact", "a sketch")
+    law = "iid" if spec.is_iid else "exact" if spec.stacks == 1 else "stacks"
+    return import_triton(law, "a sketch")
 
 
 @cache

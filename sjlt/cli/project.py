@@ -42,6 +42,9 @@ def project(
         typer.Option(help="Instead of nnz: independent entries, this share of them nonzero; auto is "
                      "1/sqrt(features).", show_default=False, **NUMBER_OR_AUTO),
     ] = None,
+    stacks: Annotated[
+        int, typer.Option(help="Independent sketches, one below the other; 4 keeps rare features apart.", **INTEGER)
+    ] = 1,
     seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
     dtype: Annotated[
         Dtype | None,
@@ -136,8 +139,9 @@ def project(
     stored = cast(Any, dtype and dtype.value)
     if is_planned(source, work):
         project_folder(
-            source, out, n_components, work, force, nnz=_nnz(nnz, density), density=density, seed=seed, column=column,
-            output_column=output_column, dtype=stored, normalize=normalize, batch_rows=batch_rows, device=device.value,
+            source, out, n_components, work, force, nnz=_nnz(nnz, density), stacks=stacks, density=density, seed=seed,
+            column=column, output_column=output_column, dtype=stored, normalize=normalize, batch_rows=batch_rows,
+            device=device.value,
         )  # fmt: skip
         return
     start = time.perf_counter()
@@ -148,7 +152,7 @@ def project(
                     raise UserError(f"{source}: a parquet file is projected on the CPU")
                 project_parquet(
                     source, out, n_components, column=column, output_column=output_column, nnz=_nnz(nnz, density),
-                    density=density, seed=seed, dtype=stored, normalize=normalize, batch_rows=batch_rows,
+                    density=density, stacks=stacks, seed=seed, dtype=stored, normalize=normalize, batch_rows=batch_rows,
                     resume=resume, force=force, progress=bar.show, note=bar.note,
                 )  # fmt: skip
             elif output_column is not None:
@@ -157,7 +161,7 @@ def project(
                 project_file(
                     source, out, n_components, column=column, dtype=stored, normalize=normalize, batch_rows=batch_rows,
                     device=device.value, resume=resume, force=force, progress=bar.show, note=bar.note, seed=seed,
-                    density=density, nnz=_nnz(nnz, density),
+                    density=density, stacks=stacks, nnz=_nnz(nnz, density),
                 )  # fmt: skip
     except KeyboardInterrupt as e:
         note(f"Interrupted: {e}: {_resume_command()}" if e.args else "Interrupted")

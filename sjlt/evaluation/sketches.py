@@ -43,7 +43,9 @@ def named(sketch: Any, n_features: int) -> tuple[str, Any]:
 def _name(item: Any) -> str:
     if not isinstance(item, Sketch):
         return type(item).__name__
-    return f"nnz {item.nnz}" if item.nnz else f"density {item.density:.3g}"
+    if item.is_iid:
+        return f"density {item.density:.3g}"
+    return f"nnz {item.nnz}" + (f", stacks {item.stacks}" if item.stacks > 1 else "")
 
 
 def projected(item: Any, X: Any, number: int) -> np.ndarray:

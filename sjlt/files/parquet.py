@@ -184,6 +184,7 @@ def project_parquet(
     column: str | None = None,
     output_column: str | None = None,
     nnz: int | Literal["auto"] = "auto",
+    stacks: int = 1,
     density: float | Literal["auto"] | None = None,
     seed: int = 0,
     dtype: str | None = None,
@@ -202,7 +203,7 @@ def project_parquet(
         `out` appears when it is complete; an interrupted run leaves nothing under its name and starts over.
     column : str, optional
         Required where several columns hold vectors.
-    n_components, output_column, nnz, density, seed, dtype, normalize
+    n_components, output_column, nnz, stacks, density, seed, dtype, normalize
         As for `sjlt.arrow.Projector`.
     batch_rows : int >= 1, optional
         Rows decoded at a time, by default about 8 MiB.
@@ -240,6 +241,7 @@ def project_parquet(
                 n_components,
                 n_features=vectors.shape[1],
                 nnz=nnz,
+                stacks=stacks,
                 density=density,
                 seed=seed,
                 output_column=output_column,

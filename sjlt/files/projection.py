@@ -72,7 +72,7 @@ def project_file(
     note : callable
         Called with lines that the user should see.
     **parameters
-        Of `Sketch`: nnz or density, seed.
+        Of `Sketch`: nnz and stacks, or density; seed.
 
     Raises
     ------

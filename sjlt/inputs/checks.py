@@ -24,6 +24,14 @@ def integer(name: str, value: Any, low: int, high: int, condition: str = "") -> 
     return number
 
 
+def stack_count(stacks: Any, n_components: int) -> int:
+    """A number of stacks that divides n_components."""
+    number = integer("stacks", stacks, 1, n_components, f" for n_components = {n_components}")
+    if n_components % number:
+        raise ValueError(f"stacks must divide n_components, got stacks = {number} and n_components = {n_components}")
+    return number
+
+
 def seed_number(seed: Any) -> int:
     """A seed as an int, -2^63 <= seed < 2^64."""
     return integer("seed", seed, -(2**63), 2**64 - 1)
@@ -34,16 +42,24 @@ def signed(seed: int) -> int:
     return seed - 2**64 if seed >= 2**63 else seed
 
 
-def nnz_or_lanes(nnz: Any, density: Any, n_features: int, n_components: int) -> tuple[Any, iid_law.Lanes | None]:
+def nnz_or_lanes(
+    nnz: Any, density: Any, n_features: int, n_components: int, stacks: int = 1
+) -> tuple[Any, iid_law.Lanes | None]:
     """(nnz, None) for exactly nnz nonzeros per column, (None, lanes) for independent entries."""
     auto = isinstance(nnz, str) and nnz == "auto"
     if density is None:
-        largest = exact_law.max_nnz(n_components)
+        largest = stacks * exact_law.max_nnz(n_components // stacks)
         if auto:
-            return min(4, largest), None
+            return min(-(-4 // stacks) * stacks, largest), None
         if isinstance(nnz, str):
             raise TypeError(f'nnz must be an integer or "auto", got {nnz!r}')
-        return integer("nnz", nnz, 1, largest, f" for n_components = {n_components}"), None
+        in_stacks = f" and stacks = {stacks}" if stacks > 1 else ""
+        nnz = integer("nnz", nnz, 1, largest, f" for n_components = {n_components}{in_stacks}")
+        if nnz % stacks:
+            raise ValueError(f"stacks must divide nnz, got stacks = {stacks} and nnz = {nnz}")
+        return nnz, None
     if not auto and nnz is not None:
         raise ValueError(f"nnz and density exclude each other, got nnz={nnz!r} and density={density!r}")
+    if stacks > 1:
+        raise ValueError(f"stacks and density exclude each other, got stacks={stacks} and density={density!r}")
     return None, iid_law.lanes_of(density, n_features)

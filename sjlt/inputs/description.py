@@ -33,7 +33,7 @@ def sketch_arguments(description: Any) -> dict[str, Any]:
     independent = "nnz" not in given and not given.keys().isdisjoint((*INDEPENDENT, "density"))
     entries = INDEPENDENT if independent else ("nnz",)
     expected = {*SHAPE, *entries, *POSITION}
-    optional = {"density"} if independent else set()
+    optional = {"density"} if independent else {"stacks"}
     missing, unknown = expected - given.keys(), given.keys() - expected - optional
     if missing or unknown:
         problems = [f"lacks {_listed(missing)}"] if missing else []

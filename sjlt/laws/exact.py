@@ -15,12 +15,14 @@ every backend composes exactly these. With k = n_components, s = nnz:
   keyed bijection per (chunk, t).
 - **Sign.** `sign_bit`: one call of Philox gives all the signs of a chunk.
 - **Value.** +-1/sqrt(s): entries are +-1 and the scale is applied once, where a result is stored.
+- **Stacks.** A sketch may be T stacked sketches, T a divisor of k and s. Stack t owns the rows [t k/T, (t+1) k/T) and
+  follows the above with k/T rows and s/T nonzeros, its tags shifted by 256 t. The value is +-1/sqrt(s) throughout.
 
 It follows that every column has exactly s nonzeros in s distinct rows; that columns of one chunk never meet, so
 a chunk is embedded exactly; that E[S'S] = I exactly; that Var||Sx||^2 <= 2/k for unit x (up to 1.3 % more where
 k/M or R_m/s is not whole, 12.5 % at worst for tiny k); and that a chunk touches one tile only, so a kernel
 reads each data element once whatever s is. Its known limit: a vector whose mass sits in just two isolated dense
-chunk-aligned blocks has a heavier tail (not a larger variance), because a chunk meets a single tile.
+chunk-aligned blocks has a heavier tail (not a larger variance), because a chunk meets a single tile. Stacks remove it.
 
 The construction belongs to the family of Kane & Nelson, "Sparser Johnson-Lindenstrauss transforms", JACM 2014
 (block construction), and OSNAP of Nelson & Nguyen, FOCS 2013; nnz=1 is the CountSketch of Charikar, Chen &
@@ -37,6 +39,7 @@ VERSION = 1
 
 # The last word of Philox's counter keeps streams apart.
 TAG_KEYS, TAG_SIGNS, TAG_TILES = 1, 2, 3
+STACK_TAGS = 256  # stack t has the tags above + 256 t
 
 TILE_ROWS = 128
 MAX_N_COMPONENTS = TILE_ROWS * 65535  # tiles are counted in 16 bits
@@ -48,8 +51,8 @@ FIVE_BITS, TWELVE_BITS, SIXTEEN_BITS, ALL_ONES = 0x1F, 0xFFF, 0xFFFF, 0xFFFFFFFF
 class Geometry(NamedTuple):
     """The numbers that the law derives from (k, s) alone, and the key.
 
-    k, s : n_components, nnz.  n_tiles : M.  log_group : pm, chunks dealt together as a power of two.
-    log_chunk : p, columns of a chunk as a power of two.  key_low, key_high : the seed's words.
+    k, s : n_components, nnz of one stack.  n_tiles : M.  log_group : pm, chunks dealt together as a power of two.
+    log_chunk : p, columns of a chunk as a power of two.  key_low, key_high : the seed's words.  stacks : T.
     """
 
     k: int
@@ -59,6 +62,7 @@ class Geometry(NamedTuple):
     log_chunk: int
     key_low: int
     key_high: int
+    stacks: int
 
 
 def count_tiles(k: int) -> int:
@@ -71,12 +75,15 @@ def max_nnz(k: int) -> int:
     return k // count_tiles(k)
 
 
-def geometry(k: int, s: int, seed: int) -> Geometry:
-    """The geometry of 1 <= k <= MAX_N_COMPONENTS, 1 <= s <= max_nnz(k), -2^63 <= seed < 2^64."""
+def geometry(k: int, s: int, seed: int, stacks: int = 1) -> Geometry:
+    """The geometry of each of `stacks` stacks with k rows and s nonzeros per column.
+
+    1 <= k <= MAX_N_COMPONENTS, 1 <= s <= max_nnz(k), -2^63 <= seed < 2^64.
+    """
     n_tiles = count_tiles(k)
     log_group = n_tiles.bit_length() - 1
     log_chunk = (k // n_tiles // s).bit_length() - 1
-    return Geometry(k, s, n_tiles, log_group, log_chunk, seed & LOW, seed >> HALF & LOW)
+    return Geometry(k, s, n_tiles, log_group, log_chunk, seed & LOW, seed >> HALF & LOW, stacks)
 
 
 # Below: functions of words. `define(FUNCTIONS, jit, word)` binds them to a backend. (`c & ZERO` is a word, which a
@@ -128,9 +135,9 @@ def select_word(i, w0, w1, w2, w3):
     return (pair >> ((i & ONE) * HALF)) & LOW
 
 
-def group_words(group, k0, k1):
-    """The words that deal the chunks of a group to tiles."""
-    return philox(group & LOW, group >> HALF, group & ZERO, TAG_TILES, k0, k1)
+def group_words(group, k0, k1, stack=0):
+    """The words that deal the chunks of a group to the tiles of a stack."""
+    return philox(group & LOW, group >> HALF, group & ZERO, TAG_TILES + stack * STACK_TAGS, k0, k1)
 
 
 def tile_theta(w1, n_tiles):
@@ -138,29 +145,29 @@ def tile_theta(w1, n_tiles):
     return ((w1 >> 16) * n_tiles) >> 16
 
 
-def chunk_tile(c, n_tiles, log_group, k0, k1):
-    """The tile m that chunk c touches."""
-    w0, w1, w2, w3 = group_words(c >> log_group, k0, k1)
+def chunk_tile(c, n_tiles, log_group, k0, k1, stack=0):
+    """The tile m of a stack that chunk c touches."""
+    w0, w1, w2, w3 = group_words(c >> log_group, k0, k1, stack)
     mu = beta(c & ((ONE << log_group) - ONE), w0, w1, w2, w3, log_group)
     return scale_index(mu, n_tiles, tile_theta(w1, n_tiles), log_group)
 
 
-def tile_place(m, group, n_tiles, log_group, k0, k1):
+def tile_place(m, group, n_tiles, log_group, k0, k1, stack=0):
     """(i, found): the place i in its group of the chunk that touches tile m, where there is one."""
-    w0, w1, w2, w3 = group_words(group, k0, k1)
+    w0, w1, w2, w3 = group_words(group, k0, k1, stack)
     theta = tile_theta(w1, n_tiles)
     mu = unscale_index(m, n_tiles, theta, log_group)
     return beta_inverse(mu, w0, w1, w2, w3, log_group), scale_index(mu, n_tiles, theta, log_group) == m
 
 
-def chunk_keys(c, quad, k0, k1):
-    """The key words of sub-blocks 4 quad .. 4 quad + 3 of chunk c."""
-    return philox(c & LOW, c >> HALF, quad, TAG_KEYS, k0, k1)
+def chunk_keys(c, quad, k0, k1, stack=0):
+    """The key words of sub-blocks 4 quad .. 4 quad + 3 of chunk c in a stack."""
+    return philox(c & LOW, c >> HALF, quad, TAG_KEYS + stack * STACK_TAGS, k0, k1)
 
 
-def chunk_signs(c, k0, k1):
-    """The 128 sign bits of chunk c as four words."""
-    return philox(c & LOW, c >> HALF, c & ZERO, TAG_SIGNS, k0, k1)
+def chunk_signs(c, k0, k1, stack=0):
+    """The 128 sign bits of chunk c in a stack as four words."""
+    return philox(c & LOW, c >> HALF, c & ZERO, TAG_SIGNS + stack * STACK_TAGS, k0, k1)
 
 
 def row_theta(w, b):

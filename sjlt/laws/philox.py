@@ -65,7 +65,7 @@ def define(
         assert isinstance(function, FunctionType)
         constants = {name: word(v) for name, v in function.__globals__.items() if type(v) is int}
         scope.update(constants)
-        clone = FunctionType(function.__code__, scope, function.__name__)
+        clone = FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
         clone.__doc__, clone.__module__ = function.__doc__, function.__module__
         scope[function.__name__] = bound[function.__name__] = jit(clone)
     return SimpleNamespace(**bound)

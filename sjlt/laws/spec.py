@@ -16,6 +16,8 @@ class SketchSpec(NamedTuple):
         The shape of S is (n_components, n_features).
     nnz : int
         Nonzeros per column under the exact law; 0 under the iid law.
+    stacks : int
+        Stacked sketches under the exact law; 1 under the iid law.
     lane_bits, threshold : int
         The parameters of the iid law (`sjlt.laws.iid.Lanes`); both 0 under the exact law.
     seed : int
@@ -27,6 +29,7 @@ class SketchSpec(NamedTuple):
     n_features: int
     n_components: int
     nnz: int
+    stacks: int
     lane_bits: int
     threshold: int
     seed: int
@@ -41,6 +44,15 @@ class SketchSpec(NamedTuple):
     def lanes(self) -> Lanes:
         """The parameters of the iid law."""
         return Lanes(self.lane_bits, self.threshold)
+
+    def one_stack(self) -> SketchSpec:
+        """The description with the shape and the nonzeros of one stack; `stacks` is kept."""
+        return self._replace(n_components=self.n_components // self.stacks, nnz=self.nnz // self.stacks)
+
+    def stack_rows(self, stack: int) -> slice:
+        """The rows of a stack, 0 <= stack < stacks."""
+        rows = self.n_components // self.stacks
+        return slice(stack * rows, (stack + 1) * rows)
 
     def columns(self, start: int, stop: int) -> SketchSpec:
         """The description of columns `start` to `stop` - 1, with 0 <= start <= stop <= n_features."""

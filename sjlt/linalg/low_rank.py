@@ -278,7 +278,8 @@ def _sketches(shape: tuple[int, int], width: int, seed: int) -> tuple[Sketch, Sk
     m, n = shape
     rows = (-(-size // 4) * 4 for size in (width, 2 * width, ERROR_ROWS))  # 4 stacks divide them
     words = np.random.SeedSequence(seed).generate_state(3, np.uint64)
-    omega, psi, phi = (Sketch(size, k, seed=int(word)) for size, k, word in zip((n, m, m), rows, words, strict=True))
+    sizes = zip((n, m, m), rows, words, strict=True)
+    omega, psi, phi = (Sketch(size, k, stacks=4, seed=int(word)) for size, k, word in sizes)
     return omega, psi, phi
 
 

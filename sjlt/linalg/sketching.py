@@ -21,4 +21,4 @@ def embedding(m: int, n: int, k: int, seed: int) -> Sketch | None:
         raise ValueError(
             f"A of shape ({m}, {n}) needs a sketch of {k} components, and the law allows at most {MAX_N_COMPONENTS}"
         )
-    return Sketch(m, k, nnz=NNZ, seed=seed % 2**64)
+    return Sketch(m, k, nnz=NNZ, stacks=STACKS, seed=seed % 2**64)

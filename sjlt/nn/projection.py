@@ -63,6 +63,8 @@ class SparseProjection(_Layer):
         `n_features` and `n_components` of the sketch.
     nnz : int or "auto", default 4
         Nonzeros per column.
+    stacks : int, default 1
+        As for `Sketch`: 4 where a whole subspace or single features have to survive.
     seed : int
         There is no default: layers with the same seed and out_features have the same entries.
     device, dtype : optional
@@ -88,11 +90,12 @@ class SparseProjection(_Layer):
         out_features: int,
         *,
         nnz: int | Literal["auto"] = 4,
+        stacks: int = 1,
         seed: int,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(Sketch(in_features, out_features, nnz=nnz, seed=seed), device, dtype)
+        super().__init__(Sketch(in_features, out_features, nnz=nnz, stacks=stacks, seed=seed), device, dtype)
         self.in_features, self.out_features = in_features, out_features
 
     @property
@@ -108,7 +111,7 @@ class SparseProjection(_Layer):
 
     def extra_repr(self) -> str:
         s = self.sketch
-        return f"in_features={s.n_features}, out_features={s.n_components}, nnz={s.nnz}, seed={s.seed}"
+        return f"in_features={s.n_features}, out_features={s.n_components}, {_entries(s)}"
 
 
 class SparseProjectionAdjoint(_Layer):
@@ -123,7 +126,9 @@ class SparseProjectionAdjoint(_Layer):
     def T(self) -> SparseProjection:
         """The layer whose transpose this is."""
         s = self.sketch
-        return SparseProjection(s.n_features, s.n_components, nnz=s.spec.nnz, seed=s.seed, **self._place())
+        return SparseProjection(
+            s.n_features, s.n_components, nnz=s.spec.nnz, stacks=s.stacks, seed=s.seed, **self._place()
+        )
 
     adjoint = T
 
@@ -133,4 +138,9 @@ class SparseProjectionAdjoint(_Layer):
 
     def extra_repr(self) -> str:
         s = self.sketch
-        return f"in_features={s.n_components}, out_features={s.n_features}, nnz={s.nnz}, seed={s.seed}"
+        return f"in_features={s.n_components}, out_features={s.n_features}, {_entries(s)}"
+
+
+def _entries(sketch: Sketch) -> str:
+    stacks = f", stacks={sketch.stacks}" if sketch.stacks > 1 else ""
+    return f"nnz={sketch.nnz}{stacks}, seed={sketch.seed}"

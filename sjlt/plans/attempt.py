@@ -144,6 +144,7 @@ def _write_parquet(job: Job, part: Part, source: Any, out: Path) -> None:
         sketch.n_components,
         n_features=sketch.n_features,
         nnz=sketch.nnz or "auto",
+        stacks=sketch.stacks,
         density=sketch.density,
         seed=sketch.seed,
         output_column=job.output_column,

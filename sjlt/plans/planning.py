@@ -222,6 +222,7 @@ def plan(
     n_components: int,
     *,
     nnz: int | Literal["auto"] = "auto",
+    stacks: int = 1,
     density: float | Literal["auto"] | None = None,
     seed: int = 0,
     column: str | None = None,
@@ -243,7 +244,7 @@ def plan(
         another plan, exactly the committed parts are taken.
     target : path
         The folder of the result, which must be new, empty, or of this very plan.
-    n_components, nnz, density, seed
+    n_components, nnz, stacks, density, seed
         As for `Sketch`. n_components="auto" is refused.
     column, output_column : str, optional
         Of parquet files, as for `sjlt.arrow.Projector`; `column` is required where several columns hold vectors.
@@ -303,7 +304,7 @@ def plan(
     shard, inputs = shards.describe(paths, column, note)
     if not shard.n_features and shard.kind == "parquet":
         raise UserError(f"{source}: no row of column {shard.column!r} states the length of its vectors")
-    sketch = Sketch(shard.n_features, n_components, nnz=nnz, density=density, seed=seed)
+    sketch = Sketch(shard.n_features, n_components, nnz=nnz, stacks=stacks, density=density, seed=seed)
     result = _result(shard, sketch, output_column, dtype, normalize, paths[0])
     with open_source(paths[0], note, column) as first:
         device = "cpu" if shard.kind == "parquet" and device == "auto" else device

@@ -23,7 +23,8 @@ from . import checks, compat, views
 
 # The fields of `SketchSpec`. torch.compile does not recompile when the symbolic numbers (SymInt) change.
 _SKETCH = (
-    "SymInt n_features, int n_components, int nnz, int lane_bits, int threshold, SymInt seed, SymInt feature_offset"
+    "SymInt n_features, int n_components, int nnz, int stacks, int lane_bits, int threshold, SymInt seed, "
+    "SymInt feature_offset"
 )
 
 _library = torch.library.Library("sjlt", "FRAGMENT")

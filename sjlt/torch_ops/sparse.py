@@ -21,7 +21,8 @@ from . import compat
 from .checks import check_dtype, check_place, refuse_derivatives
 
 _SKETCH = (
-    "SymInt n_features, int n_components, int nnz, int lane_bits, int threshold, SymInt seed, SymInt feature_offset"
+    "SymInt n_features, int n_components, int nnz, int stacks, int lane_bits, int threshold, SymInt seed, "
+    "SymInt feature_offset"
 )
 _PLACES = "Tensor indptr, Tensor indices, bool by_columns, SymInt n"
 GATHERED = 1 << 20  # terms of the adjoint's sums at a time

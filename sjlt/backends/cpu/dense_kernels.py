@@ -127,7 +127,7 @@ def project_blocks(x, bounds, first_column, geometry, scratch):
     scratch : codes of CODES_STEP columns; a tile of features; tiles of components, one for each block.
     """
     codes, tile, sums = scratch
-    k = np.int64(geometry[0])
+    k = np.int64(geometry[0] * geometry[7])
     sums[:] = 0
     for b in range(bounds.size - 1):
         for j in range(bounds[b], bounds[b + 1], CODES_STEP):

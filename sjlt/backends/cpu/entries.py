@@ -21,22 +21,30 @@ ONE, TWO, THREE = (np.uint64(v) for v in (1, 2, 3))
 
 @leaf
 def generate_codes(first_column, codes, geometry):
-    """codes[j, t] = the code of column first_column + j in sub-block t. Philox runs once per chunk.
+    """codes[j, t] = the code of column first_column + j in sub-block t, stack by stack.
 
     geometry : `exact_law.Geometry` in uint64.
     """
-    k, s, n_tiles, log_group, p, k0, k1 = geometry
+    for stack in range(geometry[7]):
+        _generate_stack(first_column, codes, stack, geometry)
+
+
+@leaf
+def _generate_stack(first_column, codes, stack, geometry):
+    """The codes of one stack. Philox runs once per chunk."""
+    k, s, n_tiles, log_group, p, k0, k1, _ = geometry
     end = first_column + np.uint64(codes.shape[0])
     if end == first_column:
         return
     for c in range(first_column >> p, ((end - ONE) >> p) + ONE):
-        m = chunk_tile(c, n_tiles, log_group, k0, k1)
-        tile_row = part_start(m, k, n_tiles)
-        tile_rows = part_start(m + ONE, k, n_tiles) - tile_row
-        g0, g1, g2, g3 = chunk_signs(c, k0, k1)
+        m = chunk_tile(c, n_tiles, log_group, k0, k1, stack)
+        first_row = part_start(m, k, n_tiles)
+        tile_rows = part_start(m + ONE, k, n_tiles) - first_row
+        tile_row = stack * k + first_row
+        g0, g1, g2, g3 = chunk_signs(c, k0, k1, stack)
         begin, stop = max(first_column, c << p), min(end, (c + ONE) << p)
         for quad in range((s + THREE) >> TWO):
-            w0, w1, w2, w3 = chunk_keys(c, quad, k0, k1)
+            w0, w1, w2, w3 = chunk_keys(c, quad, k0, k1, stack)
             for t in range(quad << TWO, min(s, (quad + ONE) << TWO)):
                 w = select_word(t & THREE, w0, w1, w2, w3)
                 block_row = part_start(t, tile_rows, s)
@@ -45,7 +53,7 @@ def generate_codes(first_column, codes, geometry):
                     i = j - (c << p)
                     row = tile_row + block_row + row_in_sub_block(i, w, b, p)
                     code = (row << ONE) | sign_bit(i, t, p, g0, g1, g2, g3)
-                    codes[np.int64(j - first_column), np.int64(t)] = np.int32(code)
+                    codes[np.int64(j - first_column), np.int64(stack * s + t)] = np.int32(code)
 
 
 @kernel(first_column=types.uint64, codes=CODES, geometry=LAW)

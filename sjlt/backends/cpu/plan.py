@@ -37,7 +37,7 @@ class ExactPlan:
     """
 
     def __init__(self, spec: SketchSpec) -> None:
-        geometry = law.geometry(spec.n_components, spec.nnz, spec.seed)
+        geometry = law.geometry(spec.n_components // spec.stacks, spec.nnz // spec.stacks, spec.seed, spec.stacks)
         self.geometry = tuple(np.uint64(v) for v in geometry)
         self.k, self.s, self.d = spec.n_components, spec.nnz, spec.n_features
         self.scale = 1 / math.sqrt(self.s)

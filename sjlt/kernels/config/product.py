@@ -154,6 +154,10 @@ class KernelGeometry:
         Sub-blocks that 32 rows of a tile may lie in, as a power of two.
     n_sign_words : int
         Sign words of a chunk that 32 rows of a tile may need.
+    stack : int
+        Which of the stacked sketches this is; k and nnz are one stack's.
+    scale : float
+        Of the entries: 1 / sqrt(nonzeros per column of all stacks).
     """
 
     k: int
@@ -164,12 +168,16 @@ class KernelGeometry:
     power_of_two: bool
     n_keys: int
     n_sign_words: int
+    stack: int
+    scale: float
 
 
 @lru_cache(maxsize=4096)
-def kernel_geometry(k: int, nnz: int) -> KernelGeometry:
-    """The geometry of a sketch with k components and nnz nonzeros per column."""
+def kernel_geometry(k: int, nnz: int, stack: int = 0, stacks: int = 1) -> KernelGeometry:
+    """The geometry of one of `stacks` stacks, each with k components and nnz nonzeros per column."""
     g, power_of_two = law.geometry(k, nnz, 0), is_power_of_two(k, nnz)
     n_keys = max(1, nnz // 4) if power_of_two else next_power_of_two(nnz)
     n_sign_words = max(1, 4 // nnz) if power_of_two else 4
-    return KernelGeometry(k, nnz, g.n_tiles, g.log_group, g.log_chunk, power_of_two, n_keys, n_sign_words)
+    return KernelGeometry(
+        k, nnz, g.n_tiles, g.log_group, g.log_chunk, power_of_two, n_keys, n_sign_words, stack, (nnz * stacks) ** -0.5
+    )

@@ -90,7 +90,7 @@ def _consume(
     GEOMETRY: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """Multiply this consumer's share of each product by the entries in each slot, and store the results."""
-    SCALE: gl.constexpr = GEOMETRY.nnz**-0.5
+    SCALE: gl.constexpr = GEOMETRY.scale
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAX_COLUMNS, 16])
     factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, MAX_COLUMNS], gl.float16)

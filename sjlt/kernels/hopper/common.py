@@ -79,7 +79,7 @@ def _chunks(m, block, k0, k1, offset, GEOMETRY: gl.constexpr):
     LOG_GROUP: gl.constexpr = GEOMETRY.log_group
     LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
     g = (offset >> LOG_GROUP + LOG_CHUNK) + (block // blocks_per_chunk(LOG_CHUNK)).to(gl.int64)
-    place, _ = _tile_place(m.to(gl.uint32), g, GEOMETRY.n_tiles, LOG_GROUP, k0, k1)
+    place, _ = _tile_place(m.to(gl.uint32), g, GEOMETRY.n_tiles, LOG_GROUP, k0, k1, GEOMETRY.stack)
     return (g << LOG_GROUP) + place.to(gl.int64)
 
 
@@ -114,8 +114,8 @@ def entry_words(m, start, seed, offset, GEOMETRY: gl.constexpr):
     c = _chunks(m, block, k0, k1, offset, GEOMETRY)
     t = ((warp * LANES + lane % LANES) // BLOCKS).to(gl.uint32)  # sub-block
     word = (warp // BLOCKS * BLOCKS + block % BLOCKS).to(gl.uint32)  # sign word
-    w0, w1, w2, w3 = _chunk_keys(c, t >> 2, k0, k1)
-    g0, g1, g2, g3 = _chunk_signs(c, k0, k1)
+    w0, w1, w2, w3 = _chunk_keys(c, t >> 2, k0, k1, GEOMETRY.stack)
+    g0, g1, g2, g3 = _chunk_signs(c, k0, k1, GEOMETRY.stack)
     return _inverse_keys(_select_word(t, w0, w1, w2, w3), LOG_CHUNK), _select_word(word, g0, g1, g2, g3)
 
 

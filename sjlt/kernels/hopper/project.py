@@ -168,7 +168,7 @@ def _consume(
     """Multiply half the vectors of each slot by its entries, and store their sums."""
     N_TILES: gl.constexpr = GEOMETRY.n_tiles
     BLOCKS_PER_STEP: gl.constexpr = STEP_COLUMNS // (2 * tiles.shape[2])
-    SCALE: gl.constexpr = GEOMETRY.nnz**-0.5 if SINGLE_SPLIT else 1.0
+    SCALE: gl.constexpr = GEOMETRY.scale if SINGLE_SPLIT else 1.0
     slot, phase = 0, 0
     product = gl.program_id(0)
     while product < products:

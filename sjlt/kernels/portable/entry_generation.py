@@ -78,25 +78,25 @@ def step_words(m, group, k0, k1, GEOMETRY: tl.constexpr, ROW_OF_PLACE: tl.conste
     # Loads use the columns one step ahead of the entries and in other threads: computing them twice is cheaper than
     # converting the layout.
     g = group + tl.arange(0, GROUPS_PER_STEP)
-    place, found = tile_place(m, g, N_TILES, LOG_GROUP, k0, k1)
+    place, found = tile_place(m, g, N_TILES, LOG_GROUP, k0, k1, GEOMETRY.stack)
     column = tl.where(found, ((g << LOG_GROUP) + place.to(tl.int64)) << LOG_CHUNK, -1)
 
     g = group + tl.arange(0, GROUPS_PER_STEP)[None, None, None, :]
     h = tl.arange(0, 4).to(tl.uint32)[None, None, :, None]
-    place, found = tile_place(m, g + (h * 0).to(tl.int64), N_TILES, LOG_GROUP, k0, k1)
+    place, found = tile_place(m, g + (h * 0).to(tl.int64), N_TILES, LOG_GROUP, k0, k1, GEOMETRY.stack)
     c = (g << LOG_GROUP) + place.to(tl.int64)
     t = tl.arange(0, GEOMETRY.n_keys).to(tl.uint32)[:, None, None, None]
     word = tl.arange(0, GEOMETRY.n_sign_words).to(tl.uint32)[:, None, None, None]
     if GEOMETRY.power_of_two:
         t += h * NNZ // 4
         word += h * NNZ // 4 << LOG_CHUNK >> 5
-    w0, w1, w2, w3 = chunk_keys(c, t >> 2, k0, k1)
+    w0, w1, w2, w3 = chunk_keys(c, t >> 2, k0, k1, GEOMETRY.stack)
     w = select_word(t & 3, w0, w1, w2, w3)
     theta = w
     if not GEOMETRY.power_of_two:
         _, b = _sub_block(m, t, GEOMETRY)
         theta = row_theta(w, b)
-    g0, g1, g2, g3 = chunk_signs(c, k0, k1)
+    g0, g1, g2, g3 = chunk_signs(c, k0, k1, GEOMETRY.stack)
     keys = forward_keys(w, LOG_CHUNK) if ROW_OF_PLACE else inverse_keys(w, LOG_CHUNK)
     return column, (keys, theta, select_word(word, g0, g1, g2, g3))
 

@@ -181,7 +181,9 @@ def project_few_vectors(
     total = tl.zeros((T, H, QW, L, V), SUM_DTYPE) if VECTORS_LAST else tl.zeros((V, T, H, QW, L), SUM_DTYPE)
     if LOAD_CHUNKS:
         begin = ((first_group + start * Q) << LOG_WIDTH) - feature_offset
-        place, found = tile_place(m.to(tl.uint32), first_group + start * Q + q, N_TILES, LOG_GROUP, k0, k1)
+        place, found = tile_place(
+            m.to(tl.uint32), first_group + start * Q + q, N_TILES, LOG_GROUP, GEOMETRY.stack, k0, k1
+        )
         line = _load_chunks(data, live, begin, place, 0, GEOMETRY, LAYOUT, NO_MASKS, VECTORS_CONTIGUOUS, OFFSET_DTYPE)
     for first_batch in range(start, stop, BATCHES_PER_SUM):
         acc = tl.zeros_like(total)
@@ -189,13 +191,13 @@ def project_few_vectors(
             group = first_group + batch * Q
             begin = (group << LOG_WIDTH) - feature_offset  # the batch's first column in x; columns count from there
             if not LOAD_CHUNKS:
-                place, found = tile_place(m.to(tl.uint32), group + q, N_TILES, LOG_GROUP, k0, k1)
+                place, found = tile_place(m.to(tl.uint32), group + q, N_TILES, LOG_GROUP, k0, k1, GEOMETRY.stack)
             c = ((group + q) << LOG_GROUP) + place.to(tl.int64)
             chunk_column = (((q << LOG_GROUP) + place.to(tl.int32)) << LOG_CHUNK).to(tl.uint32)
             here = found.to(tl.int32)
             this_place = place
             if LOAD_CHUNKS:
-                place, found = tile_place(m.to(tl.uint32), group + Q + q, N_TILES, LOG_GROUP, k0, k1)
+                place, found = tile_place(m.to(tl.uint32), group + Q + q, N_TILES, LOG_GROUP, k0, k1, GEOMETRY.stack)
             # A loop, to spare the instruction cache; unrolled where a load is in flight, which then needs no copies.
             for segment in tl.range(0, SEGMENTS, loop_unroll_factor=SEGMENTS if LOAD_CHUNKS else 1):
                 if LOAD_CHUNKS:  # the next segment's chunks are in flight while this one's are summed
@@ -225,7 +227,7 @@ def project_few_vectors(
                         VECTORS_CONTIGUOUS, OFFSET_DTYPE,
                     )  # fmt: skip
                     z = tl.reshape(flat, QI, T, H, QW, L, V) if VECTORS_LAST else tl.reshape(flat, V, QI, T, H, QW, L)
-                sign = entry_sign(c, i, segment, LAYOUT, LOG_CHUNK, SUM_DTYPE, True, k0, k1)
+                sign = entry_sign(c, i, segment, GEOMETRY, LAYOUT, SUM_DTYPE, True, k0, k1)
                 acc += tl.sum(z.to(SUM_DTYPE) * expand(sign, VECTORS_LAST), CHUNK_AXIS)
         total += acc
 
@@ -237,7 +239,7 @@ def project_few_vectors(
     row = tile_row + first[:, None, None] + r
     keep = (r < rows[:, None, None]) & (t < NNZ)[:, None, None] & (v < n)[None, None, :]
     out += tl.program_id(1).to(tl.int64) * stride_os + v[None, None, :] * stride_ov + row * stride_or
-    store_sums(y, out, keep, NNZ**-0.5, SINGLE_SPLIT, ACCUMULATE)
+    store_sums(y, out, keep, GEOMETRY.scale, SINGLE_SPLIT, ACCUMULATE)
 
 
 @triton.jit(do_not_specialize=["n", "d", "seed", "feature_offset"])
@@ -292,9 +294,9 @@ def adjoint_few_vectors(
     first_chunk = (feature_offset >> LOG_CHUNK) + tl.program_id(0) % blocks * Q
     begin = (first_chunk << LOG_CHUNK) - feature_offset  # the first column in out
     c = first_chunk + q
-    m = chunk_tile(c, N_TILES, LOG_GROUP, k0, k1).to(tl.int64)
+    m = chunk_tile(c, N_TILES, LOG_GROUP, k0, k1, GEOMETRY.stack).to(tl.int64)
     tile_row = part_start(m, GEOMETRY.k, N_TILES)
-    w = key_words(c, T, QI, QW, k0, k1)
+    w = key_words(c, T, QI, QW, GEOMETRY.stack, k0, k1)
     i = row_indices(LAYOUT)
     slot = permute(i, broadcast_chunks(forward_keys(w, LOG_CHUNK), 0, T, LAYOUT), LOG_CHUNK)
     row = broadcast_chunks(tile_row.to(tl.uint32), 0, 1, LAYOUT)
@@ -319,8 +321,8 @@ def adjoint_few_vectors(
         z = tl.load(address, mask=and_vectors(known, live, VECTORS_CONTIGUOUS), other=0)
     z = tl.reshape(z, QI, T, H, QW, L, V) if VECTORS_CONTIGUOUS else tl.reshape(z, V, QI, T, H, QW, L)
     places = tl.broadcast_to(i, QI, T, H, QW, L)
-    sign = entry_sign(c, places, 0, LAYOUT, LOG_CHUNK, SUM_DTYPE, False, k0, k1)
-    z = tl.sum(z.to(SUM_DTYPE) * expand(sign, VECTORS_CONTIGUOUS), SUB_BLOCK_AXIS) * NNZ**-0.5
+    sign = entry_sign(c, places, 0, GEOMETRY, LAYOUT, SUM_DTYPE, False, k0, k1)
+    z = tl.sum(z.to(SUM_DTYPE) * expand(sign, VECTORS_CONTIGUOUS), SUB_BLOCK_AXIS) * GEOMETRY.scale
 
     i = tl.arange(0, H)[None, :, None, None] * L + tl.arange(0, L)[None, None, None, :]
     j = begin + ((tl.reshape(q, QI, 1, QW, 1) << LOG_CHUNK) + i)

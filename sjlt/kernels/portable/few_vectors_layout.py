@@ -52,11 +52,11 @@ def chunk_and_sub_block(T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr):
 
 
 @triton.jit
-def key_words(c, T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr, k0, k1):
+def key_words(c, T: tl.constexpr, QI: tl.constexpr, QW: tl.constexpr, STACK: tl.constexpr, k0, k1):
     """The key word of each sub-block of chunks c: [QI QW] -> [QI T QW]."""
     q, t = chunk_and_sub_block(T, QI, QW)
     t = t.to(tl.uint32)
-    w0, w1, w2, w3 = chunk_keys(tl.gather(c, q, 0), t >> 2, k0, k1)
+    w0, w1, w2, w3 = chunk_keys(tl.gather(c, q, 0), t >> 2, k0, k1, STACK)
     return select_word(t & 3, w0, w1, w2, w3)
 
 
@@ -69,7 +69,7 @@ def broadcast_keys(c, tile_rows, segment, GEOMETRY: tl.constexpr, LAYOUT: tl.con
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
     NNZ: tl.constexpr = GEOMETRY.nnz
     if T <= 4:  # a thread computes all keys of a chunk
-        w0, w1, w2, w3 = chunk_keys(c, (c & 0).to(tl.uint32), k0, k1)
+        w0, w1, w2, w3 = chunk_keys(c, (c & 0).to(tl.uint32), k0, k1, GEOMETRY.stack)
         keys = tl.zeros((QI, T, 1, QW, 1), tl.uint64)
         theta = tl.zeros((QI, T, 1, QW, 1), tl.uint32)
         t = along_axis(tl.arange(0, T), 1)
@@ -82,7 +82,7 @@ def broadcast_keys(c, tile_rows, segment, GEOMETRY: tl.constexpr, LAYOUT: tl.con
         Q: tl.constexpr = c.numel
         _, i = chunk_and_sub_block(T, Q // QW, QW)
         b = part_start(i + 1, tile_rows, NNZ) - part_start(i, tile_rows, NNZ)
-        w = key_words(c, T, Q // QW, QW, k0, k1)
+        w = key_words(c, T, Q // QW, QW, GEOMETRY.stack, k0, k1)
         keys = broadcast_chunks(inverse_keys(w, LOG_CHUNK), segment, T, LAYOUT)
         theta = broadcast_chunks(row_theta(w, b.to(tl.uint32)), segment, T, LAYOUT)
     return keys, theta
@@ -116,12 +116,12 @@ def expand(z, VECTORS_LAST: tl.constexpr):
 
 
 @triton.jit
-def _sign_words(c, segment, LAYOUT: tl.constexpr, k0, k1):
+def _sign_words(c, segment, GEOMETRY: tl.constexpr, LAYOUT: tl.constexpr, k0, k1):
     """One segment's sign words of chunks of 128 places, [.., 32]: index L holds the word of places 4 L to 4 L + 3."""
     QI: tl.constexpr = LAYOUT.chunks_outer
     QW: tl.constexpr = LAYOUT.chunks_inner
     N: tl.constexpr = QI * QW * 32
-    g0, g1, g2, g3 = chunk_signs(c, k0, k1)
+    g0, g1, g2, g3 = chunk_signs(c, k0, k1, GEOMETRY.stack)
     g = tl.reshape(tl.join(tl.join(g0, g2), tl.join(g1, g3)), 4 * c.numel)
     return tl.reshape(tl.gather(g, (segment * N + tl.arange(0, N)) // 8, 0), QI, 1, 1, QW, 32)
 
@@ -134,14 +134,15 @@ def _rotate(word, i):
 
 @triton.jit
 def entry_sign(
-    c, i, segment, LAYOUT: tl.constexpr, LOG_CHUNK: tl.constexpr, DTYPE: tl.constexpr, PERMUTED: tl.constexpr, k0, k1
+    c, i, segment, GEOMETRY: tl.constexpr, LAYOUT: tl.constexpr, DTYPE: tl.constexpr, PERMUTED: tl.constexpr, k0, k1
 ):
     """+-1 for the places i, on the five axes, of one segment of chunks c. PERMUTED: i does not ascend along rows."""
+    LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
     if PERMUTED and LOG_CHUNK == 7 and i.shape[4] == 32:  # shuffling a word takes fewer instructions than selecting it
-        words = tl.broadcast_to(_sign_words(c, segment, LAYOUT, k0, k1), i.shape)
+        words = tl.broadcast_to(_sign_words(c, segment, GEOMETRY, LAYOUT, k0, k1), i.shape)
         bit = _rotate(tl.gather(words, (i >> 2).to(tl.int32), 4), i)
     else:
-        g0, g1, g2, g3 = chunk_signs(c, k0, k1)
+        g0, g1, g2, g3 = chunk_signs(c, k0, k1, GEOMETRY.stack)
         low = broadcast_chunks(pair(g0, g1), segment, 1, LAYOUT)
         high = broadcast_chunks(pair(g2, g3), segment, 1, LAYOUT)
         first = (along_axis(tl.arange(0, LAYOUT.sub_blocks), 1) << LOG_CHUNK).to(tl.uint32)

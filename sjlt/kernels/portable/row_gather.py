@@ -102,7 +102,7 @@ def project_row_gather(
     r = tl.arange(0, TILE)
     keep = (tile_row + r < tile_end)[:, None] & (v < n)[None, :]
     out += split * stride_os + (tile_row + r)[:, None] * stride_or + v[None, :] * stride_ov
-    store_sums(acc, out, keep, GEOMETRY.nnz**-0.5, SINGLE_SPLIT, ACCUMULATE)
+    store_sums(acc, out, keep, GEOMETRY.scale, SINGLE_SPLIT, ACCUMULATE)
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])

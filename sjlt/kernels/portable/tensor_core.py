@@ -189,7 +189,7 @@ def project_tensor_core(
     r = tl.arange(0, TILE)
     keep = (rows_v < n)[:, None] & (tile_row + r < tile_end)[None, :]
     out += tl.program_id(1).to(tl.int64) * stride_os + rows_v[:, None] * stride_ov + (tile_row + r)[None, :] * stride_or
-    store_sums(acc, out, keep, GEOMETRY.nnz**-0.5, SINGLE_SPLIT, ACCUMULATE)
+    store_sums(acc, out, keep, GEOMETRY.scale, SINGLE_SPLIT, ACCUMULATE)
 
 
 @triton.jit(do_not_specialize=["seed", "feature_offset", "groups_per_split"])
@@ -252,7 +252,7 @@ def adjoint_tensor_core(
                 acc = dot(low, tile, acc, INTERPRETED)
             if MODE == FP16_PAIR:
                 acc = acc * inverse(scale)[:, None]
-            acc *= GEOMETRY.nnz**-0.5
+            acc *= GEOMETRY.scale
             k = tl.arange(0, U * B)
             j = tl.gather(column, chunk + (k >> LOG_CHUNK), 0)
             known = (j >= 0) & (chunk + (k >> LOG_CHUNK) < groups - start)

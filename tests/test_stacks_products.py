@@ -1,0 +1,127 @@
+"""Products of stacked sketches are those of their matrix, on every backend; integers make the comparison exact."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from helpers.cases import pairwise
+from helpers.data import exact_adjoint, exact_project, integers, same
+from helpers.products import PRODUCTS, matrix, numbers, product_of, whole
+
+import sjlt
+
+SHAPES = [(128, 1), (512, 4), (600, 4), (40, 4), (1024, 16)]  # (n_components, nnz): scales are dyadic
+
+
+def allowed(shape, stacks, *_):
+    k, nnz = shape
+    return k % stacks == 0 and nnz % stacks == 0
+
+
+@pairwise(
+    allowed, shape=SHAPES, stacks=[1, 2, 4], dtype=["float32", "float64", "float16"], n=[1, 7, 70], d=[5, 700, 9000],
+    offset=[0, 321],
+)  # fmt: skip
+def test_arrays(shape, stacks, dtype, n, d, offset):
+    S = sjlt.Sketch(offset + d, shape[0], nnz=shape[1], stacks=stacks, seed=1)[:, offset:]
+    x = integers((n, d), dtype)
+    if dtype == "float16":
+        x[:, 50:] = 0  # sums that fp16 holds
+    same(S.project(x), exact_project(S, x))
+    same(S @ np.asfortranarray(x.T), exact_project(S, x).T)
+    y = integers((n, shape[0]), dtype)
+    same(S.project_adjoint(y), exact_adjoint(S, y))
+    out = np.ones((n, shape[0]))
+    S.project(x, out=out, accumulate=True)
+    np.testing.assert_array_equal(out, exact_project(S, x).astype(float) + 1)
+    half = d // 2
+    parts = S[:, :half].project(x[:, :half].astype(float)) + S[:, half:].project(x[:, half:].astype(float))
+    np.testing.assert_array_equal(parts, exact_project(S, x.astype(float)))
+
+
+@pytest.mark.parametrize("format", ["csr", "csc"])
+@pytest.mark.parametrize("stacks", [2, 4])
+@pytest.mark.parametrize("d", [300, 200_000])
+def test_sparse(format, stacks, d):
+    S = sjlt.Sketch(d, 512, nnz=4, stacks=stacks, seed=2)
+    x = scipy.sparse.random_array((20, d), density=0.002 if d > 1000 else 0.2, format=format, rng=0)
+    x.data = np.round(8 * x.data)
+    dense = x.toarray()
+    same(S.project(x), exact_project(S, dense))
+    same(S.project(x, dense_output=False).toarray(), exact_project(S, dense))
+    same(S @ x.T, exact_project(S, dense).T)
+
+
+def test_threads_and_batches_change_no_bit():
+    S = sjlt.Sketch(50_000, 1024, nnz=8, stacks=4)
+    x = np.random.default_rng(0).standard_normal((40, 50_000)).astype(np.float32)
+    whole_ = S.project(x)
+    before = sjlt.get_num_threads()
+    try:
+        sjlt.set_num_threads(1)
+        np.testing.assert_array_equal(S.project(x), whole_)
+        np.testing.assert_array_equal(np.stack([S.project(row) for row in x]), whole_)
+    finally:
+        sjlt.set_num_threads(before)
+
+
+@pairwise(name=list(PRODUCTS), stacks=[2, 4], dtype=[torch.float32, torch.float64])
+def test_tensors(name, stacks, dtype, device):
+    S = sjlt.Sketch(31, 64, nnz=4, stacks=stacks)
+    function, shape = product_of(name, S)
+    x = whole(device, *shape, dtype=dtype)
+    y = function(x)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(numbers(y), function(numbers(x)))
+
+
+def test_gradients(device):
+    S = sjlt.Sketch(31, 64, nnz=4, stacks=4)
+    x = whole(device, 3, 31, requires_grad=True)
+    assert torch.autograd.gradcheck(S.project, x)
+    (g,) = torch.autograd.grad((x @ S.T).sum(), x)
+    np.testing.assert_array_equal(
+        numbers(g), numbers(torch.ones(3, 64, dtype=torch.float64, device=device) @ matrix(device, S))
+    )
+
+
+def test_compiled(device):
+    S = sjlt.Sketch(31, 64, nnz=4, stacks=4)
+    x = whole(device, 3, 31)
+    compiled = torch.compile(lambda x: x @ S.T, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), x @ S.T)
+
+
+def test_one_call():
+    x = integers((5, 300), "float32")
+    same(sjlt.project(x, 512, nnz=4, stacks=2, seed=3), sjlt.Sketch(300, 512, nnz=4, stacks=2, seed=3).project(x))
+
+
+# ------------------------------------------------------------------------------------- kernels
+
+
+@pairwise(
+    allowed, shape=SHAPES, stacks=[2, 4], dtype=[torch.float32, torch.float64, torch.float16], n=[1, 3, 40],
+    d=[70, 1500], contiguous=["features", "vectors"],
+)  # fmt: skip
+def test_kernels(shape, stacks, dtype, n, d, contiguous, kernels_on):
+    """Every portable kernel that the sizes choose, both ways, over NaN where results go."""
+    from sjlt.backends import triton_backend
+
+    S = sjlt.Sketch(d, shape[0], nnz=shape[1], stacks=stacks, seed=5)
+    x = torch.from_numpy(integers((n, d), "float32")).to(kernels_on, dtype)
+    y = torch.from_numpy(integers((n, shape[0]), "float32")).to(kernels_on, dtype)
+    if contiguous == "vectors":
+        x, y = x.t().contiguous().t(), y.t().contiguous().t()
+    if dtype == torch.float16:
+        x[:, 50:] = 0
+    dense, backend = matrix(kernels_on, S), triton_backend(S.spec)
+    for function, data, out, expected in (
+        (backend.project, x, torch.full_like(y, torch.nan), x.double() @ dense.T),
+        (backend.adjoint, y, torch.full_like(x, torch.nan), y.double() @ dense),
+    ):
+        function(S.spec, data, out, False)
+        assert torch.equal(out, expected.to(dtype))
+        if dtype != torch.float16:
+            function(S.spec, data, out, True)
+            assert torch.equal(out, (2 * expected).to(dtype))
