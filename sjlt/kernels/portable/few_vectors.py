@@ -182,7 +182,7 @@ def project_few_vectors(
     if LOAD_CHUNKS:
         begin = ((first_group + start * Q) << LOG_WIDTH) - feature_offset
         place, found = tile_place(
-            m.to(tl.uint32), first_group + start * Q + q, N_TILES, LOG_GROUP, GEOMETRY.stack, k0, k1
+            m.to(tl.uint32), first_group + start * Q + q, N_TILES, LOG_GROUP, k0, k1, GEOMETRY.stack
         )
         line = _load_chunks(data, live, begin, place, 0, GEOMETRY, LAYOUT, NO_MASKS, VECTORS_CONTIGUOUS, OFFSET_DTYPE)
     for first_batch in range(start, stop, BATCHES_PER_SUM):
