@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Of data and result."""
+        """Bytes of the data and of the result."""
         return self.n * (self.d + self.k) * self.dtype.itemsize
 
 

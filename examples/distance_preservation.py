@@ -131,7 +131,7 @@ def main(
 
 
 def record(reports: dict[str, sjlt.evaluation.quality.Report]) -> dict[str, Any]:
-    """What the tables of examples/README.md are written from."""
+    """The record from which the tables of examples/README.md are written."""
     kept = ("name", "n_components", "ratio_std", "ratio_std_error", "outside", "recall")
     return {
         name: {

@@ -1,4 +1,4 @@
-"""Which part of the data a sum has seen already."""
+"""A ledger of the parts of the data that a sum has already seen."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ledger:
         return iter(zip(self._starts, self._stops, strict=True))
 
     def __len__(self) -> int:
-        """How many integers there are."""
+        """The number of integers in the ranges."""
         return sum(stop - start for start, stop in self)
 
     def __eq__(self, other: object) -> bool:

@@ -14,7 +14,7 @@ MAX_ENTRIES = 2**29  # of a constant: protobuf ends at 2 GiB
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """What `torch.onnx.export` needs to export models that contain sketches.
+    """The translation table with which `torch.onnx.export` exports models that contain sketches.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Where ``sjlt project`` runs: what --device asks for, what there is, and what the file allows."""
+"""The device of ``sjlt project``: the one requested, the ones available and the ones the file allows."""
 
 import json
 import subprocess

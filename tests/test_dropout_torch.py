@@ -28,7 +28,7 @@ def device(request):
 
 @pytest.fixture(params=FORMS)
 def form(request, device):
-    """How the mask is asked for."""
+    """The ways to request a mask."""
     given = {"seed": 5, **FORMS[request.param]}
     return {k: v.to(device) if torch.is_tensor(v) else v for k, v in given.items()}
 

@@ -220,7 +220,7 @@ def test_precision_is_torchs_setting(name, bound, parts, set_precision, kernels_
         error = errors(result, exact).max()
         assert error <= bound
         if name != "highest":
-            assert error > bound / 100  # no more is done than asked for
+            assert error > bound / 100  # no more precision than requested
     x, y = scaled_rows(normal(66, 150)), scaled_rows(normal(66, 256))
     for result, exact in products(SHORT, x, y, "float32", kernels_on):
         assert errors(result, exact).max() <= bound

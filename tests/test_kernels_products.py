@@ -111,7 +111,7 @@ def test_dtypes(n, dtype, out_dtype, kernels_on):
 )
 @pytest.mark.parametrize("parts", ["pair"], indirect=True)
 def test_layouts(layout, dtype, n, parts, kernels_on):
-    """Of the input and of the result; nothing is read or written around them."""
+    """Slices of the input and of the result: nothing is read or written around them."""
     S = Sketch(56, 128, nnz=4, seed=3)
     for check in (check_project, check_adjoint):
         check(S, n, dtype, device=kernels_on, x_in=layout, out_in="rows" if layout != "rows" else "columns")
@@ -147,7 +147,7 @@ def test_zero_and_overlapping_strides(n, dtype, kernels_on):
     ),
 )
 def test_aligned_slices(start, d, parts, kernels_on):
-    """Where accesses may be wide, and masks may be left out."""
+    """Sizes at which accesses may be wide and masks may be left out."""
     S = Sketch(1024, 256, nnz=4, seed=3)[:, start : start + d]
     for dtype, n in (("float32", 128),) if parts == "pair" else (("float32", 5), ("bfloat16", 5)):
         check_project(S, n, dtype, "float32", kernels_on)

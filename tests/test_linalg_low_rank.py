@@ -120,7 +120,7 @@ def test_integers_are_summed_exactly_in_any_order():
 
 
 def test_the_error_estimate():
-    """Of 20 estimates by 64 rows, each within 5 standard deviations sqrt(2 / 64) / 2 of the truth."""
+    """Twenty estimates by 64 rows are each within 5 standard deviations sqrt(2 / 64) / 2 of the truth."""
     A = matrix("polynomial")
     for seed in range(20):
         sketch = SVDSketch(A.shape, RANK, seed=seed)

@@ -141,7 +141,7 @@ def test_space_is_checked_first(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not os.path.isdir("/sys/kernel"), reason="Linux")
 def test_a_folder_without_permission(tmp_path):
-    """Where even root may make no folder."""
+    """A place where not even root may create a folder."""
     shards(tmp_path / "in")
     with pytest.raises(PermissionError, match="/sys/kernel/sjlt"):
         sjlt.plan(tmp_path / "in", "/sys/kernel/sjlt", K).run(workers=1)

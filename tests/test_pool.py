@@ -227,7 +227,7 @@ LONG_CALLS = {
     "case", [pytest.param(c, marks=() if c == "dense" else pytest.mark.exhaustive) for c in LONG_CALLS]
 )
 def test_an_interrupt_is_seen_within_half_a_second(case, n):
-    """Of processor time, on a machine that does nothing else: a second and a half is for others that test beside."""
+    """Processor time on an idle machine; the second and a half allows for tests that run beside this one."""
     code = INTERRUPTED.replace("CASE", LONG_CALLS[case])
     result = subprocess.run([sys.executable, "-c", code, str(n)], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr

@@ -205,7 +205,7 @@ def test_figures_of_every_kind(report, suffix):
     magic = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}[suffix]
     for path in (Path(f"one{suffix}"), Path(f"many{suffix}")):
         assert path.read_bytes().startswith(magic)
-    if suffix == ".svg":  # text is text, for whoever edits it
+    if suffix == ".svg":  # text stays text, so that it can be edited
         assert ">scikit-learn</text>" in Path("one.svg").read_text(encoding="utf-8")
     assert not list(Path().glob("*.tmp"))
 

@@ -51,7 +51,7 @@ def constants(block=64):
 def test_the_second_launch_skips_the_search():
     kernel = Kernel()
     run(kernel, (3, 1, 1), 0, ("x", 7), "key", constants)
-    run(kernel, (5, 1, 1), 0, ("y", 9), "key", lambda: pytest.fail("asked for again"))
+    run(kernel, (5, 1, 1), 0, ("y", 9), "key", lambda: pytest.fail("constants are computed again"))
     assert kernel.searched == [((3, 1, 1), ("x", 7), constants())]
     assert kernel.launched == [((5, 1, 1), ("y", 9, 64, True), constants())]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Work(NamedTuple):
-    """How the parts of a plan are run.
+    """The settings with which the parts of a plan are run.
 
     Attributes
     ----------

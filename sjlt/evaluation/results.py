@@ -80,7 +80,7 @@ class Report:
 
 @dataclass(frozen=True)
 class SearchQuality:
-    """How many of the nearest rows one way of storing vectors finds. All shares are means over the queries."""
+    """The share of the nearest rows that one way of storing vectors finds. All shares are means over the queries."""
 
     name: str
     family: str  # methods of one family differ in size only

@@ -1,4 +1,4 @@
-"""Where the rows of a file are projected: on the CPU, or through a GPU."""
+"""The device on which the rows of a file are projected: the CPU or a GPU."""
 
 from __future__ import annotations
 

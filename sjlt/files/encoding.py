@@ -93,7 +93,7 @@ def to_unit_length(y: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the results of a file are computed and stored.
+    """The settings with which the results of a file are computed and stored.
 
     Attributes
     ----------

@@ -88,7 +88,7 @@ def last_index(shape: Sequence[int], row_stride: int, n_seeds: int) -> int:
 
 
 def offsets(axes: Sequence[Axis]) -> Iterator[tuple[int, ...]]:
-    """Where each place on these axes begins: in the law's index, in the seeds, in each operand."""
+    """The offset of each place on these axes: in the law's index, in the seeds and in each operand."""
     for place in product(*(range(axis[LENGTH]) for axis in axes)):
         yield tuple(sum(i * step for i, step in zip(place, steps, strict=True)) for steps in _by_step(axes))
 

@@ -141,7 +141,7 @@ def group_words(group, k0, k1, stack=0):
 
 
 def tile_theta(w1, n_tiles):
-    """Where the rounding of a group's places to tiles starts."""
+    """The start of the rounding that takes a group's places to tiles."""
     return ((w1 >> 16) * n_tiles) >> 16
 
 
@@ -171,7 +171,7 @@ def chunk_signs(c, k0, k1, stack=0):
 
 
 def row_theta(w, b):
-    """Where the rounding of a chunk's slots to rows starts."""
+    """The start of the rounding that takes a chunk's slots to rows."""
     return (((w >> 4) & TWELVE_BITS) * b) >> 12
 
 

@@ -33,7 +33,7 @@ ONE = 1
 
 
 class Lanes(NamedTuple):
-    """How entries are read from lanes. bits : of a lane, 8 or 16.  threshold : T, 0 < T <= 2^(bits-1)."""
+    """The parameters of the law. bits : the width of a lane, 8 or 16.  threshold : T, 0 < T <= 2^(bits-1)."""
 
     bits: int
     threshold: int
@@ -47,7 +47,7 @@ class Lanes(NamedTuple):
     def density(self) -> float:
         """The realised density T/2^Q, of which `lanes_of` makes these lanes again.
 
-        (So 1/16 in lanes of 16 bits is the float below it: asked for 1/16, `lanes_of` takes 8 bits.)
+        (In lanes of 16 bits, 1/16 is returned as the float below it, because `lanes_of(1/16)` uses 8 bits.)
         """
         realised = self.threshold / (1 << (self.bits - 1))
         return nextafter(DENSE, 0) if self.bits == 16 and realised == DENSE else realised

@@ -348,7 +348,7 @@ def load(target: str | Path) -> Plan:
 def _result(
     shard: shards.Shard, sketch: Sketch, output_column: str | None, dtype: str | None, normalize: bool, path: Path
 ) -> dict[str, Any]:
-    """How parts are written."""
+    """The settings with which parts are written."""
     k = sketch.n_components
     encoding = Encoding.of(shard.dtype, k, dtype, normalize)
     row_bytes = encoding.dtype.itemsize * (1 if encoding.stored == "int8" else k)

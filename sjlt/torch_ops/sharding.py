@@ -93,7 +93,7 @@ def _box(x: Any) -> tuple[list[int], list[int]]:
 
 
 def runs(columns: SketchSpec, x: Any, batched: bool) -> Iterator[tuple[SketchSpec, Tensor]]:
-    """What this rank adds to the projection of x: (its columns of the sketch, numbers), few and contiguous.
+    """This rank's share of the projection of x: (its columns of the sketch, numbers), few and contiguous.
 
     Of a replicated tensor, each rank takes its share.
     """

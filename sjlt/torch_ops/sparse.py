@@ -83,7 +83,7 @@ def matrix(x: Tensor) -> SparseMatrix:
 
 
 def _pointers(rows: Tensor, n: int) -> Tensor:
-    """Where each of n rows begins among ascending row numbers, and the last one ends."""
+    """Row pointers: the start of each of n rows among ascending row numbers, and the end of the last one."""
     return torch.searchsorted(rows.contiguous(), torch.arange(n + 1, device=rows.device))
 
 

@@ -29,7 +29,7 @@ RUN_FEATURES = 1 << 16  # features of a task where a task is a run of features
 
 
 def _together(x: np.ndarray, tile_bytes: int, rows: int) -> int:
-    """How many tiles a thread works on at a time, where `rows` rows give every thread one."""
+    """The number of tiles a thread works on at a time, where `rows` rows give every thread one."""
     if abs(x.strides[0]) >= abs(x.strides[1]):
         return 1
     # Column-major: tiles side by side touch whole stretches of memory.

@@ -139,7 +139,7 @@ def _parts(axes: Grid, by_columns: bool) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _places(axes: tuple[Axis, ...], offset: int, together: int) -> Iterator[np.ndarray]:
-    """Where the places of these axes begin, so many at a time."""
+    """The offsets of all places on these axes, in batches."""
     lengths = [axis[LENGTH] for axis in axes]
     total = int(np.prod(lengths, dtype=np.int64))
     for first in range(0, total, together):

@@ -134,7 +134,7 @@ def _read(x, offset, step, n, buffer):
 
 @leaf
 def _room(out, offset, step, n, buffer):
-    """Where n numbers can be written side by side before `_flush`."""
+    """The position at which n numbers can be written side by side before `_flush`."""
     return carray(_at(out, offset), n) if step == out.itemsize else carray(_at(buffer, 0), n)
 
 

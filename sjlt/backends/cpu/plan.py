@@ -1,4 +1,4 @@
-"""How the CPU cuts work into tasks for the threads, within a bounded amount of memory."""
+"""The division of CPU work into tasks for the threads, within a bounded amount of memory."""
 
 from __future__ import annotations
 

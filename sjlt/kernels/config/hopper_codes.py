@@ -157,7 +157,7 @@ def _tma_loads(product: Product) -> bool:
 
 
 def _copy_width(product: Product, log_block: int) -> int:
-    """How many numbers a thread may copy at once: neighbours in memory, all of one block and within the data or not."""
+    """The numbers a thread may copy at once: neighbours in memory, in one block, all inside the data or all outside."""
     contiguous = vectors_contiguous(product)
     far, near = product.x_strides if not contiguous else product.x_strides[::-1]
     if near != 1 or not product.plain:

@@ -146,7 +146,7 @@ def project_few_vectors(
     NNZ: tl.constexpr = GEOMETRY.nnz
     POWER_OF_TWO: tl.constexpr = GEOMETRY.power_of_two
     Q: tl.constexpr = SEGMENTS * QI * QW
-    # Of tensors; VECTORS_CONTIGUOUS describes memory.
+    # Describes tensors; VECTORS_CONTIGUOUS describes memory.
     VECTORS_LAST: tl.constexpr = VECTORS_CONTIGUOUS and not LOAD_CHUNKS
     CHUNK_AXIS: tl.constexpr = 0 if VECTORS_LAST else 1
     LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK
