@@ -88,10 +88,13 @@ class SketchProducts(Operator):
 
         Notes
         -----
-        Error against exact arithmetic: at most 1e-6 ||x|| for fp32 (2e-6 ||x|| where one number outweighs all others),
-        1e-14 ||x|| for fp64. On the CPU results do not depend, to the bit, on the number of threads or on which rows
-        are projected together, and a non-finite number reaches exactly the nnz components of its feature. (With
-        independent entries it may reach all components of its data vector, on every device.)
+        On the CPU, component r of the result is within c u sum_j |S_rj x_j| of its exact value for every input whose
+        numbers are at most 1/64 of the largest finite one; u is the unit roundoff of the sums (2^-24, or 2^-53 for
+        fp64) and c = 68 for dense data (`sjlt.backends.cpu.dense_kernels` derives it). On ordinary data the largest
+        error measured, on GPUs too, is below 1e-6 ||x|| for fp32 and 1e-14 ||x|| for fp64. On the CPU results do not
+        depend, to the bit, on the number of threads or on which rows are projected together, and a non-finite number
+        reaches exactly the nnz components of its feature. (With independent entries it may reach all components of its
+        data vector, on every device.)
 
         CUDA tensors are projected on their own device, in the current stream, by the same entries. Results on one
         device with data of one shape and layout are bitwise reproducible. fp32 is as accurate as on the CPU unless

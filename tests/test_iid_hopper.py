@@ -55,7 +55,7 @@ def test_products_are_exact(d, n, k, density, taken):
 @pytest.mark.parametrize(("k", "density"), [(1, 0.5), (200, 1 / 3), (128, 0.01)])
 @pytest.mark.parametrize(("n", "d"), [(256, 128), (300, 768), (256 * 132 * 3 + 5, 64), (256 * 50, 960)])
 def test_the_same_bits_as_from_the_other_kernel(n, d, k, density, dtype, taken):
-    """Compared where the portable kernel does not split its sums. Programs have several products; ten times, for what may be chance."""
+    """Sums that the portable kernel does not split. Programs have several products; repeated ten times for chance."""
     S, x = Sketch(d, k, density=density, seed=1), torch.randn(n, d, device="cuda", dtype=dtype)
     expected = torch.empty(n, k, device="cuda")
     kernels.project(S, x, expected, False)  # in fp32, which only the other one writes

@@ -1,7 +1,8 @@
 """The sketch law, version 1: which rows column j of a sketch hits, and with which signs.
 
 The law is one pure function of (n_components k, nnz s, seed); it knows nothing of n_features, of the data, of
-tiles of a kernel, of threads or of devices. This module is its only definition. `Geometry` holds the numbers
+tiles of a kernel, of threads or of devices. README.md specifies it; this module is its only implementation
+in the package. `Geometry` holds the numbers
 that are fixed for a sketch; the functions below it are the arithmetic, written for words (see `philox.py`), and
 every backend composes exactly these. With k = n_components, s = nnz:
 

@@ -3,7 +3,7 @@
 For those who need the distribution of scikit-learn's random projections. Entry (row r, column j) is a pure function of
 (density, seed, r, j). One call of Philox decides 128/bits consecutive rows of a column, a lane of `bits` bits each:
 
-- **Lane.** `bits` = 8 where density >= 1/16, else 16; L = 128/bits. u is lane r mod L (`dropout_law.lane`) of
+- **Lane.** `bits` = 8 where density >= 1/16, else 16; L = 128/bits. u is lane r mod L (`dropout.lane`) of
   Philox(counter = (j low, j high, r div L, tag 4); key = seed). Let Q = bits - 1.
 - **Sign.** The lane's top bit: 1 is negative.
 - **Nonzero** where its low Q bits are < T = floor(density 2^Q + 1/2), 0 < T <= 2^Q.

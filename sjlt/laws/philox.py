@@ -1,6 +1,6 @@
 """Philox4x32-10: the counter-based generator behind every random entry and every dropout mask.
 
-One source serves every backend. The functions here and in `law.py` use only ``* + & | ^ >> << //`` on
+One source serves every backend. All functions of this folder use only ``* + & | ^ >> << //`` on
 words, and a word is an unsigned 64-bit number holding a 32-bit value. A 32 x 32 bit product then fits its
 word, so no operation needs a cast, and the same lines run on Python integers, on NumPy arrays, under Numba
 and under Triton. `define` binds them to one of these.

@@ -17,9 +17,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 
 from ... import threads
-from ...laws import dropout as dropout_law
 from ...laws import exact as exact_law
-from ...laws import iid as iid_law
 from ...laws import philox
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -124,9 +122,8 @@ def compiled(kernel: Kernel, **dtypes: Any) -> Callable[..., Any]:
 @functools.cache
 def _digest() -> str:
     """A hash of all sources that kernels are made from. Numba's own cache looks at a kernel's own file only."""
-    here = Path(__file__).parent
-    laws = (philox, exact_law, dropout_law, iid_law)
-    sources = [*(Path(inspect.getfile(module)) for module in laws), *here.glob("*.py")]
+    laws = Path(inspect.getfile(philox)).parent
+    sources = [*laws.glob("*.py"), *Path(__file__).parent.glob("*.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:8]
 
 

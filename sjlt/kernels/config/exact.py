@@ -1,7 +1,7 @@
 """The choice of a kernel for the exact law: pure functions of a `Product`.
 
-Thresholds were tuned on an H200 in fp32; benchmarks/results/h200.json holds the shapes. Products that are `eligible`
-for the Hopper kernels are timed there with those, no longer with the kernels chosen here.
+Thresholds were tuned on an H200 in fp32; benchmarks/results/h200.json holds the shapes. In that record, products that
+are eligible for a Hopper kernel were timed with it, so it does not show the portable kernels on those shapes.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Product(NamedTuple):
         "highest", "high" or "medium", as in `torch.get_float32_matmul_precision`; "highest" unless dtype is float32.
     plain : bool
         Data and result have one dtype and begin at multiples of 16 bytes, and the result is overwritten rather than
-        accumulated. The Hopper kernels need this.
+        accumulated. `Hopper` launches need this, and the TMA loads and stores of `HopperCodes`.
     device : Device
     """
 

@@ -45,7 +45,7 @@ def swizzle_bytes(width, bits):
 
 @gluon.constexpr_function
 def codes_layout(rows, log_block):
-    """The layout of entries [rows, blocks of a step, words of a block]: 128 threads with whole rows, or halves of 64."""
+    """The layout of entries [rows, blocks of a step, words of a block]: 128 threads, one row or half a row each."""
     warps, blocks = rows // 32, 64 >> log_block
     return gl.BlockedLayout(
         [1, blocks * warps // 4, (1 << log_block) // 2], [32, 1, 1], [warps, 4 // warps, 1], [2, 1, 0]
