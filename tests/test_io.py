@@ -177,8 +177,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
     peaks = []
-    for rows in (8192, 49152):  # 25 and 151 MB
+    for rows in (8192, 8192, 49152):  # 25 and 151 MB; the first run may compile, which takes memory of its own
         source = saved(tmp_path / f"{rows}.npy", np.ones((rows, 768), np.float32, order=order))
         done = subprocess.run([sys.executable, "-c", program, source], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout) << 10)
-    assert peaks[1] - peaks[0] < 32 << 20  # of 126 MB more; on a busy machine allocators alone differ by 20
+    assert peaks[2] - peaks[1] < 32 << 20  # of 126 MB more; on a busy machine allocators alone differ by 20

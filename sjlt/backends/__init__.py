@@ -38,7 +38,7 @@ def import_triton(name: str, operation: str) -> Any:
     try:
         return importlib.import_module(f"sjlt.backends.triton.{name}")
     except ImportError as error:
-        if error.name != "triton":
+        if (error.name or "").partition(".")[0] != "triton":
             raise
         raise ImportError(
             f"{operation} of CUDA tensors runs on Triton, which is not installed: pip install triton "

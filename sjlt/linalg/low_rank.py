@@ -16,6 +16,7 @@ from .matrix import Matrix, Progress, check_finite, like_input, matrix_of
 
 ERROR_ROWS = 64  # of the independent sketch that estimates the error: its relative standard deviation is below 1/8
 FORMAT = 1  # of `to_bytes`
+SPARE_COLUMNS = 16  # of a dense Omega for all of A's range, which it then loses with a probability of about 2^-16
 MIN_EMBEDDING = 0.01  # smallest singular value of Psi Q; a sketch of twice as many rows keeps it above 0.2
 
 
@@ -135,7 +136,7 @@ class SVDSketch:
         """
         self._check_complete()
         Y = np.concatenate([self._Y[start] for start in sorted(self._Y)])
-        return _from_sketches(np, Y, self._psi, self._Z, self.rank)
+        return _from_sketches(np, Y, self._psi, self._Z, self.rank, self.rank + self.oversampling)
 
     def error(self, U: np.ndarray, s: np.ndarray, Vh: np.ndarray) -> float:
         """An estimate of ||A - U diag(s) Vh||_F, by a sketch of A that had no part in finding U, s and Vh.
@@ -253,7 +254,7 @@ def svd_lowrank(
         if n_iter == 0:
             Y, Z = matrix.sketch_both(omega, psi)
             check_finite(matrix, Y)
-            factors = _from_sketches(matrix.xp, Y, psi, Z, rank)
+            factors = _from_sketches(matrix.xp, Y, psi, Z, rank, rank + oversampling)
         else:
             factors = _by_iterations(matrix, omega, rank, n_iter)
     finally:
@@ -280,12 +281,15 @@ def _sketches(shape: tuple[int, int], width: int, seed: int) -> tuple[Sketch, Sk
     words = np.random.SeedSequence(seed).generate_state(3, np.uint64)
     sizes = zip((n, m, m), rows, words, strict=True)
     omega, psi, phi = (Sketch(size, k, stacks=4, seed=int(word)) for size, k, word in sizes)
+    if width == min(shape):  # a sparse Omega that is square, or nearly, is often singular
+        omega = Sketch(n, width + SPARE_COLUMNS, density=1, seed=int(words[0]))
     return omega, psi, phi
 
 
-def _from_sketches(xp: Any, Y: Any, psi: Sketch, Z: Any, rank: int) -> tuple[Any, Any, Any]:
-    """The truncated SVD from Y = A Omega' and Z = Psi A."""
-    Q, _ = xp.linalg.qr(Y)
+def _from_sketches(xp: Any, Y: Any, psi: Sketch, Z: Any, rank: int, width: int) -> tuple[Any, Any, Any]:
+    """The truncated SVD from Y = A Omega' and Z = Psi A, by way of `width` directions of the range of Y."""
+    dense = Y.shape[1] >= width + SPARE_COLUMNS  # stacks round the width up by 3 at most
+    Q = xp.linalg.qr(Y)[0] if not dense else xp.linalg.svd(Y, full_matrices=False)[0][:, :width]
     # Psi A = Psi Q X by least squares: neither a pseudoinverse nor a product of ill-conditioned factors is formed.
     core_U, core_s, core_Vh = xp.linalg.svd(psi @ Q, full_matrices=False)
     if float(core_s[-1]) < MIN_EMBEDDING:
