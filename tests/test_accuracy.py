@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cases import each_value
 from helpers.data import exact_adjoint, exact_project, integers
 
 from sjlt import Sketch
@@ -29,9 +30,9 @@ def error(actual, expected, norm):
     return (np.linalg.norm(actual.astype(np.float64) - expected, axis=-1) / norm).max()
 
 
-@pytest.mark.parametrize("kind", DATA)
-@pytest.mark.parametrize(("n", "d", "k", "nnz"), SIZES)
-def test_fp32(kind, n, d, k, nnz):
+@each_value(kind=list(DATA), size=SIZES)
+def test_fp32(kind, size):
+    n, d, k, nnz = size
     x = DATA[kind](np.random.default_rng(1), (n, d)).astype(np.float32)
     S = Sketch(d, k, nnz=nnz, seed=2)
     expected = (S.to_scipy() @ x.T.astype(np.float64)).T  # itself exact to 1e-13
@@ -89,10 +90,10 @@ def test_adjoint(dtype):
     assert error(y[:1] @ S, expected[:1], np.linalg.norm(expected[:1], axis=1)) <= bound
 
 
-@pytest.mark.parametrize("kind", ["normal", "all positive"])
-@pytest.mark.parametrize(("n", "d"), [(2, 2**17), (40, 2**13)])
-def test_fp16_is_rounded_once(kind, n, d):
+@each_value(kind=["normal", "all positive"], shape=[(2, 2**17), (40, 2**13)])
+def test_fp16_is_rounded_once(kind, shape):
     """Sums run in fp32 or better: the result is half a unit in the last place from exact, and hardly more."""
+    n, d = shape
     S = Sketch(d, 64, nnz=4)
     x = DATA[kind](np.random.default_rng(1), (n, d)).astype(np.float16)
     expected = (S.to_scipy() @ x.T.astype(np.float64)).T

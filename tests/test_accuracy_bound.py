@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from helpers.cases import pairwise
+from helpers.cases import each_value, pairwise
 
 from sjlt import Sketch
 from sjlt.backends.cpu import iid_dense, plan
@@ -96,7 +96,7 @@ def test_sparse(kind, dtype, format):
     check(S, x, S.project(matrix, dense_output=False).toarray()[0], c, U[dtype])
 
 
-@pairwise(kind=DATA, dtype=U, density=[1.0, 0.25, 0.015625])
+@each_value(kind=list(DATA), dtype=list(U), density=[1.0, 0.25, 0.015625])
 def test_independent_entries(kind, dtype, density):
     S = Sketch(2**14, 16, density=density, seed=5)
     x = DATA[kind](S, np.random.default_rng(0)).astype(dtype)

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from helpers.cases import pairwise
+from helpers.cases import each_value
 
 import sjlt
 from sjlt.arrow import Projector
@@ -41,7 +41,7 @@ def table_of(x, kind="fixed", **options):
     return pa.table(columns, **options)
 
 
-@pairwise(
+@each_value(
     kind=["fixed", "list", "large"],
     dtype=["float16", "float32", "float64", "int8", "uint8"],
     form=["table", "batch", "chunks", "slice"],
@@ -99,8 +99,7 @@ def test_vectors_are_not_copied():
     assert result["v"].num_chunks == 1
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("given", ["float16", "float32", "float64", "int8"])
+@each_value(dtype=["float16", "float32", "float64"], given=["float16", "float32", "float64", "int8"])
 def test_dtype(given, dtype):
     x = vectors(dtype=given)
     expected = np.empty((N, K), dtype)

@@ -240,6 +240,7 @@ def test_a_full_disk_leaves_nothing(tmp_path):
     assert left(tmp_path) == ["x.parquet"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_memory_does_not_grow_with_the_file_or_its_row_group(tmp_path):
     peaks = []
@@ -252,6 +253,7 @@ def test_memory_does_not_grow_with_the_file_or_its_row_group(tmp_path):
     assert peaks[1] < 572, peaks  # 600 MB
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.exhaustive)])
 def test_kills_leave_no_file_or_the_whole_file(tmp_path, kills):
     """SIGKILL at random moments: under its name the file is never partial, and the run after them gives its bytes."""

@@ -115,6 +115,7 @@ def in_process(rank, folder):
     os._exit(0)  # at the interpreter's own exit torch's threads may abort the process
 
 
+@pytest.mark.exhaustive
 def test_ddp_has_the_gradients_of_one_device(tmp_path):
     torch.multiprocessing.start_processes(in_process, (tmp_path,), nprocs=2, start_method="spawn")
     for advance in ADVANCES:

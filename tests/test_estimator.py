@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.sparse
+from helpers.cases import each_value
 from sklearn.base import clone
 from sklearn.exceptions import DataDimensionalityWarning
 from sklearn.random_projection import johnson_lindenstrauss_min_dim
@@ -150,9 +151,9 @@ def test_other_dtypes_become_float64(dtype):
     )
 
 
-@pytest.mark.parametrize("fit_dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("compute_inverse_components", [True, False])
+@each_value(
+    fit_dtype=[np.float32, np.float64], dtype=[np.float32, np.float64], compute_inverse_components=[True, False]
+)
 def test_results_have_the_dtype_of_the_data(fit_dtype, dtype, compute_inverse_components):
     transformer = SparseRandomProjection(50, compute_inverse_components=compute_inverse_components)
     transformer.fit(integers(dtype=fit_dtype))

@@ -220,6 +220,7 @@ np.testing.assert_allclose(scaled.numpy(force=True), wanted, atol=1e-10)
 """
 
 
+@pytest.mark.exhaustive
 def test_array_api_dispatch(device):
     """In a process of its own: SciPy reads its switch when it is imported."""
     environment = {**os.environ, "SCIPY_ARRAY_API": "1"}

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from helpers.cases import each_value
 from test_examples import load
 
 import sjlt
@@ -45,8 +46,7 @@ def masks(example, bits, tile, device):
     return [mask.reshape(B * H, T, T) for mask in found]
 
 
-@pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("tile", TILES, ids=str)
+@each_value(bits=[8, 16], tile=TILES)
 def test_the_mask(example, tile, bits, kernels_on):
     B, H, T, _ = SHAPE
     row_stride = 48 if bits == 8 else 40

@@ -56,6 +56,7 @@ def test_adversarial_inputs(example):
     assert example.patches(stride=100).shape == (2 * 5 * 7, 768)
 
 
+@pytest.mark.exhaustive
 def test_the_whole_example(example, tmp_path, capsys):
     """Exact sketches win on sparse rows, and all agree on spread-out ones.
 

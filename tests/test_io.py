@@ -169,7 +169,7 @@ def test_a_source_that_changes_or_shrinks_under_way_leaves_nothing(tmp_path: Pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("order", ["C", pytest.param("F", marks=pytest.mark.exhaustive)])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
     program = (
         "import sys; from pathlib import Path; from sjlt.files.projection import project_file\n"

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.cases import exhaustive_except
 
 import sjlt
 from sjlt.files import output
@@ -149,7 +150,7 @@ def assert_is_result() -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["expected", "x.npy", "y.npy", "y.npy.json"]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", exhaustive_except(list(SCENARIOS)[:1], SCENARIOS))
 def test_a_kill_at_every_change_of_files(scenario: str) -> None:
     for point in itertools.count():
         options = prepare(scenario)
@@ -167,6 +168,7 @@ def two_kills() -> Iterator[tuple[str, int, int]]:
         yield from ((scenario, first, second) for first in range(60) for second in range(60))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("share", [0.002, pytest.param(0.05, marks=pytest.mark.exhaustive)])
 def test_a_resumed_run_that_is_killed_too(share: float) -> None:
     cases = list(two_kills())

@@ -165,6 +165,7 @@ os._exit(0)  # at the interpreter's own exit torch's threads may abort the proce
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_replicated_and_sharded(device, tmp_path):
     """DDP and FSDP2 over two processes give the gradients of one."""

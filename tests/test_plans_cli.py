@@ -46,6 +46,7 @@ def test_a_folder_by_processes_resumes_and_is_described(tmp_path):
     assert "x1.npy to x11.npy" in described
 
 
+@pytest.mark.exhaustive
 def test_an_array_job_in_a_shell_loop(tmp_path):
     """As a batch system runs it: one command per job, then the commit."""
     x = shards(tmp_path / "in")
@@ -86,6 +87,7 @@ def test_a_parquet_file(tmp_path):
     assert np.array_equal(np.load(tmp_path / "y.npy"), y)
 
 
+@pytest.mark.exhaustive
 def test_a_dask_cluster(tmp_path):
     distributed = pytest.importorskip("distributed")
     x = shards(tmp_path / "in")

@@ -30,6 +30,7 @@ def planned(tmp_path, name):
     return sjlt.plan(tmp_path / "in", tmp_path / name, K, part_rows=500, batch_rows=10)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.exhaustive)])
 def test_workers_of_a_cluster_are_killed(tmp_path, kills):
     (tmp_path / "in").mkdir()
@@ -95,6 +96,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="Linux")
 def test_a_worker_holds_a_few_blocks(tmp_path):
     """24 blocks of 61 MB on two workers: at most 4 in the memory of each."""

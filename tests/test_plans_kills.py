@@ -87,7 +87,7 @@ def assert_is_whole(tmp_path):
     assert len(left(tmp_path / "out")) == PARTS + 1
 
 
-@pytest.mark.parametrize("kind", ["npy", "parquet"])
+@pytest.mark.parametrize("kind", ["npy", pytest.param("parquet", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.exhaustive)])
 def test_random_kills(tmp_path, program, kind, kills):
     make_source(tmp_path / "in", kind)

@@ -105,6 +105,7 @@ def test_files_are_searched_whole(order):
         assert sjlt.quality(source, Sketch(40, 16)) == sjlt.quality(x, Sketch(40, 16))
 
 
+@pytest.mark.exhaustive
 def test_sparse_rows_are_only_projected():
     x = scipy.sparse.random_array((300, 500), density=0.05, format="csr", rng=np.random.default_rng(0))
     report = sjlt.quality(x, Sketch(500, 64), queries=300)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cases import each_value, exhaustive_except
 
 MIB = 2**20
 
@@ -108,10 +109,18 @@ CASES = [
     '(lambda A, out: Sketch(500_000, 64).project(A.T, out=out.T), ones((500_000, 64), "f4"), ones((64, 64), "f4"))',
     '(lambda B, out: Sketch(200_000, 64).T @ B, ones((64, 64), "f4"), None)',
 ]
+# One case for each way through the CPU backend.
+DEFAULT_CASES = [
+    'dense(Sketch(3000, 65536), 300, "f2", "f2")',
+    'adjoint(Sketch(3000, 65536), 300, "f4", "f4")',
+    'sparse(Sketch(10**6, 65536).project, 300, 10**6, 1000, "csr", 65536)',
+    'dense(Sketch(512, 1024, density=0.3), 20_000, "f4", "f4")',
+    "to_sparse(Sketch(20_000, 4096, density=0.001), 10_000, 20)",
+]
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is reset through /proc")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", exhaustive_except(DEFAULT_CASES, CASES))
 def test_extra_memory_stays_under_64_mib(case):
     # A fixed threshold keeps freed arrays from staying resident, where they would hide a later use.
     extra = int(run(MEASURE.replace("CASE", case), MALLOC_MMAP_THRESHOLD_="131072"))
@@ -155,6 +164,7 @@ def test_every_export_exists():
         _ = sjlt.nothing_of_this_name
 
 
+@pytest.mark.exhaustive
 def test_a_second_process_does_not_compile_again(tmp_path):
     code = """
 import numpy as np, numba, sjlt
@@ -168,6 +178,7 @@ print(len(recorder.buffer))
     assert second == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc").exists(), reason="file sizes are limited through resource.setrlimit")
 def test_a_cache_that_cannot_be_written(tmp_path):
     """A full disk, or a limit as here: machine code is made all the same, and what was left behind does no harm."""
@@ -186,8 +197,7 @@ np.testing.assert_array_equal(x @ S.T, x @ S.toarray().T)
         run(code, **environment)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
-@pytest.mark.parametrize("files", ["*.nbi", "*.nbc"])
+@each_value(damage=["empty", "cut", "garbage"], files=["*.nbi", "*.nbc"])
 def test_a_damaged_cache_is_compiled_again(tmp_path, files, damage):
     """As a full disk or a killed process may leave it: the entry is dropped, and the next process finds a good one."""
     code = """

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from helpers.cases import pairwise
+from helpers.cases import each_value, pairwise
 from helpers.data import exact_adjoint, exact_project, integers, same
 from helpers.products import PRODUCTS, matrix, numbers, product_of, whole
 
@@ -100,7 +100,7 @@ def test_one_call():
 # ------------------------------------------------------------------------------------- kernels
 
 
-@pairwise(
+@each_value(
     allowed, shape=SHAPES, stacks=[2, 4], dtype=[torch.float32, torch.float64, torch.float16], n=[1, 3, 40],
     d=[70, 1500], contiguous=["features", "vectors"],
 )  # fmt: skip

@@ -145,6 +145,7 @@ with ThreadPoolExecutor(30) as pool:
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("call", FIRST_CALLS)
 def test_a_process_may_begin_with(call):
     program = f"""
