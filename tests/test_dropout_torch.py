@@ -104,7 +104,7 @@ def test_nothing_of_the_size_of_x_is_saved(form, device):
         y = sjlt.dropout(x, 0.3, **form)
         sjlt.dropout_add(x, y, 0.3, **form)
         sjlt.dropout(x * 1, 0.3, **form, inplace=True)  # a product with a number saves nothing either
-        torch.ops.sjlt.dropout(x, 0.3, None, 5, None, 0, 0, None, 16)
+        torch.ops.sjlt.dropout(x, 19661, None, 5, None, 0, 0, None, 16)
     assert all(t.numel() <= 4 for t in saved)
     assert bool(saved) == any(torch.is_tensor(v) for v in form.values())
 
@@ -181,8 +181,8 @@ def test_opcheck(device):
     x = new(device, 4, 6).requires_grad_()
     seeds, step = torch.arange(4, device=device), torch.tensor(3, device=device)
     ops = torch.ops.sjlt
-    plain = (0.3, None, 5, None, 2, 7, None, 16)
-    for given in (plain, (0.3, seeds, 0, step, 0, 0, 9, 8), (0.0, *plain[1:]), (1.0, *plain[1:])):
+    plain = (19661, None, 5, None, 2, 7, None, 16)  # the threshold of p = 0.3 comes first
+    for given in (plain, (77, seeds, 0, step, 0, 0, 9, 8), (0, *plain[1:]), (2**16, *plain[1:])):
         torch.library.opcheck(ops.dropout.default, (x, *given))
         torch.library.opcheck(ops.dropout.default, (x.detach().t()[::2], *plain))
         torch.library.opcheck(ops.dropout_add.default, (x, new(device, 4, 6).float(), *given))

@@ -21,8 +21,8 @@ class DropoutArguments(NamedTuple):
 
     Attributes
     ----------
-    p : float
-        The probability to drop an element.
+    threshold : int
+        The law's threshold, below which a lane drops its element: 0 drops none, 2^bits all.
     seeds : int64 array or tensor on the device of the data, or None
         One seed per row, or a 0-d array of one seed.
     seed : int
@@ -38,7 +38,7 @@ class DropoutArguments(NamedTuple):
         Random bits per element.
     """
 
-    p: float
+    threshold: int
     seeds: Any
     seed: int
     steps: Any
@@ -53,7 +53,7 @@ def checked_arguments(
 ) -> DropoutArguments:
     """Check the arguments of a call on x of `shape`. Seeds and steps remain arrays or tensors on the device of x."""
     bits = check_bits(bits)
-    p = check_p(p, bits)
+    t = _checked_threshold(_probability(p), bits)
     seeds, steps = None, None
     if isinstance(seed, np.ndarray) or is_tensor(seed):
         seeds, seed = _checked_seeds(x, shape, seed), 0
@@ -68,7 +68,7 @@ def checked_arguments(
         row_stride = _integer("row_stride", row_stride, 0, LAST)
     if offset or row_stride is not None:  # without them the shape of a tensor that exists is in range
         _check_last(shape, 0 if seeds is None else seeds.ndim, offset, row_stride)
-    return DropoutArguments(p, seeds, seed, steps, step, offset, row_stride, bits)
+    return DropoutArguments(t, seeds, seed, steps, step, offset, row_stride, bits)
 
 
 def _check_last(shape: Sequence[int], n_seeds: int, offset: int, row_stride: int | None) -> None:
@@ -103,6 +103,12 @@ def check_bits(bits: Any) -> int:
 def check_p(p: Any, bits: int) -> float:
     """p as a float that lanes of `bits` bits, 8, 16 or 32, can realise."""
     p = _probability(p)
+    _checked_threshold(p, bits)
+    return p  # type: ignore[no-any-return]
+
+
+def _checked_threshold(p: float, bits: int) -> int:
+    """The law's threshold for p; ValueError where it would turn p into 0 or 1."""
     t = threshold(p, bits)
     if 0 < p < 1 and not 0 < t < 2**bits:
         wider = next((b for b in WIDTHS if 0 < threshold(p, b) < 2**b), None)
@@ -111,7 +117,7 @@ def check_p(p: Any, bits: int) -> float:
             f"p = {p} is too close to {round(p)} for bits={bits}: it would become {round(p)}, as multiples of "
             f"{2.0**-bits:.3g} are drawn; {advice}"
         )
-    return p  # type: ignore[no-any-return]
+    return t
 
 
 def _probability(p: Any) -> float:
@@ -129,10 +135,11 @@ def factor(p: Any, bits: int | None) -> float:
     """The scale of kept elements, or 0 where p is 1."""
     if bits is not None:
         bits = check_bits(bits)
-    p = _probability(p) if bits is None else check_p(p, bits)
-    if p == 1:
-        return 0.0
-    return 1 / (1 - p) if bits is None else scale(threshold(p, bits), bits)
+    p = _probability(p)
+    if bits is None:
+        return 0.0 if p == 1 else 1 / (1 - p)
+    t = _checked_threshold(p, bits)
+    return 0.0 if p == 1 else scale(t, bits)
 
 
 def _checked_seeds(x: Any, shape: Sequence[int], seeds: Any) -> Any:
@@ -183,8 +190,7 @@ def check_writable(x: Any, strides: Sequence[int], size: int = 1) -> None:
 
 def rule_of(arguments: DropoutArguments) -> tuple[Rule | None, int]:
     """(the rule that backends apply, its threshold). The rule is None where nothing or everything is dropped."""
-    p, seeds, seed, steps, step, offset, row_stride, bits = arguments
-    t = threshold(p, bits)
+    t, seeds, seed, steps, step, offset, row_stride, bits = arguments
     if t in (0, 2**bits):
         return None, t
     return Rule(bits, t, scale(t, bits), seed, step, offset, row_stride, seeds, steps), t

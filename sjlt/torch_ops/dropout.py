@@ -24,7 +24,7 @@ from .compat import is_plain
 from .views import array, check_memory, share_memory
 
 _ARGUMENTS = (
-    "float p, Tensor? seeds, SymInt seed, Tensor? steps, SymInt step, SymInt offset, SymInt? row_stride, int bits"
+    "int threshold, Tensor? seeds, SymInt seed, Tensor? steps, SymInt step, SymInt offset, SymInt? row_stride, int bits"
 )
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
@@ -275,19 +275,19 @@ def _differentiable(op: Any, linear: int, *arguments: Any) -> Any:
 # ------------------------------------------------------------------------------------- batches
 
 
-def _batched(info: Any, in_dims: Any, x: Tensor, p: float, seeds: Any, seed: int, steps: Any, *rest: Any) -> Any:
+def _batched(info: Any, in_dims: Any, x: Tensor, threshold: int, seeds: Any, seed: int, steps: Any, *rest: Any) -> Any:
     """An additional axis of x or seeds becomes the axis of one seed per row, each row with the seed it has alone."""
     x_axis, _, seeds_axis, _, steps_axis, *_ = in_dims
     n_seeds = 0 if seeds is None else seeds.ndim - (seeds_axis is not None)
     one_a_row = n_seeds > 0 and n_seeds == x.ndim - (x_axis is not None) - 1
     if steps_axis is not None or not (n_seeds == 0 or one_a_row):
-        return _one_by_one(_dropout, info.batch_size, in_dims, (x, p, seeds, seed, steps, *rest))
+        return _one_by_one(_dropout, info.batch_size, in_dims, (x, threshold, seeds, seed, steps, *rest))
     x = x.expand(info.batch_size, *x.shape) if x_axis is None else x.movedim(x_axis, 0)
     if seeds is None:
         seeds = torch.full((), seed, dtype=torch.int64, device=x.device)
     shape = seeds.shape if seeds_axis is None else seeds.movedim(seeds_axis, 0).shape[1:]
     seeds = seeds.expand(info.batch_size, *shape) if seeds_axis is None else seeds.movedim(seeds_axis, 0)
-    return _dropout(x, p, seeds, 0, steps, *rest), 0
+    return _dropout(x, threshold, seeds, 0, steps, *rest), 0
 
 
 def _one_by_one(op: Any, n: int, in_dims: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, int]:
