@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from helpers.cases import each_value, pairwise
+from helpers.cases import all_pairs, pairwise
 from helpers.data import exact_adjoint, exact_project, integers, same
 from helpers.products import PRODUCTS, matrix, numbers, product_of, whole
 
@@ -100,10 +100,18 @@ def test_one_call():
 # ------------------------------------------------------------------------------------- kernels
 
 
-@each_value(
-    allowed, shape=SHAPES, stacks=[2, 4], dtype=[torch.float32, torch.float64, torch.float16], n=[1, 3, 40],
-    d=[70, 1500], contiguous=["features", "vectors"],
-)  # fmt: skip
+# Pairs of values rather than the full product, whose cases take up to half a minute each in the interpreter; every
+# third by default.
+KERNEL_CASES, _ = all_pairs(
+    [SHAPES, [2, 4], [torch.float32, torch.float64, torch.float16], [1, 3, 40], [70, 1500], ["features", "vectors"]],
+    allowed,
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stacks", "dtype", "n", "d", "contiguous"),
+    [pytest.param(*c, marks=pytest.mark.exhaustive if i % 3 else ()) for i, c in enumerate(KERNEL_CASES)],
+)
 def test_kernels(shape, stacks, dtype, n, d, contiguous, kernels_on):
     """Every portable kernel that the sizes choose, both ways, over NaN where results go."""
     from sjlt.backends import triton_backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from ..laws import exact as exact_law
@@ -28,7 +29,7 @@ def sketch_arguments(description: Any) -> dict[str, Any]:
     if "law" not in given:
         raise ValueError(f'a sketch\'s description has the key "law", got {_listed(given)}')
     version = given.pop("law")
-    if isinstance(version, bool) or version != exact_law.VERSION:
+    if isinstance(version, bool) or not isinstance(version, Integral) or version != exact_law.VERSION:
         raise ValueError(f"this version of sjlt knows sketch law {exact_law.VERSION}, the description has {version!r}")
     independent = "nnz" not in given and not given.keys().isdisjoint((*INDEPENDENT, "density"))
     entries = INDEPENDENT if independent else ("nnz",)
@@ -46,7 +47,7 @@ def sketch_arguments(description: Any) -> dict[str, Any]:
     if not independent:
         return numbers
     lanes = iid_law.checked(numbers.pop("bits"), numbers.pop("threshold"))
-    if density is not None and density != lanes.density:
+    if density is not None and not (isinstance(density, Real) and density == lanes.density):
         raise ValueError(f"density {density!r} contradicts {lanes}, which realises {lanes.density}")
     return {**numbers, "density": lanes.density}
 

@@ -147,6 +147,8 @@ def _project_columns(
 ) -> None:
     """out (+)= the sum of the parts times S'. A task is a range of rows and of components."""
     n, k = out.shape
+    if n == 0:
+        return
     add = compiled(kernels.add_columns, data=x.data.dtype, compute="f8", index=x.indices.dtype)
     store = compiled(kernels.store_components, out=out.dtype)
     workers, ranges = threads.get_num_threads(), range(0, k, TASK_COMPONENTS)

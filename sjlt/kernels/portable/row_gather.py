@@ -153,7 +153,7 @@ def adjoint_row_gather(
             sign = pin_layout(((word >> (e & 31)) << 31 | 0x3F800000).to(tl.float32, bitcast=True))
             address = y + (offset * ALIGN)[:, None] + (v * stride_yv)[None, :]
             z = tl.load(address) if UNMASKED else tl.load(address, mask=live[None, :], other=0.0)
-            z = tl.sum(tl.reshape(z.to(tl.float32) * sign[:, None], NNZ, B, BLOCK_VECTORS), 0) * NNZ**-0.5
+            z = tl.sum(tl.reshape(z.to(tl.float32) * sign[:, None], NNZ, B, BLOCK_VECTORS), 0) * GEOMETRY.scale
             j = tl.max(tl.where(tl.arange(0, GROUPS_PER_STEP) == chunk, column, -1), 0) - feature_offset + i
             address = out + (j * stride_of)[:, None] + (v * stride_ov)[None, :]
             store_result(z, address, ((j >= 0) & (j < d))[:, None] & live[None, :], ACCUMULATE)
