@@ -231,6 +231,7 @@ def large(path, n, row_group_size=None):
     return x
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_leaves_nothing(tmp_path):
     large(tmp_path / "x.parquet", 8000)
     process = run(tmp_path / "x.parquet", tmp_path / "y.parquet", limit=2_000_000)

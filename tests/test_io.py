@@ -168,6 +168,7 @@ def test_a_source_that_changes_or_shrinks_under_way_leaves_nothing(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 @pytest.mark.parametrize("order", ["C", pytest.param("F", marks=pytest.mark.exhaustive)])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
@@ -177,8 +178,10 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
     peaks = []
-    for rows in (8192, 8192, 49152):  # 25 and 151 MB; the first run may compile, which takes memory of its own
-        source = saved(tmp_path / f"{rows}.npy", np.ones((rows, 768), np.float32, order=order))
+    for run, rows in enumerate(
+        (8192, 8192, 49152)
+    ):  # 25 and 151 MB; the first run may compile, which takes memory of its own
+        source = saved(tmp_path / f"{run}.npy", np.ones((rows, 768), np.float32, order=order))
         done = subprocess.run([sys.executable, "-c", program, source], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout) << 10)
     assert peaks[2] - peaks[1] < 32 << 20  # of 126 MB more; on a busy machine allocators alone differ by 20

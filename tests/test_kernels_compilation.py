@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import triton
+from helpers.cases import exhaustive_except
 from helpers.compilation import TARGETS, check_compiled, compile_launches
 
 PORTABLE = {
@@ -162,7 +163,7 @@ def make_calls(on, target, everything, hopper):
 
 
 @pytest.mark.parametrize("which", ["default", pytest.param("everything", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", exhaustive_except(["sm_90"], TARGETS))
 def test_kernels_compile(target, which):
     from sjlt.backends.triton.device import GLUON_VERSIONS
 

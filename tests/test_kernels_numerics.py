@@ -108,7 +108,7 @@ NUMBERS = {
 @with_parts(
     "numbers",
     [(name,) for name in NUMBERS],
-    default=[(name, "pair") for name in list(NUMBERS)[::2]] + [(name, "triple") for name in list(NUMBERS)[1::4]],
+    default=[(name, "pair") for name in list(NUMBERS)[::4]] + [(name, "triple") for name in list(NUMBERS)[1::8]],
 )
 def test_fp32(numbers, parts, kernels_on):
     n = 66

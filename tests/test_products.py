@@ -6,7 +6,7 @@ nnz is 1, 4, 16 or 64 throughout: the scale 1/sqrt(nnz) is then a power of two, 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from helpers.cases import pairwise
+from helpers.cases import each_value, pairwise
 from helpers.data import DTYPES, FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
 import sjlt
@@ -150,8 +150,7 @@ def sliding(n, d, dtype, seed=0):
     return np.lib.stride_tricks.as_strided(line, (n, d), (line.itemsize, line.itemsize), writeable=False)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("n", [2, 40])
+@each_value(dtype=["float32", "int8"], n=[2, 40])
 def test_wide(n, dtype, num_threads):
     """More features than any table of entries or run of features of one task holds."""
     for S in (Sketch(140_000, 128, nnz=64), Sketch(300_001, 50, nnz=4)[:, 7:]):

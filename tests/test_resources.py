@@ -111,11 +111,9 @@ CASES = [
 ]
 # One case for each way through the CPU backend.
 DEFAULT_CASES = [
-    'dense(Sketch(3000, 65536), 300, "f2", "f2")',
     'adjoint(Sketch(3000, 65536), 300, "f4", "f4")',
     'sparse(Sketch(10**6, 65536).project, 300, 10**6, 1000, "csr", 65536)',
     'dense(Sketch(512, 1024, density=0.3), 20_000, "f4", "f4")',
-    "to_sparse(Sketch(20_000, 4096, density=0.001), 10_000, 20)",
 ]
 
 

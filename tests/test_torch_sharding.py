@@ -12,7 +12,7 @@ import torch
 PROGRAM = Path(__file__).parent / "helpers" / "distributed_program.py"
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_sharded(device, world):
     if device == "cuda" and torch.cuda.device_count() < world:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from helpers.cases import pairwise
+from helpers.cases import each_value, pairwise
 from helpers.data import exact_project, integers
 
 from sjlt import Sketch
@@ -111,8 +111,7 @@ def test_gradients_in_the_values(layout, law):
     torch.testing.assert_close(x.grad.to_dense(), expected * (dense != 0), rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("by_columns", [False, True], ids=["csr", "csc"])
-@pytest.mark.parametrize("law", SKETCHES)
+@each_value(by_columns=[False, True], law=list(SKETCHES))
 def test_derivatives_of_every_kind(law, by_columns):
     S = SKETCHES[law][:, :20]
     parts = drawn((4, 20))
