@@ -49,7 +49,7 @@ _EXPORTS = {
 }
 
 # Loaded by ``sjlt.nn`` and the like, too, without an import of their own.
-_MODULES = ("arrow", "faiss", "linalg", "nn", "onnx", "plans", "sentence_transformers")
+_MODULES = ("arrow", "attribution", "faiss", "linalg", "nn", "onnx", "plans", "sentence_transformers")
 
 __all__ = [
     "Sketch",

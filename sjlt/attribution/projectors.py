@@ -1,0 +1,261 @@
+"""Projectors of per-example gradients with the constructors and methods that `traker` and `dattri` expect.
+
+Neither package is imported here. Both accept any object with the methods of their abstract classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import sqrt
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..inputs.checks import integer, seed_number
+from ..laws.exact import VERSION
+from ..sketch import Sketch
+
+MODEL_STEP = 2**32  # between the seeds of models, so seeds below it never meet
+
+
+class _Projector:
+    """A family of sketches, one per model, for batches of gradients.
+
+    Attributes
+    ----------
+    proj_dim, seed, device : as given
+    proj_type : str
+        The law of the entries and the seed, which together with both dimensions identify the matrix.
+    """
+
+    _model_name = "model_id"
+
+    def __init__(self, dim: int, proj_dim: int, seed: int, proj_type: str, device: Any, **law: Any) -> None:
+        self.sketch = Sketch(dim, proj_dim, seed=seed, **law)
+        self.proj_dim, self.seed = self.sketch.n_components, seed_number(seed)
+        self.device = torch.device(device)
+        self.proj_type = _description(self.sketch)
+        if str(proj_type) not in ("sjlt", self.proj_type):
+            raise ValueError(
+                f"proj_type must be 'sjlt', got {str(proj_type)!r}: the entries follow nnz, stacks and density "
+                "(density=1 draws independent signs, the law that others call 'rademacher')"
+            )
+
+    def _sketch_of(self, model: int) -> Sketch:
+        """The sketch of a model: its seed is `seed` + 2^32 times the model's number."""
+        seed = self.sketch.seed + MODEL_STEP * integer(self._model_name, model, 0, 2**31 - 1)
+        return Sketch.from_dict({**self.sketch.to_dict(), "seed": seed % 2**64})
+
+    def _project(self, gradients: Any, model: int, scale: float) -> Tensor:
+        """New memory, at least fp32: the sketch of each example's gradients, times `scale`."""
+        sketch = self._sketch_of(model)
+        tree = gradients if isinstance(gradients, Mapping) else {"gradients": gradients}
+        if not tree or not all(isinstance(leaf, Tensor) for leaf in tree.values()):
+            raise TypeError(
+                f"gradients must be a tensor or a dict of tensors, got {type(gradients).__name__} of "
+                f"{[type(leaf).__name__ for leaf in tree.values()]}"
+            )
+        if not isinstance(gradients, Mapping) and gradients.ndim != 2:
+            raise ValueError(
+                f"a tensor of gradients must have shape (batch, {sketch.n_features}), got {tuple(gradients.shape)}"
+            )
+        with torch.no_grad():
+            leaves = [leaf.to(self.device) for leaf in tree.values()]
+            dtype = torch.promote_types(torch.float32, leaves[0].dtype)
+            result = torch.empty((*leaves[0].shape[:1], self.proj_dim), dtype=dtype, device=self.device)
+            return sketch.project_tree(leaves, batched=True, out=result).mul_(scale)
+
+    def free_memory(self) -> None:
+        """Do nothing: there is no matrix in memory."""
+
+
+class TrakProjector(_Projector):
+    """A projector for ``trak.TRAKer(projector=...)`` that stores no matrix.
+
+    TRAK expects entries of variance 1, so results are sqrt(proj_dim) times those of `Sketch`. Each model has its own
+    sketch, of seed ``seed + 2**32 * model_id`` mod 2^64.
+
+    Parameters
+    ----------
+    grad_dim : int
+        Number of parameters of the model (of those in `grad_wrt`, if TRAK is given one).
+    proj_dim : int, 1 to 8,388,480
+    seed : int, -2^63 to 2^64 - 1, default 0
+    proj_type : "sjlt", default "sjlt"
+        Others are refused. As an attribute it describes the law and the seed: TRAK stores it and refuses to continue a
+        folder of another one.
+    device : str or torch.device, default "cuda"
+        Where results lie; gradients elsewhere are copied there.
+    nnz, stacks, density : as in `Sketch`
+        density=1 has the distribution of TRAK's "rademacher".
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `Sketch`.
+
+    References
+    ----------
+    Park, Georgiev, Ilyas, Leclerc, Madry, "TRAK: attributing model behavior at scale", ICML 2023.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sjlt.attribution import TrakProjector
+    >>> projector = TrakProjector(grad_dim=33, proj_dim=16, seed=0, device="cpu")
+    >>> gradients = {"weight": torch.ones(5, 4, 8), "bias": torch.ones(5)}  # of 5 examples
+    >>> projector.project(gradients, model_id=0).shape
+    torch.Size([5, 16])
+    """
+
+    def __init__(
+        self,
+        grad_dim: int,
+        proj_dim: int,
+        seed: int = 0,
+        proj_type: str = "sjlt",
+        device: str | torch.device = "cuda",
+        *,
+        nnz: int | Literal["auto"] | None = "auto",
+        stacks: int = 1,
+        density: float | Literal["auto"] | None = None,
+    ) -> None:
+        super().__init__(grad_dim, proj_dim, seed, proj_type, device, nnz=nnz, stacks=stacks, density=density)
+        self.grad_dim = self.sketch.n_features
+
+    def project(self, grads: Any, model_id: int) -> Tensor:
+        """Project the gradients of a batch.
+
+        Parameters
+        ----------
+        grads : dict of tensors of shape (batch, ...), or tensor of shape (batch, grad_dim)
+            A parameter that is a scalar has shape (batch,). A dict is projected tensor by tensor, without a copy.
+        model_id : int, 0 to 2^31 - 1
+
+        Returns
+        -------
+        tensor of shape (batch, proj_dim)
+            New memory, float32, or float64 for gradients in float64.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For other types, and unless each example has grad_dim numbers.
+        """
+        return self._project(grads, model_id, sqrt(self.proj_dim))
+
+
+class DattriProjector(_Projector):
+    """A projector of `dattri` (its AbstractProjector) that stores no matrix, with the scale of `Sketch`.
+
+    `dattri_projections` makes dattri use it. Each ensemble has its own sketch, of seed ``seed + 2**32 * ensemble_id``
+    mod 2^64.
+
+    Parameters
+    ----------
+    feature_dim : int
+        Number of parameters of the model.
+    proj_dim, seed, proj_type, device, nnz, stacks, density : as in `TrakProjector`
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `Sketch`.
+
+    References
+    ----------
+    Deng et al., "dattri: a library for efficient data attribution", NeurIPS 2024.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sjlt.attribution import DattriProjector
+    >>> projector = DattriProjector(feature_dim=33, proj_dim=16, seed=0, device="cpu")
+    >>> projector.project(torch.ones(5, 33), ensemble_id=0).shape
+    torch.Size([5, 16])
+    """
+
+    _model_name = "ensemble_id"
+
+    def __init__(
+        self,
+        feature_dim: int,
+        proj_dim: int,
+        seed: int = 0,
+        proj_type: str = "sjlt",
+        device: str | torch.device = "cpu",
+        *,
+        nnz: int | Literal["auto"] | None = "auto",
+        stacks: int = 1,
+        density: float | Literal["auto"] | None = None,
+    ) -> None:
+        super().__init__(feature_dim, proj_dim, seed, proj_type, device, nnz=nnz, stacks=stacks, density=density)
+        self.feature_dim = self.sketch.n_features
+
+    def project(self, features: Any, ensemble_id: int = 0) -> Tensor:
+        """Project the features, such as gradients, of a batch: `TrakProjector.project` without its factor."""
+        return self._project(features, ensemble_id, 1.0)
+
+
+@contextmanager
+def dattri_projections(
+    *,
+    nnz: int | Literal["auto"] | None = "auto",
+    stacks: int = 1,
+    density: float | Literal["auto"] | None = None,
+) -> Iterator[None]:
+    """Within the context, the random projections that `dattri` makes are sketches that are never stored.
+
+    ``dattri.func.projection.random_project`` then builds a `DattriProjector` for the types "normal", "rademacher" and
+    "sjlt", wherever it is called from, such as dattri's attributors; other types ("identity", "random_mask", "grass")
+    remain dattri's own. What was built keeps its projector after the context. The change is to dattri's module, so it
+    reaches every thread.
+
+    Parameters
+    ----------
+    nnz, stacks, density : as in `Sketch`
+
+    Raises
+    ------
+    ImportError
+        Without dattri, which ``sjlt-triton[attribution]`` installs.
+
+    Examples
+    --------
+    >>> import torch, sjlt.attribution
+    >>> gradients = torch.randn(8, 1000)
+    >>> with sjlt.attribution.dattri_projections():  # doctest: +SKIP
+    ...     project = dattri.func.projection.random_project(gradients, 8, proj_dim=64, proj_max_batch_size=32)
+    ...     project(gradients, ensemble_id=0).shape
+    torch.Size([8, 64])
+    """
+    try:
+        from dattri.func import projection
+    except ImportError as e:
+        raise ImportError("dattri_projections needs dattri: pip install 'sjlt-triton[attribution]'") from e
+    theirs = projection.make_random_projector
+
+    def make(param_shape_list: Any, *args: Any, **kwargs: Any) -> Any:
+        call = inspect.signature(theirs).bind(param_shape_list, *args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        if given["proj_type"] not in ("normal", "rademacher", "sjlt"):
+            return theirs(param_shape_list, *args, **kwargs)
+        dim = int(sum(param_shape_list))
+        law: Any = {"nnz": nnz, "stacks": stacks, "density": density}
+        return DattriProjector(dim, given["proj_dim"], given["proj_seed"], device=given["device"], **law)
+
+    projection.make_random_projector = make
+    try:
+        yield
+    finally:
+        projection.make_random_projector = theirs
+
+
+def _description(sketch: Sketch) -> str:
+    law = f"density {sketch.density}" if sketch.is_iid else f"nnz {sketch.nnz}"
+    law += f", stacks {sketch.stacks}" if sketch.stacks > 1 else ""
+    return f"sjlt law {VERSION}, {law}, seed {sketch.seed}"

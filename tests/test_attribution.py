@@ -1,0 +1,90 @@
+"""Projectors of gradients: the sketch of every parameter, the scale and identity that TRAK needs, clear refusals."""
+
+import math
+import sys
+
+import pytest
+import torch
+
+from sjlt import Sketch
+from sjlt.attribution import DattriProjector, TrakProjector, dattri_projections
+
+GRADIENTS = {"weight": torch.randn(5, 4, 8), "scalar": torch.randn(5), "bias": torch.randn(5, 2, 2)}  # of 5 examples
+D, K = 37, 16
+
+
+def flat(gradients):
+    return torch.cat([g.reshape(5, -1) for g in gradients.values()], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_dicts_and_tensors(dtype):
+    gradients = {name: g.to(dtype) for name, g in GRADIENTS.items()}
+    expected = Sketch(D, K, seed=3).project(flat(gradients).to(torch.promote_types(dtype, torch.float32)))
+    for projector, factor in (
+        (TrakProjector(D, K, 3, "sjlt", "cpu"), math.sqrt(K)),
+        (DattriProjector(D, K, 3), 1.0),
+    ):
+        for data in (gradients, flat(gradients)):
+            result = projector.project(data, 0)
+            assert result.dtype == expected.dtype
+            assert torch.allclose(result, factor * expected, rtol=1e-6, atol=1e-5)
+
+
+def test_results_are_new_memory_and_repeat():
+    projector = TrakProjector(D, K, device="cpu")
+    first = projector.project(GRADIENTS, model_id=0)
+    kept = first.clone()
+    first /= 7  # as TRAK does
+    projector.free_memory()
+    assert torch.equal(projector.project(GRADIENTS, model_id=0), kept)
+
+
+def test_models_have_sketches_of_their_own():
+    projector = TrakProjector(D, K, seed=5, device="cpu")
+    results = [projector.project(GRADIENTS, model_id=i) for i in (0, 1, 2, 0)]
+    assert torch.equal(results[0], results[3])
+    assert not torch.equal(results[0], results[1])
+    assert not torch.equal(results[1], results[2])
+    expected = math.sqrt(K) * Sketch(D, K, seed=5 + 2**32).project(flat(GRADIENTS))
+    assert torch.allclose(results[1], expected, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("law", [{}, {"nnz": 8}, {"stacks": 2, "nnz": 2}, {"density": 0.5}, {"density": 1}])
+def test_the_description_tells_sketches_apart(law):
+    projector = TrakProjector(D, K, seed=9, device="cpu", **law)
+    assert TrakProjector(D, K, 9, projector.proj_type, "cpu", **law).proj_type == projector.proj_type
+    others = [TrakProjector(D, K, seed=8, device="cpu", **law), TrakProjector(D, K, seed=9, device="cpu", nnz=3)]
+    assert projector.proj_type not in [other.proj_type for other in others]
+    S = Sketch(D, K, seed=9, **law)
+    assert torch.allclose(projector.project(GRADIENTS, 0), math.sqrt(K) * S.project(flat(GRADIENTS)), atol=1e-5)
+
+
+def test_gradients_that_require_gradients():
+    gradients = {name: g.clone().requires_grad_() for name, g in GRADIENTS.items()}
+    assert not TrakProjector(D, K, device="cpu").project(gradients, 0).requires_grad
+
+
+def test_refusals():
+    projector = TrakProjector(D, K, device="cpu")
+    with pytest.raises(ValueError, match="proj_type must be 'sjlt', got 'normal'"):
+        TrakProjector(D, K, 0, "normal", "cpu")
+    with pytest.raises(ValueError, match="proj_type must be 'sjlt', got 'sjlt law 1, nnz 4, seed 1'"):
+        TrakProjector(D, K, 0, "sjlt law 1, nnz 4, seed 1", "cpu")
+    with pytest.raises(ValueError, match="n_features = 37 numbers per element of the batch, got 36"):
+        projector.project(torch.zeros(5, 36), 0)
+    with pytest.raises(ValueError, match=r"must have shape \(batch, 37\), got \(37,\)"):
+        projector.project(torch.zeros(37), 0)
+    with pytest.raises(ValueError, match="same leading dimension"):
+        projector.project({"a": torch.zeros(5, 30), "b": torch.zeros(4, 7)}, 0)
+    with pytest.raises(TypeError, match="got list"):
+        projector.project([torch.zeros(5, 37)], 0)
+    with pytest.raises(ValueError, match="ensemble_id must be from 0 to 2147483647, got -1"):
+        DattriProjector(D, K).project(torch.zeros(5, D), -1)
+
+
+def test_dattri_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dattri", None)
+    monkeypatch.setitem(sys.modules, "dattri.func", None)
+    with pytest.raises(ImportError, match=r"sjlt-triton\[attribution\]"), dattri_projections():
+        pass
