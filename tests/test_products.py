@@ -12,12 +12,15 @@ from helpers.data import DTYPES, FLOATS, exact_adjoint, exact_project, integers,
 import sjlt
 from sjlt import Sketch
 from sjlt.backends.cpu import exact as backend
+from sjlt.backends.cpu import plan
 
 
-@pytest.fixture(params=[1, 3], ids=["1 thread", "3 threads"])
-def num_threads(request):
+@pytest.fixture(params=[1, 3], ids=["1 thread", "3 threads, no codes kept"])
+def num_threads(request, monkeypatch):
     before = sjlt.get_num_threads()
     sjlt.set_num_threads(request.param)
+    if request.param == 3:  # small products are computed as large ones are
+        monkeypatch.setattr(plan, "KEPT_CODES", 0)
     yield request.param
     sjlt.set_num_threads(before)
 
@@ -307,6 +310,16 @@ def test_products_from_the_left(width, num_threads):
     A, B = integers((5000, width)), integers((6, width))
     same(S @ A, exact_project(S, A.T).T)
     same(S.T @ B, exact_adjoint(S, B.T).T)
+
+
+@each_value(dtype=["float16", "float32", "float64"], n=[1, 5, 70], stacks=[1, 2])
+def test_kept_codes_change_no_bits(dtype, n, stacks, monkeypatch):
+    S = Sketch(1000, 96, nnz=4, stacks=stacks, seed=2)[:, 3:]
+    x = np.random.default_rng(n).normal(size=(n, 997)).astype(dtype)
+    small = x @ S.T, x[:, :96] @ S
+    monkeypatch.setattr(plan, "KEPT_CODES", 0)
+    same(small[0], x @ S.T)
+    same(small[1], x[:, :96] @ S)
 
 
 def test_products_of_no_columns():

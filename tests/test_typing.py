@@ -19,7 +19,7 @@ def check(checker, name, tmp_path):
     """The output of a type checker for a file, and the lines of the file in which it finds mistakes."""
     command = [sys.executable, *CHECKERS[checker]]
     command += ["--cache-dir", str(tmp_path)] if checker == "mypy" else []
-    result = subprocess.run([*command, str(HERE / name)], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    result = subprocess.run([*command, str(HERE / name)], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     output = result.stdout + result.stderr
     return output, {int(n) for n in re.findall(rf"{re.escape(name)}:(\d+)(?::\d+)?[ -:]+ error", output)}
 

@@ -1,8 +1,9 @@
 """The exact law on dense data on the CPU: 2-D arrays of any strides, one data vector per row.
 
-There are two ways. With many rows, the codes of a span of features go into a table that all threads share, and a task
-is a range of rows. With few rows, a task is a run of features and generates its own codes. Both add the same blocks of
-features in the same order, so their results are equal to the bit.
+There are three ways. With many rows, the codes of a span of features go into a table that all threads share, and a
+task is a range of rows. With few rows, a task is a run of features and generates its own codes. A product that is not
+worth a second thread, by a sketch of few codes, is one kernel call, which takes codes that are kept between calls. All
+add the same blocks of features in the same order, so their results are equal to the bit.
 """
 
 from __future__ import annotations
@@ -58,12 +59,25 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     vectors, workers = plan.vectors_and_workers(rows, compute.itemsize)
     if not is_native(x):
         workers = 1
+    elif plan.is_small(n):
+        _project_small(plan, kernel_view(x), out, accumulate, compute, vectors)
+        return
     elif n > vectors and (-(-n // vectors) >= workers or plan.n_blocks == 1):
         _project_many(plan, kernel_view(x), out, accumulate, compute, vectors, workers)
         return
     step = min(rows, vectors)
     for i in range(0, n, step):
         _project_few(plan, x[i : i + step], out[i : i + step], accumulate, compute, vectors, workers)
+
+
+def _project_small(
+    plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype, vectors: int
+) -> None:
+    n, k = out.shape
+    kernel = compiled(kernels.project_rows, data=x.dtype, compute=compute, out=out.dtype)
+    (table, bounds), totals = plan.kept, np.empty((_parts(compute), k if plan.n_blocks > 1 else 0, vectors))
+    scratch = np.zeros((TILE_FEATURES, vectors), compute), np.empty((k, vectors), compute), totals
+    kernel(x, table, bounds, (0, n), (True, True), True, scratch, out, plan.scale, accumulate)
 
 
 def _project_many(
@@ -174,11 +188,22 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
     plan, compute = exact_plan(spec), compute_dtype(y)
     y, out = kernel_view(y), kernel_view(out)
     vectors, workers = plan.vectors_and_workers(n, compute.itemsize)
-    if n <= vectors or -(-n // vectors) < workers:
+    if plan.is_small(n):
+        _adjoint_small(plan, y, out, accumulate, compute, vectors)
+    elif n <= vectors or -(-n // vectors) < workers:
         for i in range(0, n, vectors):
             _adjoint_few(plan, y[i : i + vectors], out[i : i + vectors], accumulate, compute, vectors, workers)
     else:
         _adjoint_many(plan, y, out, accumulate, compute, vectors, workers)
+
+
+def _adjoint_small(
+    plan: ExactPlan, y: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype, vectors: int
+) -> None:
+    n, k = y.shape
+    kernel = compiled(kernels.adjoint_rows, data=y.dtype, compute=compute, out=out.dtype)
+    scratch = np.empty((TILE_FEATURES, vectors), compute), np.zeros((k, vectors), compute)
+    kernel(y, plan.kept[0], (0, n), scratch, out, plan.scale, accumulate)
 
 
 def _adjoint_many(

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ STAGE_BYTES = 4 * MIB  # data converted, or made dense, at a time
 MAX_TERMS = 64  # terms of a sum in the data's precision, before it is added to an fp64 total
 STEP_WORK = 1 << 27  # additions of one kernel call, about 0.1 s: between two calls an interrupt is seen
 THREAD_WORK = 1 << 19  # additions that are worth another thread
+KEPT_CODES = 1 << 14  # codes of a whole sketch that are kept between calls: 64 KiB for each of `exact_plan`'s plans
 
 
 class ExactPlan:
@@ -65,6 +66,15 @@ class ExactPlan:
             threads.get_num_threads(),
         )
         return codes
+
+    @cached_property
+    def kept(self) -> tuple[np.ndarray, np.ndarray]:
+        """The table of all columns and the bounds of all blocks, kept for the next call (at most KEPT_CODES codes)."""
+        return self.table(0, self.d), self.bounds(0, self.n_blocks)
+
+    def is_small(self, n: int) -> bool:
+        """Whether a product with n rows is one kernel call by codes that are kept."""
+        return self.d * self.s <= KEPT_CODES and n * self.d * self.s < THREAD_WORK
 
     def no_table(self) -> np.ndarray:
         return np.empty((0, self.s), np.int32)
