@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import linalg as linalg
     from . import nn as nn
+    from .accumulator import Accumulator as Accumulator
     from .estimator import SparseRandomProjection as SparseRandomProjection
     from .evaluation.quality import quality as quality
     from .plans import plan as plan
@@ -35,6 +36,7 @@ __version__ = "0.2.0"
 
 # Loaded on first access (PEP 562): scikit-learn alone takes most of a second to import.
 _EXPORTS = {
+    "Accumulator": "accumulator",
     "Sketch": "sketch",
     "project": "sketch",
     "SparseRandomProjection": "estimator",
@@ -52,6 +54,7 @@ _EXPORTS = {
 _MODULES = ("arrow", "attribution", "faiss", "linalg", "nn", "onnx", "plans", "sentence_transformers")
 
 __all__ = [
+    "Accumulator",
     "Sketch",
     "SparseRandomProjection",
     "dropout",

@@ -1,0 +1,228 @@
+"""Projections summed over blocks of features that arrive in any order, are retried, and outlive their process."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .inputs.checks import integer
+from .inputs.containers import is_tensor
+from .ledger import Ledger
+from .sketch import Sketch
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+FORMAT = 1  # of `state_dict` and of files
+
+
+class Accumulator:
+    """The projection X S' of data whose features arrive in blocks, with a ledger of the features seen.
+
+    Blocks may come in any order and from any number of workers, whose accumulators are merged. A block that is sent
+    twice is refused, because a sum cannot undo an addition. The same updates and merges in the same order give the same
+    bits.
+
+    Parameters
+    ----------
+    S : Sketch
+    shape : sequence of int, default ()
+        The leading shape of X: () for one vector, (n,) for n vectors. To accumulate S A, pass blocks of A
+        transposed, ``A[a:b].T``; strides are free.
+    dtype : "float32" or "float64" (also as a NumPy or torch dtype), default "float64"
+        Of the sum. Blocks may have any dtype that `Sketch.project` accepts.
+    device : str or torch.device, optional
+        Where to sum tensors. Without it the sum and the blocks are arrays.
+
+    Attributes
+    ----------
+    sketch, shape, dtype : as given
+    seen : Ledger, the ranges of features added
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of other types and dtypes.
+
+    Examples
+    --------
+    >>> import numpy as np, sjlt
+    >>> S, X = sjlt.Sketch(1000, 64, seed=1), np.random.default_rng(0).normal(size=(3, 1000))
+    >>> first, second = sjlt.Accumulator(S, (3,)), sjlt.Accumulator(S, (3,))
+    >>> second.update(600, X[:, 600:])
+    >>> first.update(0, X[:, :600])
+    >>> first.merge(second)
+    >>> bool(np.allclose(first.sum, X @ S.T))
+    True
+    >>> first.update(500, X[:, 500:700])
+    Traceback (most recent call last):
+    ValueError: 500 to 700 (exclusive) overlaps 500 to 700, which was added before: adding it twice would count it twice
+    """
+
+    def __init__(self, S: Sketch, shape: Sequence[int] = (), *, dtype: Any = "float64", device: Any = None) -> None:
+        if not isinstance(S, Sketch):
+            raise TypeError(f"an Accumulator needs a Sketch, got {type(S).__name__}")
+        self.sketch = S
+        self.shape = tuple(integer(f"shape[{i}]", n, 0, 2**63 - 1) for i, n in enumerate(shape))
+        self.dtype = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else np.dtype(dtype).name
+        if self.dtype not in ("float32", "float64"):
+            raise TypeError(f"the sum must be float32 or float64, got {self.dtype}")
+        self.seen = Ledger()
+        self._sum = _zeros((*self.shape, S.n_components), self.dtype, device)
+        self._whole = True  # False while the ledger and the sum change
+
+    def __repr__(self) -> str:
+        return f"Accumulator({self.sketch!r}, shape={self.shape}, seen={len(self.seen)} of {self.sketch.n_features})"
+
+    @property
+    def sum(self) -> Any:
+        """A copy of the sum so far, of shape (*shape, n_components)."""
+        self._check_whole()
+        return self._sum.clone() if is_tensor(self._sum) else self._sum.copy()
+
+    def missing(self) -> list[tuple[int, int]]:
+        """The ranges (start, stop) of features not seen; empty when the sum is complete."""
+        return self.seen.missing(0, self.sketch.n_features)
+
+    def update(self, offset: int, block: Any) -> None:
+        """Add the features from `offset` on.
+
+        Parameters
+        ----------
+        offset : int >= 0
+        block : {ndarray, CSR or CSC matrix, tensor on the sum's device} of shape (*shape, features)
+
+        Raises
+        ------
+        TypeError, ValueError
+            For features added before (the message has both ranges), features beyond n_features, other shapes,
+            containers and devices. The accumulator is as before then.
+        """
+        self._check_whole()
+        if is_tensor(block) != is_tensor(self._sum):
+            kind = "a tensor" if is_tensor(self._sum) else "an array or SciPy matrix"
+            raise TypeError(f"this accumulator needs {kind}, got {type(block).__name__}: see device=")
+        size: Any = getattr(block, "shape", ())
+        if len(size) != len(self.shape) + 1 or tuple(size[:-1]) != self.shape:
+            raise ValueError(f"a block must have shape {(*self.shape, 'features')}, got {tuple(size)}")
+        start = integer("offset", offset, 0, self.sketch.n_features)
+        stop = start + int(size[-1])
+        if stop > self.sketch.n_features:
+            raise ValueError(f"features {start} to {stop} are beyond n_features = {self.sketch.n_features}")
+        self.seen.check(start, stop)
+        part = _like(self._sum)
+        self.sketch[:, start:stop].project(block, out=part)
+        self._add(part, [(start, stop)])
+
+    def merge(self, other: Accumulator) -> None:
+        """Add what another accumulator of the same sketch has seen: this one's sum + the other's.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Unless `other` has the same sketch, shape and dtype and has seen other features. This accumulator is as
+            before then.
+        """
+        if not isinstance(other, Accumulator):
+            raise TypeError(f"an Accumulator merges with another, got {type(other).__name__}")
+        self._check_whole()
+        other._check_whole()
+        mine, theirs = ((a.sketch, a.shape, a.dtype, is_tensor(a._sum)) for a in (self, other))
+        if mine != theirs:
+            raise ValueError(f"accumulators differ in (sketch, shape, dtype, is a tensor): {mine} and {theirs}")
+        for start, stop in other.seen:
+            self.seen.check(start, stop)
+        self._add(other._sum.to(self._sum.device) if is_tensor(self._sum) else other._sum, list(other.seen))
+
+    def _add(self, part: Any, ranges: Iterable[tuple[int, int]]) -> None:
+        self._whole = False  # remains so if the process goes on after an interruption between these lines
+        for start, stop in ranges:
+            self.seen.add(start, stop)
+        self._sum += part
+        self._whole = True
+
+    def _check_whole(self) -> None:
+        if not self._whole:
+            raise RuntimeError("an update was interrupted while it was added: return to the last saved state")
+
+    # --------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sum (a copy) and the numbers from which `from_state_dict` makes an equal accumulator."""
+        return {"sum": self.sum, **self._description()}
+
+    def _description(self) -> dict[str, Any]:
+        self._check_whole()
+        ranges = [[start, stop] for start, stop in self.seen]
+        return {"format": FORMAT, "sketch": self.sketch.to_dict(), "shape": list(self.shape), "ranges": ranges}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Accumulator:
+        """The accumulator that `state_dict` described; ValueError for anything else."""
+        try:
+            if state["format"] != FORMAT:
+                raise ValueError(f"format {state['format']}, this version of sjlt reads {FORMAT}")
+            total, shape = state["sum"], tuple(state["shape"])
+            S = Sketch.from_dict(state["sketch"])
+            if tuple(total.shape) != (*shape, S.n_components):
+                raise ValueError(f"a sum of shape {tuple(total.shape)} for vectors of shape {shape} and {S!r}")
+            made = cls(S, shape, dtype=total.dtype, device=total.device if is_tensor(total) else None)
+            made.seen = Ledger((start, stop) for start, stop in state["ranges"])
+            if any(stop > S.n_features for _, stop in made.seen):
+                raise ValueError(f"ranges {list(made.seen)} beyond n_features = {S.n_features}")
+        except (KeyError, TypeError, AttributeError, ValueError) as e:
+            raise ValueError(f"not the state of an Accumulator: {type(e).__name__}: {e}") from None
+        made._sum = total.clone() if is_tensor(total) else np.array(total)
+        return made
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the accumulator to a file, which is replaced as a whole once the new one is on the disk.
+
+        A reader finds the state of one `save`, also after a crash during another.
+        """
+        from .files.atomic import write_whole
+
+        total = self._sum.cpu().numpy() if is_tensor(self._sum) else self._sum
+        header = np.frombuffer(json.dumps(self._description()).encode(), np.uint8)
+        content = io.BytesIO()
+        np.savez(content, header=header, sum=total)
+        write_whole(Path(path), content.getvalue(), replace=True)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, device: Any = None) -> Accumulator:
+        """The accumulator in a file of `save`, summing tensors on `device` if given, else arrays.
+
+        Raises
+        ------
+        OSError, ValueError
+            For files that cannot be read, and for others than those of `save`.
+        """
+        content = Path(path).read_bytes()
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as held:
+                state = {**json.loads(held["header"].tobytes()), "sum": held["sum"]}
+        except Exception as e:
+            raise ValueError(f"{path}: not the file of an Accumulator: {e}") from None
+        if device is not None:
+            import torch
+
+            state["sum"] = torch.from_numpy(state["sum"]).to(device)
+        return cls.from_state_dict(state)
+
+
+def _zeros(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
+    if device is None:
+        return np.zeros(shape, dtype)
+    import torch
+
+    return torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+
+
+def _like(x: Any) -> Any:
+    """New memory of the shape, dtype and place of x."""
+    return x.new_empty(x.shape) if is_tensor(x) else np.empty_like(x)
