@@ -71,8 +71,8 @@ def decode(k, nnz, seed, offset, d, splits, log_block, chunks=4):
         (16, 8, 3, 50, 1, 1),
         (300, 4, 1000, 333, 3, 4),
         (1000, 8, 2**31 + 13, 200, 1, 3),
-        (640, 5, 64, 300, 2, 4),
-        (129, 64, 0, 20, 1, 0),
+        pytest.param(640, 5, 64, 300, 2, 4, marks=pytest.mark.exhaustive),
+        pytest.param(129, 64, 0, 20, 1, 0, marks=pytest.mark.exhaustive),
         (777, 2, 2**40, 500, 2, 5),
     ],
 )

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import scipy.sparse
-from helpers.cases import pairwise
+from helpers.cases import each_value
 
 import sjlt
 
@@ -47,7 +47,7 @@ def check(lazy, expected, chunks):
     assert np.array_equal(computed, expected)
 
 
-@pairwise(
+@each_value(
     product=["project", "x @ S.T", "S @ a", "adjoint", "y @ S", "S.T @ b"],
     dtype=["float16", "float32", "float64", "int32"],
     rows=[(60,), (20, 20, 20), (7, 53)],

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import sklearn
 import torch
+from helpers.cases import exhaustive_except
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
@@ -44,7 +45,7 @@ def assert_like(actual, X, expected):
 # ------------------------------------------------------------------------------------- results
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", exhaustive_except([torch.bfloat16, torch.float32], FLOATS))
 def test_a_tensor_gives_a_tensor_beside_it(device, dtype):
     X = integers(device, dtype)
     transformer = SparseRandomProjection(K, random_state=3)

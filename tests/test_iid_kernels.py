@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import kernels
-from helpers.cases import pairwise
+from helpers.cases import exhaustive_except, pairwise
 from helpers.choices import iid_product, with_parts
 from helpers.data import integers
 from helpers.kernels import FLOATS, LAYOUTS, assert_exact, assert_untouched_around, filled, integral_matrix, poisoned
@@ -67,7 +67,7 @@ def test_precisions_are_exact_on_small_integers(precision, adjoint, kernels_on, 
     check(Sketch(40, 64, density=0.25, seed=2), 18, adjoint, device=kernels_on)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", exhaustive_except(["float64"], ["float32", "float64"]))
 def test_splits_and_spans_are_added_in_order(dtype, kernels_on):
     """Long sums, in parts within a program and over programs; the same to the bit each time."""
     d = 3000 if dtype == "float32" else 600

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from helpers.cases import each_value
+from helpers.cases import exhaustive_except
 from helpers.data import FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
 import sjlt
@@ -37,7 +37,8 @@ def test_project_and_adjoint_are_exact(S, n):
     same(S.T @ y.T, exact_adjoint(S, y).T)
 
 
-@each_value(dtype=[*FLOATS, "int16", "bool", "bfloat16"], density=[0.25, 2**-8])
+@pytest.mark.parametrize("density", [0.25, 2**-8])
+@pytest.mark.parametrize("dtype", exhaustive_except(["float16", "int16"], [*FLOATS, "int16", "bool", "bfloat16"]))
 def test_dtypes(dtype, density):
     S = sketch(200, 256 if density < 0.1 else 64, density)
     for n in (3, 40):

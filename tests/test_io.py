@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
-from helpers.cases import pairwise
+from helpers.cases import each_value, pairwise
 
 import sjlt
 from sjlt.files.errors import UserError
@@ -70,7 +70,7 @@ def test_threads_do_not_matter(
     assert_is_result(tmp_path / "y.npy", x @ sjlt.Sketch(D, K).T)
 
 
-@pairwise(given=["float16", "float32", "float64"], dtype=["float16", "float32", "float64"])
+@each_value(given=["float16", "float32", "float64"], dtype=["float16", "float32", "float64"])
 def test_the_dtype_of_the_result(tmp_path: Path, rng: np.random.Generator, given: str, dtype: str) -> None:
     x = (rng.normal(size=(N, D)) * 9).astype(given)
     out = tmp_path / "y.npy"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import kernels
-from helpers.cases import pairwise
+from helpers.cases import each_value
 from helpers.choices import with_parts
 from helpers.data import integers
 from helpers.kernels import FLOATS, filled, integral_matrix, large_first
@@ -108,7 +108,7 @@ NUMBERS = {
 @with_parts(
     "numbers",
     [(name,) for name in NUMBERS],
-    default=[(name, "pair") for name in list(NUMBERS)[::4]] + [(name, "triple") for name in list(NUMBERS)[1::8]],
+    default=[(name, "pair") for name in list(NUMBERS)[::8]] + [(name, "triple") for name in list(NUMBERS)[1::8]],
 )
 def test_fp32(numbers, parts, kernels_on):
     n = 66
@@ -212,7 +212,7 @@ def test_subnormal_numbers(scale, parts):
 @with_parts(
     "name, bound",
     [("highest", 1e-6), ("high", 2e-5), ("medium", 5e-3)],
-    default=[("highest", 1e-6, "triple"), ("high", 2e-5, "pair"), ("medium", 5e-3, "pair")],
+    default=[("highest", 1e-6, "triple"), ("medium", 5e-3, "pair")],
 )
 def test_precision_is_torchs_setting(name, bound, parts, set_precision, kernels_on):
     set_precision(name)
@@ -275,7 +275,6 @@ def test_overflow_of_fp16_gives_infinities(n, kernels_on):
         (66, "float32", math.nan, "pair"),
         (66, "float32", -math.inf, "triple"),
         (66, "bfloat16", math.inf, "pair"),
-        (2, "float32", math.nan, "pair"),
         (2, "float64", math.inf, "pair"),
     ],
 )
@@ -302,7 +301,7 @@ def test_non_finite_numbers(n, dtype, value, kernels_on, parts):
     np.testing.assert_array_equal(result[others], (SHORT.to_scipy().T @ array[others].T).T)
 
 
-@pairwise(lambda n, dtype, width: n == 2 or width == 150, n=[2, 70], dtype=["float32", "bfloat16"], width=[150, 2304])
+@each_value(lambda n, dtype, width: n == 2 or width == 150, n=[2, 70], dtype=["float32", "bfloat16"], width=[150, 2304])
 def test_what_is_accumulated_in_fp64_stays_in_fp64(n, dtype, width, kernels_on):
     x = torch.zeros((n, width), dtype=FLOATS[dtype], device=kernels_on)
     y = torch.zeros((n, S.n_components), dtype=FLOATS[dtype], device=kernels_on)

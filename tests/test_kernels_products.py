@@ -30,7 +30,7 @@ SKETCHES = [(1, 1), (6, 4), (100, 3), (127, 63), (127, 127), (128, 1), (128, 16)
             (257, 5), (384, 4), (512, 128), (700, 5), (1000, 4), (1009, 8), (1024, 32)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("k", "nnz"), some(SKETCHES, [(6, 4), (100, 3), (128, 16), (256, 4)], SKETCHES))
+@pytest.mark.parametrize(("k", "nnz"), some(SKETCHES, [(100, 3), (256, 4)], SKETCHES))
 def test_sketches(k, nnz, kernels_on):
     """Each in a few vectors and in many, from the middle of a chunk of features."""
     S = Sketch(2**40, k, nnz=nnz, seed=2**63 + k)
@@ -55,7 +55,7 @@ COUNTS = [(1, 1), (2, 5), (17, 31), (64, 256), (65, 50), (130, 300), (129, 1)]  
     ("n", "d", "k", "dtype"),
     some(
         [(n, d, k, t) for n, d in COUNTS for k in (128, 300) for t in FLOATS],
-        [(2, 5, 128, "float32"), (17, 31, 128, "float32"), (65, 50, 128, "float32")],
+        [(2, 5, 128, "float32"), (65, 50, 128, "float32")],
         [(n, d, 128, "float32") for n, d in COUNTS]
         + [(1, 1, 300, "float64"), (17, 31, 300, "float64"), (65, 50, 300, "float64"), (130, 300, 300, "float32")],
     ),
@@ -83,7 +83,7 @@ def test_every_shape_on_a_gpu(k, nnz, dtype):
 @pytest.mark.parametrize(
     ("n", "dtype", "out_dtype"),
     [
-        pytest.param(n, t, u, marks=() if n == 2 or t == u == "float16" else pytest.mark.exhaustive)
+        pytest.param(n, t, u, marks=() if n == 2 and (t == u or "float32" in (t, u)) else pytest.mark.exhaustive)
         for n in (2, 70)
         for t, u in itertools.product(FLOATS, FLOATS)
     ],
@@ -104,8 +104,8 @@ def test_dtypes(n, dtype, out_dtype, kernels_on):
     ("layout", "dtype", "n"),
     some(
         [*itertools.product(LAYOUTS, ["bfloat16", "float32", "float64"], (8, 66))],
-        [(layout, "float32", 8) for layout in LAYOUTS] + [("columns", "float32", 66), ("columns", "bfloat16", 8)],
-        [(layout, t, n) for layout in LAYOUTS for t, n in (("float32", 66), ("float64", 8))]
+        [(layout, "float32", 8) for layout in list(LAYOUTS)[::2]] + [("columns", "bfloat16", 8)],
+        [(layout, t, n) for layout in LAYOUTS for t, n in (("float32", 8), ("float32", 66), ("float64", 8))]
         + [("columns", "float64", 66), ("rows", "bfloat16", 66)],
     ),
 )
@@ -142,8 +142,8 @@ def test_zero_and_overlapping_strides(n, dtype, kernels_on):
     ("start", "d"),
     some(
         [*itertools.product((0, 32, 36, 64, 128), (64, 128, 256, 384))],
-        [(0, 128), (36, 64)],
-        [(0, 256), (64, 128), (32, 128), (64, 384)],
+        [(36, 64)],
+        [(0, 128), (0, 256), (64, 128), (32, 128), (64, 384)],
     ),
 )
 def test_aligned_slices(start, d, parts, kernels_on):
@@ -161,8 +161,8 @@ def test_aligned_slices(start, d, parts, kernels_on):
     ("k", "nnz", "n", "dtype"),
     some(
         [*itertools.product((128, 300), (1, 4), (2, 70), FLOATS)],
-        [(128, 4, 70, "float32"), (128, 1, 2, "float32")],
-        [(300, 4, 70, "bfloat16"), (300, 4, 2, "float64")],
+        [(128, 1, 2, "float32")],
+        [(128, 4, 70, "float32"), (300, 4, 70, "bfloat16"), (300, 4, 2, "float64")],
     ),
 )
 def test_slices_of_features_add_up(k, nnz, n, dtype, kernels_on):

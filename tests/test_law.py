@@ -204,7 +204,7 @@ def tiles_and_chunks(k, nnz, rows, start):
 
 
 @pytest.mark.parametrize(("k", "nnz"), SHAPES)
-@pytest.mark.parametrize("start", [0, 2**33 + 12_345])
+@pytest.mark.parametrize("start", [pytest.param(0, marks=pytest.mark.exhaustive), 2**33 + 12_345])
 def test_columns_tiles_and_sub_blocks(k, nnz, start):
     rows, _ = checked_entries(k, nnz, 3, start, start + 1500)
     assert rows.min() >= 0
@@ -309,7 +309,7 @@ def test_signs_of_two_rows_are_independent(k, nnz):
 SEEDS = (0, 1, 2, 2**31, 2**32, 2**32 + 1, 2**63, 2**64 - 1)
 
 
-@pytest.mark.parametrize(("k", "nnz"), [(128, 8), (1024, 4)])
+@pytest.mark.parametrize(("k", "nnz"), [(128, 8), pytest.param(1024, 4, marks=pytest.mark.exhaustive)])
 def test_seeds_are_independent(k, nnz):
     """Entries that two seeds share are as many as chance makes, and have independent signs.
 

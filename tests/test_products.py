@@ -68,14 +68,15 @@ def test_large_integers_are_fp64s(extreme):
     same(x @ S.T, exact_project(S, x))
 
 
+OTHER_DTYPES = [("float16", "float32"), ("float64", "float32"), ("int8", "float32")]
+
+
 @pytest.mark.parametrize(
     ("dtype", "out_dtype"),
     [
-        ("float16", "float32"),
         ("float32", "float16"),
         ("float32", "float64"),
-        ("float64", "float32"),
-        ("int8", "float32"),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHER_DTYPES),
     ],
 )
 def test_out_may_have_another_float_dtype(dtype, out_dtype):
@@ -90,7 +91,7 @@ def test_out_may_have_another_float_dtype(dtype, out_dtype):
 def test_overflow_of_fp16_gives_infinities(n):
     """Without a warning, as in the other dtypes."""
     S = Sketch(200, 64, nnz=4, seed=1)
-    for dtype in ("float16", "float32", "float64"):
+    for dtype in ("float16", "float32"):
         x, y = np.full((n, 200), 60_000, dtype), np.full((n, 64), 60_000, dtype)
         x[:, ::2] *= -1
         results = (

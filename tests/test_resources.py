@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.cases import each_value, exhaustive_except
+from helpers.cases import exhaustive_except
 
 MIB = 2**20
 
@@ -112,8 +112,7 @@ CASES = [
 # One case for each way through the CPU backend.
 DEFAULT_CASES = [
     'adjoint(Sketch(3000, 65536), 300, "f4", "f4")',
-    'sparse(Sketch(10**6, 65536).project, 300, 10**6, 1000, "csr", 65536)',
-    'dense(Sketch(512, 1024, density=0.3), 20_000, "f4", "f4")',
+    'sparse(Sketch(10**5, 128, density=0.3).project, 1000, 10**5, 5000, "csc", 128)',
 ]
 
 
@@ -195,7 +194,8 @@ np.testing.assert_array_equal(x @ S.T, x @ S.toarray().T)
         run(code, **environment)
 
 
-@each_value(damage=["empty", "cut", "garbage"], files=["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("damage", exhaustive_except(["cut"], ["empty", "cut", "garbage"]))
+@pytest.mark.parametrize("files", exhaustive_except(["*.nbi"], ["*.nbi", "*.nbc"]))
 def test_a_damaged_cache_is_compiled_again(tmp_path, files, damage):
     """As a full disk or a killed process may leave it: the entry is dropped, and the next process finds a good one."""
     code = """

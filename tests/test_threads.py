@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cases import exhaustive_except
 from numba.core.compiler_lock import global_compiler_lock
 
 import sjlt
@@ -74,7 +75,7 @@ def test_threads(S, container):
 
 
 @each_case
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", exhaustive_except([3], [1, 3]))
 def test_batches(S, container, threads):
     sjlt.set_num_threads(threads)
     function, x = make(S, container)
@@ -277,6 +278,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 @forks
+@pytest.mark.exhaustive
 def test_a_fork_during_the_first_call_of_another_thread():
     """The child would inherit a module that is half imported, and the lock of its import for ever."""
     result = subprocess.run(
