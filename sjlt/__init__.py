@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .accumulator import Accumulator as Accumulator
     from .estimator import SparseRandomProjection as SparseRandomProjection
     from .evaluation.quality import quality as quality
+    from .int8 import load_int8 as load_int8
     from .plans import plan as plan
     from .seeded_dropout import dropout as dropout
     from .seeded_dropout import dropout_add as dropout_add
@@ -44,6 +45,7 @@ _EXPORTS = {
     "dropout_add": "seeded_dropout",
     "dropout_mask": "seeded_dropout",
     "masked_dropout": "seeded_dropout",
+    "load_int8": "int8",
     "plan": "plans",  # the module's name differs from the function's for the same reason
     "quality": "evaluation.quality",
     "get_num_threads": "threads",
@@ -62,6 +64,7 @@ __all__ = [
     "dropout_mask",
     "get_num_threads",
     "linalg",
+    "load_int8",
     "masked_dropout",
     "nn",
     "plan",

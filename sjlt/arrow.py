@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .files.encoding import to_unit_length
+from .files.encoding import DTYPES, SCALE, Encoding
 from .inputs.checks import integer
 from .sketch import MAX_FEATURES, Sketch
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 METADATA_KEY = b"sjlt"
-DTYPES = ("float16", "float32", "float64")
 
 
 def import_pyarrow() -> Any:
@@ -50,8 +49,10 @@ class Projector:
         The name of a new last column for the projected vectors. By default they replace `column`, in its place.
     normalize : bool, default False
         Scale projected vectors to unit Euclidean length. Zero vectors stay zero.
-    dtype : {"float16", "float32", "float64"}, optional
-        The type of projected numbers. By default that of the vectors, and float32 for int8 and uint8.
+    dtype : {"float16", "float32", "float64", "int8"}, optional
+        The type of projected numbers. By default that of the vectors, and float32 for int8 and uint8. With "int8" a
+        vector is its codes times a float32 scale, which is in the next column, named ``output_column + "_scale"``;
+        cosine similarities of codes need no scales. `sjlt.load_int8` reads such files as floats.
     list_type : {"fixed", "list"}, default "fixed"
         Whether projected vectors are fixed-size lists, or lists for readers without fixed-size lists, such as Spark.
 
@@ -147,31 +148,42 @@ class Projector:
         for chunk in chunks:
             arrays.append(self._project_chunk(chunk, column.type, first_row))
             first_row += len(chunk)
-        field = self.field(column.type)
-        schema = self._with_field(table.schema, place, field)
-        projected = pa.chunked_array(arrays, field.type) if isinstance(column, pa.ChunkedArray) else arrays[0]
+        projected = []
+        for i, field in enumerate(self.fields(column.type)):
+            parts = [each[i] for each in arrays]
+            projected.append(pa.chunked_array(parts, field.type) if isinstance(column, pa.ChunkedArray) else parts[0])
         columns = list(table.columns)
         if self.output_column == self.column:
-            columns[place] = projected
+            columns[place : place + 1] = projected
         else:
-            columns.append(projected)
-        return type(table).from_arrays(columns, schema=schema)
+            columns += projected
+        return type(table).from_arrays(columns, schema=self.schema(table.schema))
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
         """The schema of the result for tables of `schema`. `n_features` must be known, or be in the column's type."""
         place = self._place(schema)
-        return self._with_field(schema, place, self.field(schema.field(place).type))
+        fields = self.fields(schema.field(place).type)
+        if self.output_column != self.column:
+            for field in fields:
+                schema = schema.append(field)
+            return schema
+        schema = schema.remove(place)
+        for i, field in enumerate(fields):
+            schema = schema.insert(place + i, field)
+        kept = {key: value for key, value in (schema.metadata or {}).items() if key != b"huggingface"}
+        return schema.with_metadata(kept or None)
 
-    def field(self, column_type: pa.DataType) -> pa.Field:
-        """The field of the projected vectors."""
+    def fields(self, column_type: pa.DataType) -> list[pa.Field]:
+        """The field of the projected vectors, and for int8 that of their scales."""
         import pyarrow as pa
 
-        dtype = self._result_dtype(column_type)
+        dtype = np.dtype(self.encoding(column_type).stored)
         sketch = self.sketch_for(column_type)
         number = pa.from_numpy_dtype(dtype)
         kind = pa.list_(number, sketch.n_components) if self.list_type == "fixed" else pa.list_(number)
         metadata = {METADATA_KEY: json.dumps(sketch.to_dict()).encode()}
-        return pa.field(self.output_column, kind, metadata=metadata)
+        vectors = pa.field(self.output_column, kind, metadata=metadata)
+        return [vectors, pa.field(self.output_column + SCALE, pa.float32())] if dtype == np.int8 else [vectors]
 
     # --------------------------------------------------------------------------------- types
 
@@ -181,16 +193,10 @@ class Projector:
             held = ", ".join(schema.names) or "none"
             problem = f"there are {len(places)} columns" if places else "there is no column"
             raise ValueError(f"{problem} {self.column!r}; the columns are: {held}")
-        if self.output_column != self.column and self.output_column in schema.names:
-            raise ValueError(f"there is a column {self.output_column!r} already: name another output_column")
+        new = {self.output_column, self.output_column + SCALE} if self.dtype == np.int8 else {self.output_column}
+        if taken := sorted((new - {self.column}) & set(schema.names)):
+            raise ValueError(f"there is a column {taken[0]!r} already: name another output_column")
         return int(places[0])
-
-    def _with_field(self, schema: Any, place: int, field: Any) -> Any:
-        if self.output_column == self.column:
-            schema = schema.set(place, field)
-            kept = {key: value for key, value in (schema.metadata or {}).items() if key != b"huggingface"}
-            return schema.with_metadata(kept or None)
-        return schema.append(field)
 
     def sketch_for(self, column_type: Any) -> Sketch:
         """The sketch, made for the width in the type of the column where it was not known yet."""
@@ -212,34 +218,42 @@ class Projector:
             )
         return self.sketch
 
-    def _result_dtype(self, column_type: Any) -> np.dtype:
+    def encoding(self, column_type: Any) -> Encoding:
+        """The settings with which vectors of a column are stored."""
         dtype = numbers_of(self.column, column_type)
-        return self.dtype or (dtype if dtype.kind == "f" else np.dtype(np.float32))
+        stored = None if self.dtype is None else self.dtype.name
+        return Encoding.of(dtype, self._arguments["n_components"], stored, self.normalize)
 
     # --------------------------------------------------------------------------------- numbers
 
-    def _project_chunk(self, chunk: Any, column_type: Any, first_row: int) -> Any:
+    def _project_chunk(self, chunk: Any, column_type: Any, first_row: int) -> list[Any]:
+        """The arrays of `fields` for one chunk."""
         import pyarrow as pa
 
-        dtype = self._result_dtype(column_type)
+        encoding = self.encoding(column_type)
         n, width = len(chunk), self.sketch.n_features if self.sketch else None
         vectors = vectors_of(self.column, chunk, width, first_row)
         if n:
             self._know_width(vectors.shape[1], f"row {first_row}")
-        field = self.field(column_type)
-        computed = np.promote_types(dtype, np.float32) if self.normalize else dtype
-        projected = np.empty((n, self._arguments["n_components"]), computed)
+        fields = self.fields(column_type)
+        y = np.empty((n, encoding.n_components), encoding.computed)
         if n and self.sketch is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN pass through silently
-                self.sketch.project(vectors, out=projected)
-                if self.normalize:
-                    to_unit_length(projected)
-                    projected = projected.astype(dtype, copy=False)
-        values = pa.array(projected.reshape(-1))  # without a copy
+                self.sketch.project(vectors, out=y)
+        stored = encoding.encode(y)
+        if encoding.stored != "int8":
+            return [self._lists(stored, fields[0].type)]
+        return [self._lists(stored["codes"], fields[0].type), pa.array(stored["scale"], pa.float32())]
+
+    def _lists(self, rows: np.ndarray, kind: Any) -> Any:
+        """The rows of a matrix as lists, without a copy where they are contiguous."""
+        import pyarrow as pa
+
+        values = pa.array(np.ascontiguousarray(rows).reshape(-1))
         if self.list_type == "fixed":
-            return pa.FixedSizeListArray.from_arrays(values, type=field.type)
-        offsets = pa.array(np.arange(n + 1, dtype=np.int32) * projected.shape[1], pa.int32())
-        return pa.ListArray.from_arrays(offsets, values, type=field.type)
+            return pa.FixedSizeListArray.from_arrays(values, type=kind)
+        offsets = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1], pa.int32())
+        return pa.ListArray.from_arrays(offsets, values, type=kind)
 
 
 def fixed_width(column_type: Any) -> int | None:

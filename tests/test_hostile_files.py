@@ -114,10 +114,15 @@ def test_fifos_are_not_waited_for(run: Run) -> None:
     assert_one_line(run("info", "y.npy"), "y.npy.json: not a regular file")
 
 
-@pytest.mark.parametrize("arguments", [("project", "-", "y.npy", "-k", K), ("project", "x.npy", "-", "-k", K)])
-def test_a_dash_is_not_a_file(run: Run, arguments: tuple[object, ...]) -> None:
-    assert_one_line(run(*arguments), "a file named - is written ./-")
-    assert not Path("-").exists()
+@pytest.mark.parametrize("names", [("-", "y.npy"), ("x.npy", "-"), (".", "-"), ("-", "out/")])
+@pytest.mark.parametrize("content", [None, b"\x93NUMPY\x01", b"PAR1"])
+def test_a_dash_is_not_a_file(run: Run, names: tuple[str, str], content: bytes | None) -> None:
+    if content is not None:
+        Path("-").write_bytes(content)
+    for options in ((), ("--force",), ("--workers", 1)):
+        result = run("project", *names, "-k", K, *options)
+        assert_one_line(result, "streams are neither read nor written: name a file, one called - by its absolute path")
+    assert content == (Path("-").read_bytes() if Path("-").exists() else None)
 
 
 @pytest.mark.parametrize("path", [".", "..", "/", "x.npy/y"])

@@ -97,6 +97,36 @@ def test_containers_give_one_report(kind):
             assert a.cosine == pytest.approx(b.cosine, abs=0.011)  # a tie or two
 
 
+@pytest.mark.parametrize("kind", ["parquet", "h5", "zarr"])
+def test_formats_are_sampled_in_one_pass_and_searched_whole(kind, run):
+    """Not row by row, for each of which a group of rows would be decoded."""
+    x, name = data(), f"x.{kind}"
+    if kind == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as pq
+
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 40)
+        pq.write_table(pa.table({"v": lists, "w": lists}), name, row_group_size=70)
+    elif kind == "h5":
+        with pytest.importorskip("h5py").File(name, "w") as file:
+            file.create_dataset("v", data=x, chunks=(70, 40), compression="gzip")
+            file["w"] = x
+    else:
+        root = pytest.importorskip("zarr").create_group(name)
+        for column in "vw":
+            root.create_array(column, data=x, chunks=(70, 40))
+    with open_source(Path(name), print, "v") as source:
+        reads, read = [], source.read
+        source.read = lambda start, stop, out=None: (reads.append(stop - start), read(start, stop, out))[1]
+        chosen = np.array([0, 3, 69, 70, 71, 200, 299])
+        np.testing.assert_array_equal(source.rows(chosen), x[chosen])
+        assert len(reads) <= 3
+        assert source.rows(chosen[:0]).shape == (0, 40)
+        assert sjlt.quality(source, Sketch(40, 16)) == sjlt.quality(x, Sketch(40, 16))
+    assert "name one" in run("quality", name).err
+    assert run("quality", name, "--column", "w", "-k", 16).code == 0
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_files_are_searched_whole(order):
     x = data()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import glob
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from .terminal import ProgressBar, note, say
+from .terminal import ProgressBar, note, say, watch_compilation
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -38,14 +38,16 @@ class Work(NamedTuple):
 
 def is_planned(source: Path, work: Work) -> bool:
     """Whether the source is many files, or its projection is to be cut into parts."""
-    many = source.is_dir() or (glob.has_magic(str(source)) and not source.exists())
+    from ..files.zarr import is_zarr
+
+    many = (source.is_dir() and not is_zarr(source)) or (glob.has_magic(str(source)) and not source.exists())
     return many or any(value is not None for value in work)
 
 
 def project_folder(source: Path, out: Path, n_components: int, work: Work, force: bool, **parameters: Any) -> None:
     """Plan the projection of `source` into the folder `out` and run it, or this job's parts of it."""
     from ..files.errors import UserError, one_line
-    from ..plans import plan
+    from ..plans import load, plan
 
     if force:
         raise UserError(f"{out}: --force replaces no folders: remove it first")
@@ -54,20 +56,33 @@ def project_folder(source: Path, out: Path, n_components: int, work: Work, force
         raise UserError("pass one of --workers N, --dask ADDRESS, and --part I with --of N")
     if work.part is not None and work.of is not None and not 0 <= work.part < work.of:
         raise UserError(f"--part must be from 0 to {work.of - 1} for --of {work.of}, got {work.part}")
-    with ProgressBar(out.name) as bar:
+    with ProgressBar(out.name) as bar, watch_compilation(bar.compiling):
         try:
             planned = plan(source, out, n_components, part_rows=work.part_rows, note=bar.note, **parameters)
-            _run(planned, work, bar.show)
+            _run(planned, work, bar)
         except (TypeError, ValueError) as e:
             raise UserError(one_line(e)) from None
         except KeyboardInterrupt:
             note(f"Interrupted: the parts in {out} are kept: the same command continues")
             raise typer.Exit(130) from None
-    if work.part is not None:
+    if work.part is None:
+        parts = load(out).record["parts"]
+        bar.finish(sum(each["size"] for each in planned.record["inputs"]), sum(each["size"] for each in parts))
+    else:
         note(f"The parts of job {work.part} of {work.of} are there. When all are: sjlt commit {out}")
 
 
-def _run(planned: Plan, work: Work, progress: Callable[[int, int], None]) -> None:
+def _run(planned: Plan, work: Work, bar: ProgressBar) -> None:
+    workers = 1 if work.workers is None else work.workers
+    starts = workers > 1 or work.dask is not None
+
+    def progress(rows: int, of: int) -> None:
+        nonlocal starts
+        bar.show(rows, of)
+        if starts and rows < of:
+            bar.waits("the workers start")
+        starts = False
+
     if work.part is not None and work.of is not None:
         mine = range(work.part, len(planned), work.of)
         progress(0, len(mine))
@@ -78,7 +93,7 @@ def _run(planned: Plan, work: Work, progress: Callable[[int, int], None]) -> Non
         with _dask_executor(work.dask) as executor:
             planned.run(executor, progress=progress)
     else:
-        planned.run(workers=1 if work.workers is None else work.workers, progress=progress)
+        planned.run(workers=workers, progress=progress)
 
 
 @contextlib.contextmanager

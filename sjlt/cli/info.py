@@ -29,7 +29,7 @@ def info(
 def _lines_of(path: Path) -> list[tuple[str, str]]:
     from ..files.description import read_description
     from ..files.errors import UserError
-    from ..files.parquet import is_parquet, read_metadata
+    from ..files.parquet_vectors import is_parquet, read_metadata
 
     if path.is_dir():
         return _folder_lines(path)
@@ -48,7 +48,8 @@ def _folder_lines(path: Path) -> list[tuple[str, str]]:
     plan = load(path)
     record, absent = plan.record, folder.missing(path, plan.record)
     rows = sum(each["rows"] for each in record["inputs"])
-    kind = record["result"]["dtype"] + (", unit length" if record["result"]["normalize"] else "")
+    kind = record["result"]["dtype"] + (", one scale per vector" if "scale" in record["result"] else "")
+    kind += ", unit length" if record["result"]["normalize"] else ""
     lines = [("result", f"{rows:,} x {plan.sketch.n_components:,} {kind}")]
     if not plan.committed:
         lines.append(("unfinished", f"{len(plan) - len(absent):,} of {len(plan):,} parts, not committed"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -29,7 +28,7 @@ class Device(enum.StrEnum):
 
 
 def project(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A .npy, CSR .npz or parquet file; a folder or glob.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A file of vectors; a folder or glob of files.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The result: .npy, .parquet, or a folder.")],
     n_components: Annotated[int, typer.Option("-k", "--n-components", help="Length of a projected vector.", **INTEGER)],
     nnz: Annotated[
@@ -67,7 +66,8 @@ def project(
         typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER),
     ] = None,
     column: Annotated[
-        str | None, typer.Option(help="The column of a parquet file, if several hold vectors.", show_default=False)
+        str | None,
+        typer.Option(help="The column, tensor, dataset or array of IN, if several are matrices.", show_default=False),
     ] = None,
     output_column: Annotated[
         str | None,
@@ -101,12 +101,13 @@ def project(
 ) -> None:  # fmt: skip
     """Project the rows of IN to k components each.
 
-    IN is a 2-D .npy file, which may be larger than memory, or a CSR matrix written by scipy.sparse.save_npz, which is
-    loaded whole. Arrays of Python objects (pickles) are refused. OUT is a C-ordered .npy file. Its bytes depend neither
-    on threads nor on batches, nor on whether the run was interrupted.
+    IN is a 2-D .npy file, or a matrix in a parquet, .fbin, .f16bin, .safetensors, HDF5, .h5ad or zarr file. It may be
+    larger than memory, except a CSR matrix written by scipy.sparse.save_npz, which is loaded whole. Arrays of Python
+    objects (pickles) are refused. OUT is a C-ordered .npy file. Its bytes depend neither on threads nor on batches, nor
+    on whether the run was interrupted.
 
     With --dtype int8, OUT has the fields "codes" (int8) and "scale" (float32, one per vector):
-    sjlt.files.encoding.load_int8 reads it as floats.
+    sjlt.load_int8 reads it as floats. In a parquet file the scales are a column of their own.
 
     On a GPU, reading, copying to it, projecting, copying back and writing overlap. The sketch is the same; results
     may differ from the CPU's, and between batch sizes, by rounding. An interrupted run continues on the same kind of
@@ -126,10 +127,15 @@ def project(
     """
     from .. import set_num_threads
     from ..files.errors import UserError
-    from ..files.parquet import is_parquet, project_parquet
+    from ..files.opening import refuse_dash
+    from ..files.parquet import project_parquet
+    from ..files.parquet_vectors import is_parquet
     from ..files.projection import project_file
+    from ..files.zarr import stored_size
     from .folders import Work, is_planned, project_folder
 
+    for path in (source, out):
+        refuse_dash(path)
     if threads is not None:
         try:
             set_num_threads(threads)
@@ -144,7 +150,6 @@ def project(
             device=device.value,
         )  # fmt: skip
         return
-    start = time.perf_counter()
     try:
         with ProgressBar(out.name) as bar, watch_compilation(bar.compiling):
             if is_parquet(source) and out.suffix != ".npy":
@@ -166,11 +171,7 @@ def project(
     except KeyboardInterrupt as e:
         note(f"Interrupted: {e}: {_resume_command()}" if e.args else "Interrupted")
         raise typer.Exit(130) from None
-    if bar.visible:
-        from rich.filesize import decimal
-
-        sizes = [decimal(path.stat().st_size) for path in (source, out)]
-        note(f"{sizes[0]} → {sizes[1]} in {time.perf_counter() - start:.1f} s")
+    bar.finish(stored_size(source), out.stat().st_size)
 
 
 def _nnz(nnz: Any, density: Any) -> Any:

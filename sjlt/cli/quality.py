@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 
 
 def quality(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A 2-D array (.npy), or CSR matrix (.npz).")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A file of vectors, as for sjlt project.")],
     n_components: Annotated[
         list[int] | None,
         typer.Option(
             "-k", "--n-components", help="May be repeated; default: 64 and 256.", show_default=False,
             **INTEGER,
         ),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(help="The column, tensor, dataset or array of IN, if several are matrices.", show_default=False),
     ] = None,
     queries: Annotated[int, typer.Option(help="Sampled rows that search.", **INTEGER)] = 200,
     neighbours: Annotated[int, typer.Option(help="Nearest rows per query.", **INTEGER)] = 10,
@@ -43,13 +47,14 @@ def quality(
     Sampled rows search all rows of IN exactly, by cosine similarity and by inner product. For each k the table shows
     how many of the nearest rows are still found after projection, also in float16 and int8, and how many are found
     among the first 100, where re-ranking would find them; beside it principal components (PCA) and the first k numbers
-    of each vector, and the originals in float16 and int8. A sentence of advice follows. IN is read once.
+    of each vector, and the originals in float16 and int8. A sentence of advice follows. IN is searched in one pass, and
+    read up to twice before to sample it.
 
-    With --laws, sampled rows of IN are projected, for each k, with exactly 1, 2, 4 and 8 nonzeros per column, with
-    independent entries of density 1/sqrt(features), 1/3 and 1 (Rademacher), and by scikit-learn's
-    SparseRandomProjection, beside the theory of a dense Gaussian matrix. Shown are the distribution of squared
-    distances, after / before; errors of inner products; norms over the seeds; nearest neighbours kept; time. Only the
-    sampled rows of an .npy file are read.
+    With --laws, sampled rows of IN are projected, for each k, with exactly 1, 2, 4 and 8 nonzeros per column, with 4
+    stacked sketches of one nonzero each, with independent entries of density 1/sqrt(features), 1/3 and 1 (Rademacher),
+    and by scikit-learn's SparseRandomProjection, beside the theory of a dense Gaussian matrix. Shown are the
+    distribution of squared distances, after / before; errors of inner products; norms over the seeds; nearest
+    neighbours kept; time. Only the sampled rows of an .npy file are read.
 
     A CSR matrix is loaded whole. Equal arguments give equal numbers, except for times.
     """
@@ -59,7 +64,7 @@ def quality(
     _refuse_names(source, json, plot)
     counts = {"rows": rows, "pairs": pairs, "queries": queries, "neighbours": neighbours, "seeds": seeds, "seed": seed}
     with status() as doing:
-        report = _report(source, laws=laws, n_components=n_components, eps=eps, progress=doing, **counts)
+        report = _report(source, column, laws=laws, n_components=n_components, eps=eps, progress=doing, **counts)
     show(tables.tables(report))
     if json is not None:
         tables.write_json({"source": source.name, **report.to_dict()}, json)
@@ -88,12 +93,12 @@ def _refuse_names(source: Path, json: Path | None, plot: Path | None) -> None:
         raise UserError(f"{json}: cannot be both the JSON and the plot")
 
 
-def _report(source: Path, **options: Any) -> Report | SearchReport:
+def _report(source: Path, column: str | None, **options: Any) -> Report | SearchReport:
     from ..evaluation.quality import quality
     from ..files.errors import UserError, one_line
     from ..files.opening import open_source
 
-    with open_source(source, note) as file:
+    with open_source(source, note, column) as file:
         try:
             report: Report | SearchReport = quality(file, **options)
         except (TypeError, ValueError) as e:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -76,6 +77,7 @@ class ProgressBar:
         from ..files.errors import printable
 
         self._name, self._console, self._bar = printable(name), _console(), cast(Any, None)
+        self._began = time.perf_counter()
 
     def show(self, rows: int, of: int) -> None:
         """Show that `rows` of `of` are done."""
@@ -87,10 +89,22 @@ class ProgressBar:
             self._task = self._bar.add_task(self._name, total=of, completed=rows)
         self._bar.update(self._task, completed=rows, description=self._name)
 
-    def compiling(self) -> None:
+    def waits(self, reason: str) -> None:
         """Show why the bar does not move yet."""
         if self._bar is not None:
-            self._bar.update(self._task, description="compiling, once (about 6 s) ...")
+            self._bar.update(self._task, description=f"{reason} ...")
+
+    def compiling(self) -> None:
+        """Show that machine code is made."""
+        self.waits("compiling, once (about 6 s)")
+
+    def finish(self, size_before: int, size_after: int) -> None:
+        """Write both sizes and the time since this object was made, where there is a terminal."""
+        if self._console is None:
+            return
+        from rich.filesize import decimal
+
+        note(f"{decimal(size_before)} → {decimal(size_after)} in {time.perf_counter() - self._began:.1f} s")
 
     def note(self, line: str) -> None:
         """Write one line to standard error, above the bar."""
@@ -102,11 +116,6 @@ class ProgressBar:
         from ..files.errors import printable
 
         self._bar.console.print(Text(printable(line)))
-
-    @property
-    def visible(self) -> bool:
-        """Whether there is a terminal to show it on."""
-        return self._console is not None
 
     def __enter__(self) -> ProgressBar:
         return self

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 
-# Blues for exact sparsity, warm colours for independent entries, dots for scikit-learn's, which coincide with one of
-# ours; they also differ in lightness and dashes. Other names use the colours of Okabe and Ito, "Color universal
-# design", 2008.
+# Blues for exact sparsity, green for stacks, warm colours for independent entries, dots for scikit-learn's, which
+# coincide with one of ours; they also differ in lightness and dashes. Other names use the colours of Okabe and Ito,
+# "Color universal design", 2008.
 _STYLES: dict[str, dict[str, Any]] = {
     "nnz 1": {"color": "#9ecae1"},
     "nnz 2": {"color": "#4a9bd0"},
     "nnz 4": {"color": "#0b5fa5"},
     "nnz 8": {"color": "#08306b"},
+    "4 stacks": {"color": "#2ca25f"},
     "iid auto": {"color": "#e6842a", "linestyle": "--"},
     "iid 1/3": {"color": "#b2182b", "linestyle": "--"},
     "Rademacher": {"color": "#7a4a2b", "linestyle": "--"},

@@ -12,12 +12,9 @@ from .measures import distances_from, distinct_pairs, recall, squared_distances,
 
 
 def rows_of(X: Any, chosen: np.ndarray) -> Any:
-    """The chosen rows of X, in float64 and in memory, as an array or a CSR matrix."""
+    """The chosen rows of X, numbers in ascending order, in float64 and in memory, as an array or a CSR matrix."""
     if isinstance(X, Source):
-        import scipy.sparse
-
-        rows = [X.read(int(i), int(i) + 1) for i in chosen] or [np.empty((0, X.shape[1]))]
-        X = scipy.sparse.vstack(rows, format="csr") if is_sparse(rows[0]) else np.concatenate(rows)
+        X = X.rows(chosen)
     elif is_tensor(X):
         import torch
 

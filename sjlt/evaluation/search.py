@@ -272,7 +272,8 @@ def _blocks(X: Any, scale: float) -> Iterator[Any]:
 def _raw_blocks(X: Any) -> Iterable[Any]:
     rows = max(1, BLOCK_BYTES // (4 * max(1, X.shape[1])))
     if isinstance(X, Source):
-        return X.batches(0, max(rows, 1024) if X.order == "CSR" else rows)
+        rows = max(rows, 1024) if X.order == "CSR" else rows
+        return X.batches(0, -(-rows // X.chunk_rows) * X.chunk_rows)
     if is_tensor(X):
         return (_rows(X, np.arange(i, min(i + rows, X.shape[0]))) for i in range(0, X.shape[0], rows))
     return (X[i : i + rows] for i in range(0, X.shape[0], rows))

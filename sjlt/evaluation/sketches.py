@@ -13,14 +13,16 @@ from ..sketch import Sketch
 
 
 def standard_sketches(n_features: int, n_components: int) -> list[tuple[str, Any]]:
-    """All laws by name: exact nnz of 1, 2, 4 and 8, independent entries, and scikit-learn's own."""
+    """All laws by name: exact nnz of 1, 2, 4 and 8, 4 stacks of nnz 1, independent entries, and scikit-learn's own."""
     from sklearn.random_projection import SparseRandomProjection
 
     k = Sketch(n_features, n_components).n_components  # checked
     exact = [nnz for nnz in (1, 2, 4, 8) if nnz <= max_nnz(k)]
+    stacked = [("4 stacks", Sketch(n_features, k, nnz=4, stacks=4))] if k % 4 == 0 else []
     densities: dict[str, Any] = {"iid auto": "auto", "iid 1/3": 1 / 3, "Rademacher": 1}
     return [
         *((f"nnz {nnz}", Sketch(n_features, k, nnz=nnz)) for nnz in exact),
+        *stacked,
         *((name, Sketch(n_features, k, density=density)) for name, density in densities.items()),
         ("scikit-learn", SparseRandomProjection(k, dense_output=True)),
     ]

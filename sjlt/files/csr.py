@@ -50,6 +50,9 @@ class CsrMatrix(Source):
     def read(self, start: int, stop: int, out: np.ndarray | None = None) -> Any:
         return self._matrix[start:stop]
 
+    def rows(self, chosen: np.ndarray) -> Any:
+        return self._matrix[chosen]
+
     def gpu_obstacle(self) -> str | None:
         return "sparse, and a GPU takes dense rows"
 

@@ -5,14 +5,14 @@ does not depend on other rows. Measured recall@10 by cosine similarity of 256 co
 component: vectors whose lengths vary by 10^4, 99.0 % against 47 %; Gaussian clusters, 99.0 against 98.7; image patches,
 which all resemble each other, 91.6 against 92.6 (82.6 against 89.3 by inner product).
 
-The scale is stored beside the codes in one structured ``.npy`` array, so that a result remains one file. It does not
-affect cosine similarities: int8 codes alone can be searched.
+The scale is stored beside the codes: in one structured ``.npy`` array, so that a result remains one file, or in a
+parquet column of its own, so that databases see plain vectors of int8. It does not affect cosine similarities: int8
+codes alone can be searched.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,54 +21,13 @@ from ..inputs.containers import result_dtype
 from .errors import UserError
 
 DTYPES = ("float16", "float32", "float64", "int8")
+SCALE = "_scale"  # ends the name of the parquet column that holds the scales
 StoredDtype = Literal["float16", "float32", "float64", "int8"]
 
 
 def quantized_dtype(n_components: int) -> np.dtype:
     """The dtype of one vector: its int8 codes, and the float32 by which to multiply them."""
     return np.dtype([("codes", np.int8, (n_components,)), ("scale", "<f4")])
-
-
-def load_int8(path: str | Path, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Read vectors that ``sjlt project --dtype int8`` wrote.
-
-    Parameters
-    ----------
-    path : path of an ``.npy`` file with fields "codes" and "scale"
-    start, stop : int, optional
-        Which rows, as in a slice; all by default.
-
-    Returns
-    -------
-    ndarray of shape (rows, n_components), float32: codes * scale. NaN where a projected vector was not finite.
-
-    Raises
-    ------
-    ValueError
-        If the file has other contents.
-
-    Notes
-    -----
-    ``np.load(path, mmap_mode="r")["codes"]`` are the int8 codes without a copy; their cosine similarities are those of
-    the vectors.
-
-    Examples
-    --------
-    >>> import numpy as np, tempfile, pathlib
-    >>> from sjlt.files.encoding import load_int8, quantized
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "y.npy"
-    >>> np.save(path, quantized(np.array([[1.0, -0.5]])))
-    >>> load_int8(path).round(2)
-    array([[ 1. , -0.5]], dtype=float32)
-    """
-    stored = np.load(path, mmap_mode="r", allow_pickle=False)
-    if stored.dtype.names != ("codes", "scale"):
-        raise ValueError(f"{path}: holds {stored.dtype}, not int8 codes with a scale")
-    rows = np.array(stored[start:stop])
-    result: np.ndarray = rows["codes"].astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        result *= rows["scale"][:, None]
-    return result
 
 
 def quantized(y: np.ndarray) -> np.ndarray:
@@ -118,8 +77,9 @@ class Encoding:
         if stored is not None and stored not in DTYPES:
             raise UserError(f"results are stored as {', '.join(DTYPES)}, not as {stored}")
         name = stored or natural.name
-        changes = normalize or name == "int8"
-        computed = np.promote_types(natural, np.float32) if changes else np.dtype(name)
+        computed = natural if name == "int8" else np.dtype(name)
+        if normalize or name == "int8":
+            computed = np.promote_types(computed, np.float32)
         return cls(n_components, computed, name, normalize)
 
     @property
@@ -131,11 +91,12 @@ class Encoding:
         """The shape of the stored array."""
         return (rows,) if self.stored == "int8" else (rows, self.n_components)
 
-    def description(self, rows: int) -> dict[str, Any]:
-        """The entry "result" of the JSON."""
+    def description(self, rows: int, column: str | None = None) -> dict[str, Any]:
+        """The entry "result" of the JSON; `column` is that of a parquet file."""
         content: dict[str, Any] = {"shape": [rows, self.n_components], "dtype": self.stored}
         if self.stored == "int8":
-            content["scale"] = "one float32 per vector, in the field scale; the codes are in the field codes"
+            fields = "the field scale; the codes are in the field codes"
+            content["scale"] = f"one float32 per vector, in {f'the column {column}{SCALE}' if column else fields}"
         if self.normalize:
             content["normalized"] = True
         return content

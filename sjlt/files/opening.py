@@ -15,10 +15,11 @@ from .errors import UserError
 from .hdf5 import MAGIC as HDF5_MAGIC
 from .hdf5 import open_hdf5
 from .npy import MAGIC, open_npy
-from .parquet import MAGIC as PARQUET_MAGIC
-from .parquet import ParquetVectors
+from .parquet_vectors import MAGIC as PARQUET_MAGIC
+from .parquet_vectors import ParquetVectors
 from .safetensors import open_safetensors
 from .source import Source
+from .zarr import is_zarr, open_zarr
 
 
 def open_source(path: Path, note: Callable[[str], None], column: str | None = None) -> Source:
@@ -30,14 +31,17 @@ def open_source(path: Path, note: Callable[[str], None], column: str | None = No
     note : callable
         Called with lines that the user should see.
     column : str, optional
-        The column of a parquet file, tensor of a safetensors file, or dataset of an HDF5 file; required if several
-        are matrices.
+        The column of a parquet file, tensor of a safetensors file, dataset of an HDF5 file, or array of a zarr store;
+        required if several are matrices.
 
     Raises
     ------
     UserError, OSError
         If the file does not exist, is not a regular file, or is in a format that is not read.
     """
+    refuse_dash(path)
+    if is_zarr(path):
+        return open_zarr(path, column)
     file = _open_regular(path)
     try:
         magic = file.read(len(MAGIC))
@@ -69,10 +73,14 @@ def open_source(path: Path, note: Callable[[str], None], column: str | None = No
         raise
 
 
+def refuse_dash(path: Path) -> None:
+    """Raise UserError for "-", by which other programs mean a stream."""
+    if str(path) == "-":
+        raise UserError("streams are neither read nor written: name a file, one called - by its absolute path")
+
+
 def _open_regular(path: Path) -> FileIO:
     """The file, opened without waiting for a FIFO's other end."""
-    if str(path) == "-":
-        raise UserError("standard input is not read: a file named - is written ./-")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:

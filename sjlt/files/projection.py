@@ -17,7 +17,7 @@ from .atomic import is_temporary_of
 from .description import differences
 from .encoding import Encoding, StoredDtype, natural_dtype
 from .errors import UserError, explain, one_line
-from .opening import open_source
+from .opening import open_source, refuse_dash
 from .output import SUFFIXES, Output
 from .raw import RawMatrix
 from .source import Source
@@ -51,10 +51,11 @@ def project_file(
     out : Path
     n_components : int
     column : str, optional
-        Of a parquet file; required if several columns hold vectors.
+        The column of a parquet file, tensor of a safetensors file, dataset of an HDF5 file, or array of a zarr store;
+        required if several are matrices.
     dtype : {"float16", "float32", "float64", "int8"}, optional
         Of the result; by default float32 for integers of one byte and bool, and else that of `Sketch.project`. int8
-        is stored with one scale per vector (`load_int8` reads it).
+        is stored with one scale per vector (`sjlt.load_int8` reads it).
     normalize : bool, default False
         Divide each projected row by its norm.
     batch_rows : int >= 1, optional
@@ -99,7 +100,9 @@ def project_file(
             "batch_rows": batch_rows or default_batch_rows(rows, encoding, on_gpu),
             "device": devices.device_name(on_gpu),
         }
-        _note_poor_choices(description, out, encoding, note)
+        size = int(np.prod(encoding.shape(rows.shape[0]), dtype=object)) * encoding.dtype.itemsize
+        widths = rows.shape[1], encoding.n_components
+        note_poor_choices(out, widths, (size, description["source"]["size"]), note)
         output = Output(
             out, encoding.shape(rows.shape[0]), encoding.dtype, description,
             resume=resume, force=force, adopt=() if on_gpu else ("batch_rows",), note=note,
@@ -126,8 +129,7 @@ def project_file(
 
 def check_names(source: Path, out: Path) -> None:
     """Refuse names of results that cannot be written, or that would overwrite the source."""
-    if str(out) == "-":
-        raise UserError("results are not written to standard output: a file named - is written ./-")
+    refuse_dash(out)
     if os.path.lexists(out) and not out.is_file():
         raise UserError(f"{out}: exists and is not a regular file")
     if out.suffix == ".npz":
@@ -144,12 +146,20 @@ def check_names(source: Path, out: Path) -> None:
             raise UserError(f"{source}: has the name of a temporary file for {path}: rename it first")
 
 
-def _note_poor_choices(description: dict[str, Any], out: Path, encoding: Encoding, note: Callable[[str], None]) -> None:
-    """Say so where nothing is compressed."""
-    rows, features = description["source"]["shape"]
-    if encoding.n_components >= features:
-        note(f"n_components = {encoding.n_components} is not below the {features} features: nothing is compressed")
-    size, of = int(np.prod(encoding.shape(rows), dtype=object)) * encoding.dtype.itemsize, description["source"]["size"]
+def note_poor_choices(out: Path, widths: tuple[int, int], sizes: tuple[int, int], note: Callable[[str], None]) -> None:
+    """Say so where nothing is compressed.
+
+    Parameters
+    ----------
+    out : Path
+    widths : (features, components)
+    sizes : (bytes of the result, bytes of the source)
+    note : callable
+    """
+    features, n_components = widths
+    if n_components >= features:
+        note(f"n_components = {n_components} is not below the {features} features: nothing is compressed")
+    size, of = sizes
     if size > of:
         note(f"{out}: will take {size:,} bytes, more than the {of:,} of its source")
 
@@ -188,10 +198,14 @@ def _on_gpu(source: Source, sketch: Sketch, dtype: np.dtype, start: int, rows: i
 
 
 def default_batch_rows(source: Source, encoding: Encoding, on_gpu: bool) -> int:
-    """Rows that fill a batch, but 16 of long rows if they stay below 256 MiB: they share the work per feature."""
+    """Rows that fill a batch, but 16 of long rows if they stay below 256 MiB: they share the work per feature.
+
+    Whole chunks, where rows are stored in chunks.
+    """
     row_bytes = max(1, source.row_bytes, encoding.n_components * encoding.computed.itemsize)
     batch_bytes = GPU_BATCH_BYTES if on_gpu else BATCH_BYTES
-    return max(1, batch_bytes // row_bytes, min(16, (256 << 20) // row_bytes))
+    rows = max(1, batch_bytes // row_bytes, min(16, (256 << 20) // row_bytes))
+    return -(-rows // source.chunk_rows) * source.chunk_rows
 
 
 def _kept(output: Output) -> str:

@@ -66,6 +66,12 @@ class RawMatrix(Source):
         self.fill(self.pieces(out, start, out.nbytes))
         return out
 
+    def rows(self, chosen: np.ndarray) -> np.ndarray:
+        out = np.empty((len(chosen), self.shape[1]), self.dtype)
+        for row, number in zip(out, chosen.tolist(), strict=True):
+            row[...] = self.read(number, number + 1)[0]
+        return out
+
     def pieces(self, out: np.ndarray, start: int, size: int) -> Pieces:
         """The reads that fill `out` with the rows from `start` on.
 

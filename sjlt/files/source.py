@@ -30,6 +30,8 @@ class Source(ABC):
         How the rows are stored.
     row_bytes : int
         Memory per row, used to choose the number of rows per batch.
+    chunk_rows : int
+        The number of rows that are decoded together. Batches of a multiple of it decode nothing twice.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class Source(ABC):
     dtype: np.dtype
     order: Order
     row_bytes: int
+    chunk_rows: int = 1
 
     @abstractmethod
     def read(self, start: int, stop: int, out: np.ndarray | None = None) -> Any:
@@ -71,6 +74,31 @@ class Source(ABC):
             if self.order != "CSR" and out is None:
                 out = np.empty((stop - i, width), self.dtype, order=self.order)
             yield self.read(i, stop, None if out is None else out[: stop - i])
+
+    def rows(self, chosen: np.ndarray) -> Any:
+        """Some rows, in one pass over the file.
+
+        Parameters
+        ----------
+        chosen : ndarray of int64, ascending
+        """
+        found, row = [self.read(0, 0)], 0
+        for batch in self.batches(0, self.batch_rows(4 << 20)):
+            here = chosen[slice(*np.searchsorted(chosen, [row, row + batch.shape[0]]))] - row
+            found.append(batch[here])
+            row += batch.shape[0]
+            if row > chosen.max(initial=-1):
+                break
+        if self.order != "CSR":
+            return np.concatenate(found)
+        import scipy.sparse
+
+        return scipy.sparse.vstack(found, format="csr")
+
+    def batch_rows(self, size: int) -> int:
+        """The number of rows that hold `size` bytes, in whole chunks."""
+        rows = max(1, size // max(1, self.row_bytes))
+        return -(-rows // self.chunk_rows) * self.chunk_rows
 
     def gpu_obstacle(self) -> str | None:
         """The reason why these rows cannot be projected on a GPU, or None if they can."""

@@ -15,6 +15,7 @@ from ..files import device as devices
 from ..files.encoding import Encoding
 from ..files.errors import UserError, explain
 from ..files.opening import open_source
+from ..files.projection import default_batch_rows, note_poor_choices
 from ..inputs.checks import integer
 from ..sketch import Sketch
 from ..threads import get_num_threads
@@ -249,7 +250,7 @@ def plan(
     column, output_column : str, optional
         Of parquet files, as for `sjlt.arrow.Projector`; `column` is required where several columns hold vectors.
     dtype : {"float16", "float32", "float64", "int8"}, optional
-        Of the result; int8 not for parquet.
+        Of the result; int8 comes with one scale per vector and is read by `sjlt.load_int8`.
     normalize : bool, default False
         Scale projected vectors to unit length.
     part_rows : int >= 1, optional
@@ -322,7 +323,9 @@ def plan(
     identity = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
     top = shards.common_folder(paths)
     made = Plan({"plan": identity, "source": str(top), **record}, target)
-    made.committed  # noqa: B018  # refuses a folder that belongs to something else
+    if not made.committed:
+        rows, size = (sum(each[key] for each in inputs) for key in ("rows", "size"))
+        note_poor_choices(target, (shard.n_features, sketch.n_components), (rows * result["row_bytes"], size), note)
     return made
 
 
@@ -353,13 +356,13 @@ def _result(
     encoding = Encoding.of(shard.dtype, k, dtype, normalize)
     row_bytes = encoding.dtype.itemsize * (1 if encoding.stored == "int8" else k)
     if shard.kind == "parquet":
-        if dtype == "int8":
-            raise UserError(f"{path}: parquet results are float16, float32 or float64, not int8")
-        row_bytes += shard.carried_bytes
+        row_bytes += shard.carried_bytes if output_column in (None, shard.column) else shard.row_bytes
     elif output_column is not None:
         raise UserError(f"{path}: not a parquet file: its result has no column {output_column!r}")
+    described = encoding.description(0, output_column or shard.column)
     return {
         "kind": shard.kind,
+        **({"scale": described["scale"]} if "scale" in described else {}),
         "column": shard.column,
         "output_column": output_column,
         "given_dtype": dtype,
@@ -371,7 +374,6 @@ def _result(
 
 def _batch_rows(source: Any, shard: shards.Shard, sketch: Sketch, result: dict[str, Any], on_gpu: bool) -> int:
     from ..files.parquet import BATCH_BYTES
-    from ..files.projection import default_batch_rows
 
     if shard.kind == "parquet":
         return int(max(1, BATCH_BYTES // max(1, source.row_bytes)))

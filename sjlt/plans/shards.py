@@ -13,6 +13,7 @@ from typing import Any
 from ..files.errors import UserError, one_line
 from ..files.opening import open_source
 from ..files.source import Source
+from ..files.zarr import is_zarr
 
 MANIFEST, PLAN = "_sjlt.json", "_sjlt.plan.json"
 
@@ -33,17 +34,20 @@ def find(source: Path) -> list[Path]:
     UserError
         If there are none, for a subfolder, and for the result of a plan that is not committed.
     """
-    if source.is_dir():
+    if is_zarr(source):
+        found = [source]
+    elif source.is_dir():
         if (source / MANIFEST).exists() or (source / PLAN).exists():
             return committed_parts(source)
         found = [path for path in source.iterdir() if path.name[0] not in "._"]
         for path in found:
-            if path.is_dir():
+            if path.is_dir() and not is_zarr(path):
                 raise UserError(f"{path}: a folder in a folder: name the files by a glob, such as '{source}/*/*.npy'")
     elif source.exists() or not glob.has_magic(str(source)):
         found = [source]
     else:
-        found = [Path(name) for name in glob.glob(str(source), recursive=True) if not os.path.isdir(name)]
+        named = map(Path, glob.glob(str(source), recursive=True))
+        found = [path for path in named if not path.is_dir() or is_zarr(path)]
     if not found:
         raise UserError(f"{source}: no files")
     return sorted(found, key=lambda path: natural_key(str(path)))
@@ -126,7 +130,7 @@ class Shard:
     @classmethod
     def of(cls, source: Source) -> Shard:
         """The properties of an opened file."""
-        from ..files.parquet import ParquetVectors
+        from ..files.parquet_vectors import ParquetVectors
 
         if isinstance(source, ParquetVectors):
             columns = [f"{field.name}: {field.type}" for field in source.schema]

@@ -1,0 +1,118 @@
+"""Matrices in hierarchies of arrays (HDF5, zarr): 2-D arrays, and CSR matrices whose parts are three arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import UserError, one_line
+from .source import Source, check_matrix
+
+CSR_PARTS = ("data", "indices", "indptr")
+
+
+def is_csr(group: Any) -> bool:
+    """Whether a group is a CSR matrix, as AnnData writes it."""
+    encoding = group.attrs.get("encoding-type", group.attrs.get("h5sparse_format", b""))
+    encoding = encoding.decode() if isinstance(encoding, bytes) else str(encoding)
+    return encoding in ("csr_matrix", "csr") and set(CSR_PARTS) <= set(group)
+
+
+class Stored(Source):
+    """A matrix named `name` in the hierarchy; the empty name is the hierarchy's root."""
+
+    failures: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError)  # of reads
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def description(self) -> dict[str, Any]:
+        return {**super().description(), **({"column": self.name} if self.name else {})}
+
+    def _slice(self, array: Any, start: int, stop: int) -> Any:
+        try:
+            return array[start:stop]
+        except self.failures as e:
+            raise self._error(e) from None
+
+    def _error(self, e: Exception) -> UserError:
+        return UserError(f"{self.path}: {self.name or 'the array'} cannot be read: {one_line(e)}")
+
+
+class StoredMatrix(Stored):
+    """A dense 2-D array.
+
+    Parameters
+    ----------
+    path, name
+    array : h5py.Dataset or zarr.Array
+    """
+
+    order = "C"
+
+    def __init__(self, path: Path, name: str, array: Any) -> None:
+        super().__init__(path, name)
+        shape = tuple(map(int, array.shape or ()))
+        check_matrix(path, shape, array.dtype)
+        self._array, self.shape, self.dtype = array, (shape[0], shape[1]), array.dtype
+        self.row_bytes = shape[1] * self.dtype.itemsize
+        self.chunk_rows = int(array.chunks[0]) if array.chunks else 1
+
+    def read(self, start: int, stop: int, out: np.ndarray | None = None) -> np.ndarray:
+        if out is None:
+            out = np.empty((stop - start, self.shape[1]), self.dtype)
+        if out.size:
+            self._fill(out, start, stop)
+        return out
+
+    def _fill(self, out: np.ndarray, start: int, stop: int) -> None:
+        out[...] = self._slice(self._array, start, stop)
+
+
+class StoredCsr(Stored):
+    """A CSR matrix. Only its row pointers are held in memory.
+
+    Parameters
+    ----------
+    path, name
+    group : h5py.Group or zarr.Group
+    """
+
+    order = "CSR"
+
+    def __init__(self, path: Path, name: str, group: Any) -> None:
+        super().__init__(path, name)
+        attributes = group.attrs
+        shape = tuple(map(int, attributes["shape"] if "shape" in attributes else attributes["h5sparse_shape"]))
+        self._data, self._indices, self._indptr = group["data"], group["indices"], group["indptr"][:]
+        check_matrix(path, shape, self._data.dtype)
+        if self._data.dtype == np.float16:
+            raise UserError(f"{path}: sparse float16 is refused: convert it to float32")
+        if any(array.dtype.kind not in "iu" for array in (self._indices, self._indptr)):
+            raise ValueError(f"indices must be integers, got {self._indices.dtype} and {self._indptr.dtype}")
+        held = min(self._data.shape[0], self._indices.shape[0])
+        if self._indptr.shape != (shape[0] + 1,) or self._indptr[0] != 0 or (np.diff(self._indptr) < 0).any():
+            raise ValueError(f"malformed CSR: indptr must be {shape[0] + 1} numbers that ascend from 0")
+        if self._indptr[-1] > held:
+            raise ValueError(f"malformed CSR: indptr ends at {self._indptr[-1]}, but {held} numbers are there")
+        self.shape, self.dtype = (shape[0], shape[1]), self._data.dtype
+        size = self._data.dtype.itemsize + self._indices.dtype.itemsize
+        self.row_bytes = int(self._indptr[-1]) * size // max(1, shape[0])
+
+    def read(self, start: int, stop: int, out: np.ndarray | None = None) -> Any:
+        import scipy.sparse
+
+        indptr = self._indptr[start : stop + 1].astype(np.int64)
+        first, last = int(indptr[0]), int(indptr[-1])
+        data, indices = self._slice(self._data, first, last), self._slice(self._indices, first, last)
+        try:
+            rows = scipy.sparse.csr_array((data, indices, indptr - first), shape=(stop - start, self.shape[1]))
+            rows.check_format(full_check=True)
+        except ValueError as e:
+            raise self._error(e) from None
+        return rows

@@ -1,0 +1,161 @@
+"""Reading int8 results as floats."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .files.encoding import SCALE
+from .files.errors import one_line
+from .files.parquet_vectors import is_parquet
+
+
+def load_int8(
+    path: str | os.PathLike[str], start: int = 0, stop: int | None = None, *, column: str | None = None
+) -> np.ndarray:
+    """Read vectors that were stored in int8: by ``sjlt project --dtype int8``, a plan, or `sjlt.arrow.Projector`.
+
+    Parameters
+    ----------
+    path : path
+        An ``.npy`` file with fields "codes" and "scale"; a parquet file with a column of int8 lists and one of the same
+        name and ``_scale``; or a folder of such files that a plan has committed.
+    start, stop : int, optional
+        Which rows, as in a slice; all by default. Only files that hold some of them are read.
+    column : str, optional
+        The column of codes in a parquet file; required where several have scales.
+
+    Returns
+    -------
+    ndarray of shape (rows, n_components), float32
+        codes * scale. NaN where a projected vector was not finite.
+
+    Raises
+    ------
+    ValueError
+        If a file has other contents; the message names it.
+    UserError, OSError
+        If a folder is not committed, or a file cannot be read.
+
+    Notes
+    -----
+    ``np.load(path, mmap_mode="r")["codes"]`` are the int8 codes without a copy; their cosine similarities are those of
+    the vectors.
+
+    Examples
+    --------
+    >>> import numpy as np, pathlib, tempfile, sjlt
+    >>> from sjlt.files.projection import project_file
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> X = np.random.default_rng(0).normal(size=(10, 500)).astype(np.float32)
+    >>> np.save(folder / "x.npy", X)
+    >>> project_file(folder / "x.npy", folder / "y.npy", 64, dtype="int8")
+    >>> Y = sjlt.load_int8(folder / "y.npy", 2, 5)
+    >>> bool(np.abs(Y - sjlt.project(X, 64)[2:5]).max() < 0.01 * np.abs(Y).max())
+    True
+    """
+    files = [_opened(each, column) for each in _paths(Path(path))]
+    rows = sum(file.shape[0] for file in files)
+    start, stop, _ = slice(start, stop).indices(rows)
+    result = np.empty((max(0, stop - start), files[0].shape[1]), np.float32)
+    first = 0  # row of the file
+    for file in files:
+        n, k = file.shape
+        if k != result.shape[1]:
+            raise ValueError(f"{file.path}: holds vectors of {k} numbers, {files[0].path} of {result.shape[1]}")
+        a, b = max(start, first), min(stop, first + n)
+        if a < b:
+            file.read(a - first, b - first, result[a - start : b - start])
+        first += n
+    return result
+
+
+def _paths(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    from .plans import committed_parts
+
+    return committed_parts(path)
+
+
+class _Int8(ABC):
+    """Rows of codes and scales in a file."""
+
+    path: Path
+    shape: tuple[int, int]
+
+    @abstractmethod
+    def read(self, start: int, stop: int, out: np.ndarray) -> None:
+        """Write codes * scale of these rows to `out`."""
+
+
+def _opened(path: Path, column: str | None) -> _Int8:
+    if is_parquet(path):
+        return _Parquet(path, column)
+    if column is not None:
+        raise ValueError(f"{path}: not a parquet file: it has no column {column!r}")
+    return _Npy(path)
+
+
+def _scaled(codes: np.ndarray, scale: np.ndarray, out: np.ndarray) -> None:
+    with np.errstate(invalid="ignore"):
+        np.multiply(codes, scale[:, None], out=out, dtype=np.float32)
+
+
+class _Npy(_Int8):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stored = np.load(path, mmap_mode="r", allow_pickle=False)
+        dtype = getattr(self._stored, "dtype", None)
+        if dtype is None or dtype.names != ("codes", "scale"):
+            raise ValueError(f"{path}: holds {dtype or 'several arrays'}, not int8 codes with a scale")
+        self.shape = len(self._stored), int(dtype["codes"].shape[0])
+
+    def read(self, start: int, stop: int, out: np.ndarray) -> None:
+        rows = self._stored[start:stop]
+        _scaled(rows["codes"], rows["scale"], out)
+
+
+class _Parquet(_Int8):
+    def __init__(self, path: Path, column: str | None) -> None:
+        import pyarrow.parquet
+
+        from .files.parquet_vectors import ParquetVectors
+
+        self.path = path
+        try:
+            schema = pyarrow.parquet.read_schema(path)
+        except (ValueError, OSError) as e:
+            raise ValueError(f"{path}: {one_line(e)}") from None
+        scaled = [field.name for field in schema if field.name + SCALE in schema.names and _holds_int8(field.type)]
+        held = f"int8 columns with a scale are: {', '.join(scaled) or 'none'}"
+        if column is None and len(scaled) != 1:
+            raise ValueError(f"{path}: name one column; {held}" if scaled else f"{path}: {held}")
+        if column is not None and column not in scaled:
+            raise ValueError(f"{path}: {column!r} is not among them: {held}")
+        self._column = column or scaled[0]
+        with ParquetVectors(path, self._column) as vectors:
+            self.shape = vectors.shape
+
+    def read(self, start: int, stop: int, out: np.ndarray) -> None:
+        from .arrow import vectors_of
+        from .files.parquet_vectors import ParquetVectors
+
+        name, done = self._column, 0
+        with ParquetVectors(self.path, name) as vectors:
+            for batch in vectors.tables(start, stop, 16384, [name, name + SCALE]):
+                codes = vectors_of(name, batch.column(name), self.shape[1], start + done)
+                scale = batch.column(name + SCALE).to_numpy(zero_copy_only=False)
+                _scaled(codes, scale, out[done : done + len(batch)])
+                done += len(batch)
+
+
+def _holds_int8(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(lists and types.is_int8(kind.value_type))

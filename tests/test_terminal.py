@@ -1,0 +1,111 @@
+"""The terminal during a run: the bar, why it waits, hints, and the last line."""
+
+import contextlib
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+from helpers.plans import D, shards, write_parquet
+
+from sjlt.cli.terminal import HINT_CACHE, watch_compilation
+
+K = 16
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def on_a_terminal(*arguments, **environment):
+    """The exit code, and what the command writes to a terminal of 60 columns, without escape sequences."""
+    ours, theirs = pty.openpty()
+    variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "60", **environment}
+    shown = b""
+    command = [sys.executable, "-m", "sjlt", *map(str, arguments)]
+    with subprocess.Popen(command, stderr=theirs, env=variables) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # Linux says so that the other end is closed
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    return process.returncode, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
+
+
+def save(kind):
+    if kind == "folder":
+        shards(Path("in"))
+        return "in", "out", 76
+    x = np.ones((60, D), np.float32)
+    if kind == "parquet":
+        write_parquet(Path("x.parquet"), x)
+    else:
+        np.save("x.npy", x)
+    return f"x.{kind}", f"y.{kind}", 60
+
+
+@pytest.mark.parametrize("kind", ["parquet", "folder", pytest.param("npy", marks=pytest.mark.exhaustive)])
+def test_a_bar_and_a_last_line(kind):
+    source, out, rows = save(kind)
+    code, shown = on_a_terminal("project", source, out, "-k", K)
+    assert code == 0
+    assert f"0/{rows}" in shown
+    assert f"{rows}/{rows}" in shown
+    assert re.fullmatch(r"[\d.]+ (bytes|[kM]B) → [\d.]+ (bytes|[kM]B) in [\d.]+ s", shown.strip().splitlines()[-1])
+
+
+@pytest.mark.exhaustive
+def test_a_bar_says_that_workers_start():
+    shards(Path("in"))
+    code, shown = on_a_terminal("project", "in", "out", "-k", K, "--workers", 2)
+    assert code == 0
+    assert "the workers start ..." in shown
+    assert "76/76" in shown
+
+
+@pytest.mark.parametrize("kind", ["parquet", pytest.param("folder", marks=pytest.mark.exhaustive)])
+def test_an_error_stands_alone(kind):
+    """Without a bar above it."""
+    source, out, _ = save(kind)
+    code, shown = on_a_terminal("project", source, out, "-k", 0)
+    assert code == 2
+    assert shown.strip().count("\n") == 0
+    assert shown.startswith("Error: ")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["npy", "parquet", "folder"])
+def test_compilation_is_announced_once(kind, tmp_path):
+    source, out, _ = save(kind)
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    code, shown = on_a_terminal("project", source, out, "-k", K, **cache)
+    assert code == 0
+    assert "compiling, once (about 6 s) ..." in shown
+    assert HINT_CACHE not in shown
+    code, shown = on_a_terminal("project", source, f"2{out}", "-k", K, **cache)
+    assert code == 0
+    assert "compiling" not in shown
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_hint_where_nothing_is_cached(cached, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    started = []
+    with watch_compilation(lambda: started.append(1)):
+        numba.njit(numba.int64(numba.int64), cache=cached)(_next)
+    assert started
+    assert (HINT_CACHE in capsys.readouterr().err) == (not cached)
+    with watch_compilation(lambda: started.append(2)):
+        pass
+    assert 2 not in started
+    assert capsys.readouterr().err == ""
+
+
+def _next(x):
+    return x + 1
