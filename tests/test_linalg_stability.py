@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers.cases import pairwise
 from helpers.matrices import backward_error, householder, problem
+from threadpoolctl import threadpool_limits
 
 from sjlt.linalg import lstsq
 
@@ -14,35 +15,36 @@ CONDITIONS = [1, 1e4, 1e8, 1e10, 1e12, 1e14]
 RESIDUALS = [1e-12, 1e-6, 1e-3, 1]
 
 
-def check(A, b, method, seed):
-    solution = lstsq(A, b, method=method, seed=seed)
-    error = backward_error(A, b, solution.x)
-    assert error <= 10 * backward_error(A, b, householder(A, b))
-    assert solution.rank == A.shape[1]
-    # The estimate uses sketched singular values, which are within a factor of 2.
-    assert error / 4 - 1e-18 <= solution.backward_error <= 1.2e-16
-    np.testing.assert_allclose(solution.residuals, ((b - A @ solution.x) ** 2).sum(), rtol=1e-6, atol=1e-29)
+@pytest.fixture(autouse=True)
+def one_thread():
+    """On a busy machine the threads of a BLAS wait for each other most of the time with matrices this small."""
+    with threadpool_limits(1, "blas"):
+        yield
 
 
-@pytest.fixture
-def known_limit(request, method, condition):
-    """At a condition of 1e14, "passes" stops at up to 15 times the error of QR for some data."""
-    if method == "passes" and condition >= 1e14:
-        request.applymarker(pytest.mark.xfail(strict=False, reason="a backward error of up to 8e-16"))
+def check(A, b, methods, seed):
+    limit = 10 * backward_error(A, b, householder(A, b))
+    for method in methods:
+        solution = lstsq(A, b, method=method, seed=seed)
+        error = backward_error(A, b, solution.x)
+        assert error <= limit, method
+        assert solution.rank == A.shape[1]
+        # The estimate uses sketched singular values, which are within a factor of 2.
+        assert error / 4 - 1e-18 <= solution.backward_error <= 1.2e-16
+        np.testing.assert_allclose(solution.residuals, ((b - A @ solution.x) ** 2).sum(), rtol=1e-6, atol=1e-29)
 
 
 @pairwise(method=METHODS, condition=CONDITIONS, residual=RESIDUALS, seed=range(3))
-def test_backward_error(method, condition, residual, seed, known_limit):
-    check(*problem(1600, 24, condition, residual, seed), method, seed)
+def test_backward_error(method, condition, residual, seed):
+    check(*problem(1600, 24, condition, residual, seed), [method], seed)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("residual", RESIDUALS)
 @pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("method", METHODS)
-def test_backward_error_of_twenty_seeds(method, condition, residual, known_limit):
+def test_backward_error_of_twenty_seeds(condition, residual):
     for seed in range(20):
-        check(*problem(4200, 50, condition, residual, seed), method, seed)
+        check(*problem(1200, 30, condition, residual, seed), METHODS, seed)
 
 
 @pytest.mark.parametrize("method", METHODS)

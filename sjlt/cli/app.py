@@ -1,4 +1,4 @@
-"""The command line: ``sjlt project``, ``sjlt commit``, ``sjlt info``, ``sjlt demo``, ``sjlt quality``.
+"""The command line: ``sjlt project``, ``commit``, ``info``, ``lstsq``, ``svd``, ``demo`` and ``quality``.
 
 Each command is a function in a module of its own. Modules that take long to import are imported inside the commands
 that need them, so that help appears at once.
@@ -16,8 +16,10 @@ from .. import __version__
 from .demo import demo
 from .folders import commit
 from .info import info
+from .lstsq import lstsq
 from .project import project
 from .quality import quality
+from .svd import svd
 from .terminal import note, open_standard_streams
 
 app = typer.Typer(
@@ -67,5 +69,5 @@ def _options(
     pass
 
 
-for _command in (project, commit, info, demo, quality):
+for _command in (project, commit, info, lstsq, svd, demo, quality):
     app.command()(_command)

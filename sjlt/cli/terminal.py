@@ -79,15 +79,16 @@ class ProgressBar:
         self._name, self._console, self._bar = printable(name), _console(), cast(Any, None)
         self._began = time.perf_counter()
 
-    def show(self, rows: int, of: int) -> None:
-        """Show that `rows` of `of` are done."""
+    def show(self, rows: int, of: int, stage: str = "") -> None:
+        """Show that `rows` of `of` are done; of the pass over the data that `stage` names, where there are several."""
         if self._console is None:
             return
+        name = f"{self._name}, {stage}" if stage else self._name
         if self._bar is None:
             self._bar = _rows_bar(self._console)
             self._bar.start()
-            self._task = self._bar.add_task(self._name, total=of, completed=rows)
-        self._bar.update(self._task, completed=rows, description=self._name)
+            self._task = self._bar.add_task(name, total=of, completed=rows)
+        self._bar.update(self._task, completed=rows, description=name)
 
     def waits(self, reason: str) -> None:
         """Show why the bar does not move yet."""

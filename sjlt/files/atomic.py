@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -25,9 +25,14 @@ def write_whole(path: Path, content: bytes, *, replace: bool) -> None:
 
     Raises FileExistsError if `replace` is False and `path` exists, even if it appeared just now.
     """
+    write_by(path, lambda descriptor: write_all(descriptor, content), replace=replace)
+
+
+def write_by(path: Path, write: Callable[[int], None], *, replace: bool) -> None:
+    """As `write_whole`, where `write` puts the content into an open descriptor."""
     temporary, descriptor = create(path)
     try:
-        write_all(descriptor, content)
+        write(descriptor)
         os.fsync(descriptor)
         if replace:
             os.replace(temporary, path)

@@ -1,0 +1,86 @@
+"""The command ``sjlt lstsq``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .matrices import check_names, open_matrix, save, set_threads, solving
+from .options import INTEGER, NUMBER
+from .terminal import note, say
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def lstsq(
+    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="The matrix, m x n: .npy, or CSR .npz.")],
+    right_file: Annotated[Path, typer.Argument(metavar="B", help="Right-hand sides, .npy: m, or m x columns.")],
+    out: Annotated[Path, typer.Argument(metavar="X", help="The solution, .npy: n, or n x columns.")],
+    damp: Annotated[float, typer.Option(help="Ridge: minimize |A x - b|^2 + damp^2 |x|^2.", **NUMBER)] = 0.0,
+    rcond: Annotated[
+        float | None,
+        typer.Option(help="Singular values of A up to rcond times the largest count as zero; default: 10 machine "
+                     "epsilons.", show_default=False, **NUMBER),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
+    threads: Annotated[
+        int | None, typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace X.")] = False,
+) -> None:  # fmt: skip
+    """Minimize |A x - b|, as accurately as a QR factorization of A does.
+
+    A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It may be larger
+    than memory: it is read in 4 or 5 passes, and B has to fit. A CSR matrix written by scipy.sparse.save_npz is loaded
+    whole. Where A does not have full rank, X is the solution of minimum norm. X is float64.
+
+    The last line shows A's rank, the passes, |A x - b|, and the backward error: the relative change of A and b for
+    which X is exact.
+
+    X appears when it is complete. An interrupted run leaves nothing, and starts with the first pass again. If A changes
+    between passes, the run ends with an error.
+    """
+    import numpy as np
+
+    from ..linalg import lstsq as solve
+
+    check_names(out, [matrix_file, right_file], ".npy", force)
+    set_threads(threads)
+    A, shape = open_matrix(matrix_file)
+    b = _right_hand_sides(right_file, matrix_file, shape)
+    with solving(out) as progress:
+        solution = solve(A, b, damp=damp, rcond=rcond, seed=seed, callback=progress)
+        save(out, lambda file: np.save(file, solution.x), force)
+    largest = "" if b.ndim == 1 else f" (the largest of {b.shape[1]})"
+    say(
+        f"{out}: rank {solution.rank} of {shape[1]}, {solution.iterations} passes, residual "
+        f"{float(np.sqrt(solution.residuals).max()):.4g}{largest}, backward error {solution.backward_error:.1e}"
+    )
+    if solution.rank < min(shape) and damp == 0:
+        note(f"A has rank {solution.rank}, its shape is {shape}: X is the solution of minimum norm")
+
+
+def _right_hand_sides(path: Path, matrix_file: Path, shape: tuple[int, int]) -> np.ndarray:
+    import numpy as np
+
+    from ..files.errors import UserError, one_line
+
+    if not path.exists():
+        raise UserError(f"{path}: No such file or directory")
+    if not path.is_file():
+        raise UserError(f"{path}: not a regular file")
+    try:
+        b: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(b, np.ndarray):
+            raise ValueError("holds several arrays")
+    except (ValueError, EOFError) as e:  # NumPy's parser raises many messages on malformed bytes
+        raise UserError(f"{path}: not a readable .npy file: {one_line(e)}") from None
+    if b.ndim not in (1, 2) or b.shape[0] != shape[0] or 0 in b.shape:
+        raise UserError(
+            f"{path}: holds an array of shape {b.shape}; needs ({shape[0]},) or ({shape[0]}, columns) for "
+            f"{matrix_file} of shape {shape}"
+        )
+    return np.array(b)

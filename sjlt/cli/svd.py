@@ -1,0 +1,60 @@
+"""The command ``sjlt svd``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .matrices import check_names, open_matrix, save, set_threads, solving
+from .options import INTEGER
+from .terminal import say
+
+
+def svd(
+    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="The matrix, m x n: .npy, or CSR .npz.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The result, .npz: arrays U, s and Vh.")],
+    rank: Annotated[int, typer.Option(help="Singular values to find, at most min(m, n).", **INTEGER)],
+    oversampling: Annotated[
+        int | None,
+        typer.Option(help="Further columns of the sketch; default: as many as the rank, at least 8.",
+                     show_default=False, **INTEGER),
+    ] = None,
+    n_iter: Annotated[
+        int, typer.Option(help="Subspace iterations, for singular values that decay slowly; 2 passes each, and 2 "
+                          "more.", **INTEGER)
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
+    threads: Annotated[
+        int | None, typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
+) -> None:  # fmt: skip
+    """Find the largest singular values and vectors of A, in one pass over it.
+
+    A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It may be larger
+    than memory; OUT, and twice its size, has to fit. A CSR matrix written by scipy.sparse.save_npz is loaded whole.
+
+    OUT has the float64 arrays U (m x rank), s (descending) and Vh (rank x n): (U * s) @ Vh is close to A. The last line
+    shows the largest and smallest of s. If that is not far below the largest, a larger rank or --n-iter helps.
+
+    OUT appears when it is complete. An interrupted run leaves nothing, and starts with the first pass again. If A
+    changes while it is read, the run ends with an error.
+    """
+    import numpy as np
+
+    from ..files.errors import UserError
+    from ..linalg import svd_lowrank
+
+    check_names(out, [matrix_file], ".npz", force)
+    set_threads(threads)
+    A, shape = open_matrix(matrix_file)
+    needed, free = 8 * rank * (sum(shape) + 1), shutil.disk_usage(out.parent).free
+    if needed > free:
+        raise UserError(f"{out}: needs {needed} bytes, the file system has {free} free")
+    with solving(out) as progress:
+        U, s, Vh = svd_lowrank(A, rank, oversampling=oversampling, n_iter=n_iter, seed=seed, callback=progress)
+        save(out, lambda file: np.savez(file, U=U, s=s, Vh=Vh), force)
+    say(f"{out}: U {U.shape}, s {s.shape} from {s[0]:.4g} to {s[-1]:.4g}, Vh {Vh.shape}")
