@@ -261,7 +261,8 @@ def test_random_kills_of_whole_programs(budget: int, monkeypatch: pytest.MonkeyP
                 if process.returncode == 0:
                     break
                 assert process.returncode == -signal.SIGKILL, said
-                assert said == "" or "starting from the first row" in said
+                # (a run that is killed after the commit, or the next one at its end, has said that all is there)
+                assert said == "" or "starting from the first row" in said or "complete already" in said
                 options = ["--resume"]
             written = Path(folder, "y.npy").read_bytes()
             assert written == Path(folder, "expected.npy").read_bytes(), f"run {number}"

@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ...kernels.config.product import next_power_of_two
+from ...kernels.config.product import SPLITS_PER_SUM, next_power_of_two
 from ...kernels.portable.reduce import reduce_partial_sums
 from . import device
 from .launcher import kind, run
@@ -81,4 +81,5 @@ def _blocks(splits: int, rows: int, columns: int) -> tuple[tuple[int, int, int],
     block_columns = min(next_power_of_two(columns), elements)
     block_rows = min(next_power_of_two(rows), elements // block_columns)
     grid = (-(-rows // block_rows), -(-columns // block_columns), 1)
-    return grid, {"UNROLL": min(next_power_of_two(splits), 8), "ROWS": block_rows, "COLUMNS": block_columns}
+    unroll = min(next_power_of_two(splits), SPLITS_PER_SUM)
+    return grid, {"UNROLL": unroll, "ROWS": block_rows, "COLUMNS": block_columns}

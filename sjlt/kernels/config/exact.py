@@ -30,6 +30,8 @@ from .product import (
 MIN_SPLIT_ELEMENTS = 1 << 20  # elements of data below which a second launch, to add splits, costs more than they gain
 MIN_BLOCK_VECTORS = 16  # vectors below which a block of 64 for the tensor cores would be mostly empty
 MAX_KEYS = 64  # pairs of sub-block and chunk that a thread of a tensor-core kernel searches in a step
+MAX_GATHERED_GROUPS = 1024  # groups in one sum of `row_gather`; a total takes as many registers again
+BATCHES_PER_SUM = 16  # of `FewVectors`: sums over them are added to a total, which shortens sums at hardly any cost
 MAX_READS = 4  # reads of an element from the L1 cache above which tensor cores are faster (but see `max_reads`)
 
 
@@ -196,7 +198,7 @@ def row_gather(product: Product) -> RowGather:
     return RowGather(
         block_vectors=block_vectors,
         prefetch=product.device.nvidia and product.x_strides[0] == 1 and whole_blocks,
-        chunked_sum=not product.adjoint and per_split > 1024,
+        chunked_sum=not product.adjoint and per_split > MAX_GATHERED_GROUPS,
         unmasked=whole_blocks and (product.adjoint or (power_of_two and whole_groups(product))),
         align=math.gcd(VECTOR_BYTES // product.item_bytes, *row_strides),
         splits=splits,

@@ -11,8 +11,8 @@ from .product import SCRATCH_BYTES, VECTOR_BYTES, Product, alignment
 MAX_SPLIT_TERMS = 1 << 30  # terms of a split's sums, which kernels count with 32 bits
 MANY_VECTORS = 1 << 14  # vectors from which blocks of 256 still give every multiprocessor a program
 FEW_VECTORS = 16  # vectors up to which programs need few registers
-# Terms of one tensor-core sum, which loses up to 2^-24 of itself in every 16.
-SPLIT_FP32_TERMS, NATIVE_TERMS = 128, 4096
+# Terms of one sum; these sums are added to a total. One of tensor cores loses up to 2^-24 of itself in every 16.
+SPLIT_FP32_TERMS, NATIVE_TERMS, FP64_TERMS = 128, 4096, 1024
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ def choose_portable(product: Product) -> Iid:
     block = _block(product, mode)
     programs = -(-product.n // block.vectors) * -(-product.out_dim // block.out)
     splits, per_split = _split(product, programs, 24 if block.vectors <= FEW_VECTORS else 2, block.reduce)
-    max_terms = NATIVE_TERMS if mode == NATIVE else SPLIT_FP32_TERMS
+    max_terms = {NATIVE: NATIVE_TERMS, FP64: FP64_TERMS}.get(mode, SPLIT_FP32_TERMS)
     align = alignment(product, product.reduce_dim, product.data_strides, VECTOR_BYTES)
-    chunked = mode != FP64 and per_split > max_terms
+    chunked = per_split > max_terms
     return Iid(
         block_vectors=block.vectors,
         block_out=block.out,

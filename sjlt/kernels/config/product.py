@@ -12,6 +12,7 @@ from ...laws import exact as law
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 VECTOR_BYTES = 16  # the widest memory access of a thread
 SCRATCH_BYTES = 64 << 20  # limit on the memory of partial sums
+SPLITS_PER_SUM = 8  # partial sums whose loads are in flight together, and that are added without compensation
 GROUPS_PER_STEP = 32  # groups of chunks for which a program derives random words at a time: one per lane of a warp
 
 

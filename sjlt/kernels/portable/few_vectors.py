@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..config import exact as config
 from .few_vectors_layout import (
     addresses,
     along_axis,
@@ -23,7 +24,7 @@ from .few_vectors_layout import (
 from .law import chunk_tile, forward_keys, part_start, permute, row_theta, scale_index, seed_words, tile_place
 from .program import known_multiple, rows_of_tile, start_dependents, store_result, store_sums, tile_and_vectors
 
-BATCHES_PER_SUM = tl.constexpr(64)  # short sums of short sums, for accuracy
+BATCHES_PER_SUM = tl.constexpr(config.BATCHES_PER_SUM)
 
 
 @triton.jit

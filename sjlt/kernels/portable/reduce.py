@@ -36,7 +36,8 @@ def reduce_partial_sums(
     """out = SCALE * sum of partial over its first axis (+ out); grid (blocks of ROWS, blocks of COLUMNS).
 
     partial : (splits, rows, columns), of SUM_DTYPE.  out : (rows, columns), rounded once.  Columns are the axis that is
-    contiguous in memory.  UNROLL : splits whose loads are in flight together; their sums are then added in order.
+    contiguous in memory.  UNROLL : splits whose loads are in flight together. They are added in order, and their sums
+    with compensation: what each addition loses (Knuth's TwoSum) is kept and added at the end.
     """
     if PROGRAMMATIC_LAUNCH:
         tl.extra.cuda.gdc_wait()
@@ -45,11 +46,16 @@ def reduce_partial_sums(
     inside = (r < rows)[:, None] & (c < columns)[None, :]
     partial += r[:, None] * stride_pr + c[None, :] * stride_pc
     total = tl.zeros((ROWS, COLUMNS), SUM_DTYPE)
+    lost = tl.zeros((ROWS, COLUMNS), SUM_DTYPE)
     for first in range(0, splits, UNROLL):
         part = tl.zeros((ROWS, COLUMNS), SUM_DTYPE)
         for s in tl.static_range(UNROLL):
             part += tl.load(partial, mask=inside & (first + s < splits), other=0)
             partial += stride_ps
-        total += part
+        before = total
+        total = before + part
+        rest = total - before
+        lost += (before - (total - rest)) + (part - rest)
+    total += tl.where(lost == lost, lost, 0)  # NaN beside an infinite total
     total *= SCALE
     store_result(total, out + (r[:, None] * stride_or + c[None, :] * stride_oc), inside, ACCUMULATE)

@@ -1,0 +1,167 @@
+"""The bound on each component's error that `config.accuracy` states for a launch, on inputs that try to break it."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import kernels
+from helpers.adversarial import DATA, U, check_bound
+from helpers.cases import exhaustive_except
+from helpers.choices import changed_choices
+from helpers.kernels import FLOATS
+
+from sjlt import Sketch
+from sjlt.backends.triton import device, exact, iid
+from sjlt.kernels.config.accuracy import error_bound
+from sjlt.kernels.config.exact import FewVectors, RowGather, TensorCore
+from sjlt.kernels.config.hopper import Hopper
+from sjlt.kernels.config.hopper_codes import HopperCodes
+from sjlt.kernels.config.iid import Iid, IidHopper
+
+pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
+    "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
+)
+SPLIT = {"exact.MIN_SPLIT_ELEMENTS": 0}
+ONE_SPLIT = {"exact.SCRATCH_BYTES": 0, "iid.SCRATCH_BYTES": 0}
+SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
+PAIRS = {"arithmetic.MIN_PAIR_ELEMENTS": 0}
+LARGE = {"hopper.MIN_ELEMENTS": 0, "hopper.MIN_VECTORS": 0, "hopper.MIN_UTILIZATION": {2: 0, 4: 0}}
+LARGE |= {"hopper.MIN_PRODUCTS": 0, "iid.MIN_PRODUCTS": 0}
+
+
+class Case:
+    """A product, and the kernel that it is to run on."""
+
+    def __init__(self, launch, S, n, dtype="float32", adjoint=False, columns=False, settings=None, mode=None):
+        self.launch, self.S, self.n, self.dtype, self.adjoint, self.columns = launch, S, n, dtype, adjoint, columns
+        self.settings, self.mode = settings or {}, mode
+
+    def data(self):
+        """(n, length of a data vector) numbers of all kinds, in turn."""
+        rng = np.random.default_rng(0)
+        S = Transposed(self.S) if self.adjoint else self.S
+        kinds = [kind(S, rng) for kind in DATA.values()]
+        x = np.resize(np.array(kinds), (self.n, S.n_features))
+        return torch.from_numpy(np.clip(x, -6e4, 6e4)).to(FLOATS[self.dtype])
+
+    def run(self, device):
+        """(data, result, bound)."""
+        S, x = self.S, self.data().to(device)
+        out_dtype = torch.float64 if self.dtype == "float64" else torch.float32  # the sums themselves
+        if self.launch in (Hopper, IidHopper):
+            out_dtype = x.dtype
+        height = S.n_features if self.adjoint else S.n_components
+        out = torch.full((self.n, height), torch.nan, dtype=out_dtype, device=device)
+        if self.columns:
+            x, out = x.t().contiguous().t(), out.t().contiguous().t()
+        with changed_choices(self.settings):
+            law = exact if S.nnz else iid
+            if S.nnz:
+                product = exact.describe(S.spec, *((out, x) if self.adjoint else (x, out)), False, self.adjoint)
+            else:
+                product = iid.describe(S.spec, x, out, False, self.adjoint)
+            chosen = law.make_plan(product).chosen
+            assert type(chosen) is self.launch, chosen
+            assert self.mode is None or chosen.mode == self.mode, chosen
+            (kernels.adjoint if self.adjoint else kernels.project)(S, x, out, False)
+        return x.cpu().double().numpy(), out, error_bound(product, chosen), chosen
+
+    def check(self, device):
+        """The largest error, in units of the bound; for each kind of data."""
+        S, (x, out, (c, floor), chosen) = self.S, self.run(device)
+        entries = S.to_scipy("csr")
+        entries = entries.T.tocsr() if self.adjoint else entries
+        scale = abs(entries.data[0])
+        rounding = 0 if out.element_size() > 2 else torch.finfo(out.dtype).eps / 2 / U[self.dtype]
+        result = out.cpu().double().numpy()
+        rows = range(min(self.n, len(DATA)))
+        worst = [check_bound(entries, scale, x[i], result[i], c + rounding, U[self.dtype], floor) for i in rows]
+        return max(worst), c, chosen
+
+
+class Transposed:
+    """What the kinds of data need to know of a sketch, of its transpose."""
+
+    def __init__(self, S):
+        self.S, self.n_features, self.n_components = S, S.n_components, S.n_features
+
+    def to_scipy(self, format):
+        return self.S.to_scipy().T.asformat(format)
+
+
+LONG = Sketch(2400, 128, nnz=4, seed=695)[:, 100:2390]
+PORTABLE = {
+    "tensor cores, pairs": Case(TensorCore, LONG[:, :1100], 20, settings=PAIRS, mode=4),
+    "tensor cores, splits of pairs": Case(TensorCore, LONG, 20, settings=PAIRS | SPLIT, mode=4),
+    "tensor cores, splits of triples": Case(TensorCore, LONG, 20, settings=SPLIT, mode=3),
+    "tensor cores, bf16": Case(TensorCore, LONG, 20, "bfloat16"),
+    "tensor cores, fp16": Case(TensorCore, LONG, 20, "float16"),
+    "tensor cores, short chunks": Case(TensorCore, Sketch(1000, 60, nnz=8), 20, settings=PAIRS, mode=4),
+    "tensor cores, adjoint": Case(TensorCore, Sketch(600, 256, nnz=8), 20, adjoint=True),
+    "row_gather": Case(RowGather, LONG, 20, columns=True, settings=SPLIT),
+    "row_gather, long sums": Case(RowGather, Sketch(300, 4, nnz=2), 20, columns=True, settings=SHORT_SUMS),
+    "row_gather, adjoint": Case(RowGather, Sketch(640, 256, nnz=4), 20, adjoint=True, columns=True),
+    "few_vectors": Case(FewVectors, LONG, 8),
+    "few_vectors, one long sum": Case(FewVectors, Sketch(2**15, 16, nnz=1, seed=695), 4, settings=ONE_SPLIT),
+    "few_vectors, fp64": Case(FewVectors, LONG, 8, "float64"),
+    "few_vectors, one long sum in fp64": Case(FewVectors, Sketch(2**15, 16, nnz=1), 4, "float64", settings=ONE_SPLIT),
+    "few_vectors, fp64, columns": Case(FewVectors, Sketch(800, 100, nnz=3), 10, "float64", columns=True),
+    "few_vectors, adjoint": Case(FewVectors, Sketch(500, 255, nnz=85), 8, adjoint=True),
+    "independent entries": Case(Iid, Sketch(3000, 60, density=0.3), 20, settings=PAIRS, mode=4),
+    "independent entries, triples": Case(Iid, Sketch(700, 60, density=1), 20, mode=3),
+    "independent entries, bf16": Case(Iid, Sketch(3000, 60, density=0.01), 20, "bfloat16"),
+    "independent entries, fp64": Case(Iid, Sketch(3000, 20, density=1), 8, "float64", settings={"iid.FP64_TERMS": 32}),
+    "independent entries, adjoint": Case(Iid, Sketch(300, 500, density=0.3), 20, adjoint=True),
+}
+DEFAULT = ["tensor cores, pairs", "row_gather", "few_vectors, fp64", "independent entries, triples"]
+
+
+@pytest.mark.parametrize("name", exhaustive_except(DEFAULT, list(PORTABLE)))
+def test_portable_kernels(name, kernels_on):
+    PORTABLE[name].check(kernels_on)
+
+
+WIDE = Sketch(2**14, 256, nnz=4, seed=695)
+ON_CUDA = {
+    "tensor cores": Case(TensorCore, WIDE[:, 3:], 40, mode=4),
+    "tensor cores, many groups": Case(TensorCore, Sketch(2**18, 128, nnz=4), 40, mode=4),
+    "tensor cores, bf16": Case(TensorCore, WIDE[:, 3:], 40, "bfloat16"),
+    "row_gather": Case(RowGather, WIDE, 40, columns=True),
+    "row_gather, many groups": Case(RowGather, Sketch(2**18, 128, nnz=4), 40, columns=True),
+    "few_vectors": Case(FewVectors, Sketch(2**20, 16, nnz=4), 8),
+    "few_vectors, nnz 1": Case(FewVectors, Sketch(2**22, 16, nnz=1, seed=695), 8),
+    "few_vectors, fp64": Case(FewVectors, Sketch(2**20, 16, nnz=1), 8, "float64"),
+    "few_vectors, fp64, columns": Case(FewVectors, Sketch(2**17, 100, nnz=3), 40, "float64", columns=True),
+    "independent entries": Case(Iid, Sketch(2**16, 60, density=0.3), 70, mode=4),
+    "independent entries, one long sum": Case(Iid, Sketch(2**16, 60, density=0.3), 70, settings=ONE_SPLIT, mode=4),
+    "independent entries, fp64": Case(Iid, Sketch(2**16, 20, density=1), 70, "float64", settings=ONE_SPLIT),
+    "independent entries, bf16": Case(Iid, Sketch(2**16, 60, density=0.3), 70, "bfloat16", settings=ONE_SPLIT),
+}
+ON_HOPPER = {
+    "fp32": Case(Hopper, WIDE, 512, settings=LARGE),
+    "fp32, nnz 8": Case(Hopper, Sketch(2**14, 256, nnz=8), 512, settings=LARGE),
+    "fp32, splits": Case(Hopper, Sketch(2**16, 128, nnz=4), 128, settings=LARGE),
+    "bf16": Case(Hopper, WIDE, 512, "bfloat16", settings=LARGE),
+    "bf16, splits": Case(Hopper, Sketch(2**17, 128, nnz=4), 128, "bfloat16", settings=LARGE),
+    "columns": Case(Hopper, Sketch(2**14, 256, nnz=8), 512, columns=True, settings=LARGE),
+    "adjoint": Case(Hopper, Sketch(2**14, 256, nnz=4), 512, adjoint=True, settings=LARGE),
+    "codes": Case(HopperCodes, Sketch(2**14, 300, nnz=3), 512),
+    "codes, short chunks": Case(HopperCodes, Sketch(2**14, 64, nnz=16), 512),
+    "codes, odd columns": Case(HopperCodes, Sketch(2**14, 300, nnz=3)[:, 5:-2], 512),
+    "codes, splits": Case(HopperCodes, Sketch(2**17, 100, nnz=2), 64),
+    "codes, bf16": Case(HopperCodes, Sketch(2**14, 300, nnz=3), 512, "bfloat16"),
+    "independent entries": Case(IidHopper, Sketch(4096, 300, density=0.3), 512, "bfloat16", settings=LARGE),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_on_cuda(name):
+    ON_CUDA[name].check("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_HOPPER)
+def test_on_hopper(name):
+    if not device.describe(torch.device("cuda", 0)).hopper:
+        pytest.skip("needs compute capability 9")
+    ON_HOPPER[name].check("cuda")
