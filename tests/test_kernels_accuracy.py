@@ -90,14 +90,14 @@ class Transposed:
 
 LONG = Sketch(2400, 128, nnz=4, seed=695)[:, 100:2390]
 PORTABLE = {
-    "tensor cores, pairs": Case(TensorCore, LONG[:, :1100], 20, settings=PAIRS, mode=4),
+    "tensor cores, pairs": Case(TensorCore, LONG[:, :600], 16, settings=PAIRS, mode=4),
     "tensor cores, splits of pairs": Case(TensorCore, LONG, 20, settings=PAIRS | SPLIT, mode=4),
     "tensor cores, splits of triples": Case(TensorCore, LONG, 20, settings=SPLIT, mode=3),
     "tensor cores, bf16": Case(TensorCore, LONG, 20, "bfloat16"),
     "tensor cores, fp16": Case(TensorCore, LONG, 20, "float16"),
     "tensor cores, short chunks": Case(TensorCore, Sketch(1000, 60, nnz=8), 20, settings=PAIRS, mode=4),
     "tensor cores, adjoint": Case(TensorCore, Sketch(600, 256, nnz=8), 20, adjoint=True),
-    "row_gather": Case(RowGather, LONG, 20, columns=True, settings=SPLIT),
+    "row_gather": Case(RowGather, LONG[:, :600], 20, columns=True, settings=SPLIT),
     "row_gather, long sums": Case(RowGather, Sketch(300, 4, nnz=2), 20, columns=True, settings=SHORT_SUMS),
     "row_gather, adjoint": Case(RowGather, Sketch(640, 256, nnz=4), 20, adjoint=True, columns=True),
     "few_vectors": Case(FewVectors, LONG, 8),
