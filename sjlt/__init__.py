@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import linalg as linalg
     from . import nn as nn
     from .accumulator import Accumulator as Accumulator
+    from .count_sketch import CountSketch as CountSketch
     from .estimator import SparseRandomProjection as SparseRandomProjection
     from .evaluation.quality import quality as quality
     from .int8 import load_int8 as load_int8
@@ -38,6 +39,7 @@ __version__ = "0.2.0"
 # Loaded on first access (PEP 562): scikit-learn alone takes most of a second to import.
 _EXPORTS = {
     "Accumulator": "accumulator",
+    "CountSketch": "count_sketch",
     "Sketch": "sketch",
     "project": "sketch",
     "SparseRandomProjection": "estimator",
@@ -57,6 +59,7 @@ _MODULES = ("arrow", "attribution", "faiss", "linalg", "nn", "onnx", "plans", "s
 
 __all__ = [
     "Accumulator",
+    "CountSketch",
     "Sketch",
     "SparseRandomProjection",
     "dropout",

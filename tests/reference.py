@@ -116,3 +116,9 @@ def stack_entries(n_components, nnz, seed, column, stack):
         e = t * 2**p + i
         signs.append(-1 if sign_words[e // 32] >> (e % 32) & 1 else 1)
     return rows, signs
+
+
+def table_row_seed(row, seed):
+    """The seed of the sketch that makes a row of a CountSketch table."""
+    low, high, _, _ = words(row, 0, 5, seed)
+    return high * 2**32 + low

@@ -180,3 +180,14 @@ def test_worked_example_of_the_dropout_law():
     kept = [str(e) for e, lane in enumerate(lanes) if lane >= 2**15]
     assert f"    {', '.join(map(str, lanes))}\n" in PAGE
     assert f"keeps elements {', '.join(kept)}." in PAGE
+
+
+# ------------------------------------------------------------------------------------- "Tables"
+
+
+def test_worked_example_of_tables():
+    seeds = []
+    for t in range(3):
+        w = philox(7, t, 0, 5)
+        seeds.append(w[0] + 2**32 * w[1])
+    assert f"    {', '.join(map(str, seeds))}\n" in PAGE

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor:
     """The tensors of `tree`, as if flattened and concatenated, projected leaf by leaf."""
-    leaves = list(_leaves(tree))
+    leaves = list(leaves_of(tree))
     _check_tree(spec, leaves, batched)
     dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
     like = torch.empty((*leaves[0].shape[:batched], 0), dtype=dtype, device=leaves[0].device)
@@ -59,7 +59,7 @@ def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor
 
 def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
     """y S as tensors of the shapes, dtypes and places of the tree `like`."""
-    leaves = list(_leaves(like))
+    leaves = list(leaves_of(like))
     _check_tree(spec, leaves, batched)
     if not isinstance(y, Tensor) or sharding.is_sharded(y):
         raise TypeError(f"adjoint_tree needs a torch tensor that is not sharded, got {type(y).__name__}")
@@ -83,7 +83,7 @@ def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
 
 
 def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """A tree of plain dicts, lists and tuples with the results of `function`, called in the order of `_leaves`."""
+    """A tree of plain dicts, lists and tuples with the results of `function`, called in the order of `leaves_of`."""
     if isinstance(tree, Mapping):
         return {key: _mapped(function, branch) for key, branch in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -107,14 +107,14 @@ def _project_leaf(columns: SketchSpec, leaf: Tensor, batched: bool, summing: tor
     return total
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def leaves_of(tree: Any) -> Iterator[Any]:
     if isinstance(tree, Mapping):
         tree = tree.values()
     elif not isinstance(tree, (list, tuple)):
         yield tree
         return
     for branch in tree:
-        yield from _leaves(branch)
+        yield from leaves_of(branch)
 
 
 def _check_tree(spec: SketchSpec, leaves: list[Any], batched: bool) -> None:

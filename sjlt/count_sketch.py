@@ -1,0 +1,284 @@
+"""Tables from which the largest of very many numbers are recovered, by hashes that are never stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .backends.cpu.gather import gather, gather_at
+from .inputs.checks import integer, seed_number
+from .inputs.containers import is_tensor
+from .laws.count_sketch import MAX_ROWS, row_seed
+from .laws.exact import MAX_N_COMPONENTS
+from .sketch import MAX_FEATURES, Sketch
+from .torch_ops import sparse
+
+CPU_BLOCK, CUDA_BLOCK = 1 << 15, 1 << 23  # features estimated at a time: the CPU's cache; launches that fill a GPU
+
+
+@dataclass(frozen=True)
+class CountSketch:
+    """Tables of shape (rows, columns) of vectors of n_features numbers, and estimates of each number from its table.
+
+    Row t of the table of x is S_t x, for independent sketches S_t with one nonzero per column. Each number of x is thus
+    added, with a sign, to one place of each row, and its estimate is the median over the rows of what is found there:
+    at most sqrt(8 / columns) times the norm of the rest of x away from it, but with a probability that falls
+    exponentially in `rows`. Tables are linear: those of several workers or steps are added. Nothing is stored but the
+    seed, and no method holds n_features numbers beyond a block.
+
+    Parameters
+    ----------
+    n_features : int, 0 to 2^63 - 1
+    rows : int, 1 to 2^20
+        Odd numbers serve best; 5 is common.
+    columns : int, 1 to 8,388,480
+    seed : int, -2^63 to 2^64 - 1, default 0
+
+    Attributes
+    ----------
+    sketches : tuple of Sketch
+        S_0, S_1, ...: `nnz=1`, with seeds of their own (`sjlt/laws/README.md`).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of a wrong type or out of range.
+
+    References
+    ----------
+    Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Rothchild et al., "FetchSGD:
+    communication-efficient federated learning with sketching", ICML 2020 (gradients).
+
+    Examples
+    --------
+    >>> import numpy as np, sjlt
+    >>> x = np.random.default_rng(0).normal(size=100_000)
+    >>> x[[5, 70_000]] = 300, -200
+    >>> C = sjlt.CountSketch(x.size, rows=5, columns=1024, seed=1)
+    >>> table = C.sketch(x)
+    >>> values, indices = C.topk(table, 2)
+    >>> indices
+    array([    5, 70000])
+    >>> bool(np.all(abs(values - [300, -200]) < 30)), table.shape
+    (True, (5, 1024))
+    """
+
+    n_features: int
+    rows: int
+    columns: int
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        checked = {
+            "n_features": integer("n_features", self.n_features, 0, MAX_FEATURES),
+            "rows": integer("rows", self.rows, 1, MAX_ROWS),
+            "columns": integer("columns", self.columns, 1, MAX_N_COMPONENTS),
+            "seed": seed_number(self.seed) % 2**64,
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def sketches(self) -> tuple[Sketch, ...]:
+        return tuple(
+            Sketch(self.n_features, self.columns, nnz=1, seed=row_seed(t, self.seed)) for t in range(self.rows)
+        )
+
+    def sketch(self, data: Any, *, offset: int | None = None) -> Any:
+        """The table of a vector, or of a part of it.
+
+        Parameters
+        ----------
+        data : ndarray, tensor, or dict or list of tensors
+            Numbers of any shape, in logical order, as if flattened and concatenated. Trees may hold what
+            `Sketch.project_tree` accepts, sharded and sparse tensors included.
+        offset : int, optional
+            The index of the first number, for a part of a vector: the tables of all parts add up to that of the
+            whole. Without it, data must have n_features numbers.
+
+        Returns
+        -------
+        {ndarray, tensor on the data's device} of shape (rows, columns)
+            float32, or float64 for data in float64 (arrays of integers too).
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `Sketch.project_tree`.
+        """
+        tree = _as_tensor(data) if isinstance(data, np.ndarray) else data
+        leaves = list(_leaves(tree))
+        n = sum(leaf.numel() for leaf in leaves)
+        start = 0 if offset is None else integer("offset", offset, 0, self.n_features)
+        if start + n > self.n_features or (offset is None and n != self.n_features):
+            raise ValueError(
+                f"a CountSketch of n_features = {self.n_features} got {n} numbers"
+                + (": pass offset= with a part of a vector" if offset is None else f" from {start} on")
+            )
+        dtype = torch.float32
+        for leaf in leaves:
+            dtype = torch.promote_types(dtype, leaf.dtype)
+        device = leaves[0].device if leaves else None
+        table = torch.empty((self.rows, self.columns), dtype=dtype, device=device)
+        with torch.no_grad():
+            for row, S in zip(table, self.sketches, strict=True):
+                S[:, start : start + n].project_tree(tree if not is_tensor(tree) else [tree], out=row)
+        return table.numpy() if isinstance(data, np.ndarray) else table
+
+    def query(self, table: Any, indices: Any) -> Any:
+        """Estimates of the numbers at some indices.
+
+        Parameters
+        ----------
+        table : {ndarray, tensor} of shape (rows, columns), float32 or float64
+        indices : {ndarray, tensor on the table's device} of int64, any shape, each from 0 to n_features - 1
+
+        Returns
+        -------
+        {ndarray, tensor}, as `table`, of the shape of `indices`
+
+        Raises
+        ------
+        TypeError, ValueError, IndexError
+            For other shapes, dtypes and indices.
+        """
+        held = self._checked_table(table)
+        places = torch.as_tensor(indices)
+        if places.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"indices must be integers, got {places.dtype}")
+        if places.device != held.device:
+            raise ValueError(f"indices must lie on {held.device}, as the table does, got {places.device}")
+        flat = places.reshape(-1).long()
+        if len(flat):
+            low, high = int(flat.min()), int(flat.max())
+            if low < 0 or high >= self.n_features:
+                raise IndexError(f"indices must be from 0 to {self.n_features - 1}, got {low} to {high}")
+        found = [self._row_at(S, row, flat) for row, S in zip(held, self.sketches, strict=True)]
+        return _like_input(table, median(found).reshape(places.shape))
+
+    def topk(self, table: Any, k: int) -> tuple[Any, Any]:
+        """The k numbers of largest magnitude, by their estimates.
+
+        Parameters
+        ----------
+        table : {ndarray, tensor} of shape (rows, columns), float32 or float64
+        k : int, 0 to n_features
+
+        Returns
+        -------
+        values, indices : {ndarray, tensor}, as `table`, of shape (k,)
+            In descending order of magnitude; indices are int64. Among equal magnitudes any may come first.
+        """
+        held = self._checked_table(table)
+        k = integer("k", k, 0, self.n_features)
+        block = max(CUDA_BLOCK if held.is_cuda else CPU_BLOCK, k)
+        values, indices = held.new_empty(0), held.new_empty(0, dtype=torch.int64)
+        if k:
+            for start in range(0, self.n_features, block):
+                estimates = self._estimates(held, start, min(start + block, self.n_features))
+                values, indices = _largest(values, indices, estimates, start, k)
+        return _like_input(table, values), _like_input(table, indices)
+
+    def _estimates(self, table: Tensor, start: int, stop: int) -> Tensor:
+        """The estimates of the numbers from `start` to `stop` - 1."""
+        parts = zip(table, (S[:, start:stop] for S in self.sketches), strict=True)
+        if table.is_cuda:
+            return median([S.project_adjoint(row) for row, S in parts])
+        return median([torch.from_numpy(gather(S.spec, row.numpy())) for row, S in parts])
+
+    def _row_at(self, S: Sketch, row: Tensor, indices: Tensor) -> Tensor:
+        if not row.is_cuda:
+            return torch.from_numpy(gather_at(S.spec, row.numpy(), indices.numpy()))
+        indptr = torch.tensor([0, len(indices)], device=row.device)
+        return sparse.adjoint_at(row.unsqueeze(0), indptr, indices, False, 1, *S.spec)  # type: ignore[no-any-return]
+
+    def _checked_table(self, table: Any) -> Tensor:
+        if not isinstance(table, (np.ndarray, Tensor)):
+            raise TypeError(f"a table must be an array or a tensor, got {type(table).__name__}")
+        if tuple(table.shape) != (self.rows, self.columns):
+            raise ValueError(f"a table must have shape {(self.rows, self.columns)}, got {tuple(table.shape)}")
+        held = torch.from_numpy(table) if isinstance(table, np.ndarray) else table.detach()
+        if held.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"a table must be float32 or float64, got {table.dtype}")
+        return held
+
+
+# ------------------------------------------------------------------------------------- estimates
+
+
+def median(rows: list[Tensor]) -> Tensor:
+    """The elementwise median of tensors; the mean of the middle two of an even number. NaN spreads.
+
+    Whatever is the smallest or the largest of more than half of the rows cannot be the median and is dropped, so few
+    minima and maxima do: 10 for five rows. They run at memory speed, which sorting along an axis does not.
+    """
+    kept, pending = rows[: len(rows) // 2 + 2], rows[len(rows) // 2 + 2 :]
+    while len(kept) > 2:
+        kept = _without_extremes(kept) + pending[:1]
+        pending = pending[1:]
+    return kept[0] if len(kept) == 1 else (kept[0] + kept[1]) / 2
+
+
+def _without_extremes(values: list[Tensor]) -> list[Tensor]:
+    """All but the smallest and the largest of at least three tensors, elementwise."""
+    pairs = list(zip(values[::2], values[1::2], strict=False))
+    lows, highs = [torch.minimum(a, b) for a, b in pairs], [torch.maximum(a, b) for a, b in pairs]
+    if len(values) % 2:
+        lows.append(values[-1])
+    lows = _without_first(lows, torch.minimum, torch.maximum)
+    if len(values) % 2:  # the only one of the lows that may be the largest of all
+        highs.append(lows.pop())
+    return lows + _without_first(highs, torch.maximum, torch.minimum)
+
+
+def _without_first(values: list[Tensor], first: Any, second: Any) -> list[Tensor]:
+    """All but the extreme that `first` finds; `second` finds the other of two."""
+    extreme, kept = values[0], []
+    for i, value in enumerate(values[1:], 2):
+        kept.append(second(extreme, value))
+        if i < len(values):
+            extreme = first(extreme, value)
+    return kept
+
+
+def _largest(values: Tensor, indices: Tensor, estimates: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest in magnitude of those found so far, in descending order, and of a block's estimates."""
+    magnitudes = estimates.abs()
+    if len(values) == k and not estimates.is_cuda:  # the few that matter; on a GPU this would wait for the device
+        places = (~(magnitudes <= values[-1].abs())).nonzero().squeeze(1)  # NaN matters
+    else:
+        places = magnitudes.topk(min(k, len(estimates)), sorted=False).indices
+    if not len(places):
+        return values, indices
+    values = torch.cat([values, estimates[places]])
+    indices = torch.cat([indices, places + start])
+    order = values.abs().topk(min(k, len(values))).indices
+    return values[order], indices[order]
+
+
+# ------------------------------------------------------------------------------------- containers
+
+
+def _leaves(tree: Any) -> Any:
+    from .frontends.trees import leaves_of
+
+    for leaf in leaves_of(tree):
+        if not is_tensor(leaf):
+            raise TypeError(f"sketch needs an array, a tensor, or a dict or list of tensors, got {type(leaf).__name__}")
+        yield leaf
+
+
+def _as_tensor(x: np.ndarray) -> Tensor:
+    if x.dtype.kind in "iub":
+        x = x.astype(np.float64)
+    if x.dtype.kind != "f":
+        raise TypeError(f"a CountSketch needs real numbers, got {x.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _like_input(table: Any, x: Tensor) -> Any:
+    return x.numpy() if isinstance(table, np.ndarray) else x

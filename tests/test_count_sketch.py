@@ -1,0 +1,149 @@
+"""CountSketch: the tables of the law's own arithmetic, medians, and the largest numbers found without holding them."""
+
+import statistics
+import tracemalloc
+
+import numpy as np
+import pytest
+import reference
+import torch
+from helpers.cases import each_value, pairwise
+from helpers.data import integers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sjlt import CountSketch
+from sjlt.count_sketch import median
+
+
+def witnessed(n, rows, columns, seed, x, offset=0):
+    """The table of x, and each number's entries (column, sign) per row, by the reference in plain integers."""
+    table = np.zeros((rows, columns))
+    entries = np.empty((rows, n), object)
+    for t in range(rows):
+        row_seed = reference.table_row_seed(t, seed)
+        for j in range(n):
+            (column,), (sign,) = reference.entries(columns, 1, row_seed, offset + j)
+            table[t, column] += sign * x[j]
+            entries[t, j] = column, sign
+    return table, entries
+
+
+@pairwise(rows=[1, 2, 3, 5], columns=[1, 7, 128, 300], seed=[0, 2**64 - 1], dtype=["float32", "float64"])
+def test_tables_and_estimates(rows, columns, seed, dtype):
+    x = integers(90, dtype, seed=1)
+    C = CountSketch(90, rows, columns, seed=seed)
+    expected, entries = witnessed(90, rows, columns, seed, x)
+    table = C.sketch(x)
+    assert table.dtype == dtype
+    assert np.array_equal(table, expected)
+    estimates = [statistics.median(sign * expected[t, c] for t, (c, sign) in enumerate(e)) for e in entries.T]
+    assert np.array_equal(C.query(table, np.arange(90)), estimates)
+    assert np.array_equal(C.query(table, np.array([[5, 5], [89, 0]])), np.array(estimates)[[[5, 5], [89, 0]]])
+    values, indices = C.topk(table, 90)
+    assert np.array_equal(np.sort(indices), np.arange(90))
+    assert np.array_equal(values, np.array(estimates)[indices])
+    assert np.all(np.diff(np.abs(values)) <= 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_largest_numbers_are_found(device, monkeypatch):
+    """20 numbers of 100 among 300,000 of N(0, 1), over several blocks; 5 x 4096 leave an error near 9 each."""
+    monkeypatch.setattr("sjlt.count_sketch.CUDA_BLOCK", 1 << 16)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300_000, generator=generator)
+    places = torch.randperm(300_000, generator=generator)[:20]
+    x[places] = 100.0 * (1 + torch.arange(20)) / 10 + 50
+    x[places[::2]] *= -1
+    x = x.to(device)
+    C = CountSketch(300_000, 5, 4096, seed=2)
+    table = C.sketch(x)
+    values, indices = C.topk(table, 20)
+    assert values.device == x.device
+    assert set(indices.tolist()) == set(places.tolist())
+    assert torch.equal(values, C.query(table, indices))
+    assert float((values - x[indices]).abs().max()) < 45
+    again = C.topk(table, 20)
+    assert torch.equal(values, again[0])
+    assert torch.equal(C.sketch(x), table)
+
+
+def test_tables_add_up():
+    x, y = integers((2, 1000), "float64")
+    C = CountSketch(1000, 3, 50, seed=4)
+    assert np.array_equal(C.sketch(x) + C.sketch(y), C.sketch(x + y))
+    parts = [C.sketch(x[a:b], offset=a) for a, b in ((0, 300), (300, 300), (300, 999), (999, 1000))]
+    assert np.array_equal(sum(parts), C.sketch(x))
+
+
+@each_value(dtype=[torch.bfloat16, torch.float32])
+def test_trees(dtype):
+    tree = {"a": torch.from_numpy(integers((4, 5), "float32")).to(dtype).t(), "b": [torch.ones(3, dtype=dtype)]}
+    flat = torch.cat([tree["a"].reshape(-1), tree["b"][0]])
+    C = CountSketch(23, 3, 16)
+    table = C.sketch(tree)
+    assert table.dtype == torch.promote_types(dtype, torch.float32)
+    assert torch.equal(table.double(), C.sketch(flat.double()))
+    assert torch.equal(C.sketch(tree["a"].to_sparse_coo(), offset=0), C.sketch(tree["a"], offset=0))
+    assert not C.sketch(flat.clone().requires_grad_()).requires_grad
+
+
+def test_rows_do_not_depend_on_the_number_of_rows_or_features():
+    x = integers(100, "float64")
+    table = CountSketch(100, 5, 40, seed=6).sketch(x)
+    assert np.array_equal(CountSketch(2**60, 3, 40, seed=6).sketch(x, offset=0), table[:3])
+
+
+@given(st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_median(rows, seed):
+    x = np.random.default_rng(seed).integers(-3, 4, (rows, 20)).astype(float)
+    found = median(list(torch.from_numpy(x)))
+    assert np.array_equal(found.numpy(), np.median(x, axis=0))
+
+
+def test_numbers_that_are_not_finite_are_seen():
+    x = np.zeros(1000, np.float32)
+    x[7] = np.nan
+    C = CountSketch(1000, 3, 64)
+    values, _ = C.topk(C.sketch(x), 1)
+    assert np.isnan(values[0])
+    assert np.isnan(C.query(C.sketch(x), np.array([7])))
+
+
+def test_no_method_holds_all_features():
+    """NumPy's peak over 10^7 features, where one float32 each would be 38 MiB."""
+    C = CountSketch(10_000_000, 3, 1000)
+    table = np.zeros((3, 1000), np.float32)
+    table[0, 5] = table[1, 6] = 1
+    C.topk(table, 5)
+    tracemalloc.start()
+    C.topk(table, 5)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+def test_refusals():
+    C = CountSketch(100, 3, 10)
+    table = np.zeros((3, 10))
+
+    def refused(error, message, call, *arguments, **options):
+        with pytest.raises(error, match=message):
+            call(*arguments, **options)
+
+    refused(ValueError, "rows must be from 1 to 1048576, got 0", CountSketch, 10, 0, 10)
+    refused(ValueError, "columns must be from 1 to 8388480, got 8388481", CountSketch, 10, 1, 8388481)
+    refused(TypeError, "seed must be an integer", CountSketch, 10, 1, 10, seed=1.5)
+    refused(ValueError, "n_features = 100 got 99 numbers: pass offset=", C.sketch, np.zeros(99))
+    refused(ValueError, "n_features = 100 got 99 numbers from 2 on", C.sketch, np.zeros(99), offset=2)
+    refused(TypeError, "real numbers, got complex128", C.sketch, np.zeros(100, complex))
+    refused(TypeError, "got str", C.sketch, ["x"])
+    refused(ValueError, r"must have shape \(3, 10\), got \(10, 3\)", C.query, table.T, np.array([1]))
+    refused(TypeError, "float32 or float64, got float16", C.query, table.astype("float16"), np.array([1]))
+    refused(TypeError, "must be an array or a tensor, got list", C.topk, [[0.0]], 1)
+    refused(TypeError, "indices must be integers, got torch.float64", C.query, table, np.array([1.0]))
+    refused(IndexError, "from 0 to 99, got 1 to 100", C.query, table, np.array([1, 100]))
+    refused(IndexError, "from 0 to 99, got -1 to 1", C.query, table, np.array([1, -1]))
+    refused(ValueError, "k must be from 0 to 100, got 101", C.topk, table, 101)
+    assert C.topk(table, 0)[0].shape == (0,)
+    assert C.query(table, np.empty((2, 0), np.int64)).shape == (2, 0)
