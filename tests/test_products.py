@@ -127,6 +127,22 @@ def test_shapes(k, nnz, d):
     check_adjoint(S, integers(k))
 
 
+@each_value(
+    sketch=[(4096, 1, 1, 0), (300, 3, 1, 77), (16, 8, 1, 1), (1000, 8, 2, 2**33 + 11), (128, 128, 1, 9), (1, 1, 1, 5)],
+    dtype=["float16", "float32", "float64", "int16"],
+)
+def test_one_vector_has_the_bits_it_has_among_others(sketch, dtype):
+    """It is summed in another way: 16 columns of a chunk at a time, which reach different rows."""
+    k, nnz, stacks, offset = sketch
+    d = 40_001
+    S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=k)[:, offset:]
+    x = (np.random.default_rng(k).normal(size=(2, d)) * 50).astype(dtype)
+    both = S.project(x)
+    for i, row in enumerate(x):
+        same(S.project(row), both[i])
+    same(S.project(np.asfortranarray(x)[1]), both[1])
+
+
 @pytest.mark.parametrize("n", [*range(1, 12), 31, 32, 33, 63, 64, 65, 100, 257])
 def test_numbers_of_rows(n, num_threads):
     S = Sketch(333, 40, nnz=4, seed=n)

@@ -19,6 +19,7 @@ from .bits import compute_dtype, is_native, kernel_view, to_native
 from .dense_kernels import TILE_FEATURES
 from .entries import CODES_STEP
 from .jit import compiled
+from .one_vector import PADDING
 from .plan import SCRATCH_BYTES, STAGE_BYTES, STEP_WORK, TABLE_CODES, ExactPlan, Scratch, exact_plan, row_ranges
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _project_few(
     scratch = [
         (
             np.empty((CODES_STEP, plan.s), np.int32),
-            np.zeros((TILE_FEATURES, vectors), compute),
+            np.zeros((TILE_FEATURES if vectors > 1 else CODES_STEP + PADDING, vectors), compute),
             np.empty((min(per_task, plan.n_blocks) * k, vectors), compute),
         )
         for _ in range(workers)

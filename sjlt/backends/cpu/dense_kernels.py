@@ -28,6 +28,7 @@ from numba import types
 
 from .entries import CODES_STEP, generate_codes
 from .jit import CODES, DATA_2D, FLAGS, INT64S, LAW, OUT_2D, RANGE, TILE, TOTALS, kernel, leaf
+from .one_vector import accumulate_vector
 from .tiles import gather, load_tile, scatter, store_tile
 
 TILE_FEATURES = 64  # rows of a tile of features: with 32 vectors of fp32, 8 KiB of the L1 cache
@@ -124,7 +125,8 @@ def project_blocks(x, bounds, first_column, geometry, scratch):
     """The sums of each block ``bounds[b]:bounds[b+1]`` of features over the few rows of x: one tile per block.
 
     first_column : the law's index of x's column 0.
-    scratch : codes of CODES_STEP columns; a tile of features; tiles of components, one for each block.
+    scratch : codes of CODES_STEP columns; a tile of features, or for a single vector the buffer of
+        `accumulate_vector` for CODES_STEP of them; tiles of components, one for each block.
     """
     codes, tile, sums = scratch
     k = np.int64(geometry[0] * geometry[7])
@@ -132,6 +134,10 @@ def project_blocks(x, bounds, first_column, geometry, scratch):
     for b in range(bounds.size - 1):
         for j in range(bounds[b], bounds[b + 1], CODES_STEP):
             nj = min(CODES_STEP, bounds[b + 1] - j)
+            if sums.shape[1] == 1:
+                block = sums[b * k : (b + 1) * k].reshape(-1)
+                accumulate_vector(x, j, j + nj, first_column + np.uint64(j), geometry, tile.reshape(-1), block)
+                continue
             generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
             _accumulate(x[:, j : j + nj], 0, x.shape[0], codes, 0, nj, k, tile, sums[b * k : (b + 1) * k])
 

@@ -1,0 +1,220 @@
+"""Time products of random shapes on the CPU: ``python -m benchmarks.envelope_cpu SEED [SECONDS] [--save]`` (Linux).
+
+Shapes are drawn from SEED: one vector or a small batch, embeddings and their adjoints, tall matrices, few long vectors;
+k a power of two, a multiple of 64, or anything; nnz 1 to 8; fp32, bf16, fp16, fp64; contiguous, sliced or transposed
+data; 1 KB to 200 MB. Results are compared with the product with the stored sketch before they are timed.
+
+A row has the time of sjlt, which generates the entries, over the best rival, whose matrix is stored: SciPy's CSR,
+scikit-learn's fitted transformer, and torch's GEMM in the data's precision and in bf16 (of data that is bf16 already).
+Libraries run in processes of their own, in turns, since their thread pools disturb each other; a time is the least of
+several calls. With ``--save`` the results go to benchmarks/results as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import sjlt
+
+from .run import environment, save
+
+RESULTS = Path(__file__).parent / "results"
+MIN_BYTES, MAX_BYTES = 1 << 10, 200e6
+MAX_STORED = 200e6  # bytes of a rival's dense matrix
+SLOWER = 1.05
+LIMITS = {"float64": 1e-13, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}  # of the error, relative to the norm
+CALL_SECONDS, ROUNDS = 0.15, 2  # of one method at a time; turns of each method
+RIVALS = ("scipy", "scikit-learn", "gemm", "gemm bf16")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A product. kind : one of the names in `draw`.  padding : of rows, in numbers; None for transposed data."""
+
+    kind: str
+    n: int
+    d: int
+    k: int
+    nnz: int
+    dtype: str
+    padding: int | None
+
+    @property
+    def bytes(self) -> int:
+        return self.n * max(self.d, self.k) * {"float64": 8, "float32": 4}.get(self.dtype, 2)
+
+
+def log_uniform(rng: random.Random, low: int, high: int) -> int:
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def draw(rng: random.Random) -> Shape:
+    """A random shape within the sizes that are measured."""
+    while True:
+        kind = rng.choice(["batch", "embed", "embed", "adjoint", "tall", "few"])
+        k = rng.choice([2 ** rng.randint(4, 11), 64 * rng.randint(1, 16), log_uniform(rng, 16, 2048)])
+        nnz = min(rng.choice([1, 2, 3, 4, 4, 4, 8]), k // -(-k // 128))
+        dtype = rng.choice(["float32", "float32", "float32", "bfloat16", "float16", "float64"])
+        d = rng.choice([384, 512, 768, 1000, 1024, 1536, 3072, 4096, log_uniform(rng, 64, 8192)])
+        if kind == "batch":
+            n = rng.choice([1, 2, 8, 16, 32, 64, 100, 128])
+        elif kind in ("embed", "adjoint"):
+            n = log_uniform(rng, 200, 50_000)
+        elif kind == "tall":
+            d, n = log_uniform(rng, 10_000, 1_000_000), rng.choice([1, 8, 20, 50, 64, 100, 256, 300])
+        else:
+            d, n = log_uniform(rng, 100_000, 10_000_000), rng.choice([1, 2, 4, 8])
+        padding = None if kind == "tall" else rng.choice([0, 0, 0, rng.choice([1, 8, 13]), None])
+        shape = Shape(kind, n, d, k, nnz, dtype, padding)
+        if MIN_BYTES <= shape.bytes <= MAX_BYTES:
+            return shape
+
+
+def data_of(shape: Shape, seed: int) -> torch.Tensor:
+    """Normal numbers: the vectors in rows."""
+    width = shape.k if shape.kind == "adjoint" else shape.d
+    rows = (width, shape.n) if shape.padding is None else (shape.n, width + shape.padding)
+    data = torch.randn(*rows, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, shape.dtype))
+    return data.T if shape.padding is None else data[:, :width]
+
+
+def array_of(x: torch.Tensor) -> np.ndarray:
+    return x.numpy() if x.dtype != torch.bfloat16 else x.float().numpy()
+
+
+def calls(shape: Shape, seed: int) -> dict[str, Callable[[], Any]]:
+    """The methods that can compute the product: results have the vectors in rows, or for "tall" in columns."""
+    S, x = sjlt.Sketch(shape.d, shape.k, nnz=shape.nnz, seed=seed), data_of(shape, seed)
+    tall, adjoint = shape.kind == "tall", shape.kind == "adjoint"
+
+    def product(matrix: Any, data: Any) -> Callable[[], Any]:
+        if adjoint:
+            return lambda: data @ matrix
+        return (lambda: matrix @ data.T) if tall else (lambda: data @ matrix.T)
+
+    methods = {"sjlt": product(S, x)}
+    if shape.dtype in ("float32", "float64"):
+        array, stored = array_of(x), S.to_scipy("csr", dtype=shape.dtype)
+        methods["scipy"] = product(stored, array)
+        if not adjoint:
+            methods["scikit-learn"] = scikit_learn(stored, array)
+    if shape.d * shape.k * x.itemsize <= MAX_STORED:
+        dense = torch.from_numpy(S.toarray(np.float32))
+        methods["gemm"] = product(dense.to(x.dtype), x)
+        methods["gemm bf16"] = product(dense.bfloat16(), x.bfloat16())
+    return methods
+
+
+def scikit_learn(stored: Any, x: np.ndarray) -> Callable[[], Any]:
+    from sklearn.random_projection import SparseRandomProjection
+
+    transformer = SparseRandomProjection(stored.shape[0], dense_output=True)
+    transformer.components_, transformer.n_features_in_ = stored, stored.shape[1]
+    return lambda: transformer.transform(x)
+
+
+def check(shape: Shape, seed: int, call: Callable[[], Any]) -> None:
+    """Compare a sample of the vectors with fp64 products."""
+    x = array_of(data_of(shape, seed)[:20].to(torch.float64))
+    S = sjlt.Sketch(shape.d, shape.k, nnz=shape.nnz, seed=seed).to_scipy("csr")
+    want = x @ S if shape.kind == "adjoint" else (S @ x.T).T
+    result = torch.as_tensor(call())
+    result = (result.T if shape.kind == "tall" else result)[:20].to(torch.float64).numpy()
+    error = np.linalg.norm(result - want) / np.linalg.norm(want)
+    if not error <= LIMITS[shape.dtype]:
+        raise RuntimeError(f"{shape}: the relative error is {error:.1e}, allowed is {LIMITS[shape.dtype]:.0e}")
+
+
+_kept: dict[str, Any] = {}  # a worker's methods for the shape at hand
+
+
+def time_of(shape: Shape, seed: int, name: str) -> float | None:
+    """The least seconds of a call of one method, in the process that calls this; None if there is no such method."""
+    if _kept.get("shape") != (shape, seed):
+        _kept.clear()
+        _kept.update(shape=(shape, seed), calls=calls(shape, seed))
+        if "sjlt" in name:
+            check(shape, seed, _kept["calls"]["sjlt"])
+    call = _kept["calls"].get(name)
+    if call is None:
+        return None
+    call()
+    least, end = math.inf, time.perf_counter() + CALL_SECONDS
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
+def measure(shape: Shape, seed: int, pools: dict[str, Any]) -> dict[str, Any]:
+    times: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        for name in ("sjlt", *RIVALS):
+            seconds = pools[name].apply(time_of, (shape, seed, name))
+            if seconds is not None:
+                times[name] = min(seconds, times.get(name, math.inf))
+    rivals = {name: seconds for name, seconds in times.items() if name != "sjlt"}
+    best = min(rivals, key=rivals.__getitem__) if rivals else None
+    of_best = times["sjlt"] / rivals[best] if best else math.nan
+    return {**asdict(shape), "seconds": times, "best": best, "of best": of_best}
+
+
+def describe(row: dict[str, Any]) -> str:
+    layout = "transposed" if row["padding"] is None else f"padded by {row['padding']}"
+    shape = f"{row['kind']} ({row['n']}, {row['d']}) -> {row['k']} nnz {row['nnz']} {row['dtype']} {layout}"
+    return f"{shape}: {row['seconds']['sjlt'] * 1e3:.3f} ms, {row['of best']:.2f} of {row['best']}"
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the table by kind and dtype, and the ten worst shapes."""
+    table = Table("shapes", "number", "of the best rival: median, 90 %, worst", "slower", box=box.SIMPLE)
+    groups: dict[str, Callable[[dict[str, Any]], bool]] = {"all": lambda row: True}
+    for column in ("kind", "dtype"):
+        for value in sorted({row[column] for row in rows}):
+            groups[value] = lambda row, column=column, value=value: row[column] == value
+    for name, belongs in groups.items():
+        ratios = sorted(row["of best"] for row in rows if belongs(row) and row["best"])
+        if ratios:
+            cells = " ".join(f"{ratios[min(len(ratios) - 1, int(p * len(ratios)))]:.2f}" for p in (0.5, 0.9, 1))
+            table.add_row(name, str(len(ratios)), cells, str(sum(ratio > SLOWER for ratio in ratios)))
+    console = Console(width=110)
+    console.print(table)
+    for row in sorted((row for row in rows if row["best"]), key=lambda row: -row["of best"])[:10]:
+        console.print(describe(row))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("seconds", type=float, nargs="?", default=300)
+    parser.add_argument("--save", action="store_true")
+    arguments = parser.parse_args()
+    rng, rows, end = random.Random(arguments.seed), [], time.monotonic() + arguments.seconds
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as ours, context.Pool(1) as stored, context.Pool(1) as gemm:
+        pools = {"sjlt": ours, "scipy": stored, "scikit-learn": stored, "gemm": gemm, "gemm bf16": gemm}
+        while time.monotonic() < end:
+            rows.append(measure(draw(rng), rng.getrandbits(32), pools))
+            print(describe(rows[-1]), flush=True)
+    show(rows)
+    if arguments.save:
+        save(RESULTS / "envelope_cpu.json", {**environment(), "seed": arguments.seed, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
