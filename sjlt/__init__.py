@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .estimator import SparseRandomProjection as SparseRandomProjection
     from .evaluation.quality import quality as quality
     from .int8 import load_int8 as load_int8
+    from .nn.stored import SJLTProjection as SJLTProjection
+    from .nn.stored import get_cuda_info as get_cuda_info
     from .plans import plan as plan
     from .seeded_dropout import dropout as dropout
     from .seeded_dropout import dropout_add as dropout_add
@@ -48,6 +50,8 @@ _EXPORTS = {
     "dropout_mask": "seeded_dropout",
     "masked_dropout": "seeded_dropout",
     "load_int8": "int8",
+    "SJLTProjection": "nn.stored",
+    "get_cuda_info": "nn.stored",  # of the package whose import name this one shares, as SJLTProjection
     "plan": "plans",  # the module's name differs from the function's for the same reason
     "quality": "evaluation.quality",
     "get_num_threads": "threads",
@@ -60,6 +64,7 @@ _MODULES = ("arrow", "attribution", "faiss", "linalg", "nn", "onnx", "plans", "s
 __all__ = [
     "Accumulator",
     "CountSketch",
+    "SJLTProjection",
     "Sketch",
     "SparseRandomProjection",
     "dropout",
