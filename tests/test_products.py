@@ -6,7 +6,7 @@ nnz is 1, 4, 16 or 64 throughout: the scale 1/sqrt(nnz) is then a power of two, 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from helpers.cases import each_value, pairwise
+from helpers.cases import each_value, exhaustive_except, pairwise
 from helpers.data import DTYPES, FLOATS, exact_adjoint, exact_project, integers, poisoned, result_dtype, same
 
 import sjlt
@@ -127,9 +127,10 @@ def test_shapes(k, nnz, d):
     check_adjoint(S, integers(k))
 
 
-@each_value(
-    sketch=[(4096, 1, 1, 0), (300, 3, 1, 77), (16, 8, 1, 1), (1000, 8, 2, 2**33 + 11), (128, 128, 1, 9), (1, 1, 1, 5)],
-    dtype=["float16", "float32", "float64", "int16"],
+@pytest.mark.parametrize("dtype", exhaustive_except(["float32"], ["float16", "float32", "float64", "int16"]))
+@pytest.mark.parametrize(
+    "sketch",
+    [(4096, 1, 1, 0), (300, 3, 1, 77), (16, 8, 1, 1), (1000, 8, 2, 2**33 + 11), (128, 128, 1, 9), (1, 1, 1, 5)],
 )
 def test_one_vector_has_the_bits_it_has_among_others(sketch, dtype):
     """It is summed in another way: 16 columns of a chunk at a time, which reach different rows."""
