@@ -11,7 +11,7 @@ import numpy as np
 
 from ..inputs.checks import integer
 from ..inputs.containers import is_tensor
-from .matrix import FileMatrix, Matrix, Progress, like_input, matrix_of
+from .matrix import Matrix, Progress, like_input, matrix_of
 from .problem import Problem
 from .refinement import solve
 
@@ -78,8 +78,9 @@ def lstsq(
         Seed of the sketch.
     method : {"auto", "cg", "passes"}, default "auto"
         "cg": conjugate gradients in the basis W, with refinement; 15 to 60 passes, each of few operations. "passes":
-        (A W)'(A W) is formed and factored; 4 or 5 passes, each of many operations. "auto" is "passes" for a file, else
-        "cg".
+        (A W)'(A W), or A'A where A is well conditioned, is formed and factored; 3 to 5 passes, one of many operations.
+        "auto" is "passes" for a file, and for a dense A that is well conditioned and not too wide (up to 800 columns
+        on a CPU); else "cg".
     callback : callable, optional
         Called as ``callback(pass, rows done, m)`` while A is read. An exception that it raises ends the solution.
 
@@ -128,9 +129,8 @@ def lstsq(
     matrix = matrix_of(A, "A", callback)
     try:
         B, is_vector = _right_hand_sides(matrix, b)
-        use_passes = method == "passes" or (method == "auto" and isinstance(matrix, FileMatrix))
         problem = Problem(matrix, B, ridges, rcond)
-        X, squares, error = solve(problem, seed, use_passes)
+        X, squares, error = solve(problem, seed, method)
     finally:
         matrix.close()
     n, q = matrix.shape[1], B.shape[1]

@@ -37,7 +37,10 @@ class Matrix:
     xp : the module (numpy or torch) whose arrays small results are
     device : torch device of small results, None for NumPy
     passes : passes made so far
+    gram_columns : columns up to which forming A'A takes less time than about 25 passes over A
     """
+
+    gram_columns: float
 
     def __init__(self, shape: tuple[int, int], xp: Any = np, device: Any = None, progress: Progress | None = None):
         self.shape = shape
@@ -123,6 +126,8 @@ class Matrix:
 class DenseMatrix(Matrix):
     """A 2-D NumPy array, float32 or float64, any strides."""
 
+    gram_columns = 800
+
     def __init__(self, a: np.ndarray, progress: Progress | None = None):
         super().__init__(a.shape, progress=progress)
         self._a = a
@@ -153,6 +158,8 @@ class DenseMatrix(Matrix):
 
 class SparseMatrix(Matrix):
     """A CSR or CSC matrix or array of scipy."""
+
+    gram_columns = 0
 
     def __init__(self, a: Any, progress: Progress | None = None):
         super().__init__(a.shape, progress=progress)
@@ -186,6 +193,8 @@ class SparseMatrix(Matrix):
 class CudaMatrix(Matrix):
     """A 2-D CUDA tensor, float32 or float64."""
 
+    gram_columns = 2048
+
     def __init__(self, a: Any, progress: Progress | None = None):
         import torch
 
@@ -218,6 +227,8 @@ class CudaMatrix(Matrix):
 
 class FileMatrix(Matrix):
     """A 2-D array in an ``.npy`` file, float32 or float64, read a block of rows at a time."""
+
+    gram_columns = float("inf")
 
     def __init__(self, path: Path, progress: Progress | None = None):
         self._path = path

@@ -39,12 +39,12 @@ class Problem:
         self.scale: Any = 1.0  # (n, 1), of A's columns; the scaled problem has the matrix A / scale.T
         self.rank, self.singular_values = 0, None
 
-    def sketched(self, seed: int, use_passes: bool) -> tuple[Whitening, Any, bool]:
+    def sketched(self, seed: int, is_small: bool) -> tuple[Whitening, Any, bool]:
         """(W, sketched solutions, whether A itself stands for its sketch)."""
         m, n = self.matrix.shape
         xp = self.xp
         # More rows than 4 n save iterations as long as factoring them costs less than those.
-        S = embedding(m, n, 4 * n if use_passes else min(max(m // 4, 4 * n), 12 * n), seed)
+        S = embedding(m, n, 4 * n if is_small else min(max(m // 4, 4 * n), 12 * n), seed)
         if S is None:
             SA, SB = self.matrix.dense(), self.B
         else:
@@ -54,13 +54,43 @@ class Problem:
         if not math.isfinite(top):
             check_finite(self.matrix, SA)
         top = power_of_two(top)
-        R = _r_factor(xp, xp.concatenate([SA / top, SB], 1))
-        del SA
-        whitening, columns = self._whitening(R[:p, :n])
+        SA = SA / top
+        if (found := self._by_gram(SA, SB)) is not None:
+            whitening, columns, solution = found
+        else:
+            R = _r_factor(xp, xp.concatenate([SA, SB], 1))
+            del SA
+            whitening, columns = self._whitening(R[:p, :n])
+            self.scale = top * columns
+            solution = whitening.sketched_solution(R[:p, n:][:, self.columns], self.damp)
         self.scale = top * columns
         if whitening.singular_values is not None:
             whitening.singular_values = whitening.singular_values * top
-        return whitening, whitening.sketched_solution(R[:p, n:][:, self.columns], self.damp), S is None
+        return whitening, solution, S is None
+
+    def _by_gram(self, SA: Any, SB: Any) -> tuple[Whitening, Any, Any] | None:
+        """(basis, scales of SA's columns, sketched solution) by a Cholesky factorization of (SA)'SA, or None.
+
+        None where A is ill-conditioned, or where its singular values are wanted.
+        """
+        xp = self.xp
+        if self.needs_singular_values:
+            return None
+        gram = SA.T @ SA
+        scales = self.matrix.array([power_of_two(math.sqrt(value)) for value in xp.diagonal(gram).tolist()])[:, None]
+        whitening = Whitening.of_gram(xp, gram / scales / scales.T)
+        if whitening is None or not self._has_full_rank(whitening, scales):
+            return None
+        return whitening, scales, (whitening.normal_solution((SA.T @ SB) / scales))[:, self.columns]
+
+    @property
+    def needs_singular_values(self) -> bool:
+        """Whether which singular values count, or a ridge, is a question to the matrix as it is, columns not scaled."""
+        return self.rcond_given or bool((self.ridges > 0).any())
+
+    def _has_full_rank(self, whitening: Whitening, scales: Any) -> bool:
+        """Whether no singular value is near the cut, in the matrix of unscaled columns."""
+        return bool(whitening.condition * float(scales.max() / scales.min()) < 0.01 / self.rcond)
 
     def _whitening(self, R: Any) -> tuple[Whitening, Any]:
         """(the basis for R / scales, the scales of R's columns).
@@ -73,13 +103,12 @@ class Problem:
         scales = self.matrix.array([power_of_two(norm) for norm in norms])[:, None]
         ratio = float(scales.max() / scales.min())
         plain = power_of_two(max(norms)) + 0 * scales
-        has_ridge = bool((self.ridges > 0).any())
-        if not (self.rcond_given or has_ridge):
+        if not self.needs_singular_values:
             scaled = Whitening.triangular(xp, R / scales.T)
-            if scaled is not None and scaled.condition * ratio < 0.01 / self.rcond:
+            if scaled is not None and self._has_full_rank(scaled, scales):
                 return scaled, scales
         whitening = Whitening.by_singular_vectors(xp, R / plain.T, NOISE if self.rcond_given else self.rcond)
-        if whitening.rank == R.shape[1] and ratio > MAX_COLUMN_RATIO and not (self.rcond_given or has_ridge):
+        if whitening.rank == R.shape[1] and ratio > MAX_COLUMN_RATIO and not self.needs_singular_values:
             scaled = Whitening.by_singular_vectors(xp, R / scales.T, NOISE)
             if scaled.rank == R.shape[1]:
                 scaled.singular_values = whitening.singular_values * float(plain[0, 0])
@@ -96,10 +125,10 @@ class Problem:
     def x_scale(self) -> Any:
         return self.b_scale / self.scale
 
-    def gradient(self, X: Any, *others: Sum, width: int = 1) -> tuple[Any, Any]:
+    def gradient(self, X: Any, *others: Sum, width: int = 1, large: bool = False) -> tuple[Any, Any]:
         """A'(B - A X) - d^2 X and the squared norms of B - A X."""
         total = Gradient(X / self.scale, self.B, self.columns)
-        self.matrix.run(total, *others, width=max(width, X.shape[1]))
+        self.matrix.run(total, *others, width=max(width, X.shape[1]), large=large)
         return total.value / self.scale - self.damp**2 * X, total.squares
 
     def normal(self, Z: Any) -> Any:
@@ -108,8 +137,9 @@ class Problem:
         self.matrix.run(total, width=Z.shape[1])
         return total.value / self.scale + self.damp**2 * Z
 
-    def gram(self, whitening: Whitening) -> Gram:
-        return Gram(whitening.matrix() / self.scale)
+    def gram(self, whitening: Whitening | None = None) -> Gram:
+        """(A W)'(A W) of the scaled problem, or A'A without its scales, to be summed in a pass."""
+        return Gram(None if whitening is None else whitening.matrix() / self.scale)
 
     def backward_errors(self, whitening: Whitening, X: Any, G: Any, squares: Any) -> Any:
         """Karlson-Walden estimates relative to ||A||_F, one per column."""

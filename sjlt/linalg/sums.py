@@ -76,15 +76,16 @@ class Normal:
 
 
 class Gram:
-    """(A W)' (A W)."""
+    """(A W)' (A W), or A'A for W = None."""
 
     def __init__(self, W: Any):
         self._W = W
         self.value: Any = 0
 
     def add(self, start: int, block: Any) -> None:
-        product = block @ self._W
-        self.value = self.value + product.T @ product
+        product = block if self._W is None else block @ self._W
+        term = product.T @ product
+        self.value = self.value + (term.toarray() if hasattr(term, "tocoo") else term)
 
 
 class Gradient:

@@ -9,6 +9,9 @@ import numpy as np
 # Up to this condition number (in the Frobenius norm, at least that in the 2-norm) R^-1 itself is an accurate basis;
 # beyond it the singular vectors of R are. (An SVD takes about ten times as long as an inverse.)
 MAX_TRIANGULAR_CONDITION = 1e7
+# Up to this one the Cholesky factor of a Gram matrix is as good as R of a QR factorization, in a fifth of the time: its
+# relative error, eps times the condition number squared, stays below 1e-3.
+MAX_GRAM_CONDITION = 1e6
 # Singular values of a sketch below this times the largest are rounding errors: the sketch's own reach a few eps.
 NOISE = 10 * float(np.finfo(np.float64).eps)
 
@@ -54,15 +57,24 @@ class Whitening:
         self._inner: Any = None
 
     @classmethod
-    def triangular(cls, xp: Any, R: Any) -> Whitening | None:
-        """W = R^-1, or None where R is not square or too ill-conditioned for that."""
+    def triangular(cls, xp: Any, R: Any, limit: float = MAX_TRIANGULAR_CONDITION) -> Whitening | None:
+        """W = R^-1, or None where R is not square or its condition number may exceed `limit`."""
         self = cls(xp, R)
         # 1 / min |R_ii| is at most ||R^-1||.
-        if R.shape[0] != R.shape[1] or self.norm >= MAX_TRIANGULAR_CONDITION * float(abs(xp.diagonal(R)).min()):
+        if R.shape[0] != R.shape[1] or self.norm >= limit * float(abs(xp.diagonal(R)).min()):
             return None
-        self._basis, self.rank, self.null = xp.linalg.inv(R), R.shape[1], R[:0].T
+        self._basis, self.rank, self.null = _inverse(xp, R), R.shape[1], R[:0].T
         self.condition = self.norm * float(xp.linalg.norm(self._basis))
-        return self if self.condition < MAX_TRIANGULAR_CONDITION else None
+        return self if self.condition < limit else None
+
+    @classmethod
+    def of_gram(cls, xp: Any, gram: Any) -> Whitening | None:
+        """W = R^-1 for the Cholesky factor R'R = gram, or None where gram is too ill-conditioned for that."""
+        try:
+            R = cholesky(xp, gram).T
+        except LostRangeError:
+            return None
+        return cls.triangular(xp, R, MAX_GRAM_CONDITION)
 
     @classmethod
     def by_singular_vectors(cls, xp: Any, R: Any, rcond: float) -> Whitening:
@@ -112,6 +124,10 @@ class Whitening:
             return self._basis @ Z
         return self._basis @ ((self._U.T @ Z) * (self._sigma[:, None] / self.scales(damp) ** 2))
 
+    def normal_solution(self, G: Any) -> Any:
+        """W W' G, for W = R^-1: the solution of R'R X = G."""
+        return self._basis @ (self._basis.T @ G)
+
     def weighted_norms(self, G: Any, damp: Any, eta: Any, enough: Any) -> Any:
         """||(A'A + (d^2 + eta^2) I)^(-1/2) g|| of each column g of G, by the sketch; an upper bound where that is at
         most `enough`."""
@@ -135,6 +151,15 @@ class Whitening:
         values, vectors = xp.linalg.eigh(self._inner)
         weights = xp.sqrt(1 + abs(values)[:, None] * eta[None, :] ** 2)
         return _column_norms(xp, (vectors.T @ white) / weights)
+
+
+def _inverse(xp: Any, R: Any) -> Any:
+    """The inverse of an upper triangular matrix."""
+    if xp is not np:
+        return xp.linalg.solve_triangular(R, xp.eye(R.shape[0], **_like(xp, R)), upper=True)
+    import scipy.linalg
+
+    return scipy.linalg.lapack.dtrtri(R)[0]  # no zero on the diagonal: the caller has looked
 
 
 def _column_norms(xp: Any, x: Any) -> Any:
