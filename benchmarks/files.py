@@ -1,15 +1,17 @@
 """Time files, plans and dask arrays beside their rivals: ``python -m benchmarks.files [--rows N] [--directory D]``.
 
-Each case runs in a process of its own, imports and compilation included, on files in the page cache; results are
-compared with `Sketch.project` on some rows before a time counts. A time is the median of REPEATS runs. Peak memory is
-the resident set's high-water mark. Writes benchmarks/results/files.json.
+Each case runs in a process of its own, imports included, machine code cached, on files in the page cache. Cases that
+are compared run in turns. Results are compared with `Sketch.project` on some rows before a time counts. A time is the
+median of REPEATS runs. Peak memory is the resident set's high-water mark, of the largest process where there are
+several. Takes about 10 minutes and 20 GB below D; writes benchmarks/results/files.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,51 +23,31 @@ from typing import Any
 
 import numpy as np
 
-from .cases import SEED
+from .file_sources import BLOCK, SMALL_PARTS, D, block, make_sources
 
 RESULTS = Path(__file__).parent / "results" / "files.json"
-D, K, NNZ = 768, 256, 4
+K, NNZ = 256, 4
+CELL_COMPONENTS = 512
 REPEATS = 3
 BATCH = 8192
-SHARDS, SMALL_PARTS, SMALL_ROWS = 16, 1000, 300
+DASK_ROWS = 20_833  # of a block of 64 MB
 
 CASES: dict[str, Callable[[Path], None]] = {}
+GROUPS = (
+    ("parquet_fixed_sjlt", "parquet_fixed_sklearn", "parquet_fixed_bare"),
+    ("parquet_list_sjlt", "parquet_list_sklearn", "parquet_list_bare"),
+    ("shards_two_workers", "shards_one_process"),
+    ("small_parts_plan", "small_parts_loop"),
+    ("dask_sjlt", "dask_sklearn"),
+    ("h5ad_sjlt", "h5ad_sklearn"),
+)
+ONCE = ("parquet_quarter_sjlt", "shards_quarter", "quality")
 
 
 def case(function: Callable[[Path], None]) -> Callable[[Path], None]:
     """Make a function a case, run by its name in a process of its own."""
     CASES[function.__name__] = function
     return function
-
-
-# ------------------------------------------------------------------------------------- the sources
-
-
-def block(rows: int) -> np.ndarray:
-    """Normals, fp32."""
-    return np.random.default_rng(SEED).standard_normal((rows, D), np.float32)
-
-
-def make_sources(folder: Path, rows: int) -> None:
-    """Two parquet files of `rows`, a folder of as many rows in .npy shards, and one of many small files."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    x = block(10_000)
-    values = pa.array(x.reshape(-1))
-    lists = pa.ListArray.from_arrays(pa.array(np.arange(len(x) + 1, dtype=np.int32) * D), values)
-    for name, column in (("fixed", pa.FixedSizeListArray.from_arrays(values, D)), ("list", lists)):
-        table = pa.table({"id": np.arange(len(x)), "v": column})
-        with pq.ParquetWriter(folder / f"{name}.parquet", table.schema, use_dictionary=False, compression="none") as w:
-            for start in range(0, rows, 100_000):
-                times = min(100_000, rows - start) // len(x)
-                w.write_table(pa.concat_tables([table] * times), row_group_size=100_000)
-    (folder / "shards").mkdir()
-    for i in range(SHARDS):
-        np.save(folder / "shards" / f"{i}.npy", np.resize(x, (rows // SHARDS, D)))
-    (folder / "small").mkdir()
-    for i in range(SMALL_PARTS):
-        np.save(folder / "small" / f"{i}.npy", x[:SMALL_ROWS])
 
 
 # ------------------------------------------------------------------------------------- parquet
@@ -85,6 +67,11 @@ def parquet_fixed_sjlt(folder: Path) -> None:
 @case
 def parquet_list_sjlt(folder: Path) -> None:
     _sjlt_parquet(folder, "list")
+
+
+@case
+def parquet_quarter_sjlt(folder: Path) -> None:
+    _sjlt_parquet(folder, "fixed-quarter")
 
 
 def _batches(folder: Path, kind: str) -> Any:
@@ -107,7 +94,8 @@ def _written(folder: Path, batches: Any) -> None:
         if len(group) == 8:
             writer.write_table(pa.Table.from_batches(group))
             group = []
-    writer.write_table(pa.Table.from_batches(group))
+    if group:
+        writer.write_table(pa.Table.from_batches(group))
     writer.close()
 
 
@@ -163,8 +151,6 @@ def parquet_list_bare(folder: Path) -> None:
 
 
 def _plan(folder: Path, source: str, workers: int) -> None:
-    import shutil
-
     import sjlt
 
     sjlt.set_num_threads(workers)  # a process each has one thread
@@ -178,8 +164,13 @@ def shards_one_process(folder: Path) -> None:
 
 
 @case
-def shards_two_processes(folder: Path) -> None:
+def shards_two_workers(folder: Path) -> None:
     _plan(folder, "shards", 2)
+
+
+@case
+def shards_quarter(folder: Path) -> None:
+    _plan(folder, "shards-quarter", 2)
 
 
 @case
@@ -193,7 +184,8 @@ def small_parts_loop(folder: Path) -> None:
 
     sjlt.set_num_threads(1)
     S = sjlt.Sketch(D, K, nnz=NNZ)
-    (folder / "loop").mkdir(exist_ok=True)
+    shutil.rmtree(folder / "loop", ignore_errors=True)
+    (folder / "loop").mkdir()
     for path in (folder / "small").iterdir():
         with open(folder / "loop" / path.name, "wb") as file:
             np.save(file, S.project(np.load(path)))
@@ -204,28 +196,57 @@ def small_parts_loop(folder: Path) -> None:
 # ------------------------------------------------------------------------------------- dask
 
 
-def _dask(folder: Path, project: Callable[[Any], Any]) -> None:
+def _read(path: str, start: int, stop: int) -> np.ndarray:
+    return np.array(np.load(path, mmap_mode="r")[start:stop])
+
+
+def _reset_peak() -> int:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak counts from now on
+    return _peak()
+
+
+def _peak() -> int:
+    with open("/proc/self/status") as file:
+        return int(next(line for line in file if line.startswith("VmHWM")).split()[1]) * 1024
+
+
+def _dask(folder: Path, project: Callable[[Any], Any], expected: Callable[[np.ndarray], np.ndarray]) -> None:
     import dask.array as da
     import distributed
+    from dask import delayed
 
-    rows = sum(np.load(path, mmap_mode="r").shape[0] for path in (folder / "shards").iterdir())
-    X = da.from_array(np.resize(block(10_000), (20_000, D)), chunks=(20_000, D))
-    X = da.concatenate([X] * max(1, rows // 20_000))
+    blocks = []
+    for i in range(16):
+        path = folder / "shards" / f"{i}.npy"
+        rows = np.load(path, mmap_mode="r").shape[0]
+        for start in range(0, rows, DASK_ROWS):
+            stop = min(start + DASK_ROWS, rows)
+            read = delayed(_read)(str(path), start, stop)
+            blocks.append(da.from_delayed(read, (stop - start, D), np.float32))
+    X = da.concatenate(blocks)
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
-        distributed.Client(cluster),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
+        ) as cluster,
+        distributed.Client(cluster) as client,
     ):
-        project(X[:40_000]).sum().compute()
+        found = project(X[: 2 * DASK_ROWS]).compute()  # also loads the code into both workers
+        np.testing.assert_allclose(found[:100], expected(block(BLOCK)[:100]), rtol=1e-5, atol=1e-5)
+        before = client.run(_reset_peak)
         start = time.perf_counter()
         project(X).sum().compute()
         print("seconds", time.perf_counter() - start)
+        after = client.run(_peak)
+        print("blocks", max(after[worker] - before[worker] for worker in before) / (DASK_ROWS * D * 4))
 
 
 @case
 def dask_sjlt(folder: Path) -> None:
     import sjlt
 
-    _dask(folder, lambda X: X @ sjlt.Sketch(D, K, nnz=NNZ).T)
+    S = sjlt.Sketch(D, K, nnz=NNZ)
+    _dask(folder, lambda X: X @ S.T, S.project)
 
 
 @case
@@ -233,7 +254,45 @@ def dask_sklearn(folder: Path) -> None:
     from sklearn.random_projection import SparseRandomProjection
 
     transformer = SparseRandomProjection(K, random_state=0).fit(np.empty((1, D), np.float32))
-    _dask(folder, lambda X: X.map_blocks(transformer.transform, chunks=(X.chunks[0], (K,)), dtype=np.float32))
+
+    def project(X: Any) -> Any:
+        return X.map_blocks(transformer.transform, chunks=(X.chunks[0], (K,)), dtype=np.float32)
+
+    _dask(folder, project, lambda x: x @ transformer.components_.T.toarray())
+
+
+# ------------------------------------------------------------------------------------- cells, search
+
+
+@case
+def h5ad_sjlt(folder: Path) -> None:
+    from sjlt.files.projection import project_file
+
+    project_file(folder / "cells.h5ad", folder / "cells.npy", CELL_COMPONENTS, nnz=NNZ, force=True)
+
+
+@case
+def h5ad_sklearn(folder: Path) -> None:
+    """As in scanpy: the whole matrix in memory, then scikit-learn's transformer."""
+    import h5py
+    import scipy.sparse
+    from sklearn.random_projection import SparseRandomProjection
+
+    with h5py.File(folder / "cells.h5ad", "r") as file:
+        group = file["X"]
+        parts = (group["data"][:], group["indices"][:], group["indptr"][:])
+        X = scipy.sparse.csr_matrix(parts, shape=tuple(group.attrs["shape"]))
+    Y = SparseRandomProjection(CELL_COMPONENTS, random_state=0, dense_output=True).fit_transform(X)
+    np.save(folder / "cells-sklearn.npy", Y)
+
+
+@case
+def quality(folder: Path) -> None:
+    from sjlt.evaluation.quality import quality as search
+    from sjlt.files.opening import open_source
+
+    with open_source(folder / "quality.npy", print) as source:
+        (folder / "quality.txt").write_text(str(search(source)))
 
 
 # ------------------------------------------------------------------------------------- the run
@@ -243,7 +302,7 @@ def check(folder: Path, name: str) -> None:
     """The first rows of what a case of sjlt has written are the projection."""
     import sjlt
 
-    expected = sjlt.Sketch(D, K, nnz=NNZ).project(block(10_000)[:100])
+    expected = sjlt.Sketch(D, K, nnz=NNZ).project(block(BLOCK)[:100])
     if name.startswith("parquet") and name.endswith("sjlt"):
         import pyarrow.parquet as pq
 
@@ -251,40 +310,70 @@ def check(folder: Path, name: str) -> None:
         assert np.array_equal(np.array(rows.flatten()).reshape(100, K), expected), name
     elif name.startswith("shards") or name == "small_parts_plan":
         assert np.array_equal(np.load(folder / "out" / "part-00000.npy", mmap_mode="r")[:100], expected), name
+        assert len(sjlt.plans.committed_parts(folder / "out")) in (16, SMALL_PARTS), name
+    elif name == "h5ad_sjlt":
+        import h5py
+        import scipy.sparse
+
+        with h5py.File(folder / "cells.h5ad", "r") as file:
+            end = int(file["X/indptr"][100])
+            parts = (file["X/data"][:end], file["X/indices"][:end], file["X/indptr"][:101])
+            x = scipy.sparse.csr_array(parts, shape=(100, int(file["X"].attrs["shape"][1])))
+        y = sjlt.Sketch(x.shape[1], CELL_COMPONENTS, nnz=NNZ).project(x)
+        assert np.array_equal(np.load(folder / "cells.npy", mmap_mode="r")[:100], y), name
 
 
-def measured(folder: Path, name: str) -> dict[str, float]:
-    """Median seconds of a case, and its peak memory in MB."""
-    seconds, peaks = [], []
+def run_case(folder: Path, name: str) -> dict[str, float]:
+    """Seconds of a case, its peak memory in MB, and for dask the most blocks that a worker held."""
     command = [sys.executable, "-m", "benchmarks.files", "--case", name, "--directory", str(folder)]
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        whole = time.perf_counter() - start
-        seconds.append(float(output[output.index("seconds") + 1]) if "seconds" in output else whole)
-        peaks.append(int(output[output.index("peak") + 1]) / 1000)
-        check(folder, name)
-    return {"seconds": statistics.median(seconds), "peak_mb": max(peaks)}
+    start = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    whole = time.perf_counter() - start
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stderr}")
+    words = done.stdout.split()
+    said = {key: float(words[words.index(key) + 1]) for key in ("seconds", "peak_mb", "blocks") if key in words}
+    check(folder, name)
+    return {"seconds": whole, **said}
+
+
+def measured(folder: Path, names: tuple[str, ...], repeats: int) -> dict[str, dict[str, float]]:
+    """The cases in turns: median seconds, largest peaks."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(repeats):
+        for name in names:
+            runs[name].append(run_case(folder, name))
+    found = {}
+    for name, several in runs.items():
+        found[name] = {key: max(each[key] for each in several) for key in several[0]}
+        found[name]["seconds"] = statistics.median(each["seconds"] for each in several)
+        print(f"{name:24}", "  ".join(f"{key} {value:.3g}" for key, value in found[name].items()), flush=True)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the parquet files, and of all shards together")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="fewer are printed, not recorded")
     parser.add_argument("--directory", type=Path, default=None)
     parser.add_argument("--case", choices=CASES, help="run this one here")
     arguments = parser.parse_args()
     if arguments.case:
         CASES[arguments.case](arguments.directory)
-        with open("/proc/self/status") as file:
-            print("peak", next(line for line in file if line.startswith("VmHWM")).split()[1])
+        peak = max(_peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+        print("peak_mb", peak / 1e6)
         return
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        make_sources(Path(folder), arguments.rows)
-        found = {name: measured(Path(folder), name) for name in CASES}
-    for name, values in found.items():
-        print(f"{name:26} {values['seconds']:8.2f} s {values['peak_mb']:8.0f} MB")
-    about = {"rows": arguments.rows, "features": D, "components": K, "cores": len(os.sched_getaffinity(0))}
-    RESULTS.write_text(json.dumps({"about": about, "cases": found}, indent=1) + "\n")
+    from .run import environment, save
+
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
+        folder, found = Path(name), {}
+        make_sources(folder, arguments.rows)
+        for group in GROUPS:
+            run_case(folder, group[0])  # compiles, and reads the file into the page cache
+            found.update(measured(folder, group, REPEATS))
+        for name in ONCE:
+            found.update(measured(folder, (name,), 1))
+    if arguments.rows == parser.get_default("rows"):
+        save(RESULTS, {"environment": environment(), "cases": found})
 
 
 if __name__ == "__main__":

@@ -52,7 +52,10 @@ def floor_of(rows: dict[str, dict[str, float]]) -> float | None:
 
 def environment(name: str) -> str:
     """One line: the machine and the versions of a record."""
-    about = results(name)["environment"]
+    try:
+        about = results(name)["environment"]
+    except FileNotFoundError:
+        return "No record yet.\n"
     named = (f"{key}: {value if isinstance(value, str) else digits(value)}" for key, value in about.items())
     return "; ".join(named) + "\n"
 
@@ -215,6 +218,42 @@ def stream_processes() -> str:
     return markdown(("sjlt project, 768 to 64", "--device cuda, s", "--device cpu, s"), rows)
 
 
+# ------------------------------------------------------------------------------------- files
+
+FILES = (  # title, case, rival, the rival's name, target of the ratio
+    ("parquet, fixed-size lists", "parquet_fixed_sjlt", "parquet_fixed_sklearn", "pyarrow, scikit-learn", "≥ 5"),
+    ("", "parquet_fixed_sjlt", "parquet_fixed_bare", "bare read and write", "≤ 1.5"),
+    ("parquet, lists", "parquet_list_sjlt", "parquet_list_sklearn", "pyarrow, scikit-learn", "≥ 5"),
+    ("", "parquet_list_sjlt", "parquet_list_bare", "bare read and write", "≤ 1.5"),
+    ("parquet, a quarter of the rows", "parquet_quarter_sjlt", None, "", ""),
+    ("folder of 16 .npy files, 2 workers", "shards_two_workers", "shards_one_process", "one process", "≥ 1.6"),
+    ("the same, a quarter of the rows", "shards_quarter", None, "", ""),
+    ("1,000 parts of 300 rows, one process", "small_parts_plan", "small_parts_loop", "plain loop", "≤ 1.3"),
+    ("dask, blocks of 64 MB, 2 workers", "dask_sjlt", "dask_sklearn", "scikit-learn in map_blocks", "≥ 4"),
+    (".h5ad CSR (200000, 20000) at 5 % → 512", "h5ad_sjlt", "h5ad_sklearn", "loaded whole, scikit-learn", "≥ 3"),
+    ("quality of (500000, 768)", "quality", None, "", "≤ 90 s"),
+)
+
+
+def files() -> str:
+    """Whole processes beside their rivals, and peak memory."""
+    try:
+        cases = results("files")["cases"]
+    except FileNotFoundError:
+        return "No record yet.\n"
+    rows = []
+    for title, name, rival, beside, target in FILES:
+        ours, ratio, peak = cases[name], None, f"{cases[name]['peak_mb']:.0f}"
+        if "blocks" in ours:
+            peak = f"{ours['blocks']:.1f} blocks"
+        if rival:
+            theirs = cases[rival]["seconds"]
+            ratio = digits(ours["seconds"] / theirs if "≤" in target else theirs / ours["seconds"])
+        shown = f"{beside}: {digits(cases[rival]['seconds'])} s" if rival else ""
+        rows.append((title, digits(ours["seconds"]), shown, ratio, target, peak))
+    return markdown(("case", "sjlt, s", "beside", "ratio", "target", "peak MB"), rows)
+
+
 # ------------------------------------------------------------------------------------- dropout
 
 
@@ -273,6 +312,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "iid": iid,
     "stream": stream,
     "stream processes": stream_processes,
+    "files": files,
     "dropout gpu": dropout_gpu,
     "dropout cpu": dropout_cpu,
     "distances": distances_std,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from .projection import note_poor_choices
 
 BATCH_BYTES = 8 << 20  # decoded; 16 and 32 MiB are no faster with 768 features and take 30 and 100 MB more
 ROW_GROUP_BYTES = 64 << 20
+AHEAD = 4  # batches
 
 
 def project_parquet(
@@ -145,9 +147,9 @@ def write_projected(
 ) -> None:
     """Write rows of `source`, their vectors projected, to the parquet file `out`.
 
-    Reading runs one batch ahead in a thread. Row groups hold 64 MiB and at most a batch more. Projected numbers are
-    neither dictionary-encoded nor compressed, since random fractions gain nothing from either. The bytes of the file
-    follow from the arguments.
+    Reading runs a few batches ahead in a thread, and a row group is written while the next one is projected. Row groups
+    hold 64 MiB and at most a batch more. Projected numbers are neither dictionary-encoded nor compressed, since random
+    fractions gain nothing from either. The bytes of the file follow from the arguments.
 
     Parameters
     ----------
@@ -169,23 +171,31 @@ def write_projected(
     leaves = _leaves(schema)
     others = [path for path, name in leaves if name not in vectors]
     per_group = max(1, -(-ROW_GROUP_BYTES // (row_bytes(source, projector, schema) * batch_rows)))
-    with pyarrow.parquet.ParquetWriter(
-        out,
-        schema,
-        use_dictionary=others,
-        write_statistics=others,
-        compression={path: "none" if name in vectors else "snappy" for path, name in leaves},
-    ) as writer:
-        group = []
-        progress(0, stop - start)
-        for batch in _one_ahead(source.tables(start, stop, batch_rows)):
+    with (
+        pyarrow.parquet.ParquetWriter(
+            out,
+            schema,
+            use_dictionary=others,
+            write_statistics=others,
+            compression={path: "none" if name in vectors else "snappy" for path, name in leaves},
+        ) as writer,
+        ThreadPoolExecutor(1, thread_name_prefix="sjlt-write") as thread,
+    ):
+        group, written = [], deque[Any]()
+        progress(start, stop)
+        for batch in _ahead(source.tables(start, stop, batch_rows)):
             with source.explained():
                 group.append(projector.project(batch, start))
             start += len(batch)
             if len(group) == per_group or start == stop:
-                writer.write_table(pa.Table.from_batches(group, schema), row_group_size=stop)
+                while written:
+                    written.popleft().result()
+                table = pa.Table.from_batches(group, schema)
+                written.append(thread.submit(writer.write_table, table, row_group_size=stop))
                 group = []
             progress(start, stop)
+        for last in written:
+            last.result()
 
 
 def row_bytes(source: ParquetVectors, projector: arrow.Projector, schema: Any) -> int:
@@ -209,10 +219,10 @@ def _leaves(schema: Any) -> list[tuple[str, str]]:
     return [(path, path.split(".")[0]) for path in paths]
 
 
-def _one_ahead(items: Iterator[Any]) -> Iterator[Any]:
-    """The items, each computed in a thread while the caller works on the one before."""
+def _ahead(items: Iterator[Any], count: int = AHEAD) -> Iterator[Any]:
+    """The items, computed in a thread while the caller works on those before; `count` of them wait at most."""
     with ThreadPoolExecutor(1, thread_name_prefix="sjlt-read") as thread:
-        following = thread.submit(next, items, None)
-        while (item := following.result()) is not None:
-            following = thread.submit(next, items, None)
+        following = deque(thread.submit(next, items, None) for _ in range(count))
+        while (item := following.popleft().result()) is not None:
+            following.append(thread.submit(next, items, None))
             yield item
