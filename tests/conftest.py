@@ -3,8 +3,14 @@
 import math
 import os
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # before NumPy is imported: workers share the processors already
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 CUDA = torch.cuda.is_available()
 if not CUDA:

@@ -220,7 +220,11 @@ LAYOUTS = {
 }
 
 
-@pairwise(layout=list(LAYOUTS), dtype=["float16", "float32", "float64", "int16"], n=[5, 70])
+@pairwise(
+    layout=list(LAYOUTS),
+    dtype=["float16", "float32", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("float64", "int16"))],
+    n=[5, 70],
+)
 def test_layouts_of_the_input(layout, dtype, n, num_threads):
     S = Sketch(301, 40, nnz=4)
     for rows, check in ((integers((n, 301), dtype), check_project), (integers((n, 40), dtype), check_adjoint)):

@@ -16,16 +16,14 @@ more than a block is long. Terms that are zero are added exactly, and so are pro
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import types
 
 from .dense_kernels import fold
 from .iid_entries import ROUND, RULE, generate_floats, generate_nonzeros, round_up
 from .jit import COMPUTE, DATA_2D, OUT_2D, RANGE, TILE, TOTALS, Array, kernel, leaf
-from .simd import HELD_ROWS, define_add_row, define_multiply_rows
-from .tiles import load_tile, sign_of
+from .simd import HELD_ROWS, define_apply_codes, define_multiply_rows
+from .tiles import load_tile
 
 IID_TILE_VECTORS = (32, 8)
 REDUCE_STEP = ROUND  # terms for which entries are generated at a time
@@ -52,25 +50,8 @@ def _add_floats(floats, out_step, reduce_step, reduce_dim, tile, sums, base, out
             _multiply_8_1(floats, o * out_step, out_step, reduce_step, reduce_dim, tile, sums, base + o)
 
 
-def _define_columns(vectors: int) -> tuple[Any, Any]:
-    add_row = define_add_row(vectors)
-
-    def scatter(found, begin, end, features, j, components, base):
-        for e in range(begin, end):
-            sign = components.dtype.type(sign_of(found[e]))
-            add_row(components, base + np.int64(found[e] >> 1), features, j, sign)
-
-    def gather(found, begin, end, features, j, components):
-        for e in range(begin, end):
-            sign = components.dtype.type(sign_of(found[e]))
-            add_row(features, j, components, np.int64(found[e] >> 1), sign)
-
-    # As in `tiles`: names that Numba's cache can tell apart.
-    scatter.__qualname__, gather.__qualname__ = f"scatter_column_{vectors}", f"gather_column_{vectors}"
-    return leaf(scatter), leaf(gather)
-
-
-(_scatter_32, _gather_32), (_scatter_8, _gather_8) = map(_define_columns, IID_TILE_VECTORS)
+_scatter_32, _gather_32 = (define_apply_codes(32, adjoint) for adjoint in (False, True))
+_scatter_8, _gather_8 = (define_apply_codes(8, adjoint) for adjoint in (False, True))
 
 
 @leaf
@@ -79,9 +60,9 @@ def _add_nonzeros(found, places, adjoint, reduce_dim, tile, sums, base, out_dim)
     if adjoint:
         for j in range(out_dim):
             if tile.shape[1] == 32:
-                _gather_32(found, places[j], places[j + 1], sums, base + j, tile)
+                _gather_32(found, places[j], places[j + 1], sums, base + j, tile, 0)
             else:
-                _gather_8(found, places[j], places[j + 1], sums, base + j, tile)
+                _gather_8(found, places[j], places[j + 1], sums, base + j, tile, 0)
     else:
         for j in range(reduce_dim):
             if tile.shape[1] == 32:

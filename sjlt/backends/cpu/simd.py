@@ -26,28 +26,65 @@ def _splat(builder: Any, value: Any, width: int) -> Any:
     return builder.shuffle_vector(first, undefined, shuffle_mask([0] * width))
 
 
-def define_add_row(vectors: int) -> Any:
+def _sign_vector(builder: Any, code: Any, number: Any, width: int) -> Any:
+    """A vector of 1.0 for an even code, of -1.0 for an odd one."""
+    bits, one = (32, 0x3F800000) if isinstance(number, ir.FloatType) else (64, 0x3FF0000000000000)
+    integer = ir.IntType(bits)
+    code = builder.zext(code, integer) if bits > 32 else code
+    word = builder.or_(builder.shl(code, ir.Constant(integer, bits - 1)), ir.Constant(integer, one))
+    return _splat(builder, builder.bitcast(word, number), width)
+
+
+def _multiply_add(builder: Any, vector: Any, number_bits: int) -> Any:
+    """LLVM's a * b + c for vectors. Where products are exact, fused and separate instructions give the same bits."""
+    name = f"llvm.fmuladd.v{vector.count}f{number_bits}"
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
+
+
+def define_apply_codes(vectors: int, adjoint: bool) -> Any:
     @intrinsic
-    def add_row(typing_context, target, i, source, j, sign):
-        """target[i, :] += sign * source[j, :]; both tiles have `vectors` columns of one dtype."""
+    def apply_codes(typing_context, codes, begin, end, features, i, components, base):
+        """components[base + row] += sign * features[i] for each of codes[begin:end], the entries of a column.
+
+        With `adjoint`, features[i] += sign * components[base + row]. codes has one axis; both tiles have `vectors`
+        columns of one dtype.
+        """
 
         def codegen(context, builder, signature, arguments):
-            target, i, source, j, sign = arguments
-            align = signature.args[0].dtype.bitwidth // 8
+            codes, begin, end, features, i, components, base = arguments
+            codes_type, _, _, features_type, _, components_type, _ = signature.args
+            number, align = context.get_data_type(features_type.dtype), features_type.dtype.bitwidth // 8
+            vector = ir.VectorType(number, vectors)
+            fma = _multiply_add(builder, vector, 8 * align)
 
-            def pointer(array_type, array, row):
+            def row(array_type, array, index):
                 data = context.make_array(array_type)(context, builder, array).data
-                data = builder.gep(data, [builder.mul(row, ir.Constant(row.type, vectors))])
-                return builder.bitcast(data, ir.PointerType(ir.VectorType(sign.type, vectors)))
+                data = builder.gep(data, [builder.mul(index, ir.Constant(index.type, vectors))])
+                return builder.bitcast(data, vector.as_pointer())
 
-            into, from_ = pointer(signature.args[0], target, i), pointer(signature.args[2], source, j)
-            addend = builder.fmul(_splat(builder, sign, vectors), builder.load(from_, align=align))
-            builder.store(builder.fadd(builder.load(into, align=align), addend), into, align=align)
+            data, feature = (
+                context.make_array(codes_type)(context, builder, codes).data,
+                row(features_type, features, i),
+            )
+            held = cgutils.alloca_once_value(builder, builder.load(feature, align=align))  # in registers
+            with cgutils.for_range(builder, end, start=begin) as loop:
+                code = builder.load(builder.gep(data, [loop.index]))
+                place = builder.zext(builder.lshr(code, ir.Constant(code.type, 1)), base.type)
+                component = row(components_type, components, builder.add(base, place))
+                sign = _sign_vector(builder, code, number, vectors)
+                mine, other = builder.load(held), builder.load(component, align=align)
+                if adjoint:
+                    builder.store(builder.call(fma, (sign, other, mine)), held)
+                else:
+                    builder.store(builder.call(fma, (sign, mine, other)), component, align=align)
+            if adjoint:
+                builder.store(builder.load(held), feature, align=align)
             return context.get_dummy_value()
 
-        return types.void(target, types.int64, source, types.int64, target.dtype), codegen
+        integer = types.int64
+        return types.void(codes, integer, integer, features, integer, components, integer), codegen
 
-    return add_row
+    return apply_codes
 
 
 def define_multiply_rows(vectors: int, width: int) -> Any:
@@ -62,8 +99,7 @@ def define_multiply_rows(vectors: int, width: int) -> Any:
             _, at, step, next_, count, _, _, base = arguments
             number = context.get_data_type(signature.args[0].dtype)
             vector, align = ir.VectorType(number, vectors), signature.args[0].dtype.bitwidth // 8
-            name = f"llvm.fmuladd.v{vectors}f{8 * align}"  # exact products: the same with a machine's own or without
-            fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
+            fma = _multiply_add(builder, vector, 8 * align)
             values, tile, sums = (
                 context.make_array(signature.args[n])(context, builder, arguments[n]).data for n in (0, 5, 6)
             )

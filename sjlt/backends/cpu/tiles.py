@@ -12,7 +12,15 @@ from numba.extending import overload
 
 from .bits import decoded, store_number
 from .jit import leaf
-from .simd import SQUARE_BYTES, define_add_row, load_columns, load_rows, loads_by_squares, store_columns, store_rows
+from .simd import (
+    SQUARE_BYTES,
+    define_apply_codes,
+    load_columns,
+    load_rows,
+    loads_by_squares,
+    store_columns,
+    store_rows,
+)
 
 TILE_VECTORS = (32, 8, 1)  # vectors in a tile; 32 fp32 are two AVX-512 registers
 
@@ -20,25 +28,18 @@ TILE_VECTORS = (32, 8, 1)  # vectors in a tile; 32 fp32 are two AVX-512 register
 # ------------------------------------------------------------------------------------- entries into tiles
 
 
-@leaf
-def sign_of(code):
-    return 1 - 2 * (code & 1)
-
-
 def _define_entries(vectors: int) -> tuple[Any, Any]:
-    add_row = define_add_row(vectors)
+    scatter_codes, gather_codes = (define_apply_codes(vectors, adjoint) for adjoint in (False, True))
 
     def scatter(codes, j0, nj, features, components, base):
+        flat, s = codes.reshape(-1), codes.shape[1]
         for j in range(nj):
-            for t in range(codes.shape[1]):
-                code = codes[j0 + j, t]
-                add_row(components, base + (code >> 1), features, j, components.dtype.type(sign_of(code)))
+            scatter_codes(flat, (j0 + j) * s, (j0 + j + 1) * s, features, j, components, base)
 
     def gather(codes, j0, nj, features, components, base):
+        flat, s = codes.reshape(-1), codes.shape[1]
         for j in range(nj):
-            for t in range(codes.shape[1]):
-                code = codes[j0 + j, t]
-                add_row(features, j, components, base + (code >> 1), components.dtype.type(sign_of(code)))
+            gather_codes(flat, (j0 + j) * s, (j0 + j + 1) * s, features, j, components, base)
 
     # Numba links machine code from its cache by these names: closures that share one would be taken for each other.
     scatter.__qualname__, gather.__qualname__ = f"scatter_{vectors}", f"gather_{vectors}"
