@@ -21,7 +21,7 @@ from sjlt.backends.cpu import exact as cpu_backend
 from .cases import SEED
 
 MAX_STORED = 8e9  # bytes of a stored matrix
-SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}
 Call = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -44,16 +44,18 @@ class Product:
     dtype: torch.dtype = torch.float32
     axis: int = 1
     adjoint: bool = False
+    stacks: int = 1
 
     @property
     def sketch(self) -> sjlt.Sketch:
-        return sjlt.Sketch(self.d, self.k, nnz=self.nnz, seed=SEED)
+        return sjlt.Sketch(self.d, self.k, nnz=self.nnz, stacks=self.stacks, seed=SEED)
 
     @property
     def title(self) -> str:
         letter = ("BY" if self.adjoint else "AX")[self.axis]
         shape = ", ".join(map(short, self.shape))
-        return f"{letter} ({shape}) → {short(self.width)}, {SHORT[self.dtype]}, nnz {self.nnz}"
+        stacks = f", stacks {self.stacks}" if self.stacks > 1 else ""
+        return f"{letter} ({shape}) → {short(self.width)}, {SHORT[self.dtype]}, nnz {self.nnz}{stacks}"
 
     @property
     def width(self) -> int:
@@ -192,6 +194,15 @@ def index_add(case: Product, device: Any) -> Call:
         raise AbsentError(f"it sums in {SHORT[case.dtype]}")
     rows, values = scaled_entries(case, device, case.dtype)
     return lambda x: indexed(case, x, rows, values)
+
+
+def separate(case: Product, device: Any) -> Call:
+    """What stacks save: as many sketches of their own, one after the other."""
+    parts = [
+        sjlt.Sketch(case.d, case.k // case.stacks, nnz=case.nnz // case.stacks, seed=SEED + i)
+        for i in range(case.stacks)
+    ]
+    return lambda x: torch.cat([case.apply(part, x) for part in parts], case.axis)
 
 
 def copy(case: Product, device: Any) -> Call:

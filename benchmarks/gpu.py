@@ -74,6 +74,17 @@ GROUPS = {
         "adjoint-A512": Product(512, 2**18, 1024, 1.5, axis=0, adjoint=True),
         "adjoint-rows8": Product(8, 2**27, 4096, 2.5, adjoint=True),
     },
+    "stacks": {
+        "A512-stacks4": Product(512, 2**18, 1024, 2.2, axis=0, stacks=4),
+        "A512-stacks2": Product(512, 2**18, 1024, 1.6, axis=0, stacks=2),
+        "A1024-stacks4": Product(1024, 2**16, 4096, 2.2, axis=0, stacks=4),
+        "A1024-stacks2": Product(1024, 2**16, 4096, 1.6, axis=0, stacks=2),
+        "X4096-stacks4": Product(2**18, 4096, 512, 2.5, stacks=4),
+        "X4096-stacks2": Product(2**18, 4096, 512, 1.7, stacks=2),
+        "A512-fp64": Product(512, 2**20, 2048, dtype=torch.float64, axis=0),
+        "A512-fp64-stacks4": Product(512, 2**20, 2048, 2.2, dtype=torch.float64, axis=0, stacks=4),
+        "A512-fp64-stacks4-nnz8": Product(512, 2**20, 2048, 2.6, nnz=8, dtype=torch.float64, axis=0, stacks=4),
+    },
 }
 CASES = {key: case for group in GROUPS.values() for key, case in group.items()}
 SMALL = Product(64, 768, 128, 3.0)  # its target is a multiple of a torch.matmul
@@ -112,6 +123,13 @@ def methods(case: Product) -> dict[str, Method]:
             "index_add_": Method(baselines.index_add, 5e-3),
             "copy": Method(baselines.copy, None),
         }
+    if case.dtype == torch.float64:
+        return {
+            "sjlt": Method(sjlt_product, 1e-14),
+            "cuSPARSE": Method(baselines.stored_csr, 1e-14),
+            "separate": Method(baselines.separate, None),
+            "copy": Method(baselines.copy, None),
+        }
     growth = max(1, math.log2(case.d) / 20) ** 0.5  # rounding of long sums
     lower = {"sjlt high": Method(sjlt_product, 2e-5, "high"), "sjlt medium": Method(sjlt_product, 5e-3, "medium")}
     return {
@@ -122,6 +140,7 @@ def methods(case: Product) -> dict[str, Method]:
         "cuBLAS bf16": Method(baselines.stored_bf16, 5e-3),
         "cuSPARSE": Method(baselines.stored_csr, 1e-4),
         "index_add_": Method(baselines.index_add, 1e-4),
+        **({"separate": Method(baselines.separate, None)} if case.stacks > 1 else {}),
         "copy": Method(baselines.copy, None),
     }
 
@@ -239,7 +258,17 @@ def environment() -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------- output
 
-RIVALS = ("sjlt high", "sjlt medium", "cuBLAS fp32", "cuBLAS tf32", "cuBLAS bf16", "cuSPARSE", "index_add_", "copy")
+RIVALS = (
+    "sjlt high",
+    "sjlt medium",
+    "cuBLAS fp32",
+    "cuBLAS tf32",
+    "cuBLAS bf16",
+    "cuSPARSE",
+    "index_add_",
+    "separate",
+    "copy",
+)
 console = Console(width=180)
 
 

@@ -71,11 +71,32 @@ def test_full_rank_is_exact(shape):
     np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-10)
 
 
+@pytest.mark.parametrize("n_iter", [0, 1, 2])
+def test_numbers_whose_squares_overflow(n_iter):
+    A = matrix("polynomial")
+    U, s, Vh = svd_lowrank(A, RANK, n_iter=n_iter)
+    for scale in (2.0**510, 2.0**-510):
+        found = svd_lowrank(scale * A, RANK, n_iter=n_iter)
+        np.testing.assert_allclose(found[1], scale * s, rtol=1e-12)
+        np.testing.assert_allclose(found[0] @ found[2], U @ Vh, atol=1e-9)
+
+
+@pytest.mark.parametrize("n_iter", [0, 1, 2])
+def test_float32_is_as_good(n_iter):
+    A = matrix("exponential")
+    for data in (A.astype(np.float32), np.asfortranarray(A.astype(np.float32))):
+        U, s, _ = svd_lowrank(data, RANK, n_iter=n_iter)
+        np.testing.assert_allclose(s, svd_lowrank(A, RANK, n_iter=n_iter)[1], rtol=1e-5)
+        np.testing.assert_allclose(U.T @ U, np.eye(RANK), atol=1e-12)
+
+
 def test_rank_below_the_sketch():
     rng = np.random.default_rng(0)
     A = rng.standard_normal((M, 3)) @ rng.standard_normal((3, N))
-    U, s, Vh = svd_lowrank(A, RANK)
-    np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-10)
+    for n_iter in (0, 1, 3):
+        U, s, Vh = svd_lowrank(A, RANK, n_iter=n_iter)
+        np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-10)
+        np.testing.assert_allclose(U.T @ U, np.eye(RANK), atol=1e-12)
     assert not svd_lowrank(np.zeros((50, 20)), 4)[1].any()
 
 

@@ -23,8 +23,8 @@ def svd(
                      show_default=False, **INTEGER),
     ] = None,
     n_iter: Annotated[
-        int, typer.Option(help="Subspace iterations, for singular values that decay slowly; 2 passes each, and 2 "
-                          "more.", **INTEGER)
+        int, typer.Option(help="Passes over A after the first, for singular values that decay slowly.",
+                          **INTEGER)
     ] = 0,
     seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
     threads: Annotated[

@@ -13,8 +13,13 @@ from ..inputs.containers import is_tensor
 from ..ledger import Ledger
 from ..sketch import Sketch
 from .matrix import Matrix, Progress, check_finite, like_input, matrix_of
+from .sketching import STACKS, embedding
+from .whitening import NOISE, cholesky, inverse, power_of_two
 
 ERROR_ROWS = 64  # of the independent sketch that estimates the error: its relative standard deviation is below 1/8
+SKETCH_ROWS = 16  # of the sketch for n_iter > 0, per column of V: within 1 to 3 % of the best error
+SKETCH_ITERATIONS = 6  # subspace iterations on that sketch
+MODERATE = 1e2  # condition number of Y up to which Y'Y is good enough: Q'Q = I up to its square times eps
 FORMAT = 1  # of `to_bytes`
 SPARE_COLUMNS = 16  # of a dense Omega for all of A's range, which it then loses with a probability of about 2^-16
 MIN_EMBEDDING = 0.01  # smallest singular value of Psi Q; a sketch of twice as many rows keeps it above 0.2
@@ -98,8 +103,8 @@ class SVDSketch:
         if not np.isfinite(Y).all():
             row = start + int(np.flatnonzero(~np.isfinite(Y).all(1))[0])
             raise ValueError(f"row {row} of A holds numbers that are not finite, or too large")
-        self._Z += _host(source.sketch(self._psi[:, start:stop]))
-        self._E += _host(source.sketch(self._phi[:, start:stop]))
+        self._Z += _host(source.quick_sketch(self._psi[:, start:stop]))
+        self._E += _host(source.quick_sketch(self._phi[:, start:stop]))
         self._Y[start] = Y
         self.rows.add(start, stop)
 
@@ -211,10 +216,11 @@ def svd_lowrank(
         A file may be larger than memory; a result of (m, rank) fits there.
     rank : int, 1 to min(m, n)
     oversampling : int >= 0, optional
-        Further columns of the sketch; by default as many as the rank, at least 8. Together at most min(m, n).
+        Further columns; by default as many as the rank, with n_iter > 0 a quarter of that, at least 8. Together at most
+        min(m, n).
     n_iter : int >= 0, default 0
-        0: one pass over A, by the method of `SVDSketch`. More: subspace iterations, for spectra that decay slowly;
-        2 (n_iter + 1) passes.
+        Passes over A after the first. 0: the method of `SVDSketch`. 1: A is multiplied by singular vectors of a sketch,
+        which comes within 1 to 3 % of the best error. More: each is a subspace iteration, for slow decay.
     seed : int, -2^63 to 2^64 - 1, default 0
     callback : callable, optional
         Called as ``callback(pass, rows done, m)`` while A is read.
@@ -234,7 +240,8 @@ def svd_lowrank(
     References
     ----------
     See `SVDSketch`; for n_iter > 0 Halko, Martinsson, Tropp, "Finding structure with randomness", SIAM Review 53(2),
-    2011, algorithms 4.4 and 5.1.
+    2011, algorithms 4.4 and 5.1, and Cohen, Elder, Musco, Musco, Persu, "Dimensionality reduction for k-means
+    clustering and low rank approximation", STOC 2015: a sketch preserves the costs of all projections.
 
     Examples
     --------
@@ -249,14 +256,14 @@ def svd_lowrank(
     seed = integer("seed", seed, -(2**63), 2**64 - 1) % 2**64
     matrix = matrix_of(A, "A", callback)
     try:
-        rank, oversampling = _sizes(matrix.shape, rank, oversampling)
-        omega, psi, _ = _sketches(matrix.shape, rank + oversampling, seed)
+        rank, oversampling = _sizes(matrix.shape, rank, oversampling, share=4 if n_iter else 1)
         if n_iter == 0:
+            omega, psi, _ = _sketches(matrix.shape, rank + oversampling, seed)
             Y, Z = matrix.sketch_both(omega, psi)
             check_finite(matrix, Y)
             factors = _from_sketches(matrix.xp, Y, psi, Z, rank, rank + oversampling)
         else:
-            factors = _by_iterations(matrix, omega, rank, n_iter)
+            factors = _by_iterations(matrix, rank, rank + oversampling, n_iter, seed)
     finally:
         matrix.close()
     return tuple(like_input(A, factor) for factor in factors)
@@ -266,11 +273,12 @@ def _host(x: Any) -> np.ndarray:
     return np.asarray(x.cpu() if is_tensor(x) else x)
 
 
-def _sizes(shape: tuple[int, int], rank: int, oversampling: int | None) -> tuple[int, int]:
+def _sizes(shape: tuple[int, int], rank: int, oversampling: int | None, share: int = 1) -> tuple[int, int]:
+    """(rank, oversampling), by default rank / share columns."""
     rank = integer("rank", rank, 1, min(shape), f" for shape {shape}")
     most = min(shape) - rank
     if oversampling is None:
-        return rank, min(max(rank, 8), most)
+        return rank, min(max(rank // share, 8), most)
     return rank, integer("oversampling", oversampling, 0, most, f" for rank {rank} and shape {shape}")
 
 
@@ -288,27 +296,66 @@ def _sketches(shape: tuple[int, int], width: int, seed: int) -> tuple[Sketch, Sk
 
 def _from_sketches(xp: Any, Y: Any, psi: Sketch, Z: Any, rank: int, width: int) -> tuple[Any, Any, Any]:
     """The truncated SVD from Y = A Omega' and Z = Psi A, by way of `width` directions of the range of Y."""
-    dense = Y.shape[1] >= width + SPARE_COLUMNS  # stacks round the width up by 3 at most
-    Q = xp.linalg.qr(Y)[0] if not dense else xp.linalg.svd(Y, full_matrices=False)[0][:, :width]
+    if Y.shape[1] >= width + SPARE_COLUMNS:  # stacks round the width up by 3 at most
+        P = xp.linalg.svd(Y, full_matrices=False)[0][:, :width]
+        E, core = None, psi @ P
+    else:
+        P, E, _, core = _orthonormal(xp, Y, psi)
     # Psi A = Psi Q X by least squares: neither a pseudoinverse nor a product of ill-conditioned factors is formed.
-    core_U, core_s, core_Vh = xp.linalg.svd(psi @ Q, full_matrices=False)
+    core_U, core_s, core_Vh = xp.linalg.svd(core, full_matrices=False)
     if float(core_s[-1]) < MIN_EMBEDDING:
         raise np.linalg.LinAlgError(
             f"the sketch lost part of A's range (smallest singular value {float(core_s[-1]):.1e}): use another seed"
         )
     X = core_Vh.T @ ((core_U.T @ Z) / core_s[:, None])
     U, s, Vh = xp.linalg.svd(X, full_matrices=False)
-    return Q @ U[:, :rank], s[:rank], Vh[:rank]
+    return _times(P, E, U[:, :rank]), s[:rank], Vh[:rank]
 
 
-def _by_iterations(matrix: Matrix, omega: Sketch, rank: int, n_iter: int) -> tuple[Any, Any, Any]:
+def _by_iterations(matrix: Matrix, rank: int, width: int, n_iter: int, seed: int) -> tuple[Any, Any, Any]:
+    """The truncated SVD of A V for singular vectors V of a sketch of A, refined by n_iter - 1 subspace iterations.
+
+    The sketch has so many more rows than V columns that its singular vectors are nearly A's, and it is small: finding
+    them costs next to nothing beside a pass over A.
+    """
     xp = matrix.xp
-    Y = matrix.project(omega)
-    check_finite(matrix, Y)
-    Q, _ = xp.linalg.qr(Y)
-    for _ in range(n_iter):
-        V, _ = xp.linalg.qr(matrix.transposed_times(Q))
-        Q, _ = xp.linalg.qr(matrix.times(V))
-    V, R = xp.linalg.qr(matrix.transposed_times(Q))  # Q'A = R'V'
-    U, s, Vh = xp.linalg.svd(R.T, full_matrices=False)
-    return Q @ U[:, :rank], s[:rank], Vh[:rank] @ V.T
+    S = embedding(*matrix.shape, SKETCH_ROWS * width, seed, nnz=STACKS)
+    Z = matrix.dense() if S is None else matrix.quick_sketch(S)
+    check_finite(matrix, Z)
+    top = power_of_two(float(abs(Z).max()))  # A'A might overflow
+    Z = Z / top
+    V = matrix.array(np.random.default_rng(seed).standard_normal((matrix.shape[1], width)))
+    for _ in range(SKETCH_ITERATIONS):
+        V, _ = xp.linalg.qr(Z.T @ (Z @ V))
+    for _ in range(n_iter - 1):
+        V, _ = xp.linalg.qr(matrix.normal_times(V / top))
+    P, E, T, _ = _orthonormal(xp, matrix.times(V), S)
+    U, s, Vh = xp.linalg.svd(T, full_matrices=False)
+    return _times(P, E, U[:, :rank]), s[:rank], Vh[:rank] @ V.T
+
+
+def _orthonormal(xp: Any, Y: Any, S: Sketch | None) -> tuple[Any, Any, Any, Any]:
+    """(P, E, T, S P E) for a tall Y = P E T, where Q = P E is orthonormal; E = None stands for the identity.
+
+    Householder QR, or a fraction of its time where a sketch shows that Y has full rank: in a basis in which Y is well
+    conditioned a Cholesky factorization is as good.
+    """
+    SY = None if S is None else S @ Y
+    if SY is not None:
+        U, sigma, Vh = xp.linalg.svd(SY, full_matrices=False)
+        if float(sigma[-1]) > NOISE * float(sigma[0]):
+            W = Vh.T / sigma
+            if float(sigma[0]) < MODERATE * float(sigma[-1]):
+                C = cholesky(xp, W.T @ (Y.T @ Y) @ W).T
+                E = inverse(xp, C)
+                return Y, W @ E, (C * sigma) @ Vh, U @ E
+            P = Y @ W
+            C = cholesky(xp, P.T @ P).T
+            E = inverse(xp, C)
+            return P, E, (C * sigma) @ Vh, U @ E
+    Q, R = xp.linalg.qr(Y)
+    return Q, None, R, None if S is None else S @ Q
+
+
+def _times(P: Any, E: Any, U: Any) -> Any:
+    return P @ (U if E is None else E @ U)

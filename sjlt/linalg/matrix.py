@@ -17,7 +17,7 @@ import numpy as np
 from ..files.opening import open_source
 from ..inputs.containers import is_sparse, is_tensor
 from ..sketch import Sketch
-from .sums import Product, Projected, Sketched, Sum, TransposedProduct
+from .sums import Normal, Product, Projected, Sketched, Sum
 
 # A block is read from memory once and used twice (A_i Z, then its transpose times that) while it lies in the cache:
 # 1 to 4 MiB were equally fast on Zen 5.
@@ -62,6 +62,10 @@ class Matrix:
         self.run(total, large=True)
         return total.value
 
+    def quick_sketch(self, S: Sketch) -> Any:
+        """S A, one pass, to the accuracy of A's dtype."""
+        return self.sketch(S)
+
     def dense(self) -> Any:
         """A itself as a dense float64 array, one pass."""
         raise NotImplementedError
@@ -94,10 +98,10 @@ class Matrix:
         self.run(total, width=V.shape[1])
         return total.value
 
-    def transposed_times(self, Q: Any) -> Any:
-        """A' Q, one pass."""
-        total = TransposedProduct(Q)
-        self.run(total, width=Q.shape[1])
+    def normal_times(self, V: Any) -> Any:
+        """A' A V, one pass."""
+        total = Normal(V)
+        self.run(total, width=V.shape[1])
         return total.value
 
     def close(self) -> None:
@@ -144,12 +148,28 @@ class DenseMatrix(Matrix):
         # The transpose of a C-ordered result is Fortran-ordered, as LAPACK wants it.
         return np.asarray(S.project(self._a.T)).T
 
+    def quick_sketch(self, S: Sketch) -> np.ndarray:
+        self.passes += 1
+        return np.asarray(S.project(self._a.T), np.float64).T
+
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[np.ndarray, np.ndarray]:
-        return self.project(omega), self.sketch(psi)
+        return self.project(omega), self.quick_sketch(psi)
 
     def project(self, omega: Sketch) -> np.ndarray:
         self.passes += 1
         return np.asarray(omega.project(self._a), np.float64)
+
+    def times(self, V: np.ndarray) -> np.ndarray:
+        self.passes += 1
+        return np.asarray(self._a @ V.astype(self._a.dtype), np.float64)
+
+    def normal_times(self, V: np.ndarray) -> np.ndarray:
+        total, narrow = Normal(V.astype(self._a.dtype)), self._a.dtype
+        self.passes += 1
+        rows = max(64, CACHE_BYTES // (narrow.itemsize * self.shape[1]))
+        for i in range(0, self.shape[0], rows):
+            total.add(i, self._a[i : i + rows])
+        return np.asarray(total.value, np.float64)
 
     def dense(self) -> np.ndarray:
         self.passes += 1

@@ -10,7 +10,7 @@ import numpy as np
 from .matrix import Matrix, check_finite
 from .sketching import embedding
 from .sums import Gradient, Gram, Normal, Sum
-from .whitening import NOISE, Whitening
+from .whitening import NOISE, Whitening, power_of_two
 
 EPS = float(np.finfo(np.float64).eps)
 TARGET = EPS / 4  # backward error at which refinement ends; Householder QR reaches about the same
@@ -159,13 +159,6 @@ class Problem:
         xp, norm = self.xp, max(whitening.norm, EPS)
         b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
         return TARGET / 4 * xp.sqrt(b_norms**2 + norm**2 * (X * X).sum(0))
-
-
-def power_of_two(value: float) -> float:
-    """The power of two just above a positive number; 1 for 0."""
-    if value == 0:
-        return 1.0
-    return math.ldexp(1.0, min(math.frexp(value)[1], 1023))
 
 
 def _r_factor(xp: Any, a: Any) -> Any:

@@ -9,8 +9,8 @@ STACKS, NNZ = 4, 8
 ROWS = 512  # k is a multiple of this: 4 stacks of whole tiles of 128 rows
 
 
-def embedding(m: int, n: int, k: int, seed: int) -> Sketch | None:
-    """A sketch of m rows to about k, at least 4 n, under which every n-dimensional subspace survives.
+def embedding(m: int, n: int, k: int, seed: int, nnz: int = NNZ) -> Sketch | None:
+    """A sketch of m rows to about k; with k of at least 4 n every n-dimensional subspace survives.
 
     None where A (m, n) has less than twice as many rows as the sketch: A itself is as good then.
     """
@@ -21,4 +21,4 @@ def embedding(m: int, n: int, k: int, seed: int) -> Sketch | None:
         raise ValueError(
             f"A of shape ({m}, {n}) needs a sketch of {k} components, and the law allows at most {MAX_N_COMPONENTS}"
         )
-    return Sketch(m, k, nnz=NNZ, stacks=STACKS, seed=seed % 2**64)
+    return Sketch(m, k, nnz=nnz, stacks=STACKS, seed=seed % 2**64)

@@ -53,17 +53,6 @@ class Product:
         self.value[start : start + block.shape[0]] = block @ self._V
 
 
-class TransposedProduct:
-    """A' Q."""
-
-    def __init__(self, Q: Any):
-        self._Q = Q
-        self.value: Any = 0
-
-    def add(self, start: int, block: Any) -> None:
-        self.value = self.value + block.T @ self._Q[start : start + block.shape[0]]
-
-
 class Normal:
     """A' A Z."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class Whitening:
         # 1 / min |R_ii| is at most ||R^-1||.
         if R.shape[0] != R.shape[1] or self.norm >= limit * float(abs(xp.diagonal(R)).min()):
             return None
-        self._basis, self.rank, self.null = _inverse(xp, R), R.shape[1], R[:0].T
+        self._basis, self.rank, self.null = inverse(xp, R), R.shape[1], R[:0].T
         self.condition = self.norm * float(xp.linalg.norm(self._basis))
         return self if self.condition < limit else None
 
@@ -153,7 +154,14 @@ class Whitening:
         return _column_norms(xp, (vectors.T @ white) / weights)
 
 
-def _inverse(xp: Any, R: Any) -> Any:
+def power_of_two(value: float) -> float:
+    """The power of two just above a positive number; 1 for 0."""
+    if value == 0:
+        return 1.0
+    return math.ldexp(1.0, min(math.frexp(value)[1], 1023))
+
+
+def inverse(xp: Any, R: Any) -> Any:
     """The inverse of an upper triangular matrix."""
     if xp is not np:
         return xp.linalg.solve_triangular(R, xp.eye(R.shape[0], **_like(xp, R)), upper=True)

@@ -1,0 +1,359 @@
+"""Time `sjlt.linalg` beside its rivals, with errors: ``python -m benchmarks.linalg [--quick] [--cuda]``.
+
+Least squares: time and backward error (the Karlson-Walden estimate, residuals in extended precision) of the same call.
+Low rank: time and error over that of the best approximation, for as many iterations as bring that below 1.01.
+A file: time and peak memory beside normal equations of a memory map, and beside reading the file four times, each
+from a cold page cache. Every method runs in a process of its own, on the same stored data; a time is the median of
+REPEATS calls. The results go to benchmarks/results/linalg_cpu.json, with --cuda to linalg_h200.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .cases import SEED
+from .run import environment, in_process, resident, save
+
+RESULTS = Path(__file__).parent / "results" / "linalg_cpu.json"
+REPEATS, SLOW = 3, 60.0  # calls of a method; seconds after which it is not repeated
+SHAPES = {"tall": (100_000, 500), "wide": (40_000, 1_500)}
+CONDITIONS = (1e2, 1e10)
+LOW_RANK, RANK = (200_000, 1_000), 50
+FILE_COLUMNS, FILE_GB, MEMORY_GB = 500, 6.0, 1.0
+ROWS = 4096  # of a block, where a matrix is made or read
+
+METHODS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {}
+
+
+def method(name: str) -> Callable[[Any], Any]:
+    """Make a function of (A, b) a competitor."""
+
+    def add(function: Any) -> Any:
+        METHODS[name] = function
+        return function
+
+    return add
+
+
+# ------------------------------------------------------------------------------------- least squares
+
+
+@method("sjlt.linalg.lstsq")
+def sketched(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+    from sjlt.linalg import lstsq
+
+    return np.asarray(lstsq(A, b).x)
+
+
+@method("scipy lstsq, gelsd")
+def gelsd(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+    import scipy.linalg
+
+    return np.asarray(scipy.linalg.lstsq(A, b, lapack_driver="gelsd", check_finite=False)[0])
+
+
+@method("scipy lstsq, gelsy")
+def gelsy(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+    import scipy.linalg
+
+    return np.asarray(scipy.linalg.lstsq(A, b, lapack_driver="gelsy", check_finite=False)[0])
+
+
+@method("normal equations, Cholesky")
+def normal_equations(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+    import scipy.linalg
+
+    return np.asarray(scipy.linalg.cho_solve(scipy.linalg.cho_factor(A.T @ A), A.T @ b))
+
+
+@method("scipy LSQR")
+def lsqr(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+    from scipy.sparse.linalg import lsqr
+
+    return np.asarray(lsqr(A, b, atol=1e-15, btol=1e-15, conlim=0, iter_lim=1000)[0])
+
+
+@method("LSQR, sketched preconditioner")
+def preconditioned_lsqr(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Blendenpik with a sparse sketch, from zero: fast, and not backward stable."""
+    import scipy.linalg
+    from scipy.sparse.linalg import LinearOperator, lsqr
+
+    import sjlt
+
+    m, n = A.shape
+    R = np.linalg.qr(sjlt.Sketch(m, -(-4 * n // 512) * 512, nnz=8, stacks=4, seed=SEED) @ A, mode="r")
+
+    def forward(z: np.ndarray) -> np.ndarray:
+        return A @ scipy.linalg.solve_triangular(R, z)
+
+    def adjoint(r: np.ndarray) -> np.ndarray:
+        return scipy.linalg.solve_triangular(R, A.T @ r, trans="T")
+
+    z = lsqr(LinearOperator((m, n), matvec=forward, rmatvec=adjoint), b, atol=1e-15, btol=1e-15, iter_lim=200)[0]
+    return np.asarray(scipy.linalg.solve_triangular(R, z))
+
+
+def make_problem(m: int, n: int, condition: float, folder: Path) -> None:
+    """A of that condition number, b with a residual of norm 1e-3, and A's own singular values and vectors."""
+    rng = np.random.default_rng(SEED)
+    V = np.linalg.qr(rng.standard_normal((n, n)))[0]
+    A = rng.standard_normal((m, n)) / np.sqrt(m) * np.geomspace(1, 1 / condition, n) @ V.T
+    noise = rng.standard_normal(m)
+    b = A @ (V @ rng.standard_normal(n) / np.sqrt(n)) + 1e-3 * noise / np.linalg.norm(noise)
+    _, s, Vh = np.linalg.svd(np.linalg.qr(A, mode="r"))
+    for name, array in (("A", A), ("b", b), ("s", s), ("Vh", Vh)):
+        np.save(folder / f"{name}.npy", array)
+
+
+def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndarray, Vh: np.ndarray) -> float:
+    """The Karlson-Walden estimate, relative to ||A||_F with t = ||A||_F / ||b||."""
+    wide_x, gradient, squares = x.astype(np.longdouble), np.zeros(A.shape[1], np.longdouble), np.longdouble(0)
+    for i in range(0, A.shape[0], ROWS):
+        block = A[i : i + ROWS].astype(np.longdouble)
+        residual = b[i : i + ROWS].astype(np.longdouble) - block @ wide_x
+        gradient += residual @ block
+        squares += residual @ residual
+    norm = np.linalg.norm(s)
+    theta = norm / np.linalg.norm(b)
+    root = np.sqrt(1 + theta**2 * (x @ x))
+    eta = theta * float(np.sqrt(squares)) / root
+    return float(theta / root * np.linalg.norm((Vh @ gradient.astype(float)) / np.sqrt(s**2 + eta**2)) / norm)
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """(the result, median seconds)."""
+    seconds: list[float] = []
+    result = None
+    while len(seconds) < REPEATS and sum(seconds) < SLOW:
+        start = time.perf_counter()
+        result = call()
+        seconds.append(time.perf_counter() - start)
+    return result, float(np.median(seconds))
+
+
+def measure_solver(name: str, folder: Path) -> dict[str, float]:
+    """Seconds and backward error of a method on the stored problem."""
+    A, b, s, Vh = (np.load(folder / f"{each}.npy") for each in ("A", "b", "s", "Vh"))
+    warm = np.random.default_rng(SEED).standard_normal((4000, 20))
+    METHODS[name](warm, warm[:, 0].copy())  # compile, start threads
+    try:
+        x, seconds = timed(lambda: METHODS[name](A, b))
+    except np.linalg.LinAlgError as e:
+        return {"failed": str(e)}  # type: ignore[dict-item]
+    return {"seconds": seconds, "backward error": backward_error(A, b, x, s, Vh)}
+
+
+# ------------------------------------------------------------------------------------- low rank
+
+
+def make_spectrum(shape: tuple[int, int], folder: Path) -> None:
+    """float32, singular values falling as 1/j."""
+    rng = np.random.default_rng(SEED)
+    m, n = shape
+    V = np.linalg.qr(rng.standard_normal((n, n)))[0].astype(np.float32)
+    A = np.empty(shape, np.float32)
+    for i in range(0, m, ROWS):
+        A[i : i + ROWS] = rng.standard_normal((min(ROWS, m - i), n), np.float32) / np.arange(1, n + 1, dtype="f4") @ V
+    gram = np.zeros((n, n))
+    for i in range(0, m, ROWS):
+        gram += A[i : i + ROWS].T.astype(float) @ A[i : i + ROWS]
+    np.save(folder / "A.npy", A)
+    np.save(folder / "squares.npy", np.linalg.eigvalsh(gram)[::-1])
+
+
+def error_over_best(A: np.ndarray, squares: np.ndarray, factors: Any) -> float:
+    """||A - U s Vh||_F over that of the best approximation."""
+    U, s, Vh = factors
+    total = 0.0
+    for i in range(0, A.shape[0], ROWS):
+        rest = A[i : i + ROWS] - (U[i : i + ROWS] * s) @ Vh
+        total += float((rest * rest).sum())
+    return float(np.sqrt(total / squares[len(s) :].sum()))
+
+
+def low_rank(kind: str, n_iter: int) -> Callable[[np.ndarray], Any]:
+    def ours(A: np.ndarray) -> Any:
+        from sjlt.linalg import svd_lowrank
+
+        return svd_lowrank(A, RANK, n_iter=n_iter, seed=SEED)
+
+    def theirs(A: np.ndarray) -> Any:
+        from sklearn.utils.extmath import randomized_svd
+
+        return randomized_svd(A, RANK, n_iter=n_iter, random_state=SEED)
+
+    return ours if kind == "sjlt" else theirs
+
+
+def measure_low_rank(kind: str, n_iter: int, folder: Path) -> dict[str, float]:
+    A, squares = np.load(folder / "A.npy"), np.load(folder / "squares.npy")
+    call = low_rank(kind, n_iter)
+    call(A[:4000])
+    factors, seconds = timed(lambda: call(A))
+    return {"seconds": seconds, "error over best": error_over_best(A, squares, factors)}
+
+
+# ------------------------------------------------------------------------------------- a file
+
+
+def make_file(path: Path, gigabytes: float) -> None:
+    """A float64 file of that size, of condition number 1e4, and a right-hand side beside it."""
+    rows = int(gigabytes * 1e9 / 8 / FILE_COLUMNS)
+    rng = np.random.default_rng(SEED)
+    scales = np.geomspace(1, 1e-4, FILE_COLUMNS)
+    A = np.lib.format.open_memmap(path, "w+", np.float64, (rows, FILE_COLUMNS))
+    for i in range(0, rows, ROWS):
+        A[i : i + ROWS] = rng.standard_normal((min(ROWS, rows - i), FILE_COLUMNS)) * scales
+    A.flush()
+    del A
+    np.save(path.with_name("b.npy"), rng.standard_normal(rows))
+
+
+def forget(path: Path) -> None:
+    """Ask the system to drop the file from its page cache."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_four_times(path: Path) -> None:
+    buffer = np.empty(32 << 20, np.uint8)
+    for _ in range(4):
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):  # type: ignore[attr-defined]
+                pass
+
+
+def file_sjlt(path: Path, b: np.ndarray) -> dict[str, float]:
+    from sjlt.linalg import lstsq
+
+    solution = lstsq(path, b)
+    return {"reads": solution.iterations, "estimated backward error": solution.backward_error}
+
+
+def file_normal_equations(path: Path, b: np.ndarray) -> dict[str, float]:
+    import scipy.linalg
+
+    A = np.load(path, mmap_mode="r")
+    gram, right = np.zeros((FILE_COLUMNS, FILE_COLUMNS)), np.zeros(FILE_COLUMNS)
+    for i in range(0, A.shape[0], ROWS):
+        block = np.asarray(A[i : i + ROWS])
+        gram += block.T @ block
+        right += block.T @ b[i : i + ROWS]
+    scipy.linalg.cho_solve(scipy.linalg.cho_factor(gram), right)
+    return {"reads": 1}
+
+
+def file_read(path: Path, b: np.ndarray) -> dict[str, float]:
+    read_four_times(path)
+    return {"reads": 4}
+
+
+FILES = {
+    "sjlt.linalg.lstsq": file_sjlt,
+    "memory map, normal equations": file_normal_equations,
+    "reading it 4 times": file_read,
+}
+
+
+def measure_file(name: str, folder: Path) -> dict[str, float]:
+    """Seconds from a cold cache, and the peak of the resident memory; that of the file's own pages counts for a map."""
+    b = np.load(folder / "b.npy")
+    small = folder / "small.npy"
+    if not small.exists():
+        np.save(small, np.random.default_rng(SEED).standard_normal((20 * FILE_COLUMNS, FILE_COLUMNS)))
+    FILES[name](small, b[: 20 * FILE_COLUMNS])  # compile, start threads
+    forget(folder / "A.npy")
+    Path("/proc/self/clear_refs").write_text("5")
+    start = time.perf_counter()
+    found = FILES[name](folder / "A.npy", b)
+    return {"seconds": time.perf_counter() - start, "peak_mib": resident("VmHWM"), **found}
+
+
+# ------------------------------------------------------------------------------------- the run
+
+
+def in_child(*arguments: object) -> dict[str, float]:
+    found: dict[str, float] = json.loads(in_process("-m", "benchmarks.linalg", "--measure", *map(str, arguments)))
+    print(*arguments[:-1], found, file=sys.stderr, flush=True)
+    return found
+
+
+def run_solvers(quick: bool, folder: Path) -> dict[str, Any]:
+    found = {}
+    for m, n in SHAPES.values():
+        if quick:
+            m, n = m // 10, n // 5
+        for condition in CONDITIONS:
+            make_problem(m, n, condition, folder)
+            title = f"({m}, {n}), condition {condition:.0e}"
+            found[title] = {name: in_child("solver", name, folder) for name in METHODS}
+    return found
+
+
+def run_low_rank(quick: bool, folder: Path) -> dict[str, Any]:
+    """Every number of iterations until the error is within 1 % of the best; the table pairs those of equal error."""
+    shape = (LOW_RANK[0] // (10 if quick else 1), LOW_RANK[1])
+    make_spectrum(shape, folder)
+    found: dict[str, Any] = {}
+    for kind in ("sjlt", "scikit-learn"):
+        for n_iter in range(6):
+            row = found[f"{kind}, n_iter {n_iter}"] = in_child("low_rank", kind, n_iter, folder)
+            if row["error over best"] < 1.01:
+                break
+    return {f"{shape}, rank {RANK}, singular values 1/j": found}
+
+
+def run_file(gigabytes: float, folder: Path) -> dict[str, Any]:
+    make_file(folder / "A.npy", gigabytes)
+    found = {name: in_child("file", name, folder) for name in FILES}
+    peak = found["sjlt.linalg.lstsq"]["peak_mib"]
+    if peak > MEMORY_GB * 1e9 / 2**20:
+        raise SystemExit(f"lstsq took {peak:.0f} MiB of memory, more than {MEMORY_GB:g} GB")
+    return {f"float64, {gigabytes:g} GB, {FILE_COLUMNS} columns": found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.linalg", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the sizes; nothing is recorded")
+    parser.add_argument("--file-gb", type=float, default=None, help=f"size of the file, default {FILE_GB:g}")
+    parser.add_argument("--directory", type=Path, default=None, help="for the data, 7 GB")
+    parser.add_argument("--cuda", action="store_true", help="CUDA tensors instead")
+    parser.add_argument("--measure", nargs="*", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        what, *names, folder = arguments.measure
+        functions: dict[str, Callable[..., Any]] = {"solver": measure_solver, "file": measure_file}
+        call = measure_low_rank if what == "low_rank" else functions[what]
+        values = [int(name) if name.isdigit() else name for name in names]
+        print(json.dumps(call(*values, Path(folder))))
+        return
+    if arguments.cuda:
+        from .linalg_gpu import run
+
+        run(arguments.quick)
+        return
+    results: dict[str, Any] = {"environment": environment()}
+    gigabytes = arguments.file_gb or (FILE_GB / 10 if arguments.quick else FILE_GB)
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
+        folder = Path(name)
+        results["least squares"] = run_solvers(arguments.quick, folder)
+        results["low rank"] = run_low_rank(arguments.quick, folder)
+        results["file"] = run_file(gigabytes, folder)
+    if not arguments.quick:
+        save(RESULTS, results)
+
+
+if __name__ == "__main__":
+    main()

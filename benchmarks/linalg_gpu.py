@@ -1,0 +1,141 @@
+"""The CUDA part of `benchmarks.linalg`: least squares and low rank of tensors, beside torch's.
+
+Times are of whole calls, from an idle device to an idle device, since the solvers look at numbers between their steps.
+The backward error of every solution is computed on the host, as on the CPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sjlt.linalg import lstsq, svd_lowrank
+
+from .cases import SEED
+from .gpu import environment
+from .linalg import backward_error
+from .run import save
+
+RESULTS = Path(__file__).parent / "results" / "linalg_h200.json"
+SHAPES = ((2**20, 512), (2**18, 2048))
+CONDITIONS = (1e2, 1e10)
+LOW_RANK, RANK = (2**20, 2048), 100
+REPEATS = 5
+ROWS = 1 << 16  # of a block
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """(the result, median milliseconds), after a first call that compiles."""
+    result, laps = call(), []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        result = call()
+        torch.cuda.synchronize()
+        laps.append((time.perf_counter() - start) * 1e3)
+    return result, statistics.median(laps)
+
+
+def problem(m: int, n: int, condition: float) -> tuple[torch.Tensor, ...]:
+    """(A, b, A's singular values, and right singular vectors) with a residual of norm 1e-3."""
+    generator = torch.Generator("cuda").manual_seed(SEED)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float64, device="cuda", generator=generator)
+
+    V = torch.linalg.qr(normal(n, n))[0]
+    A = normal(m, n) / m**0.5
+    A *= torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64, device="cuda")
+    A = A @ V.T
+    noise = normal(m)
+    b = A @ (V @ normal(n) / n**0.5) + 1e-3 * noise / noise.norm()
+    _, s, Vh = torch.linalg.svd(torch.linalg.qr(A, mode="r").R)
+    return A, b, s, Vh
+
+
+def cholesky(A: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.cholesky_solve((A.T @ b)[:, None], torch.linalg.cholesky(A.T @ A))[:, 0]
+
+
+SOLVERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "sjlt.linalg.lstsq": lambda A, b: lstsq(A, b).x,
+    'sjlt.linalg.lstsq, method="cg"': lambda A, b: lstsq(A, b, method="cg").x,
+    'sjlt.linalg.lstsq, method="passes"': lambda A, b: lstsq(A, b, method="passes").x,
+    "torch.linalg.lstsq, gels": lambda A, b: torch.linalg.lstsq(A, b[:, None], driver="gels").solution[:, 0],
+    "normal equations, Cholesky": cholesky,
+}
+
+
+def solvers(m: int, n: int, condition: float) -> dict[str, Any]:
+    A, b, s, Vh = problem(m, n, condition)
+    known = tuple(each.cpu().numpy() for each in (A, b, s, Vh))
+    found: dict[str, Any] = {}
+    for name, solver in SOLVERS.items():
+        try:
+            x, ms = timed(lambda solver=solver: solver(A, b))
+        except torch.linalg.LinAlgError as e:
+            found[name] = {"failed": " ".join(str(e).split())}
+            continue
+        found[name] = {"seconds": ms / 1e3, "backward error": backward_error(*known[:2], x.cpu().numpy(), *known[2:])}
+        print(f"({m}, {n}) {condition:.0e}", name, found[name], file=sys.stderr, flush=True)
+    return found
+
+
+def low_rank(m: int, n: int) -> dict[str, Any]:
+    """float32, singular values 1/j, as many iterations as bring the error below 1.01 times the best."""
+    generator = torch.Generator("cuda").manual_seed(SEED)
+    V = torch.linalg.qr(torch.randn(n, n, device="cuda", generator=generator))[0]
+    A = torch.empty(m, n, device="cuda")
+    gram = torch.zeros(n, n, dtype=torch.float64, device="cuda")
+    for i in range(0, m, ROWS):
+        block = torch.randn(min(ROWS, m - i), n, device="cuda", generator=generator)
+        A[i : i + ROWS] = block / torch.arange(1, n + 1, device="cuda") @ V
+        gram += A[i : i + ROWS].double().T @ A[i : i + ROWS].double()
+    best = torch.linalg.eigvalsh(gram)[:-RANK].sum()
+
+    def error(U: torch.Tensor, s: torch.Tensor, Vh: torch.Tensor) -> float:
+        rests = (
+            A[i : i + ROWS].double() - (U[i : i + ROWS].double() * s.double()) @ Vh.double() for i in range(0, m, ROWS)
+        )
+        return float((sum((rest * rest).sum() for rest in rests) / best).sqrt())
+
+    def theirs(n_iter: int) -> Any:
+        U, s, V = torch.svd_lowrank(A, RANK + 10, niter=n_iter)
+        return U[:, :RANK], s[:RANK], V[:, :RANK].T
+
+    methods: dict[str, Callable[[int], Any]] = {
+        "sjlt": lambda n_iter: svd_lowrank(A, RANK, n_iter=n_iter),
+        "torch.svd_lowrank": theirs,
+    }
+    found: dict[str, Any] = {}
+    for name, method in methods.items():
+        for n_iter in range(6):
+            factors, ms = timed(lambda method=method, n_iter=n_iter: method(n_iter))
+            row = found[f"{name}, n_iter {n_iter}"] = {"seconds": ms / 1e3, "error over best": error(*factors)}
+            print(name, n_iter, row, file=sys.stderr, flush=True)
+            if row["error over best"] < 1.01:
+                break
+    return found
+
+
+def run(quick: bool) -> None:
+    """Measure everything, and record it unless `quick`, which makes all sizes an eighth."""
+    if not torch.cuda.is_available():
+        raise SystemExit("--cuda needs a CUDA device")
+    factor = 8 if quick else 1
+    results: dict[str, Any] = {"environment": environment(), "least squares": {}, "low rank": {}}
+    for m, n in SHAPES:
+        for condition in CONDITIONS:
+            title = f"({m // factor}, {n}), condition {condition:.0e}"
+            results["least squares"][title] = solvers(m // factor, n, condition)
+            torch.cuda.empty_cache()
+    m, n = LOW_RANK[0] // factor, LOW_RANK[1]
+    results["low rank"][f"({m}, {n}), rank {RANK}, singular values 1/j"] = low_rank(m, n)
+    if not quick:
+        save(RESULTS, results)
