@@ -60,8 +60,8 @@ class SketchProducts(Operator):
             Tensors on the CPU or on CUDA. fp16, bf16 (torch only), fp32 and fp64 keep their dtype; fp16 and bf16 are
             summed in fp32. Integers and bool become fp64 in arrays and are refused in tensors, as in torch.matmul.
             Any strides are accepted without a copy. Sparse input has two dimensions: SciPy's, or torch's CSR, CSC or
-            COO on the CPU, whose values are differentiable (COO is coalesced first, a copy). A dask array, of
-            dense, CSR or CSC blocks, gives a lazy one: chunks of features become partial sums.
+            COO, whose values are differentiable (COO is coalesced first, and CSC on CUDA becomes CSR: copies). A dask
+            array, of dense, CSR or CSC blocks, gives a lazy one: chunks of features become partial sums.
         out : {ndarray, tensor on x's device} of shape (..., n_components), fp16, bf16, fp32 or fp64, optional
             Where to write the result. It must not share memory with x.
         accumulate : bool, default False

@@ -10,6 +10,7 @@ from helpers.compilation import TARGETS, check_compiled, compile_launches
 PORTABLE = {
     *(f"{way}_{kernel}" for way in ("project", "adjoint") for kernel in ("tensor_core", "row_gather", "few_vectors")),
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
+    *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
 
@@ -74,6 +75,18 @@ ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
 ]
 DEFAULT_ON_HOPPER = 7
 
+SPARSE = [  # (n, nonzeros, k, law, dtype, type of indices)
+    (200_000, 20_000_000, 512, {"nnz": 4}, "float32", "int64"),
+    (8, 10_000_000, 300, {"density": 1 / 3}, "float32", "int32"),
+    # exhaustive:
+    (1, 10_000_000, 4096, {"nnz": 1}, "bfloat16", "int64"),
+    (1000, 100_000, 300, {"nnz": 5}, "float64", "int32"),
+    (1000, 100_000, 1000, {"nnz": 8, "stacks": 4}, "float16", "int64"),
+    (1000, 100_000, 2000, {"nnz": 16}, "float32", "int32"),
+    (1000, 100_000, 64, {"density": 0.01}, "float64", "int64"),
+]
+DEFAULT_SPARSE = 2
+
 DROPOUT = [  # (shape, dtype, layout, bits, what else is given)
     ((1 << 20,), "bfloat16", "rows", 16, {}),
     ((4096, 1000), "float32", "rows", 8, {"seeds": True, "steps": True}),
@@ -121,6 +134,17 @@ def multiply(n, d, k, law, dtype, layout):
     adjoint(S, y, x)
 
 
+def multiply_sparse(n, nonzeros, k, law, dtype, index):
+    from sjlt import Sketch
+    from sjlt.backends import triton_backend
+
+    S = Sketch(1 << 20, k, **law)
+    backend, values = triton_backend(S.spec), new((nonzeros,), dtype, "rows")
+    indptr, rows, columns = (new((size,), index, "rows") for size in (n + 1, nonzeros, nonzeros))
+    backend.project_sparse(S.spec, values, indptr, columns, new((n, k), dtype, "rows"), False)
+    backend.gather_sparse(S.spec, new((n, k), dtype, "rows"), rows, columns, values)
+
+
 def drop(shape, dtype, layout, bits, given):
     import torch
 
@@ -154,6 +178,9 @@ def make_calls(on, target, everything, hopper):
         torch.set_float32_matmul_precision("high")
         multiply(2000, 301, 300, {"nnz": 5}, "float32", "rows")
         torch.set_float32_matmul_precision("highest")
+    if not few:
+        for call in SPARSE if everything else SPARSE[:DEFAULT_SPARSE]:
+            multiply_sparse(*call)
     for call in DROPOUT if everything else DROPOUT[: 1 if few else DEFAULT_DROPOUT]:
         drop(*call)
     if hopper:

@@ -2,7 +2,7 @@
 
 A law's backend is a module of functions on 2-D data, one data vector per row, that take a `SketchSpec` and write to
 `out`. On the CPU it has ``project``, ``adjoint``, ``project_sparse``, ``project_to_csr`` and ``columns``; on Triton
-``project`` and ``adjoint``.
+``project``, ``adjoint``, ``project_sparse`` and ``gather_sparse``.
 """
 
 from __future__ import annotations

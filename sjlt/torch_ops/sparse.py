@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backends import cpu_backend
+from ..backends import cpu_backend, triton_backend
 from ..inputs.containers import checked_sparse
 from ..laws.spec import SketchSpec
 from . import compat
@@ -67,8 +67,6 @@ def check_sparse(x: Tensor, ndim: int | None = 2) -> None:
         raise ValueError(f"hybrid sparse tensors are refused, got {x.dense_dim()} dense dimensions: pass x.to_dense()")
     if ndim is not None and x.ndim != ndim:
         raise ValueError(f"a sparse tensor must have {ndim} dimensions, got shape {tuple(x.shape)}")
-    if x.is_cuda:
-        raise TypeError("sparse CUDA tensors are refused: pass x.cpu() or x.to_dense()")
 
 
 def matrix(x: Tensor) -> SparseMatrix:
@@ -87,6 +85,12 @@ def _pointers(rows: Tensor, n: int) -> Tensor:
     return torch.searchsorted(rows.contiguous(), torch.arange(n + 1, device=rows.device))
 
 
+def _expanded(indptr: Tensor, count: int) -> Tensor:
+    """The row of each of `count` nonzeros (of CSC: the column)."""
+    rows = torch.arange(len(indptr) - 1, device=indptr.device)
+    return torch.repeat_interleave(rows, indptr.diff(), output_size=count)  # without waiting for a GPU
+
+
 def transposed(x: SparseMatrix, n: int) -> SparseMatrix:
     """The transpose of a matrix of n columns, from the same arrays."""
     return x._replace(by_columns=not x.by_columns, n=n)
@@ -98,7 +102,7 @@ def flattened(x: Tensor, batched: bool) -> SparseMatrix:
         return matrix(x)
     if x.layout is not torch.sparse_coo:
         values, indptr, indices, by_columns, _ = matrix(x)
-        compressed = torch.repeat_interleave(torch.arange(len(indptr) - 1, device=indptr.device), indptr.diff())
+        compressed = _expanded(indptr, len(indices))
         places = torch.stack((indices, compressed) if by_columns else (compressed, indices))
     else:
         x = x.coalesce()
@@ -150,6 +154,19 @@ def _compute_project(
     return torch.from_numpy(out).to(values.dtype)
 
 
+def _compute_project_cuda(
+    values: Tensor, indptr: Tensor, indices: Tensor, by_columns: bool, n: int, *description: Any
+) -> Tensor:
+    spec = SketchSpec(*description)
+    if by_columns:  # to CSR: the nonzeros of a row in the order of its columns
+        rows, order = torch.sort(indices, stable=True)
+        values, indices, indptr = values[order], _expanded(indptr, len(indices))[order], _pointers(rows, n)
+    out = values.new_empty((n, spec.n_components))
+    arrays = values.contiguous(), indptr.contiguous(), indices.contiguous()
+    triton_backend(spec).project_sparse(spec, *arrays, out, False)
+    return out
+
+
 def _scipy_matrix(values: Tensor, indptr: Tensor, indices: Tensor, by_columns: bool, shape: tuple[int, int]) -> Any:
     """The matrix in SciPy's form, on the same memory, with indices that are safe to follow."""
     import scipy.sparse
@@ -181,6 +198,17 @@ def _compute_adjoint(
         result[places] = _gather(numbers, rows[places], columns[places] - first, *entries)
         start = stop
     return torch.from_numpy(result).to(gradient.dtype)
+
+
+def _compute_adjoint_cuda(
+    gradient: Tensor, indptr: Tensor, indices: Tensor, by_columns: bool, n: int, *description: Any
+) -> Tensor:
+    spec = SketchSpec(*description)
+    expanded = _expanded(indptr, len(indices))
+    rows, columns = (indices, expanded) if by_columns else (expanded, indices)
+    out = gradient.new_empty(indices.shape)
+    triton_backend(spec).gather_sparse(spec, gradient, rows.contiguous(), columns.contiguous(), out)
+    return out
 
 
 def _gather(
@@ -244,14 +272,15 @@ def _batched(*_: Any) -> Any:
 
 
 def _register() -> None:
-    rules: dict[Any, tuple[Any, Any]] = {
-        project_sparse: (_fake_project, _compute_project),
-        adjoint_at: (_fake_adjoint, _compute_adjoint),
+    rules: dict[Any, tuple[Any, Any, Any]] = {
+        project_sparse: (_fake_project, _compute_project, _compute_project_cuda),
+        adjoint_at: (_fake_adjoint, _compute_adjoint, _compute_adjoint_cuda),
     }
-    for op, (fake, compute) in rules.items():
+    for op, (fake, compute, compute_cuda) in rules.items():
         torch.library.register_fake(op.name(), fake, lib=_library)
         torch.library.register_vmap(op.name(), _batched, lib=_library)
         _library.impl(op, compute, "CPU")
+        _library.impl(op, compute_cuda, "CUDA")
         _library.impl(op, partial(_differentiable, op), "Autograd")
 
 

@@ -19,12 +19,14 @@ from ...kernels.config.product import VECTOR_BYTES, KernelGeometry, Product, ker
 from ...kernels.portable.few_vectors import adjoint_few_vectors, project_few_vectors
 from ...kernels.portable.row_gather import adjoint_row_gather, project_row_gather
 from ...kernels.portable.tensor_core import adjoint_tensor_core, project_tensor_core
-from . import device, partial_sums
+from . import device, partial_sums, sparse
 from .launcher import kind, run
 from .vector_scales import vector_scales
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
+
+project_sparse, gather_sparse = sparse.project_exact, sparse.gather_exact
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:

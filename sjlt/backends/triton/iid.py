@@ -11,12 +11,14 @@ from torch import Tensor
 from ...kernels.config.iid import Iid, IidHopper, choose
 from ...kernels.config.product import VECTOR_BYTES, Product
 from ...kernels.portable.iid import multiply_iid
-from . import device, partial_sums
+from . import device, partial_sums, sparse
 from .launcher import kind, run
 from .vector_scales import vector_scales
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
+
+project_sparse, gather_sparse = sparse.project_iid, sparse.gather_iid
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:

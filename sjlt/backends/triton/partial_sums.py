@@ -31,7 +31,7 @@ def write(
         return
     sums = _allocate(splits, data, out)
     launch(sums, False)
-    _reduce(scale, sums, out, accumulate)
+    reduce(scale, sums, out, accumulate)
 
 
 def strides(out: Tensor) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ def _allocate(splits: int, data: Tensor, out: Tensor) -> Tensor:
     return data.new_empty((n, splits, k), dtype=dtype).transpose(0, 1)
 
 
-def _reduce(scale: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:
+def reduce(scale: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:
     """out = scale * sum of partial over its first axis (+ out)."""
     if partial.stride(1) < partial.stride(2):
         partial, out = partial.transpose(1, 2), out.t()

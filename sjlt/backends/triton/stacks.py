@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from ...kernels.config.product import SCRATCH_BYTES, Product, kernel_geometry
-from . import device, exact, partial_sums
+from . import device, exact, partial_sums, sparse
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
+
+project_sparse, gather_sparse = sparse.project_exact, sparse.gather_exact
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:

@@ -1,0 +1,120 @@
+"""Sparse data on Triton: X (n, n_features) as the three arrays of CSR. Which kernels: `kernels.portable.sparse`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ...kernels.config.product import SCRATCH_BYTES, kernel_geometry, next_power_of_two
+from ...kernels.portable import sparse as kernels
+from . import device, partial_sums
+
+if TYPE_CHECKING:
+    from ...laws.spec import SketchSpec
+
+TERMS = 64  # of a step of one warp's program: on AMD too, each thread has one
+BLOCK = 128  # nonzeros of a program that encodes or gathers
+CODES_BYTES = SCRATCH_BYTES  # of the codes in memory
+CALLS = 16  # of Philox, whose components a program of the iid law owns
+MIN_PAIRS = 1 << 15  # (row, part) pairs that fill a large GPU
+MAX_PART, MIN_PART = 4096, 32  # nonzeros of a part, on average: for accuracy; that are worth sums of their own
+
+
+def project_exact(
+    spec: SketchSpec, values: Tensor, indptr: Tensor, columns: Tensor, out: Tensor, accumulate: bool
+) -> None:
+    """out (n, k) = X Sᵀ, added to `out` if `accumulate`, under the exact law."""
+    one = spec.one_stack()
+    geometry = kernel_geometry(one.n_components, one.nnz, 0, spec.stacks)
+    span = max(1, CODES_BYTES // (4 * spec.nnz))  # nonzeros encoded at a time
+    block = next_power_of_two(spec.nnz)
+    rows = max(1, TERMS // block)
+    codes = torch.empty((min(span, len(values)), spec.nnz), dtype=torch.int32, device=values.device)
+
+    def launch(target: Tensor, splits: int, scale: float) -> None:
+        for first in range(0, len(values), span):
+            count = min(span, len(values) - first)
+            kernels.encode_columns[(-(-count // BLOCK),)](
+                columns[first:], codes, count, spec.feature_offset, spec.seed, GEOMETRY=geometry, STACKS=spec.stacks,
+                BLOCK=BLOCK, num_warps=4,
+            )  # fmt: skip
+            kernels.project_sparse[(-(-len(out) * splits // rows),)](
+                values, indptr, codes, target, len(out), splits, first, first + count, *partial_sums.strides(target),
+                SCALE=scale, SUM_DTYPE=_sum_dtype(target), NNZ=spec.nnz, NNZ_BLOCK=block, ROWS=rows, num_warps=1,
+            )  # fmt: skip
+
+    _write(values, out, accumulate, spec.nnz**-0.5, launch)
+
+
+def project_iid(
+    spec: SketchSpec, values: Tensor, indptr: Tensor, columns: Tensor, out: Tensor, accumulate: bool
+) -> None:
+    """out (n, k) = X Sᵀ, added to `out` if `accumulate`, under the iid law."""
+    lanes, k = spec.lanes, spec.n_components
+
+    def launch(target: Tensor, splits: int, scale: float) -> None:
+        grid = (len(out) * splits, -(-k // (CALLS * lanes.per_call)))
+        kernels.project_sparse_iid[grid](
+            values, indptr, columns, target, splits, k, *partial_sums.strides(target), spec.feature_offset, spec.seed,
+            lanes.threshold, SCALE=scale, SUM_DTYPE=_sum_dtype(target), BITS=lanes.bits, CALLS=CALLS, num_warps=4,
+        )  # fmt: skip
+
+    _write(values, out, accumulate, lanes.scale(k), launch)
+
+
+def gather_exact(spec: SketchSpec, gradient: Tensor, rows: Tensor, columns: Tensor, out: Tensor) -> None:
+    """out[e] = (gradient S)[rows[e], columns[e]], under the exact law."""
+    one = spec.one_stack()
+    geometry = kernel_geometry(one.n_components, one.nnz, 0, spec.stacks)
+    if len(out):
+        with device.current(out):
+            kernels.gather_sparse[(-(-len(out) // BLOCK),)](
+                gradient, rows, columns, out, len(out), *gradient.stride(), spec.feature_offset, spec.seed,
+                SCALE=spec.nnz**-0.5, SUM_DTYPE=_sum_dtype(gradient), GEOMETRY=geometry, STACKS=spec.stacks,
+                BLOCK=BLOCK, num_warps=4,
+            )  # fmt: skip
+
+
+def gather_iid(spec: SketchSpec, gradient: Tensor, rows: Tensor, columns: Tensor, out: Tensor) -> None:
+    """out[e] = (gradient S)[rows[e], columns[e]], under the iid law."""
+    lanes, k = spec.lanes, spec.n_components
+    if len(out):
+        with device.current(out):
+            kernels.gather_sparse_iid[(len(out),)](
+                gradient, rows, columns, out, k, *gradient.stride(), spec.feature_offset, spec.seed, lanes.threshold,
+                SCALE=lanes.scale(k), SUM_DTYPE=_sum_dtype(gradient), BITS=lanes.bits, CALLS=CALLS, num_warps=4,
+            )  # fmt: skip
+
+
+def count_splits(rows: int, nonzeros: int, k: int, itemsize: int) -> int:
+    """The parts into which each row's nonzeros are cut: a pure function of the sizes, so that results repeat."""
+    average = nonzeros // max(1, rows)
+    wanted = max(-(-MIN_PAIRS // max(1, rows)), -(-average // MAX_PART))
+    fitting = SCRATCH_BYTES // max(1, rows * k * itemsize)
+    return max(1, min(wanted, fitting, average // MIN_PART))
+
+
+def _write(values: Tensor, out: Tensor, accumulate: bool, scale: float, launch: Any) -> None:
+    """Write to `out` by ``launch(zeros or sums to add to, splits, factor of each term)``."""
+    if not len(values) or not out.numel():
+        if not accumulate:
+            out.zero_()
+        return
+    sum_dtype = torch.promote_types(values.dtype, torch.float32)
+    splits = count_splits(len(out), len(values), out.shape[1], sum_dtype.itemsize)
+    with device.current(out):
+        if splits == 1 and out.dtype == sum_dtype:
+            if not accumulate:
+                out.zero_()
+            launch(out, 1, scale)
+            return
+        sums = torch.zeros((splits, *out.shape), dtype=sum_dtype, device=out.device)
+        launch(sums, splits, 1.0)
+        partial_sums.reduce(scale, sums, out, accumulate)
+
+
+def _sum_dtype(x: Tensor) -> Any:
+    return tl.float64 if x.dtype == torch.float64 else tl.float32
