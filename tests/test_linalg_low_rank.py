@@ -100,6 +100,24 @@ def test_rank_below_the_sketch():
     assert not svd_lowrank(np.zeros((50, 20)), 4)[1].any()
 
 
+@pytest.mark.parametrize("n_iter", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(200, 50), (50, 200), (3000, 50)])
+def test_a_rank_that_is_known_or_misjudged(shape, n_iter):
+    """The cases of PARLA's tests of its SVD: rank 15, asked for 15, for more and for less; and full rank."""
+    rng = np.random.default_rng(3)
+    m, n = shape
+    s = np.geomspace(10, 0.1, 15)
+    A = orthonormal(rng, m, 15) * s @ orthonormal(rng, n, 15).T
+    for rank in (15, 20, 12):
+        U, found, Vh = svd_lowrank(A, rank, n_iter=n_iter)
+        kept = min(rank, 15)
+        assert np.linalg.norm(A - (U * found) @ Vh) <= 1e-12 + 1.5 * np.linalg.norm(s[kept:])
+        np.testing.assert_allclose(found[:kept], s[:kept], rtol=1e-12 if rank >= 15 else 0.2)
+        assert (found[kept:] < 1e-12).all()
+        np.testing.assert_allclose(U.T @ U, np.eye(rank), atol=1e-12)
+        np.testing.assert_allclose(Vh @ Vh.T, np.eye(rank), atol=1e-12)
+
+
 # ------------------------------------------------------------------------------------- workers
 
 

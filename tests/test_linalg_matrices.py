@@ -38,6 +38,8 @@ MATRICES = {
     "m = n": lambda rng: rng.standard_normal((N, N)),
     "m = n + 1": lambda rng: rng.standard_normal((N + 1, N)),
     "m = 8 n": lambda rng: rng.standard_normal((8 * N, N)),
+    "m just large enough for a sketch": lambda rng: rng.standard_normal((1024, N)),
+    "coherent, badly scaled columns": lambda rng: coherent(rng) * np.geomspace(1e-4, 1e4, N),
     "wide": lambda rng: rng.standard_normal((40, N)),
     "one column": lambda rng: rng.standard_normal((M, 1)),
     "float32": lambda rng: rng.standard_normal((M, N)).astype(np.float32),
