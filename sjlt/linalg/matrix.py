@@ -7,8 +7,10 @@ reading of the data.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -274,10 +276,24 @@ class FileMatrix(Matrix):
             )
 
     def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, np.ndarray]]:
-        rows = max(64, FILE_BYTES // (8 * max(self.shape[1], width)))
+        """A thread reads the next block meanwhile, into the other one of two buffers."""
+        m, n = self.shape
+        rows = min(m, max(64, FILE_BYTES // (8 * max(n, width))))
+        order = "F" if self._source.order == "F" else "C"
+        buffers = itertools.cycle([np.empty((rows, n), self.dtype, order=order) for _ in range(2)])
+
+        def read(start: int) -> Any:
+            stop = min(start + rows, m)
+            return self._source.read(start, stop, next(buffers)[: stop - start])
+
         self.check_unchanged()
-        for i in range(0, self.shape[0], rows):
-            yield i, self._source.read(i, min(i + rows, self.shape[0])).astype(np.float64, copy=False)
+        with ThreadPoolExecutor(1) as reader:
+            ahead = reader.submit(read, 0)
+            for i in range(0, m, rows):
+                block = ahead.result()
+                if i + rows < m:
+                    ahead = reader.submit(read, i + rows)
+                yield i, block.astype(np.float64, copy=False)
         self.check_unchanged()
 
     def dense(self) -> np.ndarray:
