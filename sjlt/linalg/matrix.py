@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -279,7 +279,7 @@ class FileMatrix(Matrix):
         """A thread reads the next block meanwhile, into the other one of two buffers."""
         m, n = self.shape
         rows = min(m, max(64, FILE_BYTES // (8 * max(n, width))))
-        order = "F" if self._source.order == "F" else "C"
+        order: Literal["C", "F"] = "F" if self._source.order == "F" else "C"
         buffers = itertools.cycle([np.empty((rows, n), self.dtype, order=order) for _ in range(2)])
 
         def read(start: int) -> Any:
