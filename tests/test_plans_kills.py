@@ -87,9 +87,16 @@ def assert_is_whole(tmp_path):
     assert len(left(tmp_path / "out")) == PARTS + 1
 
 
-@pytest.mark.parametrize("kind", ["npy", pytest.param("parquet", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        ("npy", 4),
+        pytest.param("npy", 40, marks=pytest.mark.exhaustive),
+        pytest.param("parquet", 40, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_random_kills(tmp_path, program, kind, kills):
+    """SIGKILL of workers and drivers: with those of a single parquet file, in test_arrow_parquet, a hundred."""
     make_source(tmp_path / "in", kind)
     planned(tmp_path, "reference").run(workers=1)
     rng, done, committed = np.random.default_rng(kills), 0, 0
@@ -110,7 +117,8 @@ def test_random_kills(tmp_path, program, kind, kills):
                 break
             done += kill(rng.choice(victims))
         output, _ = driver.communicate(timeout=300)
-        assert "Traceback" not in output or "failed 4 times: its process died" in output, output
+        ended = driver.returncode in (0, -signal.SIGKILL)
+        assert ended or "failed 4 times: its process died" in output, output
     planned(tmp_path).run(workers=1)
     assert_is_whole(tmp_path)
 
@@ -216,7 +224,7 @@ import os, signal, sys
 import sjlt.plans.running as running, sjlt
 from sjlt.plans.attempt import attempt
 
-def lethal(job, part):
+def lethal(job, part, number):
     if part.name == "part-00005.npy":
         os.kill(os.getpid(), signal.SIGKILL)
     return attempt(job, part)

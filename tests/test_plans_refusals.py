@@ -168,7 +168,7 @@ def test_a_full_disk_keeps_the_parts_that_are_there(tmp_path):
     assert len(result(tmp_path / "out")) == 1150
 
 
-def fails_twice(job, part):
+def fails_twice(job, part, number=""):
     """An attempt that raises OSError until it has been made three times."""
     from sjlt.plans.attempt import attempt
 

@@ -48,11 +48,12 @@ class Part(NamedTuple):
     stop: int
 
 
-def attempt(job: Job, part: Part) -> str:
+def attempt(job: Job, part: Part, number: str = "") -> str:
     """Write one part, unless it is there already; return its name.
 
     Any number of attempts at a part may run at once: each writes a file of its own, and the first to be complete gives
-    it the part's name.
+    it the part's name. `number` differs between attempts: dask takes calls with equal arguments for one call, and would
+    hand out an earlier failure again.
 
     Raises
     ------

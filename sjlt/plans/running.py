@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
@@ -101,12 +102,12 @@ def run_parts(
     most = 2 * executor.workers if isinstance(executor, Processes) else len(parts)
     own = isinstance(executor, Processes)
     todo, suspects = deque(parts), deque[int]()
-    failures = dict.fromkeys(parts, 0)
+    failures, run = dict.fromkeys(parts, 0), uuid.uuid4().hex
     running: dict[Future[Any], int] = {}
     finished: SimpleQueue[Future[Any]] = SimpleQueue()
 
     def submit(i: int) -> None:
-        future = executor.submit(attempt, job, parts[i])
+        future = executor.submit(attempt, job, parts[i], f"{run} {failures[i]}")
         running[future] = i
         future.add_done_callback(finished.put)
 
