@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from sjlt.linalg import leverage_scores, lstsq, qr, svd_lowrank
+from sjlt.linalg import leverage_scores, lstsq, matrix, qr, svd_lowrank
 
 M, N = 3000, 20
 
@@ -68,6 +68,46 @@ def test_the_others(kind, data, tmp_path):
     for n_iter in (0, 1):
         U, s, Vh = (plain(x) for x in svd_lowrank(A_held, N, n_iter=n_iter))
         np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-10)
+
+
+@pytest.fixture
+def as_cuda(monkeypatch):
+    """The code for CUDA tensors, with tensors that lie on the CPU."""
+
+    def tensor_matrix(a, progress=None):
+        return matrix.CudaMatrix(torch.from_numpy(a), progress)
+
+    monkeypatch.setattr(matrix, "DenseMatrix", tensor_matrix)
+    monkeypatch.setattr(matrix, "GPU_ROWS", 1000)
+
+
+@pytest.mark.parametrize("condition", [1, 1e6, 1e12])
+@pytest.mark.parametrize("method", ["cg", "passes", "auto"])
+def test_lstsq_as_on_a_gpu(request, data, method, condition):
+    A, B = data
+    A = A * np.geomspace(1, 1 / condition, N) @ np.linalg.qr(np.random.default_rng(1).standard_normal((N, N)))[0]
+    cases = [("f8", {}), ("f8", {"damp": [0, 0.5]}), ("f8", {"rcond": 1e-3}), ("f4", {})]
+    expected = [lstsq(A.astype(dtype), B, method=method, **options) for dtype, options in cases]
+    request.getfixturevalue("as_cuda")
+    for (dtype, options), on_cpu in zip(cases, expected, strict=True):
+        solution = lstsq(torch.from_numpy(A.astype(dtype)), B, method=method, **options)
+        assert isinstance(solution.x, torch.Tensor)
+        assert solution.backward_error < 1.2e-16
+        assert solution.rank == on_cpu.rank
+        np.testing.assert_allclose(plain(solution.residuals), on_cpu.residuals, rtol=1e-6)
+
+
+def test_the_others_as_on_a_gpu(as_cuda, data):
+    A, _ = data
+    for held_as in (A, np.asfortranarray(A), A.astype("f4")):
+        tensor, tolerance = torch.from_numpy(held_as), 1e-10 if held_as.dtype == "f8" else 1e-4
+        Q, R, J = qr(tensor)
+        np.testing.assert_allclose(plain(Q @ R), held_as[:, J], atol=1e-12)
+        np.testing.assert_allclose(plain(leverage_scores(tensor)), plain((Q**2).sum(1)), atol=1e-12)
+        for n_iter in (0, 1, 2):
+            U, s, Vh = svd_lowrank(tensor, N, n_iter=n_iter)
+            np.testing.assert_allclose(plain((U * s) @ Vh), A, atol=tolerance)
+            np.testing.assert_allclose(plain(U.T @ U), np.eye(N), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "float16"])
