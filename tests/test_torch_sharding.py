@@ -36,6 +36,7 @@ def test_sharded(device, world):
     finally:
         for process in processes:
             process.kill()
-    for process, (out, err) in zip(processes, results, strict=True):
-        assert process.returncode == 0, err
-        assert "agrees" in out
+    pairs = zip(processes, results, strict=True)
+    failed = {rank: err for rank, (process, (_, err)) in enumerate(pairs) if process.returncode}
+    assert not failed, "\n".join(f"rank {rank}: {err[-3000:]}" for rank, err in failed.items())
+    assert all("agrees" in out for out, _ in results)

@@ -22,19 +22,14 @@ if TYPE_CHECKING:
 def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor:
     """The tensors of `tree`, as if flattened and concatenated, projected leaf by leaf."""
     leaves = list(leaves_of(tree))
-    _check_tree(spec, leaves, batched)
-    dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
-    like = torch.empty((*leaves[0].shape[:batched], 0), dtype=dtype, device=leaves[0].device)
-    if out is not None:
-        check_out("project_tree", out, like, spec.n_components, False)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (*leaves, out)):
-            raise RuntimeError(
-                "out= does not support automatic differentiation, but one of the tensors requires grad: omit out=, "
-                "detach, or call under torch.no_grad()"
-            )
+    sharded = [leaf for leaf in leaves if sharding.is_sharded(leaf)]
+    if sharded:
+        tree_shapes = [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
+        with sharding.agreement(sharded, {"the sketch": spec, "batched": batched, "the tree": tree_shapes}):
+            dtype, like = _prepared(spec, leaves, out, batched)
+    else:
+        dtype, like = _prepared(spec, leaves, out, batched)
     summing = torch.promote_types(dtype, torch.float32)
-    if sharded := [leaf for leaf in leaves if sharding.is_sharded(leaf)]:
-        sharding.check_agreement(sharded, (spec, dtype, batched, [tuple(leaf.shape) for leaf in leaves]))
     total: Any = 0
     partial: dict[Any, Any] = {}  # sums of what this rank holds, by the mesh that holds the rest
     start = 0
@@ -47,9 +42,6 @@ def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor
                 partial[leaf.device_mesh] = torch.zeros(shape, dtype=summing, device=like.device)
             for run, numbers in sharding.runs(columns, leaf, batched):
                 partial[leaf.device_mesh] += _project_leaf(run, numbers, batched, summing)
-            partial.setdefault(
-                leaf.device_mesh, torch.zeros((*like.shape[:-1], spec.n_components), dtype=summing, device=like.device)
-            )
         else:
             total = total + _project_leaf(columns, leaf, batched, summing)
     for mesh, part in partial.items():
@@ -115,6 +107,21 @@ def leaves_of(tree: Any) -> Iterator[Any]:
         return
     for branch in tree:
         yield from leaves_of(branch)
+
+
+def _prepared(spec: SketchSpec, leaves: list[Any], out: Any, batched: bool) -> tuple[torch.dtype, Tensor]:
+    """(the dtype of the result, an empty tensor of its device and leading shape), of arguments that are right."""
+    _check_tree(spec, leaves, batched)
+    dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
+    like = torch.empty((*leaves[0].shape[:batched], 0), dtype=dtype, device=leaves[0].device)
+    if out is not None:
+        check_out("project_tree", out, like, spec.n_components, False)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*leaves, out)):
+            raise RuntimeError(
+                "out= does not support automatic differentiation, but one of the tensors requires grad: omit out=, "
+                "detach, or call under torch.no_grad()"
+            )
+    return dtype, like
 
 
 def _check_tree(spec: SketchSpec, leaves: list[Any], batched: bool) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,10 @@ from ..laws.spec import SketchSpec
 from . import projection as ops
 from .checks import check_tensor
 
-GATHERED_BYTES = 16 << 20  # of partial sums gathered at a time
+GATHERED_BYTES = 8 << 20  # of partial sums gathered at a time
+LONG_RUN = 1 << 16  # consecutive features that are worth a call of their own
+FILLED = 1 << 21  # numbers, zeros included, of a part whose gap is filled
+MAX_PARTS = 8  # of a call that ranks compare
 
 
 def is_sharded(x: Any) -> bool:
@@ -45,23 +49,61 @@ def check_sharded(x: Any, batched: bool) -> None:
             raise ValueError("batched=True needs the leading dimension on every rank, got a DTensor sharded along it")
 
 
-def check_agreement(tensors: Iterable[Any], description: Any) -> None:
-    """ValueError on every rank of the meshes unless all ranks make the same call.
+@contextmanager
+def agreement(tensors: list[Any], call: dict[str, Any]) -> Iterator[None]:
+    """A context for the checks of a call on `tensors`, DTensors, after which all ranks go on or all raise.
 
-    Ranks with another sketch (such as another seed), other shapes or other placements would add what has no meaning.
+    A rank that raises inside tells the others, which would wait for it in a sum. Then the ranks exchange checksums of
+    `call`, what must be equal, by name: with another sketch, such as another seed, they would add what has no meaning.
     """
-    call = repr((description, [(tuple(t.shape), t.placements) for t in tensors]))
-    checksum = int.from_bytes(hashlib.sha256(call.encode()).digest()[:8], "little", signed=True)
-    for mesh in dict.fromkeys(t.device_mesh for t in tensors):
-        for dim in range(mesh.ndim):
-            device = next(t.device for t in tensors if t.device_mesh == mesh)
-            sums = _gathered(mesh, dim, torch.tensor([checksum], device=device))
-            if len({int(number) for number in sums.flatten().tolist()}) > 1:
-                raise ValueError(
-                    f"ranks disagree along dimension {dim} of {mesh}: every rank must pass the same sketch "
-                    "(n_features, n_components, nnz, seed), tensors of the same shapes and placements, and the same "
-                    "options"
-                )
+    try:
+        yield
+    except Exception:
+        _exchange(tensors, {})
+        raise
+    meshes = list(dict.fromkeys(t.device_mesh for t in tensors))
+    parts = {
+        **call,
+        "shapes": [tuple(t.shape) for t in tensors],
+        "placements": [t.placements for t in tensors],
+        "meshes": [(m.mesh.tolist(), m.mesh_dim_names, m.device_type) for m in meshes],
+    }
+    differing = _exchange(tensors, parts)
+    if differing is None:
+        raise ValueError("another rank refused its arguments: its own error says why")
+    if differing:
+        raise ValueError(
+            f"ranks disagree in {', '.join(differing)}: every rank must pass the same sketch (n_features, "
+            "n_components, nnz, seed), tensors of the same shapes, placements and meshes, and the same options"
+        )
+
+
+def _exchange(tensors: list[Any], parts: dict[str, Any]) -> list[str] | None:
+    """The names of the parts that differ between ranks; None if a rank has none because it raised an error.
+
+    Where a mesh holds all ranks, they meet in the group of all, so that meshes of other shapes are noticed, too. Ranks
+    of smaller meshes meet in the groups of each mesh.
+    """
+    checksums = [len(parts) > 0, *(_checksum(part) for part in parts.values())]
+    checksums += [0] * (1 + MAX_PARTS - len(checksums))
+    mine = torch.tensor(checksums, dtype=torch.int64, device=tensors[0].device)
+    meshes = dict.fromkeys(t.device_mesh for t in tensors)
+    groups: list[Any] = [torch.distributed.group.WORLD]
+    if all(mesh.size() < torch.distributed.get_world_size() for mesh in meshes):
+        groups = [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
+    found: set[str] = set()
+    refused = False
+    for group in groups:
+        gathered = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(group))]
+        torch.distributed.all_gather(gathered, mine, group=group)
+        table = torch.stack(gathered).tolist()
+        refused = refused or not all(row[0] for row in table)
+        found |= {name for i, name in enumerate(parts, 1) if len({row[i] for row in table}) > 1}
+    return None if refused else sorted(found)
+
+
+def _checksum(part: Any) -> int:
+    return int.from_bytes(hashlib.sha256(repr(part).encode()).digest()[:8], "little", signed=True)
 
 
 # ------------------------------------------------------------------------------------- parts
@@ -93,33 +135,66 @@ def _box(x: Any) -> tuple[list[int], list[int]]:
 
 
 def runs(columns: SketchSpec, x: Any, batched: bool) -> Iterator[tuple[SketchSpec, Tensor]]:
-    """This rank's share of the projection of x: (its columns of the sketch, numbers), few and contiguous.
+    """This rank's share of the projection of x: (its columns of the sketch, numbers), few and with features in order.
 
     Of a replicated tensor, each rank takes its share.
     """
-    local = x.to_local()
-    for start, part in _parts(x, local, batched):
+    skip = int(batched)
+    for start, part, gap in _parts(x, x.to_local(), batched):
         begin, end = _share(x, part, batched)
-        numbers = part.narrow(int(batched), begin, end - begin) if end > begin else None
-        if numbers is not None and numbers.numel():
-            first = start + begin * prod(part.shape[batched + 1 :])
-            yield columns.columns(first, first + prod(numbers.shape[batched:])), numbers
+        if end > begin and part.numel():
+            numbers = part.narrow(skip, begin, end - begin)
+            if gap is not None:
+                full = numbers.new_zeros(gap.full_shape(numbers))
+                gap.inside(full, numbers).copy_(numbers)
+                numbers = full
+            first = start + begin * prod(numbers.shape[skip + 1 :])
+            yield columns.columns(first, first + prod(numbers.shape[skip:])), numbers
 
 
-def _parts(x: Any, local: Tensor, batched: bool) -> Iterator[tuple[int, Tensor]]:
-    """(the feature at which it begins, a view of `local`) for each part whose features are consecutive."""
+class _Gap(NamedTuple):
+    """Of an axis of length `length` a tensor holds a stretch from `offset` on; others hold the rest."""
+
+    axis: int
+    offset: int
+    length: int
+
+    def full_shape(self, part: Tensor) -> tuple[int, ...]:
+        return (*part.shape[: self.axis], self.length, *part.shape[self.axis + 1 :])
+
+    def inside(self, full: Tensor, part: Tensor) -> Tensor:
+        """The place of `part` in a tensor of the full shape."""
+        return full.narrow(self.axis, self.offset, part.shape[self.axis])
+
+
+def _parts(x: Any, local: Tensor, batched: bool) -> Iterator[tuple[int, Tensor, _Gap | None]]:
+    """(the feature at which it begins, a view of `local`, its gap) for each part of what a rank holds.
+
+    The features of a part without a gap are consecutive. With one, they are consecutive once the gap is filled: where
+    an inner axis is cut, as by tensor parallelism, thousands of short runs cost more than a few parts with zeros.
+    """
     skip = int(batched)
     offsets, lengths = _box(x)
     offsets, lengths, shape = offsets[skip:], lengths[skip:], list(x.shape[skip:])
     if not shape:
-        yield 0, local.unsqueeze(-1)
+        yield 0, local.unsqueeze(-1), None
         return
     cut = max((axis for axis, n in enumerate(shape) if lengths[axis] != n), default=0)
     steps = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    for place in product(*(range(n) for n in lengths[:cut])):
-        where = [*(o + i for o, i in zip(offsets, place, strict=False)), offsets[cut]]
-        start = sum(i * step for i, step in zip(where, steps, strict=False))
-        yield start, local[(slice(None),) * skip + place]
+    together = 0
+    if cut and prod(lengths[cut:]) < LONG_RUN:
+        together = max(1, FILLED // (prod(local.shape[:skip]) * prod(shape[cut:]) or 1))
+    outer = cut - 1 if together else cut
+    every: tuple[Any, ...] = (slice(None),) * skip
+    for place in product(*(range(n) for n in lengths[:outer])):
+        start = sum((o + i) * step for o, i, step in zip(offsets, place, steps, strict=False))
+        start += offsets[outer] * steps[outer]
+        if not together:
+            yield start, local[every + place], None
+            continue
+        for i in range(0, lengths[outer], together):
+            rows = slice(i, i + together)
+            yield start + i * steps[outer], local[(*every, *place, rows)], _Gap(skip + 1, offsets[cut], shape[cut])
 
 
 def _share(x: Any, part: Tensor, batched: bool) -> tuple[int, int]:
@@ -138,9 +213,12 @@ def adjoint(columns: SketchSpec, y: Tensor, like: Any, batched: bool) -> Any:
 
     local = like.to_local()
     result = local.new_empty(local.shape)
-    for start, part in _parts(like, result, batched):
-        numbers = columns.columns(start, start + prod(part.shape[batched:]))
-        part.copy_(ops.call(ops.project_adjoint, y, numbers, -1, like.dtype).view(part.shape))
+    for start, part, gap in _parts(like, result, batched):
+        if part.numel():
+            shape = tuple(part.shape) if gap is None else gap.full_shape(part)
+            numbers = columns.columns(start, start + prod(shape[int(batched) :]))
+            full = ops.call(ops.project_adjoint, y, numbers, -1, like.dtype).view(shape)
+            part.copy_(full if gap is None else gap.inside(full, part))
     placements = [Replicate() if p.is_partial() else p for p in like.placements]
     return DTensor.from_local(
         result, like.device_mesh, placements, run_check=False, shape=like.shape, stride=_contiguous(like.shape)
@@ -187,9 +265,9 @@ def project(spec: SketchSpec, x: Any, out: Any, accumulate: bool) -> Any:
 
     if out is not None or accumulate:
         raise TypeError("out= and accumulate= are not supported for DTensors")
-    check_sharded(x, False)
-    check_width("project", x, spec.n_features, "n_features")
-    check_agreement([x], (spec, x.dtype))
+    with agreement([x], {"the sketch": spec, "the dtype": x.dtype}):
+        check_sharded(x, False)
+        check_width("project", x, spec.n_features, "n_features")
     last = x.ndim - 1
     offsets, lengths = _box(x)
     columns = spec.columns(offsets[last], offsets[last] + lengths[last])

@@ -1,6 +1,7 @@
 """Run by each rank of `test_torch_sharding`: trees and matrices of DTensors, against the same data in one piece."""
 
 import os
+import resource
 import sys
 import warnings
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from sjlt import Sketch
+from sjlt.torch_ops import sharding
 
 DEVICE, RANK, WORLD = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -137,16 +139,17 @@ def matrices(mesh):
 
 
 def refusals(mesh):
+    """Wrong calls end in errors on every rank, also those of one rank only, for which the others would wait."""
     x = distribute_tensor(whole(8, 6), mesh, [Shard(0)])
 
     def refused(error, message, call):
         with pytest.raises(error, match=message):
             call()
 
-    refused(ValueError, "ranks disagree", lambda: Sketch(48, 20, seed=RANK).project_tree([x]))
-    refused(ValueError, "ranks disagree", lambda: Sketch(6, 20, seed=RANK).project(x))
+    refused(ValueError, "ranks disagree in the sketch", lambda: Sketch(48, 20, seed=RANK).project_tree([x]))
+    refused(ValueError, "ranks disagree in the sketch", lambda: Sketch(6, 20, seed=RANK).project(x))
     k = 20 + RANK
-    refused(ValueError, "ranks disagree", lambda: Sketch(48, k).project_tree([x]))
+    refused(ValueError, "ranks disagree in the sketch", lambda: Sketch(48, k).project_tree([x]))
     refused(ValueError, "n_features = 47", lambda: Sketch(47, 20).project_tree([x]))
     refused(ValueError, "n_features = 5,", lambda: Sketch(5, 4).project(x))
     refused(TypeError, "out= and accumulate= are not", lambda: Sketch(6, 4).project(x, out=torch.zeros(8, 4)))
@@ -157,30 +160,71 @@ def refusals(mesh):
     refused(ValueError, "partial must be so by sums", lambda: Sketch(48, 4).project_tree([average]))
     refused(TypeError, "not sharded", lambda: Sketch(48, 8).adjoint_tree(x, like=[x]))
 
+    # Only the last rank is wrong; its own error says how.
+    last, S = RANK == WORLD - 1, Sketch(48, 20)
+    own = lambda message: message if last else "another rank refused its arguments"  # noqa: E731
+    refused(ValueError, own("n_features = 47"), lambda: Sketch(48 - last, 20).project_tree([x]))
+    refused(ValueError, own("n_features = 5,"), lambda: Sketch(6 - last, 4).project(x))
+    foreign = [x, torch.empty(0, device="meta")] if last else [x]
+    refused(ValueError, own("must lie on one device, got .*, meta"), lambda: S.project_tree(foreign))
+    refused(TypeError if last else ValueError, own("got a str"), lambda: S.project_tree([x, "x"] if last else [x]))
+    other = distribute_tensor(whole(8, 6), mesh, [Replicate()])
+    refused(ValueError, "ranks disagree in placements", lambda: S.project_tree([other if last else x]))
+    order = [x, whole(2)] if last else [whole(2), x]
+    refused(ValueError, "ranks disagree in the tree", lambda: Sketch(50, 4).project_tree(order))
+    one = distribute_tensor(whole(1, 6), mesh, [Replicate()])
+    refused(ValueError, "ranks disagree in batched", lambda: Sketch(6, 4).project_tree([one], batched=last))
+    if WORLD > 2:  # the same ranks, but meshes of other shapes
+        square = init_device_mesh(DEVICE, (2, WORLD // 2))
+        flat = [distribute_tensor(whole(8, 6), mesh, [Shard(0)])]
+        cut = [distribute_tensor(whole(8, 6), square, [Shard(0), Shard(1)])]
+        refused(ValueError, "ranks disagree in .*meshes", lambda: S.project_tree(cut if last else flat))
+    assert torch.equal(S.project_tree([x]), S.project_tree([whole(8, 6)]))  # and go on
+
+
+def uneven(mesh):
+    """Shards that are not contiguous, ranks without parameters, and gaps that are filled in many parts."""
+    x = whole(12 * WORLD, 10)
+    local = x.t().contiguous().t()[RANK * 12 : (RANK + 1) * 12]
+    assert not local.is_contiguous()
+    check_tree([DTensor.from_local(local, mesh, [Shard(0)], run_check=False)], [x])
+    few = whole(1, 4)
+    empty = distribute_tensor(few, mesh, [Shard(0)])
+    assert (empty.to_local().numel() == 0) == (RANK > 0)
+    check_tree([empty], [few])
+    before = sharding.FILLED
+    sharding.FILLED = 100
+    wide = [whole(9, 5 * WORLD + 1, 3), whole(4, 2, WORLD)]
+    check_tree([distribute_tensor(t, mesh, [Shard(i)]) for i, t in enumerate(wide, 1)], wide)
+    batched = [whole(3, 8, 5 * WORLD), whole(3, 2, 3, WORLD + 1)]
+    check_tree([distribute_tensor(t, mesh, [Shard(i)]) for i, t in enumerate(batched, 2)], batched, True)
+    sharding.FILLED = before
+
 
 def memory(mesh):
-    """No rank gathers a parameter: the peak of what is allocated beside the shards stays small."""
-    shape = (WORLD * 1024, 2048)
-    local = torch.ones((1024, 2048), device=DEVICE)
-    x = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
-    S = Sketch(x.numel(), 256)
-    S.project_tree([x])
-    from torch.utils._python_dispatch import TorchDispatchMode
+    """No rank gathers a parameter: beside its shards, a rank needs at most 64 MiB and the result."""
+    shapes = {Shard(0): (WORLD * 8192, 2048), Shard(1): (8192, WORLD * 2048)}  # 64 MiB a rank
+    trees = []
+    for placement in shapes:
+        local = torch.ones((8192, 2048), device=DEVICE)
+        trees.append([DTensor.from_local(local, mesh, [placement], run_check=False)])
+    S = Sketch(WORLD << 24, 256)
+    for tree in trees:
+        small = [DTensor.from_local(torch.ones((8, 64), device=DEVICE), mesh, tree[0].placements, run_check=False)]
+        Sketch(WORLD * 512, 256).project_tree(small)
+        before = peak(start=True)
+        y = S.project_tree(tree)
+        more = peak() - before
+        assert more <= (64 << 20) + y.nbytes, f"{more / 2**20:.1f} MiB for {tree[0].placements}"
 
-    class Largest(TorchDispatchMode):
-        bytes = 0
 
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            for t in result if isinstance(result, (list, tuple)) else [result]:
-                if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() != local.untyped_storage().data_ptr():
-                    self.bytes = max(self.bytes, t.untyped_storage().nbytes())
-            return result
-
-    with Largest() as largest:
-        S.project_tree([x])
-    assert 0 < largest.bytes <= 1 << 20, largest.bytes
-    assert shape[0] * shape[1] * 4 > 8 << 20
+def peak(start=False):
+    """The most bytes in use so far; with `start`, those in use now, where that can be told."""
+    if DEVICE == "cuda":
+        if start:
+            torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() if start else torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 warnings.simplefilter("ignore")
@@ -190,9 +234,10 @@ dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
 flat = one_dimension()
 if WORLD > 2:
     two_dimensions()
+memory(flat)
+uneven(flat)
 gradients_of_fsdp(flat)
 matrices(flat)
-memory(flat)
 refusals(flat)
 print("agrees", flush=True)
 dist.barrier()
