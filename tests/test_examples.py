@@ -1,6 +1,8 @@
 """The programs of examples/ run and do what they say."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,15 @@ def test_gradient_projection(capsys):
     torch.testing.assert_close(S.project_tree(gradients, batched=True), S.project(flat), rtol=1e-5, atol=1e-6)
     example.main(8, 16)
     assert "8 gradients of" in capsys.readouterr().out
+
+
+@pytest.mark.exhaustive
+def test_sharded_gradients():
+    command = [sys.executable, str(EXAMPLES / "sharded_gradients.py"), "--examples", "16", "--width", "32"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert "process 0 holds 17,888 of its numbers" in result.stdout
+    assert "the query's original for 16 of 16" in result.stdout
 
 
 def test_low_memory_dropout(capsys, monkeypatch):
