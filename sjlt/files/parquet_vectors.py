@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from .. import arrow
 from .description import differences
 from .errors import UserError, one_line
-from .parquet_pages import IrregularError, VectorPages
 from .source import Source
 
 if TYPE_CHECKING:
@@ -108,66 +107,7 @@ class ParquetVectors(Source):
 
     def tables(self, start: int, stop: int, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Record batches of rows `start` to `stop` - 1, at most `rows` in each; of all columns by default."""
-        names = self.schema.names if columns is None else columns
-        try:
-            for batch in self._paged(start, stop, rows, [name for name in self.schema.names if name in names]):
-                yield batch
-                start += len(batch)
-        except IrregularError:
-            pass
-        yield from self._decoded(start, stop, rows, columns)
-
-    def _paged(self, start: int, stop: int, rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """As `tables`, the vectors read by `VectorPages`; IrregularError where it cannot."""
-        import pyarrow as pa
-
-        if self.column not in names or len(set(names)) < len(names) or not self.shape[1] or start >= stop:
-            raise IrregularError
-        place, others = names.index(self.column), [name for name in names if name != self.column]
-        groups, fields = self._groups(start, stop), [self.schema.field(name) for name in names]
-        schema = pa.schema(fields, self.schema.metadata)
-        pages = VectorPages(self.path, self._file.metadata, self._leaf(), groups, self.shape[1], self.dtype)
-        with closing(pages):
-            pages.skip(start - self._starts[groups[0]])
-            batches = self._decoded(start, stop, rows, others) if others else None
-            while start < stop:
-                batch = None if batches is None else next(batches)
-                count = min(rows, stop - start) if batch is None else len(batch)
-                arrays = [] if batch is None else list(batch.columns)
-                arrays.insert(place, self._lists(pages, count, fields[place].type))
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-                start += count
-
-    def _lists(self, pages: VectorPages, count: int, kind: Any) -> Any:
-        """The next `count` vectors as an array of lists."""
-        import pyarrow as pa
-
-        buffer, width = pa.allocate_buffer(count * self.shape[1] * self.dtype.itemsize), self.shape[1]
-        pages.read(np.frombuffer(buffer, self.dtype).reshape(count, width))
-        numbers = pa.Array.from_buffers(kind.value_type, count * width, [None, buffer])
-        if pa.types.is_fixed_size_list(kind):
-            return pa.FixedSizeListArray.from_arrays(numbers, type=kind)
-        large = pa.types.is_large_list(kind)
-        if not large and count * width >= 2**31:
-            raise IrregularError
-        offsets = pa.array(np.arange(0, count * width + 1, width, dtype=np.int64 if large else np.int32))
-        return (pa.LargeListArray if large else pa.ListArray).from_arrays(offsets, numbers, type=kind)
-
-    def _leaf(self) -> int:
-        """The number of the column among those that parquet stores, several of which may make one field."""
-        before = [self.schema.field(i).type for i in range(self.schema.names.index(self.column))]
-        leaf = sum(map(_count_leaves, before))
-        if not self._file.metadata.schema.column(leaf).path.startswith(f"{self.column}."):
-            raise IrregularError
-        return leaf
-
-    def _groups(self, start: int, stop: int) -> list[int]:
-        """The row groups that hold some of these rows."""
-        return [i for i in range(len(self._starts) - 1) if self._starts[i] < stop and self._starts[i + 1] > start]
-
-    def _decoded(self, start: int, stop: int, rows: int, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-        """As `tables`, all columns decoded by Arrow."""
-        groups = self._groups(start, stop)
+        groups = [i for i in range(len(self._starts) - 1) if self._starts[i] < stop and self._starts[i + 1] > start]
         if not groups or start >= stop:
             return
         position = self._starts[groups[0]]
@@ -225,11 +165,6 @@ class ParquetVectors(Source):
 
     def close(self) -> None:
         self._file.close()
-
-
-def _count_leaves(kind: Any) -> int:
-    """The number of columns in which parquet stores a type."""
-    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
 
 
 def is_parquet(path: Path) -> bool:
