@@ -72,10 +72,7 @@ SHORT = 128 + N * D * 4
 BAD_SOURCES = {
     "missing": (lambda: None, "bad.npy: No such file or directory"),
     "directory": (lambda: Path("bad.npy").mkdir(), "no files"),
-    "empty": (
-        lambda: Path("bad.npy").touch(),
-        "neither .npy nor .npz, nor another format that is read: it begins with b''",
-    ),
+    "empty": (lambda: Path("bad.npy").touch(), "bad.npy: is empty"),
     "garbage": (lambda: Path("bad.npy").write_text("0.1,0.2\n"), "begins with b'0.1,0.'"),
     "object array": (save_object_array, "(dtype object): pickles are refused, never loaded"),
     "pickle": (save_pickle, "neither .npy nor .npz"),
@@ -254,6 +251,7 @@ def test_the_source_by_another_path(run: Run) -> None:
         ("/dev/full", "/dev/full: exists and is not a regular file"),
         (".", ".: exists and is not a regular file"),
         ("y.npz", "give it a name that ends in .npy"),
+        ("y.parquet", "give it a name that ends in .npy"),
     ],
 )
 def test_bad_places(run: Run, out: str, message: str) -> None:

@@ -126,7 +126,7 @@ REFUSED = {
     "fbin too long": ("x.fbin", struct.pack("<II", 3, 4) + bytes(49), "3 x 4 of float32 end at 56 of 57 bytes"),
     "text": ("x.csv", b"0.1,0.2\n", "text is not read: convert it once by numpy.save(OUT, numpy.loadtxt(IN, ...))"),
     "HDF5 cut": ("x.h5", b"\x89HDF\r\n\x1a\n" + bytes(50), "not a readable HDF5 file"),
-    "safetensors: no header": ("x.safetensors", b"", "a header of 0 bytes"),
+    "safetensors: no header": ("x.safetensors", bytes(8), "a header of 0 bytes"),
     "safetensors: a long header": ("x.safetensors", b"\xff" * 8 + b"{}", "a header of"),
     "safetensors: no JSON": ("x.safetensors", safetensors_of(b"{a}"), "not a readable .safetensors file"),
     "safetensors: a list": (

@@ -107,6 +107,7 @@ def test_refusals_are_one_line(tmp_path):
     assert "nnz must be from 1" in error("project", source, out, "-k", K, "--nnz", 99)
     assert "no column 'v'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--column", "v")
     assert "no column 'w'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--output-column", "w")
+    assert "a folder of parts: give it a name without .npy" in error("project", source, tmp_path / "y.npy", "-k", K)
     assert "no dask scheduler" in error("project", source, out, "-k", K, "--dask", "nowhere")
     assert "no folder of a plan" in error("commit", source)
     assert "no folder of a plan" in error("info", source)
@@ -135,3 +136,62 @@ def test_an_interrupted_folder_continues(tmp_path):
     sjlt.plan(tmp_path / "in", tmp_path / "reference", K, part_rows=5000, batch_rows=50).run(workers=1)
     assert contents(out) == contents(tmp_path / "reference")
     assert len(plans.committed_parts(out)) == 36
+
+
+def save_parquet(path, column, **columns):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    kind = pa.list_(pa.float32())
+    pq.write_table(pa.table({"id": range(len(column)), "v": pa.array(column, kind), **columns}), path)
+
+
+def save_shards(folder):
+    folder.mkdir()
+    save_parquet(folder / "a.parquet", GOOD)
+    save_parquet(folder / "b.parquet", GOOD, extra=["x"] * 30)
+
+
+def save_truncated(path):
+    save_parquet(path, GOOD)
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+GOOD = [[1.0, 2.0, 3.0]] * 30
+BAD = {
+    "a null": (lambda p: save_parquet(p / "x.parquet", [*GOOD, None]), "x.parquet: column 'v': row 30 is null"),
+    "ragged": (lambda p: save_parquet(p / "x.parquet", [*GOOD, [1.0]]), "row 30 has 1 numbers, expected 3"),
+    "empty .npy": (lambda p: (p / "x.npy").touch(), "x.npy: is empty"),
+    "empty .parquet": (lambda p: (p / "x.parquet").touch(), "x.parquet: is empty"),
+    "no rows": (lambda p: save_parquet(p / "x.parquet", []), "no row of column 'v' states the length"),
+    "truncated": (lambda p: save_truncated(p / "x.parquet"), "x.parquet: Parquet magic bytes not found in footer"),
+    "schemas": (
+        lambda p: save_shards(p / "x"),
+        "b.parquet: columns (id: int64, v: list<element: float>, extra: string)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line(tmp_path, case):
+    make, message = BAD[case]
+    make(tmp_path)
+    (source,) = tmp_path.iterdir()
+    out = "y" if source.is_dir() else f"y{source.suffix}"
+    assert message in error("project", source, tmp_path / out, "-k", 2)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_full_disk_in_one_line(tmp_path):
+    """The limit of the size of files stands for it, here of a parquet file."""
+    import resource
+
+    save_parquet(tmp_path / "x.parquet", np.random.default_rng(0).random((20_000, 30)).tolist())
+    arguments = ["project", tmp_path / "x.parquet", tmp_path / "y.parquet", "-k", 10]
+    run(*arguments)  # leaves machine code in the cache, which is larger than the limit
+    (tmp_path / "y.parquet").unlink()
+    done = run(
+        *arguments, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    )
+    assert (done.returncode, done.stderr) == (2, f"Error: {tmp_path}/y.parquet: File too large\n")
+    assert left(tmp_path) == ["x.parquet"]

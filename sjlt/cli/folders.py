@@ -59,6 +59,8 @@ def project_folder(source: Path, out: Path, n_components: int, work: Work, force
     with ProgressBar(out.name) as bar, watch_compilation(bar.compiling):
         try:
             planned = plan(source, out, n_components, part_rows=work.part_rows, note=bar.note, **parameters)
+            if out.suffix in (".npy", ".npz", ".parquet"):
+                raise UserError(f"{out}: the result is a folder of parts: give it a name without {out.suffix}")
             _run(planned, work, bar)
         except (TypeError, ValueError) as e:
             raise UserError(one_line(e)) from None

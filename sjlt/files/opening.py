@@ -46,6 +46,8 @@ def open_source(path: Path, note: Callable[[str], None], column: str | None = No
     try:
         magic = file.read(len(MAGIC))
         file.seek(0)
+        if not magic:
+            raise UserError(f"{path}: is empty")
         if magic.startswith(PARQUET_MAGIC):
             file.close()
             return ParquetVectors(path, column)

@@ -8,13 +8,14 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from .. import __version__, arrow
-from .attempts import appearing, sweep, sync_folder
+from .attempts import PREFIX, appearing, sweep, sync_folder
 from .encoding import SCALE
 from .errors import UserError, one_line
 from .parquet_vectors import ParquetVectors, read_metadata
@@ -124,10 +125,21 @@ def project_parquet(
         check_space(out, size)
         note_poor_choices(out, (vectors.shape[1], n_components), (size, described["size"]), note)
         sweep(out.parent, out.name)
-        with appearing(out) as temporary:
+        with _named(out), appearing(out) as temporary:
             write_projected(vectors, projector, temporary, description, (0, vectors.shape[0], batch_rows), progress)
             vectors.check_unchanged(described)
         sync_folder(out.parent)
+
+
+@contextmanager
+def _named(out: Path) -> Iterator[None]:
+    """Give errors of pyarrow, and of hidden files, the name of the result."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno is None or (e.filename is not None and not Path(e.filename).name.startswith(PREFIX)):
+            raise
+        raise OSError(e.errno, os.strerror(e.errno), str(out)) from None
 
 
 def check_space(out: Path, needed: int) -> None:

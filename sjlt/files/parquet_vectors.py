@@ -95,7 +95,10 @@ class ParquetVectors(Source):
             except TypeError as e:
                 raise UserError(f"{self.path}: {e}; {held}") from None
             return column
-        if len(fitting) != 1:
+        if not fitting:
+            columns = ", ".join(f"{field.name} ({field.type})" for field in self.schema) or "none"
+            raise UserError(f"{self.path}: no column holds vectors, lists of numbers; the columns are: {columns}")
+        if len(fitting) > 1:
             raise UserError(f"{self.path}: name one column; {held}")
         return str(fitting[0])
 

@@ -86,6 +86,8 @@ def project_file(
         raise UserError(f"a batch must have at least 1 row, got {batch_rows}")
     check_names(source, out)
     with open_source(source, note, column) as rows:
+        if out.suffix == ".parquet":
+            raise UserError(f"{out}: the result is one dense array: give it a name that ends in .npy")
         try:
             sketch = Sketch(rows.shape[1], n_components, **parameters)
         except (TypeError, ValueError) as e:
