@@ -161,8 +161,18 @@ def checked_sparse(x: Any) -> Any:
     index = np.result_type(x.indices, x.indptr)
     arrays = (x.data, native), (x.indices, index), (x.indptr, index)
     if any(a.dtype != dtype or not a.flags.c_contiguous or not a.flags.aligned for a, dtype in arrays):
-        x = type(x)(tuple(np.ascontiguousarray(a, dtype) for a, dtype in arrays), shape=x.shape)
+        x = type(x)(tuple(_contiguous(a, dtype) for a, dtype in arrays), shape=x.shape)
     return x
+
+
+def _contiguous(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`a` itself or a copy that is contiguous, aligned and of that dtype, made in steps that an interrupt may end."""
+    if a.dtype == dtype and a.flags.c_contiguous and a.flags.aligned:
+        return a
+    copy, step = np.empty(a.shape, dtype), 1 << 22
+    for i in range(0, len(a), step):
+        copy[i : i + step] = a[i : i + step]
+    return copy
 
 
 def _check_indices(x: Any) -> None:
@@ -182,8 +192,7 @@ def _check_indices(x: Any) -> None:
             f"malformed {name_of_format}: indptr ends at {stored}, but there are {x.indices.size} indices and "
             f"{x.data.size} numbers"
         )
-    used = x.indices[:stored]
-    if stored and not (used.min() >= 0 and used.max() < columns):
-        raise ValueError(
-            f"malformed {name_of_format}: indices from {used.min()} to {used.max()}, allowed are 0 to {columns - 1}"
-        )
+    used = [x.indices[i : min(i + step, stored)] for i in range(0, stored, step)]
+    low, high = min((int(part.min()) for part in used), default=0), max((int(part.max()) for part in used), default=-1)
+    if stored and not (low >= 0 and high < columns):
+        raise ValueError(f"malformed {name_of_format}: indices from {low} to {high}, allowed are 0 to {columns - 1}")

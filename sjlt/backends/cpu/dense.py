@@ -20,14 +20,24 @@ from .dense_kernels import TILE_FEATURES
 from .entries import CODES_STEP
 from .jit import compiled
 from .one_vector import PADDING
-from .plan import SCRATCH_BYTES, STAGE_BYTES, STEP_WORK, TABLE_CODES, ExactPlan, Scratch, exact_plan, row_ranges
+from .plan import (
+    SCRATCH_BYTES,
+    STAGE_BYTES,
+    STEP_WORK,
+    STORE_WORK,
+    TABLE_CODES,
+    ExactPlan,
+    Scratch,
+    exact_plan,
+    row_ranges,
+)
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
 TOTALS_BYTES = 16 << 20  # totals of the rows under way
 TOGETHER_BYTES = 1 << 19  # tiles that one thread works on together: they should stay in its L2 cache
-RUN_FEATURES = 1 << 16  # features of a task where a task is a run of features
+RUN_FEATURES = 1 << 16  # features of a task where a task is a run of features, at most
 
 
 def _together(x: np.ndarray, tile_bytes: int, rows: int) -> int:
@@ -41,6 +51,11 @@ def _together(x: np.ndarray, tile_bytes: int, rows: int) -> int:
 def _parts(compute: np.dtype) -> int:
     """Arrays of totals: in fp64 their errors are kept, too."""
     return 2 if compute == np.float64 else 1
+
+
+def _run_features(plan: ExactPlan, vectors: int) -> int:
+    """Features of a task that is a run of features. (Tiles of many components miss the caches: a quarter of a step.)"""
+    return max(CODES_STEP, min(RUN_FEATURES, STEP_WORK // (4 * plan.s * vectors)))
 
 
 # ------------------------------------------------------------------------------------- projection
@@ -134,7 +149,7 @@ def _project_many(
                 del table  # before the next is made
                 bounds = plan.bounds(b0, b1)
                 table = plan.table(bounds[0], bounds[-1])
-            ranges = row_ranges(rows.shape[0], unit, workers, STEP_WORK // (1 + codes * (b1 - b0)))
+            ranges = row_ranges(rows.shape[0], unit, workers, STEP_WORK // (STORE_WORK * k + codes * (b1 - b0)))
             threads.run(task, [(*r, rows, result, totals, b0, b1, table) for r in ranges], workers)
 
 
@@ -145,7 +160,7 @@ def _project_few(
     project = compiled(kernels.project_blocks, data=kernel_view(to_native(x[:0])).dtype, compute=compute)
     fold = compiled(kernels.fold_blocks, compute=compute, out=out.dtype)
     fitting = SCRATCH_BYTES // (workers * k * vectors * compute.itemsize)
-    per_task = max(1, min(RUN_FEATURES // plan.block, fitting))
+    per_task = max(1, min(_run_features(plan, vectors) // plan.block, fitting))
     workers = min(workers, -(-plan.n_blocks // per_task))
     scratch = [
         (
@@ -220,11 +235,11 @@ def _adjoint_many(
             kernel(y, table, (i, end), arrays, columns, plan.scale, accumulate)
 
     unit = vectors * together
-    span = max(1, min(TABLE_CODES, STEP_WORK // unit) // plan.s)
+    span = max(1, min(TABLE_CODES // plan.s, STEP_WORK // (unit * (plan.s + STORE_WORK))))
     for j in range(0, plan.d, span):
         columns = out[:, j : j + span]
         table = plan.table(j, j + columns.shape[1])
-        ranges = row_ranges(n, unit, workers, STEP_WORK // table.size)
+        ranges = row_ranges(n, unit, workers, STEP_WORK // (STORE_WORK * columns.shape[1] + table.size))
         threads.run(task, [(*r, columns, table) for r in ranges], workers)
         del table  # before the next is made
 
@@ -232,7 +247,7 @@ def _adjoint_many(
 def _adjoint_few(
     plan: ExactPlan, y: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype, vectors: int, workers: int
 ) -> None:
-    k = y.shape[1]
+    k, run = y.shape[1], _run_features(plan, vectors)
     kernel = compiled(kernels.adjoint_run, data=y.dtype, compute=compute, out=out.dtype)
     scratch = Scratch(
         lambda: (
@@ -244,7 +259,7 @@ def _adjoint_few(
 
     def task(j: int) -> None:
         with scratch.borrow() as arrays:
-            columns = out[:, j : j + RUN_FEATURES]
+            columns = out[:, j : j + run]
             kernel(y, plan.column(j), plan.geometry, arrays, columns, plan.scale, accumulate)
 
-    threads.run(task, ((j,) for j in range(0, plan.d, RUN_FEATURES)), workers)
+    threads.run(task, ((j,) for j in range(0, plan.d, run)), workers)

@@ -25,6 +25,7 @@ MIN_DENSITY = 1 / 10  # from which on multiplying by zeros, too, is faster than 
 MAX_OUT_DIM = 512  # columns of the result in a task
 IID_SCRATCH_BYTES = 32 * MIB  # entries, tiles and totals of all threads
 TASK_BYTES = 4 * MIB  # of these for a thread, which should stay in its L2 cache
+FAR_BYTES, MAX_FAR_ROWS = MIB, 128  # rows so far apart in a result may each be a huge page to be cleared at first use
 ENTRY_WORK = 8  # additions that take as long as generating an entry
 
 
@@ -69,11 +70,8 @@ def iid_plan(spec: SketchSpec) -> IidPlan:
 
 def project_iid(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     """out (n, k) = x (n, d) S', or out += that."""
-    if not is_native(x) and x.shape[0] > 1:
-        for i in range(x.shape[0]):
-            project_iid(spec, x[i : i + 1], out[i : i + 1], accumulate)
-    elif x.size:
-        _multiply_iid(spec, to_native(x), out, accumulate, adjoint=False)
+    if x.size:
+        _multiply_iid(spec, x, out, accumulate, adjoint=False)
     elif not accumulate:
         out[...] = 0
 
@@ -81,9 +79,7 @@ def project_iid(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: bo
 def adjoint_iid(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, or out += that."""
     if out.size:
-        step = out.shape[0] if is_native(y) else max(1, STAGE_BYTES // (y.itemsize * y.shape[1]))
-        for i in range(0, out.shape[0], step):
-            _multiply_iid(spec, to_native(y[i : i + step]), out[i : i + step], accumulate, adjoint=True)
+        _multiply_iid(spec, y, out, accumulate, adjoint=True)
 
 
 def _task_shape(n: int, out_dim: int, vectors: int, itemsize: int, workers: int) -> tuple[int, int, int]:
@@ -111,14 +107,18 @@ def _task_shape(n: int, out_dim: int, vectors: int, itemsize: int, workers: int)
 def _multiply_iid(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: bool, adjoint: bool) -> None:
     plan, (n, out_dim), reduce_dim = iid_plan(spec), out.shape, x.shape[1]
     compute = compute_dtype(x)
-    x, out = kernel_view(x), kernel_view(out)
-    kernel = compiled(kernels.multiply_entries, data=x.dtype, compute=compute, out=out.dtype)
+    out, data = kernel_view(out), kernel_view(to_native(x[:0])).dtype
+    kernel = compiled(kernels.multiply_entries, data=data, compute=compute, out=out.dtype)
     most = max(IID_TILE_VECTORS)
     vectors = min(vectors for vectors in (*IID_TILE_VECTORS, most) if vectors >= min(n, most))
     workers = useful_threads(reduce_dim * out_dim * (n + ENTRY_WORK))
     rows, width, workers = _task_shape(n, out_dim, vectors, compute.itemsize, workers)
+    if abs(out.strides[0]) >= FAR_BYTES:
+        rows = min(rows, MAX_FAR_ROWS)
     stacked = rows * min(width, out_dim) // vectors
     step = max(REDUCE_STEP, STEP_WORK // (width * (rows + ENTRY_WORK)))
+    if not is_native(x):  # the terms that are copied at a time
+        step = max(REDUCE_STEP, min(step, STAGE_BYTES // (workers * rows * x.itemsize)))
     rule = plan.rule(plan.block)
 
     def make() -> tuple[Any, ...]:
@@ -133,9 +133,11 @@ def _multiply_iid(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
         ranges, t = ((i, min(i + rows, n)), (o, min(o + width, out_dim))), 0
         with scratch.borrow() as (entries, tiles):
             while t < reduce_dim:
+                # (A kernel ends with a whole step of entries, up to REDUCE_STEP terms late.)
+                part = kernel_view(to_native(x[i : i + rows, t : t + step + REDUCE_STEP]))
                 t = kernel(
-                    x, *ranges, (t, min(t + step, reduce_dim)), plan.column(0), adjoint, rule, entries, tiles,
-                    out, plan.entry_scale, accumulate,
+                    part, *ranges, (t, min(t + step, reduce_dim), t, reduce_dim), plan.column(0), adjoint, rule,
+                    entries, tiles, out, plan.entry_scale, accumulate,
                 )  # fmt: skip
                 yield
 

@@ -28,6 +28,7 @@ from .tiles import load_tile
 IID_TILE_VECTORS = (32, 8)
 REDUCE_STEP = ROUND  # terms for which entries are generated at a time
 # Room for a column's marks; for entries as floats, or as codes; where each column's codes begin.
+TERMS = (types.int64,) * 4
 ENTRIES = (Array(types.uint32, 1), Array(COMPUTE, 1), Array(types.int32, 1), Array(types.int32, 1))
 
 _multiply_32, _multiply_8 = define_multiply_rows(32, HELD_ROWS), define_multiply_rows(8, HELD_ROWS)
@@ -87,28 +88,29 @@ def generate_entries(column, columns, row, rows, rule, entries):
 
 
 @kernel(
-    types.int64, x=DATA_2D, rows=RANGE, columns=RANGE, terms=RANGE, first_column=types.uint64, adjoint=types.boolean,
+    types.int64, x=DATA_2D, rows=RANGE, columns=RANGE, terms=TERMS, first_column=types.uint64, adjoint=types.boolean,
     rule=RULE, entries=ENTRIES, scratch=(TILE, TILE, TOTALS), out=OUT_2D, scale=types.float64,
     accumulate=types.boolean,
 )  # fmt: skip
 def multiply_entries(x, rows, columns, terms, first_column, adjoint, rule, entries, scratch, out, scale, accumulate):
-    """Some terms of out[rows, columns] (+)= scale times x[rows] times the entries; returns the term to go on with.
+    """Some terms of out[rows, columns] (+)= scale times x times the entries; returns the term to go on with.
 
-    terms : where to begin, and from where on to return. Sums come from and go to other calls in `scratch`; they are
-        stored after the last term.
-    first_column : the law's index of x's first column or, in an adjoint, of out's.
+    x : these rows, and the terms from the third of `terms` on.
+    terms : where to begin, and from where on to return; the first that x has; the number of all. Sums come from and go
+        to other calls in `scratch`; they are stored after the last term.
+    first_column : the law's index of the first term or, in an adjoint, of out's first column.
     rule : its last number is the length of a block. Blocks begin at its multiples by the law's index.
     scratch : a tile of data; for each tile of rows, sums and totals of the columns.
     """
     i0, i1 = rows
     o0, o1 = columns
     tile, sums, totals = scratch
-    vectors, out_dim, reduce_dim, block = tile.shape[1], o1 - o0, x.shape[1], np.int64(rule[5])
+    t, stop, x_begin, reduce_dim = terms
+    vectors, out_dim, block = tile.shape[1], o1 - o0, np.int64(rule[5])
     tiles = (i1 - i0 + vectors - 1) // vectors
     phase = 0 if adjoint else np.int64(first_column % np.uint64(block))
     dense = entries[1].size > 0
-    t = terms[0]
-    while t < terms[1]:
+    while t < stop:
         b = (t + phase) // block * block - phase
         begin, end = max(b, 0), min(b + block, reduce_dim)
         if t == begin:
@@ -120,7 +122,7 @@ def multiply_entries(x, rows, columns, terms, first_column, adjoint, rule, entri
             generate_entries(first_column + np.uint64(t), nt, o0, out_dim, rule, entries)
         for v in range(tiles):
             i = i0 + v * vectors
-            load_tile(x, i, min(vectors, i1 - i), t, nt, tile, 0)
+            load_tile(x, i - i0, min(vectors, i1 - i), t - x_begin, nt, tile, 0)
             if not dense:
                 _add_nonzeros(entries[2], entries[3], adjoint, nt, tile, sums, v * out_dim, out_dim)
             elif adjoint:

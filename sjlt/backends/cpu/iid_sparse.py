@@ -15,9 +15,8 @@ from .bits import kernel_view
 from .iid_dense import IidPlan, iid_plan
 from .iid_entries import round_up
 from .jit import compiled
-from .plan import MIB, SCRATCH_BYTES, STEP_WORK, TABLE_CODES, Scratch, row_ranges, useful_threads
-from .sparse import csc_steps, csr_steps, new_sums
-from .sparse_kernels import count_unsorted
+from .plan import MIB, SCRATCH_BYTES, STEP_WORK, STORE_WORK, TABLE_CODES, Scratch, row_ranges, useful_threads
+from .sparse import csc_steps, csr_steps, has_sorted_indices, new_sums
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -72,7 +71,7 @@ def _project_csr(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool, table
                 yield
 
     workers = min(useful_threads(x.nnz * per_nonzero + n * k), max(1, SCRATCH_BYTES // (24 * k)))
-    threads.run(task, row_ranges(n, 1, workers, STEP_WORK // k), workers)
+    threads.run(task, row_ranges(n, 1, workers, STEP_WORK // (STORE_WORK * k)), workers)
 
 
 # ------------------------------------------------------------------------------------- by columns
@@ -96,10 +95,8 @@ def _max_rows(x: Any, workers: int) -> int:
 
 
 def _project_csc(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) -> None:
-    index = x.indices.dtype
-    is_sorted = compiled(count_unsorted, index=index)(x.indptr, x.indices) == 0
-    part = Columns(np.empty(0, index), x.indptr, x.indices, x.data)
-    _project_columns(plan, x, lambda: iter([part]), is_sorted, out, accumulate)
+    part = Columns(np.empty(0, x.indices.dtype), x.indptr, x.indices, x.data)
+    _project_columns(plan, x, lambda: iter([part]), has_sorted_indices(x), out, accumulate)
 
 
 def _project_csr_rows(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) -> None:

@@ -26,6 +26,7 @@ SCRATCH_BYTES = 20 * MIB  # tiles of all threads
 STAGE_BYTES = 4 * MIB  # data converted, or made dense, at a time
 MAX_TERMS = 64  # terms of a sum in the data's precision, before it is added to an fp64 total
 STEP_WORK = 1 << 27  # additions of one kernel call, about 0.1 s: between two calls an interrupt is seen
+STORE_WORK = 8  # additions that take as long as storing a number in memory that was not in use
 THREAD_WORK = 1 << 19  # additions that are worth another thread
 KEPT_CODES = 1 << 14  # codes of a whole sketch that are kept between calls: 64 KiB for each of `exact_plan`'s plans
 

@@ -13,7 +13,17 @@ from . import sparse_kernels as kernels
 from .bits import kernel_view
 from .entries import CODES_STEP
 from .jit import compiled
-from .plan import SCRATCH_BYTES, STEP_WORK, TABLE_CODES, ExactPlan, Scratch, exact_plan, row_ranges, useful_threads
+from .plan import (
+    SCRATCH_BYTES,
+    STEP_WORK,
+    STORE_WORK,
+    TABLE_CODES,
+    ExactPlan,
+    Scratch,
+    exact_plan,
+    row_ranges,
+    useful_threads,
+)
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -63,6 +73,12 @@ def csc_steps(indptr: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         j = stop
 
 
+def has_sorted_indices(x: Any) -> bool:
+    """Whether the indices of each column of a CSC matrix ascend. (scipy's own flag may be stale.)"""
+    count = compiled(kernels.count_unsorted, index=x.indices.dtype)
+    return all(count(x.indptr[j : stop + 1], x.indices) == 0 for j, stop in csc_steps(x.indptr, STEP_WORK))
+
+
 # ------------------------------------------------------------------------------------- sums
 
 
@@ -94,7 +110,7 @@ def _project_csr(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> 
                 )  # fmt: skip
                 yield
 
-    threads.run(task, row_ranges(n, 1, workers, STEP_WORK // k), workers)
+    threads.run(task, row_ranges(n, 1, workers, STEP_WORK // (STORE_WORK * k)), workers)
 
 
 def _csr_workers(plan: ExactPlan, x: Any) -> int:
@@ -116,8 +132,7 @@ def _project_csc(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> 
     row_bytes = 8 * k * (3 if needs_segments(x) else 1)
     rows = max(1, min(-(-n // workers), SCRATCH_BYTES // (row_bytes * workers)))
     workers = min(workers, max(1, SCRATCH_BYTES // (row_bytes * rows)))
-    # scipy's own flag is stale after the indices have been written to
-    is_sorted = compiled(kernels.count_unsorted, index=x.indices.dtype)(x.indptr, x.indices) == 0
+    is_sorted = has_sorted_indices(x)
     scratch = Scratch(
         lambda: (
             np.empty((CODES_STEP, plan.s), np.int32),
@@ -157,7 +172,7 @@ def project_exact_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.
     index = np.dtype(np.int32 if min(x.nnz * plan.s, n * k) <= np.iinfo(np.int32).max else np.int64)
     indptr = np.zeros(n + 1, index)
     count = compiled(kernels.count_csr, index=x.indices.dtype, out_index=index)
-    tasks, most = row_ranges(n, 1, workers, STEP_WORK // k), _step_nonzeros(plan, table)
+    tasks, most = row_ranges(n, 1, workers, STEP_WORK // (STORE_WORK * k)), _step_nonzeros(plan, table)
     law = plan.column(0), plan.geometry
 
     def count_task(i: int, end: int) -> Iterator[None]:
