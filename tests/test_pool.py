@@ -209,26 +209,13 @@ try:
 except KeyboardInterrupt:
     print(time.perf_counter() - began[0])
 """
-LONG_CALLS = {
-    "dense, independent entries": "Sketch(2**30, 128, density=0.3), np.broadcast_to(np.float32(1), (64, 2**30))",
-    "dense, few nonzeros": "Sketch(2**30, 1024, density=0.0001), np.broadcast_to(np.float32(1), (64, 2**30))",
-    "dense": "Sketch(2**31, 1000, nnz=8), np.broadcast_to(np.float32(1), (500, 2**31))",
-    "dense, few rows": "Sketch(2**33, 1000, nnz=8), np.broadcast_to(np.float32(1), (3, 2**33))",
-    "column-major": "Sketch(2**26, 64, nnz=8), np.broadcast_to(np.float32(1), (2**26, 5000)).T",
-    "a long CSR row": (
-        "Sketch(2**40, 64, nnz=16), sp.csr_array((np.broadcast_to(np.float32(1), 10**8), "
-        "np.broadcast_to(np.int64(2**39), 10**8), np.array([0, 10**8])), shape=(1, 2**40))"
-    ),
-}
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c == "dense" else pytest.mark.exhaustive) for c in LONG_CALLS]
-)
-def test_an_interrupt_is_seen_within_half_a_second(case, n):
-    """Processor time on an idle machine; the second and a half allows for tests that run beside this one."""
-    code = INTERRUPTED.replace("CASE", LONG_CALLS[case])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+def test_an_interrupt_ends_a_call(n):
+    """Half a second of work, and what a busy machine adds. (`test_interrupts` measures the work.)"""
+    case = "Sketch(2**31, 1000, nnz=8), np.broadcast_to(np.float32(1), (500, 2**31))"
+    code = INTERRUPTED.replace("CASE", case)
     result = subprocess.run([sys.executable, "-c", code, str(n)], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) < 2

@@ -59,7 +59,7 @@ def peak():
 
 function, x, out = CASE
 most = 0
-for threads in (1, 64):
+for threads in (1, 16, 64):
     sjlt.set_num_threads(threads)
     function(x, out=out)  # compiles, and starts the threads
     with open("/proc/self/clear_refs", "w") as reset:
@@ -105,6 +105,19 @@ CASES = [
     'sparse(Sketch(10**9, 128, density=0.3).project, 1000, 10**9, 5000, "csr", 128)',
     "to_sparse(Sketch(20_000, 4096, density=0.001), 10_000, 20)",
     "to_sparse(Sketch(20_000, 4096, density=0.2), 500, 20)",
+    # Independent entries of another byte order, a long row of them too: copied part by part.
+    'dense(Sketch(20_000_000, 64, density=0.01), 1, ">f4", "f4")',
+    'dense(Sketch(2_000_000, 64, density=0.3), 8, ">f8", "f8")',
+    'adjoint(Sketch(2000, 4096, density=0.3), 20_000, ">f4", "f4")',
+    # Stacks.
+    'dense(Sketch(3000, 65536, nnz=8, stacks=4), 300, "f4", "f4")',
+    'dense(Sketch(3_000_000, 65536, nnz=8, stacks=8), 3, "f4", "f4")',
+    'dense(Sketch(300_000, 1024, nnz=128, stacks=128), 64, "f8", "f8")',
+    'adjoint(Sketch(3000, 65536, nnz=8, stacks=4), 300, "f4", "f4")',
+    'adjoint(Sketch(3_000_000, 65536, nnz=8, stacks=8), 3, "f4", "f4")',
+    'sparse(Sketch(10**6, 65536, nnz=8, stacks=8).project, 300, 10**6, 1000, "csr", 65536)',
+    'sparse(Sketch(10**5, 65536, nnz=8, stacks=4).project, 300, 10**5, 1000, "csc", 65536)',
+    "to_sparse(Sketch(10**5, 65536, nnz=8, stacks=4), 3000, 20)",
     # From the left: the layouts are those of A' and B'.
     '(lambda A, out: Sketch(500_000, 64).project(A.T, out=out.T), ones((500_000, 64), "f4"), ones((64, 64), "f4"))',
     '(lambda B, out: Sketch(200_000, 64).T @ B, ones((64, 64), "f4"), None)',

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Enough(Exception):
+class TimeOverError(Exception):
     """The measured time is over."""
 
 
@@ -28,7 +28,7 @@ def longest_between_looks(call: Callable[[], object], seconds: float) -> tuple[f
             gaps.append(now - last)
             if time.monotonic() > end:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                raise Enough
+                raise TimeOverError
         last = now
 
     before = signal.signal(signal.SIGALRM, look)
@@ -36,7 +36,7 @@ def longest_between_looks(call: Callable[[], object], seconds: float) -> tuple[f
         end = time.monotonic() + seconds
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
         call()
-    except Enough:
+    except TimeOverError:
         pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
