@@ -37,6 +37,9 @@ PRODUCTS = [
     (2000, 301, 300, {"density": 0.01}, "float16", "columns"),
     (70, 500, 1000, {"density": 0.5}, "float64", "rows"),
     (8, 1 << 24, 4096, {"density": 1.0}, "float32", "rows"),
+    (65_536, 768, 1024, {"nnz": 4, "stacks": 4}, "float32", "rows"),
+    (512, 262_144, 1024, {"nnz": 8, "stacks": 2}, "float32", "columns"),
+    (2000, 301, 600, {"nnz": 4, "stacks": 2}, "bfloat16", "rows"),
 ]
 DEFAULT_PRODUCTS = 5
 

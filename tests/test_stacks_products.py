@@ -1,5 +1,7 @@
 """Products of stacked sketches are those of their matrix, on every backend; integers make the comparison exact."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -106,6 +108,46 @@ KERNEL_CASES, _ = all_pairs(
     [SHAPES, [2, 4], [torch.float32, torch.float64, torch.float16], [1, 3, 40], [70, 1500], ["features", "vectors"]],
     allowed,
 )
+
+
+@pytest.mark.parametrize(
+    ("splits", "contiguous"),
+    [
+        (1, "features"),
+        *(pytest.param(*c, marks=pytest.mark.exhaustive) for c in ((1, "vectors"), (3, "vectors"), (3, "features"))),
+    ],
+)
+def test_one_launch_makes_all_stacks(splits, contiguous, kernels_on, monkeypatch):
+    """Of many vectors, whether or not the sums are split."""
+    from sjlt.backends.triton import exact, stacks
+
+    S = sjlt.Sketch(200 * splits, 1024, nnz=16, stacks=4, seed=5)
+    x = torch.from_numpy(integers((40, S.n_features), "float32")).to(kernels_on)
+    y = torch.full((40, 1024), torch.nan, device=kernels_on)
+    if contiguous == "vectors":
+        x, y = x.t().contiguous().t(), y.t().contiguous().t()
+    launches, run, plan = [], exact.run, stacks._plan
+
+    def count(kernel, grid, *rest):
+        launches.append((kernel.__name__, grid))
+        return run(kernel, grid, *rest)
+
+    def split(*arguments):
+        planned = plan(*arguments)
+        groups = -(-planned.chosen.groups_per_split // splits)
+        chosen = replace(planned.chosen, splits=splits, groups_per_split=groups)
+        flags = {"SINGLE_SPLIT": splits == 1, "PROGRAMMATIC_LAUNCH": False}
+        return replace(planned, chosen=chosen, constants={**planned.constants, **flags})
+
+    monkeypatch.setattr(exact, "run", count)
+    monkeypatch.setattr(stacks, "_plan", split)
+    stacks.project(S.spec, x, y, False)
+    kernel = "project_tensor_core" if contiguous == "features" else "project_row_gather"
+    ((name, grid),) = launches
+    assert name == kernel
+    assert grid[0] % (4 * 2) == 0  # four stacks of two tiles
+    assert grid[1] == splits
+    assert torch.equal(y, (x.double() @ matrix(kernels_on, S).T).float())
 
 
 @pytest.mark.parametrize(

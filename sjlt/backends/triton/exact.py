@@ -172,7 +172,7 @@ def _project(
 ) -> None:
     """Launch a portable kernel on x, into the result or the partial sums."""
     n, d = x.shape
-    grid = (plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
+    grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
     sizes = (n, d, *x.stride(), *partial_sums.strides(target))
     if isinstance(chosen, FewVectors):
         last = (chosen.batches_per_split,)

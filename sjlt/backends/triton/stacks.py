@@ -1,4 +1,8 @@
-"""Stacked sketches of the exact law on Triton: the portable kernels, stack by stack into the rows that a stack owns."""
+"""Stacked sketches of the exact law on Triton, by the portable kernels.
+
+Products of many vectors take one launch, in which the tiles of all stacks run side by side, so that all but one of them
+find the data in the L2 cache. Few vectors and adjoints are made stack by stack.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from ...kernels.config.exact import FewVectors
 from ...kernels.config.product import SCRATCH_BYTES, Product, kernel_geometry
 from . import device, exact, partial_sums, sparse
 
@@ -27,12 +32,18 @@ def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
         return
     part = spec.one_stack()
     with device.current(x):
+        first = out[:, spec.stack_rows(0)]
+        plan = _plan(exact.describe(part, x, first, accumulate, adjoint=False), None, spec.stacks)
+        if not isinstance(plan.chosen, FewVectors):
+            _write(plan, part, x, out, accumulate)
+            return
         for stack in range(spec.stacks):
-            _project_stack(part, stack, x, out[:, spec.stack_rows(stack)], accumulate)
+            rows = out[:, spec.stack_rows(stack)]
+            plan = _plan(exact.describe(part, x, rows, accumulate, adjoint=False), stack, spec.stacks)
+            _write(plan, part, x, rows, accumulate)
 
 
-def _project_stack(spec: SketchSpec, stack: int, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    plan = _plan(exact.describe(spec, x, out, accumulate, adjoint=False), stack, spec.stacks)
+def _write(plan: exact.Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
     chosen = cast(Any, plan.chosen)
 
     def launch(target: Tensor, accumulate: bool) -> None:
@@ -63,8 +74,8 @@ def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _plan(product: Product, stack: int, stacks: int) -> exact.Plan:
-    """The plan for one stack's product, by a portable kernel: those for Hopper do not know stacks yet."""
+def _plan(product: Product, stack: int | None, stacks: int) -> exact.Plan:
+    """The plan for one stack's product, or with None for all of them, by a portable kernel: Hopper's know no stacks."""
     plan = exact.make_plan(product._replace(device=product.device._replace(hopper=False)))
     geometry = kernel_geometry(product.k, product.nnz, stack, stacks)
     return replace(plan, geometry=geometry, constants={**plan.constants, "GEOMETRY": geometry})

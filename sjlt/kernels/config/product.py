@@ -157,6 +157,8 @@ class KernelGeometry:
         Sign words of a chunk that 32 rows of a tile may need.
     stack : int
         Which of the stacked sketches this is; k and nnz are one stack's.
+    fused : int
+        Stacks that one launch makes, from 0 on, if that is more than 1; `stack` is not used then.
     scale : float
         Of the entries: 1 / sqrt(nonzeros per column of all stacks).
     """
@@ -170,15 +172,18 @@ class KernelGeometry:
     n_keys: int
     n_sign_words: int
     stack: int
+    fused: int
     scale: float
 
 
 @lru_cache(maxsize=4096)
-def kernel_geometry(k: int, nnz: int, stack: int = 0, stacks: int = 1) -> KernelGeometry:
-    """The geometry of one of `stacks` stacks, each with k components and nnz nonzeros per column."""
+def kernel_geometry(k: int, nnz: int, stack: int | None = 0, stacks: int = 1) -> KernelGeometry:
+    """The geometry of one of `stacks` stacks, or with None all, each with k components and nnz nonzeros per column."""
     g, power_of_two = law.geometry(k, nnz, 0), is_power_of_two(k, nnz)
     n_keys = max(1, nnz // 4) if power_of_two else next_power_of_two(nnz)
     n_sign_words = max(1, 4 // nnz) if power_of_two else 4
+    which, fused = (0, stacks) if stack is None else (stack, 1)
+    scale = (nnz * stacks) ** -0.5
     return KernelGeometry(
-        k, nnz, g.n_tiles, g.log_group, g.log_chunk, power_of_two, n_keys, n_sign_words, stack, (nnz * stacks) ** -0.5
+        k, nnz, g.n_tiles, g.log_group, g.log_chunk, power_of_two, n_keys, n_sign_words, which, fused, scale
     )

@@ -63,8 +63,10 @@ def _sub_block(m, t, GEOMETRY: tl.constexpr):
 
 
 @triton.jit
-def step_words(m, group, k0, k1, GEOMETRY: tl.constexpr, ROW_OF_PLACE: tl.constexpr = False):
+def step_words(m, group, k0, k1, GEOMETRY: tl.constexpr, ROW_OF_PLACE: tl.constexpr = False, stack=0):
     """The words of tile m for GROUPS_PER_STEP groups from `group` on: (columns, (keys, thetas, sign words)).
+
+    stack : the tile's, read where GEOMETRY has several of them.
 
     columns : [GROUPS_PER_STEP], the first column of each group's chunk that meets the tile, or -1.  keys, thetas :
     [n_keys, 1, 4, GROUPS_PER_STEP]; keys map rows to places or, with ROW_OF_PLACE, places to rows.  sign words :
@@ -78,25 +80,27 @@ def step_words(m, group, k0, k1, GEOMETRY: tl.constexpr, ROW_OF_PLACE: tl.conste
     # Loads use the columns one step ahead of the entries and in other threads: computing them twice is cheaper than
     # converting the layout.
     g = group + tl.arange(0, GROUPS_PER_STEP)
-    place, found = tile_place(m, g, N_TILES, LOG_GROUP, k0, k1, GEOMETRY.stack)
+    place, found = tile_place(m, g, N_TILES, LOG_GROUP, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack)
     column = tl.where(found, ((g << LOG_GROUP) + place.to(tl.int64)) << LOG_CHUNK, -1)
 
     g = group + tl.arange(0, GROUPS_PER_STEP)[None, None, None, :]
     h = tl.arange(0, 4).to(tl.uint32)[None, None, :, None]
-    place, found = tile_place(m, g + (h * 0).to(tl.int64), N_TILES, LOG_GROUP, k0, k1, GEOMETRY.stack)
+    place, found = tile_place(
+        m, g + (h * 0).to(tl.int64), N_TILES, LOG_GROUP, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack
+    )
     c = (g << LOG_GROUP) + place.to(tl.int64)
     t = tl.arange(0, GEOMETRY.n_keys).to(tl.uint32)[:, None, None, None]
     word = tl.arange(0, GEOMETRY.n_sign_words).to(tl.uint32)[:, None, None, None]
     if GEOMETRY.power_of_two:
         t += h * NNZ // 4
         word += h * NNZ // 4 << LOG_CHUNK >> 5
-    w0, w1, w2, w3 = chunk_keys(c, t >> 2, k0, k1, GEOMETRY.stack)
+    w0, w1, w2, w3 = chunk_keys(c, t >> 2, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack)
     w = select_word(t & 3, w0, w1, w2, w3)
     theta = w
     if not GEOMETRY.power_of_two:
         _, b = _sub_block(m, t, GEOMETRY)
         theta = row_theta(w, b)
-    g0, g1, g2, g3 = chunk_signs(c, k0, k1, GEOMETRY.stack)
+    g0, g1, g2, g3 = chunk_signs(c, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack)
     keys = forward_keys(w, LOG_CHUNK) if ROW_OF_PLACE else inverse_keys(w, LOG_CHUNK)
     return column, (keys, theta, select_word(word, g0, g1, g2, g3))
 

@@ -23,6 +23,16 @@ def tile_and_vectors(N_TILES: tl.constexpr, BLOCK_VECTORS: tl.constexpr):
 
 
 @triton.jit
+def stack_tile_and_vectors(GEOMETRY: tl.constexpr, BLOCK_VECTORS: tl.constexpr):
+    """(stack, tile, vectors) of this program. The tiles of all fused stacks run side by side, on the same data."""
+    m, v = tile_and_vectors(GEOMETRY.n_tiles * GEOMETRY.fused, BLOCK_VECTORS)
+    stack = m // GEOMETRY.n_tiles
+    if GEOMETRY.fused > 1:
+        m = m % GEOMETRY.n_tiles
+    return stack.to(tl.uint32), m.to(tl.uint32), v
+
+
+@triton.jit
 def rows_of_tile(m, GEOMETRY: tl.constexpr):
     """(first, end) of the sketch's rows that tile m owns."""
     m = m.to(tl.int64)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from .entry_generation import GROUPS_PER_STEP, TILE, entries, groups_of_split, pin_layout, step_words, word_of_rows
 from .law import permute, seed_words
-from .program import rows_of_tile, start_dependents, store_result, store_sums, tile_and_vectors
+from .program import rows_of_tile, stack_tile_and_vectors, start_dependents, store_result, store_sums, tile_and_vectors
 
 
 @triton.jit
@@ -53,7 +53,8 @@ def project_row_gather(
     ACCUMULATE: tl.constexpr,
     PROGRAMMATIC_LAUNCH: tl.constexpr,
 ):
-    """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (n_tiles * blocks of vectors, splits).
+    """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (fused * n_tiles * blocks of
+    vectors, splits).
 
     Arguments are as in `project_tensor_core`. UNMASKED : in addition, BLOCK_VECTORS divides n.  ALIGN : divides
     stride_xf; the number of consecutive vectors that one access may cover.  CHUNKED_SUM : the sums over each step are
@@ -62,15 +63,14 @@ def project_row_gather(
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
     start_dependents(PROGRAMMATIC_LAUNCH)
     k0, k1 = seed_words(seed)
-    m, v = tile_and_vectors(GEOMETRY.n_tiles, BLOCK_VECTORS)
-    m = m.to(tl.uint32)
+    stack, m, v = stack_tile_and_vectors(GEOMETRY, BLOCK_VECTORS)
     split = tl.program_id(1).to(tl.int64)
     first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, GEOMETRY)
 
     acc = tl.zeros((TILE, BLOCK_VECTORS), tl.float32)
     total = tl.zeros((TILE, BLOCK_VECTORS), tl.float32)
     for start in range(0, groups, GROUPS_PER_STEP):
-        column, words = step_words(m, first_group + start, k0, k1, GEOMETRY)
+        column, words = step_words(m, first_group + start, k0, k1, GEOMETRY, stack=stack)
         first = column - feature_offset
         column = tl.broadcast_to(column[None, :], 4, GROUPS_PER_STEP)
         for chunk in range(tl.minimum(GROUPS_PER_STEP, groups - start)):
@@ -99,6 +99,8 @@ def project_row_gather(
         acc = total
 
     tile_row, tile_end = rows_of_tile(m, GEOMETRY)
+    if GEOMETRY.fused > 1:
+        out += stack.to(tl.int64) * GEOMETRY.k * stride_or
     r = tl.arange(0, TILE)
     keep = (tile_row + r < tile_end)[:, None] & (v < n)[None, :]
     out += split * stride_os + (tile_row + r)[:, None] * stride_or + v[None, :] * stride_ov

@@ -27,7 +27,15 @@ from .fp32_split import (
     truncated,
 )
 from .law import seed_words
-from .program import known_multiple, rows_of_tile, start_dependents, store_result, store_sums, tile_and_vectors
+from .program import (
+    known_multiple,
+    rows_of_tile,
+    stack_tile_and_vectors,
+    start_dependents,
+    store_result,
+    store_sums,
+    tile_and_vectors,
+)
 
 CHUNKS_PER_SUM = tl.constexpr(arithmetic.CHUNKS_PER_SUM)
 
@@ -84,10 +92,11 @@ def _load_chunks(
 
 @triton.jit
 def _sum_of_chunks(
-    data, v, scale, m, first_group, groups, k0, k1, GEOMETRY: tl.constexpr, U: tl.constexpr, UNMASKED: tl.constexpr,
-    ALIGN: tl.constexpr, CHUNKED_SUM: tl.constexpr, MODE: tl.constexpr, INTERPRETED: tl.constexpr,
+    data, v, scale, stack, m, first_group, groups, k0, k1, GEOMETRY: tl.constexpr, U: tl.constexpr,
+    UNMASKED: tl.constexpr, ALIGN: tl.constexpr, CHUNKED_SUM: tl.constexpr, MODE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """X Sᵀ for tile m, summed over `groups` groups from first_group on: [V, 128] fp32. U is CHUNKS_PER_DOT.
+    """X Sᵀ for tile m of a stack, summed over `groups` groups from first_group on: [V, 128] fp32. U is CHUNKS_PER_DOT.
 
     16-bit data is multiplied as (S Xᵀ)ᵀ. Tensor cores read the second factor, the data, from shared memory, where it
     was loaded to, and the first factor, the entries, from registers. The other way round, entries pass through shared
@@ -105,7 +114,7 @@ def _sum_of_chunks(
     total = tl.zeros((TILE, V) if SWAP_OPERANDS else (V, TILE), tl.float32)
     acc = tl.zeros_like(total)
     for start in range(0, groups, GROUPS):
-        column, words = step_words(m, first_group + start, k0, k1, GEOMETRY)
+        column, words = step_words(m, first_group + start, k0, k1, GEOMETRY, stack=stack)
         for chunk in range(0, tl.minimum(GROUPS, groups - start), U):
             z = _load_chunks(data, v, column, chunk, LOG_CHUNK, U, UNMASKED, ALIGN)
             i, negative = entries(chunk, words, m, GEOMETRY, U)
@@ -152,7 +161,8 @@ def project_tensor_core(
     PROGRAMMATIC_LAUNCH: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (n_tiles * blocks of vectors, splits).
+    """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (fused * n_tiles * blocks of
+    vectors, splits).
 
     x : (n, d).  out : (splits, n, k) fp32 sums or, with SINGLE_SPLIT, the result (n, k), scaled, added to `out` if
     ACCUMULATE, and rounded once.  scales : (n,) fp32 from `scale_vectors`, read if MODE is FP16_PAIR.  UNMASKED : all
@@ -161,8 +171,7 @@ def project_tensor_core(
     """
     start_dependents(PROGRAMMATIC_LAUNCH)
     k0, k1 = seed_words(seed)
-    m, rows_v = tile_and_vectors(GEOMETRY.n_tiles, BLOCK_VECTORS)
-    m = m.to(tl.uint32)
+    stack, m, rows_v = stack_tile_and_vectors(GEOMETRY, BLOCK_VECTORS)
     v = tl.minimum(rows_v, n - 1) if UNMASKED else rows_v
     stride_xv, d = known_multiple(stride_xv, ALIGN), known_multiple(d, ALIGN)
     first_group, groups = groups_of_split(tl.program_id(1), groups_per_split, feature_offset, d, GEOMETRY)
@@ -174,18 +183,20 @@ def project_tensor_core(
         scale = tl.load(scales + v, mask=v < n, other=1.0)
     data = (x, n, d, stride_xv, stride_xf, feature_offset)
     acc = _sum_of_chunks(
-        data, v, scale, m, first_group, groups, k0, k1, GEOMETRY, CHUNKS_PER_DOT, UNMASKED, ALIGN, CHUNKED_SUM, MODE,
-        INTERPRETED,
+        data, v, scale, stack, m, first_group, groups, k0, k1, GEOMETRY, CHUNKS_PER_DOT, UNMASKED, ALIGN, CHUNKED_SUM,
+        MODE, INTERPRETED,
     )  # fmt: skip
     if MODE == FP16_PAIR:
         acc *= inverse(scale)[:, None]
         if has_overflow(acc):
             acc = _sum_of_chunks(
-                data, v, 1.0, m, first_group, groups, k0, k1, GEOMETRY, CHUNKS_PER_DOT, UNMASKED, ALIGN, CHUNKED_SUM,
-                BF16_TRIPLE, INTERPRETED,
+                data, v, 1.0, stack, m, first_group, groups, k0, k1, GEOMETRY, CHUNKS_PER_DOT, UNMASKED, ALIGN,
+                CHUNKED_SUM, BF16_TRIPLE, INTERPRETED,
             )  # fmt: skip
 
     tile_row, tile_end = rows_of_tile(m, GEOMETRY)
+    if GEOMETRY.fused > 1:
+        out += stack.to(tl.int64) * GEOMETRY.k * stride_or
     r = tl.arange(0, TILE)
     keep = (rows_v < n)[:, None] & (tile_row + r < tile_end)[None, :]
     out += tl.program_id(1).to(tl.int64) * stride_os + rows_v[:, None] * stride_ov + (tile_row + r)[None, :] * stride_or
