@@ -91,6 +91,21 @@ def test_containers(dtype, device, kind):
     assert "500 of 500" in repr(accumulator)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path):
+    x = torch.from_numpy(X).cuda()
+    first, second = (Accumulator(S, (3,), dtype="float32", device="cuda") for _ in range(2))
+    first.update(0, x[:, :123].half())
+    second.update(123, x[:, 123:].float())
+    first.merge(second)
+    assert first.sum.is_cuda
+    assert np.array_equal(first.sum.cpu(), X @ S.T)
+    first.save(tmp_path / "sum.npz")
+    assert torch.equal(Accumulator.load(tmp_path / "sum.npz", device="cuda").sum, first.sum)
+    with pytest.raises(ValueError, match="must lie on"):
+        Accumulator(S, (3,), device="cuda").update(0, x.cpu())
+
+
 def test_a_matrix_from_the_left():
     A = integers((500, 7), "float64")
     accumulator = Accumulator(S, (7,))

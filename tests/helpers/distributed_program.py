@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from sjlt import Sketch
+from sjlt import CountSketch, Sketch
 from sjlt.torch_ops import sharding
 
 DEVICE, RANK, WORLD = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -188,6 +188,8 @@ def uneven(mesh):
     local = x.t().contiguous().t()[RANK * 12 : (RANK + 1) * 12]
     assert not local.is_contiguous()
     check_tree([DTensor.from_local(local, mesh, [Shard(0)], run_check=False)], [x])
+    C = CountSketch(x.numel(), 3, 64, seed=2)
+    assert torch.equal(C.sketch([distribute_tensor(x, mesh, [Shard(1)])]), C.sketch([x]))
     few = whole(1, 4)
     empty = distribute_tensor(few, mesh, [Shard(0)])
     assert (empty.to_local().numel() == 0) == (RANK > 0)
