@@ -1,8 +1,9 @@
-"""Time gradients, sparse tensors and tables: ``python -m benchmarks.gradients [--cpu] [--save FILE] [CASE ...]``.
+"""Time gradients, sparse tensors and tables: ``python -m benchmarks.gradients [--cpu] [--record] [CASE ...]``.
 
-On two GPUs: ``torchrun --nproc-per-node 2 -m benchmarks.gradients sharded``. CASE is one of `CASES`. Results are
-checked before they are timed. On CUDA times are device times (`benchmarks.gpu`), and the floor is that of the bytes of
-data and result; on the CPU methods take turns and the least of their times counts.
+On two GPUs: ``torchrun --nproc-per-node 2 -m benchmarks.gradients --record sharded``. CASE is one of `CASES`. Results
+are checked before they are timed, and recorded if all cases run, or with --record. On CUDA times are device times
+(`benchmarks.gpu`), and the floor is that of the bytes of data and result; on the CPU methods take turns and the least
+of their times counts.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .run import save
 
 Call = Callable[[], Any]
 TURNS = 7
+RESULTS = Path(__file__).parent / "results"
 
 
 def timed(calls: dict[str, Call], device: str, turns: int = TURNS) -> dict[str, float]:
@@ -218,7 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gradients", description=__doc__.partition("\n")[0])
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; default: all for one device")
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--save", type=Path, help="a file for the results")
+    parser.add_argument("--record", action="store_true", help="add the results of the given cases to the record")
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - CASES.keys():
         parser.error(f"no such cases: {', '.join(sorted(unknown))}")
@@ -229,8 +231,16 @@ def main() -> None:
         results[name] = CASES[name](device)
         if results[name]:
             print(json.dumps({name: results[name]}, indent=1), flush=True)
-    if arguments.save and any(results.values()):
-        save(arguments.save, results)
+    if (arguments.record or not arguments.cases) and any(results.values()):
+        path = RESULTS / f"gradients_{'cpu' if arguments.cpu else 'h200'}.json"
+        held = json.loads(path.read_text()) if path.exists() else {}
+        save(path, {**held, **results, "environment": environment(device)})
+
+
+def environment(device: str) -> dict[str, Any]:
+    from . import gpu, run
+
+    return gpu.environment() if device == "cuda" else run.environment()
 
 
 if __name__ == "__main__":

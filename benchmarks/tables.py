@@ -302,6 +302,21 @@ def distances_tail() -> str:
 
 # ------------------------------------------------------------------------------------- pages
 
+
+def gradients(record: str) -> str:
+    """Every number of `benchmarks.gradients`, case by case."""
+    try:
+        cases = {name: row for name, row in results(record).items() if name != "environment"}
+    except FileNotFoundError:
+        return "No record yet.\n"
+    rows = (
+        (name.replace("_", " ") if i == 0 else "", what, digits(value))
+        for name, row in cases.items()
+        for i, (what, value) in enumerate(row.items())
+    )
+    return markdown(("case", "what", "ms, or as stated"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "cpu": cpu,
@@ -315,6 +330,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "files": files,
     "dropout gpu": dropout_gpu,
     "dropout cpu": dropout_cpu,
+    "gradients cpu": lambda: gradients("gradients_cpu"),
+    "gradients h200": lambda: gradients("gradients_h200"),
     "distances": distances_std,
     "distances tail": distances_tail,
 }
