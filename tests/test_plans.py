@@ -131,6 +131,18 @@ def test_hidden_names_are_skipped_and_committed_folders_are_sources(tmp_path):
         plans.committed_parts(tmp_path / "out")
 
 
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_a_note_where_nothing_is_compressed(tmp_path, kind):
+    shards(tmp_path / "in", kind=kind, dtype="int8")
+    notes = []
+    sjlt.plan(tmp_path / "in", tmp_path / "out", D + 10, note=notes.append).run(workers=1)
+    assert f"n_components = {D + 10} is not below the {D} features: nothing is compressed" in notes
+    assert any("out: will take" in note and "bytes, more than the" in note for note in notes)
+    notes.clear()
+    sjlt.plan(tmp_path / "in", tmp_path / "out", D + 10, note=notes.append)  # it is there
+    assert notes == []
+
+
 def test_progress_counts_rows_also_of_a_resumed_run(tmp_path):
     shards(tmp_path / "in")
     plan, seen = sjlt.plan(tmp_path / "in", tmp_path / "out", K), []
