@@ -141,6 +141,8 @@ class Projector:
         """Project a table; error messages number its rows from `first_row`."""
         import pyarrow as pa
 
+        if not isinstance(table, pa.Table | pa.RecordBatch):
+            raise TypeError(f"expected a pyarrow Table or RecordBatch, got {type(table).__name__}")
         place = self._place(table.schema)
         column = table.column(place)
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]

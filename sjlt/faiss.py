@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .sketch import Sketch
+from .sketch import Sketch
 
 MAX_DIMENSION = 2**31 - 1  # faiss counts in int
 
@@ -29,6 +28,8 @@ def transform(sketch: Sketch) -> Any:
 
     Raises
     ------
+    TypeError
+        For anything but a Sketch.
     ImportError
         Without faiss, which ``sjlt-triton[faiss]`` installs.
     ValueError
@@ -42,6 +43,8 @@ def transform(sketch: Sketch) -> Any:
     >>> bool(np.allclose(sjlt.faiss.transform(S).apply(x), S.project(x), atol=1e-4))  # doctest: +SKIP
     True
     """
+    if not isinstance(sketch, Sketch):
+        raise TypeError(f"expected a Sketch, got {type(sketch).__name__}")
     try:
         import faiss
     except ImportError as e:

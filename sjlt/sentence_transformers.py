@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .sketch import Sketch
+from .sketch import Sketch
 
 
 def dense(sketch: Sketch) -> Any:
@@ -29,6 +28,8 @@ def dense(sketch: Sketch) -> Any:
 
     Raises
     ------
+    TypeError
+        For anything but a Sketch.
     ImportError
         Without sentence-transformers, which ``sjlt-triton[sentence-transformers]`` installs.
 
@@ -39,6 +40,8 @@ def dense(sketch: Sketch) -> Any:
     >>> sjlt.sentence_transformers.dense(S).get_sentence_embedding_dimension()  # doctest: +SKIP
     64
     """
+    if not isinstance(sketch, Sketch):
+        raise TypeError(f"expected a Sketch, got {type(sketch).__name__}")
     import torch
 
     try:

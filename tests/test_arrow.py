@@ -165,6 +165,12 @@ def test_bad_columns(column, error, message):
     assert "'v'" in str(caught.value)
 
 
+@pytest.mark.parametrize("table", [None, [1.0], np.ones((2, 3)), {"v": [1.0]}])
+def test_what_is_no_table(table):
+    with pytest.raises(TypeError, match="expected a pyarrow Table or RecordBatch, got "):
+        Projector("v", 4)(table)
+
+
 def test_row_numbers_count_over_chunks_and_slices():
     good, bad = pa.array([[1.0, 2.0]] * 5), pa.array([[0.0, 0.0], [1.0, 2.0], [1.0]])
     table = pa.table({"v": pa.chunked_array([good.slice(2), bad.slice(1)])})

@@ -29,7 +29,9 @@ def sketches(draw):
     k = draw(st.integers(1, 300))
     n_features = draw(st.integers(0, 200))
     if draw(st.booleans()):
-        law = {"nnz": draw(st.integers(1, k // -(-k // 128)))}
+        stacks = draw(st.sampled_from([t for t in (1, 1, 2, 3, 4, 8) if k % t == 0]))
+        part = k // stacks
+        law = {"nnz": stacks * draw(st.integers(1, part // -(-part // 128))), "stacks": stacks}
     else:
         law = {"density": draw(st.sampled_from([0.001, 0.03, 1 / 16, 0.3, 1.0]))}
     S = Sketch(n_features + 7, k, seed=draw(st.integers(-(2**63), 2**64 - 1)), **law)
@@ -176,7 +178,7 @@ JUNK = st.one_of(
     st.builds(lambda kind: kind(np.eye(4)), st.sampled_from([sp.csr_array, sp.coo_array, sp.csc_matrix, sp.lil_array])),
     st.sampled_from([Sketch(5, 4), Sketch(5, 4).T, torch.zeros(3, device="meta"), torch.eye(4).to_sparse()]),
 )  # fmt: skip
-X, T = np.ones((2, 5)), torch.ones(2, 5)
+X, T, A = np.ones((2, 5)), torch.ones(2, 5), np.random.default_rng(0).normal(size=(60, 5))
 CALLS = {
     "Sketch": lambda a, b, c: Sketch(a, b, nnz=c),
     "density": lambda a, b, c: Sketch(a, 7, density=b, feature_offset=c),
@@ -205,6 +207,21 @@ CALLS = {
     "residual": lambda a, b, c: sjlt.dropout_add(X, a, 0.5, 1),
     "mask": lambda a, b, c: sjlt.dropout_mask(a, b, c) if small(a) else None,
     "masked": lambda a, b, c: sjlt.masked_dropout(a, b, 0.5, c),
+    "stacks": lambda a, b, c: Sketch(5, a, nnz=b, stacks=c),
+    "data of stacks": lambda a, b, c: Sketch(5, 4, nnz=4, stacks=2).project(a, out=b),
+    "adjoint of stacks": lambda a, b, c: Sketch(5, 4, nnz=4, stacks=2).project_adjoint(a, out=b),
+    "least squares": lambda a, b, c: sjlt.linalg.lstsq(A, a, damp=b, seed=c),
+    "matrices": lambda a, b, c: sjlt.linalg.lstsq(a, np.ones(60), rcond=b),
+    "low rank": lambda a, b, c: sjlt.linalg.svd_lowrank(A, a, oversampling=b, n_iter=0, seed=c),
+    "qr": lambda a, b, c: sjlt.linalg.qr(A, seed=a, pivoting=b is True),
+    "leverage": lambda a, b, c: sjlt.linalg.leverage_scores(A, rcond=a, seed=b),
+    "SVDSketch": lambda a, b, c: sjlt.linalg.SVDSketch((60, 5), 2).update(a, b),
+    "bytes": lambda a, b, c: sjlt.linalg.SVDSketch.from_bytes(a),
+    "adjoint tree": lambda a, b, c: Sketch(5, 4).adjoint_tree(a, b),
+    "faiss": lambda a, b, c: sjlt.faiss.transform(a) if not isinstance(a, Sketch) else None,
+    "Dense": lambda a, b, c: sjlt.sentence_transformers.dense(a) if not isinstance(a, Sketch) else None,
+    "arrow": lambda a, b, c: sjlt.arrow.Projector(a, b, n_features=c),
+    "table": lambda a, b, c: sjlt.arrow.Projector("v", 4)(a),
     "threads": lambda a, b, c: sjlt.set_num_threads(a) if not isinstance(a, int) or a < 1 else None,
     "layer": lambda a, b, c: sjlt.nn.SparseProjection(a, b, seed=c) if small(a) and small(b) else None,
     "dropout layer": lambda a, b, c: sjlt.nn.SeededDropout(a, seed=b, bits=c)(T),
@@ -219,7 +236,7 @@ def small(value):
 
 def is_a_refusal(error):
     """Refusals are the errors of these types, with a message; anything else is a crash."""
-    kinds = (TypeError, ValueError, RuntimeError)
+    kinds = (TypeError, ValueError, RuntimeError, FileNotFoundError)  # (text may be the path of a matrix)
     return (
         isinstance(error, kinds) and bool(str(error)) and not isinstance(error, (RecursionError, NotImplementedError))
     )

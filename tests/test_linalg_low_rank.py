@@ -7,6 +7,7 @@ import pytest
 from helpers.matrices import orthonormal
 
 from sjlt.linalg import SVDSketch, svd_lowrank
+from sjlt.linalg.matrix import DenseMatrix
 
 M, N, RANK = 1200, 300, 10
 SPECTRA = {
@@ -167,6 +168,34 @@ def test_the_error_estimate():
         U, s, Vh = sketch.finalize()
         true = np.linalg.norm(A - (U * s) @ Vh)
         assert abs(sketch.error(U, s, Vh) / true - 1) < 5 * np.sqrt(2 / 64) / 2
+
+
+def test_a_block_is_no_file(tmp_path):
+    np.save(tmp_path / "block.npy", np.ones((50, 40)))
+    for block in (tmp_path / "block.npy", str(tmp_path / "block.npy")):
+        with pytest.raises(TypeError, match=r"block must be an array, .*block\.npy"):
+            SVDSketch((300, 40), 5).update(0, block)
+
+
+def test_an_update_that_fails_half_way_is_not_made(monkeypatch):
+    """Memory that runs out, or an interrupt: the update can be made again, and counts once."""
+    A = np.random.default_rng(0).normal(size=(300, 40))
+    sketch, twin = SVDSketch(A.shape, 5), SVDSketch(A.shape, 5)
+    quick_sketch = DenseMatrix.quick_sketch
+
+    def failing(self, S):
+        if S.n_components == sketch._phi.n_components:
+            raise MemoryError
+        return quick_sketch(self, S)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DenseMatrix, "quick_sketch", failing)
+        with pytest.raises(MemoryError):
+            sketch.update(0, A[:50])
+    for each in (sketch, twin):
+        each.update(0, A[:50])
+    np.testing.assert_array_equal(sketch._Z, twin._Z)
+    np.testing.assert_array_equal(sketch._E, twin._E)
 
 
 def test_a_retried_update_is_refused():

@@ -131,6 +131,15 @@ def test_bad_arguments(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_numpy_integers_are_numbers_of_rows(tmp_path):
+    shards(tmp_path / "in")
+    given = [{}, {"part_rows": 7, "batch_rows": 3}]
+    for options in given:
+        same = {name: np.int64(value) for name, value in options.items()}
+        plans_made = [sjlt.plan(tmp_path / "in", tmp_path / "out", K, **o) for o in (options, same)]
+        assert plans_made[0].record == plans_made[1].record
+
+
 def test_space_is_checked_first(tmp_path, monkeypatch):
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)

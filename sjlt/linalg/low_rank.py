@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -87,24 +88,29 @@ class SVDSketch:
 
         Raises
         ------
+        TypeError
+            For other containers.
         ValueError
             For rows seen before (an update that is retried would count twice), rows beyond m, another width than n and
             numbers that are not finite. The sketch is as before then.
         """
+        if isinstance(block, str | os.PathLike):
+            raise TypeError(f"block must be an array, a sparse matrix or a tensor, got the path {str(block)!r}")
         source = matrix_of(block, "block")
         start = integer("row_offset", row_offset, 0, self.shape[0])
-        stop = start + block.shape[0]
-        if block.shape[1] != self.shape[1] or stop > self.shape[0]:
-            raise ValueError(
-                f"rows {start} to {stop} of width {block.shape[1]} are not rows of A of shape {self.shape}"
-            )
+        rows, width = source.shape
+        stop = start + rows
+        if width != self.shape[1] or stop > self.shape[0]:
+            raise ValueError(f"rows {start} to {stop} of width {width} are not rows of A of shape {self.shape}")
         self.rows.check(start, stop)
         Y = _host(source.project(self._omega))
         if not np.isfinite(Y).all():
             row = start + int(np.flatnonzero(~np.isfinite(Y).all(1))[0])
             raise ValueError(f"row {row} of A holds numbers that are not finite, or too large")
-        self._Z += _host(source.quick_sketch(self._psi[:, start:stop]))
-        self._E += _host(source.quick_sketch(self._phi[:, start:stop]))
+        Z = _host(source.quick_sketch(self._psi[:, start:stop]))
+        E = _host(source.quick_sketch(self._phi[:, start:stop]))
+        self._Z += Z  # after all that may be interrupted for lack of time or memory: an update is whole or not made
+        self._E += E
         self._Y[start] = Y
         self.rows.add(start, stop)
 

@@ -295,9 +295,8 @@ def plan(
     """
     if isinstance(n_components, str):
         raise ValueError(f"n_components={n_components!r} depends on the number of rows: a plan needs an integer")
-    for name, value in (("part_rows", part_rows), ("batch_rows", batch_rows)):
-        if value is not None:
-            integer(name, value, 1, 2**62)
+    part_rows = None if part_rows is None else integer("part_rows", part_rows, 1, 2**62)
+    batch_rows = None if batch_rows is None else integer("batch_rows", batch_rows, 1, 2**62)
     source, target = Path(source).absolute(), Path(target).absolute()
     paths = shards.find(source)
     if any(path.parent.resolve() == target.resolve() for path in paths):
