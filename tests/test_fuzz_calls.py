@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import sjlt
 from sjlt import Sketch
+from sjlt.files.errors import UserError
 
 pytestmark = pytest.mark.exhaustive
 budget = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -236,7 +237,7 @@ def small(value):
 
 def is_a_refusal(error):
     """Refusals are the errors of these types, with a message; anything else is a crash."""
-    kinds = (TypeError, ValueError, RuntimeError, FileNotFoundError)  # (text may be the path of a matrix)
+    kinds = (TypeError, ValueError, RuntimeError, FileNotFoundError, UserError)  # (text may be the path of a matrix)
     return (
         isinstance(error, kinds) and bool(str(error)) and not isinstance(error, (RecursionError, NotImplementedError))
     )

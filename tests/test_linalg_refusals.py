@@ -113,6 +113,8 @@ def test_parameters_of_the_others():
         qr(A[:, [0, 0, 1]], pivoting=False)
     with pytest.raises(ValueError, match="rcond"):
         leverage_scores(A, rcond=2)
+    with pytest.raises(TypeError, match="rcond must be a number, got array"):
+        leverage_scores(A, rcond=np.ones(2))
     for options in ({"rank": 0}, {"rank": 7}, {"rank": 2, "oversampling": 5}, {"rank": 2, "n_iter": -1}):
         with pytest.raises(ValueError, match="must be from"):
             svd_lowrank(A, **options)

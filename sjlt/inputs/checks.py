@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from typing import Any
 
@@ -21,6 +22,16 @@ def integer(name: str, value: Any, low: int, high: int, condition: str = "") -> 
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
     if not low <= number <= high:
         raise ValueError(f"{name} must be from {low} to {high}{condition}, got {number}")
+    return number
+
+
+def below_one(name: str, value: Any) -> float:
+    """`value` as a float from 0 to below 1, or a TypeError or ValueError that shows it."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
+    number = float(value)
+    if not 0 <= number < 1:
+        raise ValueError(f"{name} must be from 0 to below 1, got {value}")
     return number
 
 

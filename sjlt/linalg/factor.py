@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy.linalg
 
-from ..inputs.checks import integer
+from ..inputs.checks import below_one, integer
 from .matrix import Matrix, Progress, check_finite, like_input, matrix_of
 from .sketching import embedding
 from .sums import Gram
@@ -189,8 +189,7 @@ def leverage_scores(A: Any, *, rcond: float | None = None, seed: int = 0, callba
     >>> bool(np.isclose(scores.sum(), 20))
     True
     """
-    if rcond is not None and not 0 <= rcond < 1:
-        raise ValueError(f"rcond must be from 0 to below 1, got {rcond}")
+    rcond = None if rcond is None else below_one("rcond", rcond)
     matrix = matrix_of(A, "A", callback)
     try:
         xp = matrix.xp

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..inputs.checks import integer
+from ..inputs.checks import below_one, integer
 from ..inputs.containers import is_tensor
 from .matrix import Matrix, Progress, like_input, matrix_of
 from .problem import Problem
@@ -124,8 +124,7 @@ def lstsq(
         raise ValueError(f'method must be "auto", "cg" or "passes", got {method!r}')
     seed = integer("seed", seed, -(2**63), 2**64 - 1)
     ridges, is_sequence = _ridges(damp)
-    if rcond is not None and not 0 <= rcond < 1:
-        raise ValueError(f"rcond must be from 0 to below 1, got {rcond}")
+    rcond = None if rcond is None else below_one("rcond", rcond)
     matrix = matrix_of(A, "A", callback)
     try:
         B, is_vector = _right_hand_sides(matrix, b)
