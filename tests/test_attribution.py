@@ -50,7 +50,7 @@ def test_models_have_sketches_of_their_own():
     assert torch.allclose(results[1], expected, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("law", [{}, {"nnz": 8}, {"stacks": 2, "nnz": 2}, {"density": 0.5}, {"density": 1}])
+@pytest.mark.parametrize("law", [{"nnz": 8}, {"stacks": 2, "nnz": 2}, {"density": 0.5}])
 def test_the_description_tells_sketches_apart(law):
     projector = TrakProjector(D, K, seed=9, device="cpu", **law)
     assert TrakProjector(D, K, 9, projector.proj_type, "cpu", **law).proj_type == projector.proj_type

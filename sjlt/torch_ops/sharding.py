@@ -79,7 +79,7 @@ def agreement(tensors: list[Any], call: dict[str, Any]) -> Iterator[None]:
 
 
 def _exchange(tensors: list[Any], parts: dict[str, Any]) -> list[str] | None:
-    """The names of the parts that differ between ranks; None if a rank has none because it raised an error.
+    """The names of the parts that differ between ranks; None if a rank passes no parts because it raised an error.
 
     Where a mesh holds all ranks, they meet in the group of all, so that meshes of other shapes are noticed, too. Ranks
     of smaller meshes meet in the groups of each mesh.
@@ -137,7 +137,7 @@ def _box(x: Any) -> tuple[list[int], list[int]]:
 def runs(columns: SketchSpec, x: Any, batched: bool) -> Iterator[tuple[SketchSpec, Tensor]]:
     """This rank's share of the projection of x: (its columns of the sketch, numbers), few and with features in order.
 
-    Of a replicated tensor, each rank takes its share.
+    The ranks share a replicated tensor among them.
     """
     skip = int(batched)
     for start, part, gap in _parts(x, x.to_local(), batched):
@@ -153,7 +153,7 @@ def runs(columns: SketchSpec, x: Any, batched: bool) -> Iterator[tuple[SketchSpe
 
 
 class _Gap(NamedTuple):
-    """Of an axis of length `length` a tensor holds a stretch from `offset` on; others hold the rest."""
+    """The stretch of an axis, from `offset` on, that a rank holds where the whole axis has `length` places."""
 
     axis: int
     offset: int
