@@ -57,7 +57,7 @@ def to_sparse(S, x):
 
 def torch_csr(x):
     parts = (torch.from_numpy(a) for a in (x.indptr.astype("i8"), x.indices.astype("i8"), x.data))
-    return torch.sparse_csr_tensor(*parts, x.shape)
+    return torch.sparse_csr_tensor(*parts, x.shape, check_invariants=True)
 
 
 def mixed(x):
