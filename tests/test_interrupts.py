@@ -13,6 +13,7 @@ from helpers.looks import longest_between_looks
 import sjlt
 from sjlt import Sketch
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")  # torch's
 SECONDS = 1.0
 
 
