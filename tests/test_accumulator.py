@@ -159,7 +159,8 @@ for start in range(0, 100_000, 50):
 """
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kills", [20])
 def test_a_killed_writer_leaves_a_whole_state(tmp_path, kills):
     path, big = tmp_path / "sum.npz", Sketch(100_000, 40, nnz=4, seed=3)
     for i in range(kills):

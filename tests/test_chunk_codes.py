@@ -68,9 +68,9 @@ def decode(k, nnz, seed, offset, d, splits, log_block, chunks=4):
         (128, 1, 0, 300, 1, 5),  # chunks of 128 columns, in blocks of 32
         (256, 1, 77, 400, 2, 6),
         (64, 3, 5, 90, 2, 4),
-        (16, 8, 3, 50, 1, 1),
+        pytest.param(16, 8, 3, 50, 1, 1, marks=pytest.mark.exhaustive),
         (300, 4, 1000, 333, 3, 4),
-        (1000, 8, 2**31 + 13, 200, 1, 3),
+        pytest.param(1000, 8, 2**31 + 13, 200, 1, 3, marks=pytest.mark.exhaustive),
         pytest.param(640, 5, 64, 300, 2, 4, marks=pytest.mark.exhaustive),
         pytest.param(129, 64, 0, 20, 1, 0, marks=pytest.mark.exhaustive),
         (777, 2, 2**40, 500, 2, 5),

@@ -287,7 +287,13 @@ def sjlt_program(*command: object, **options: Any) -> subprocess.CompletedProces
     return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60, check=False, **options)
 
 
-@pytest.mark.parametrize("program", [[sys.executable, "-m", "sjlt"], [Path(sysconfig.get_path("scripts")) / "sjlt"]])
+PROGRAMS = (
+    [Path(sysconfig.get_path("scripts")) / "sjlt"],
+    pytest.param([sys.executable, "-m", "sjlt"], marks=pytest.mark.exhaustive),
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_from_the_shell(program: list[object]) -> None:
     done = sjlt_program(*program, "project", "x.npy", "y.npy", "-k", K, "--seed", 3, "--threads", 2)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # quiet where stderr is no terminal

@@ -251,7 +251,9 @@ def test_other_arithmetic_with_arrays_is_refused():
 # --------------------------------------------------------------------------------- dense memory
 
 
-@each_value(dtype=["float16", "float32", "float64", "int8", "uint64"], n=[3, 70])
+@each_value(
+    dtype=["float16", "float32", "float64", "int8", pytest.param("uint64", marks=pytest.mark.exhaustive)], n=[3, 70]
+)
 def test_foreign_byte_order(dtype, n):
     S = Sketch(301, 40, nnz=4)
     foreign = np.dtype(dtype).newbyteorder()

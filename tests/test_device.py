@@ -125,6 +125,7 @@ def test_info_shows_the_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 @pytest.mark.parametrize("device", ["cuda", pytest.param("auto", marks=pytest.mark.gpu)])
+@pytest.mark.exhaustive
 def test_from_the_shell(device: str) -> None:
     x = np.arange(N * D, dtype=np.float32).reshape(N, D)
     np.save("x.npy", x)

@@ -121,6 +121,7 @@ def compile_all():
             print("compiled")
 
 
+@pytest.mark.exhaustive
 def test_kernels_compile():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)

@@ -36,6 +36,7 @@ def test_docstrings_are_read_and_nothing_is_imported(example, tmp_path, monkeypa
     assert set(sys.modules) == modules
 
 
+@pytest.mark.exhaustive
 def test_text(example):
     X = example.text(documents=400)
     assert isinstance(X, scipy.sparse.csr_matrix)

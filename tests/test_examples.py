@@ -62,6 +62,7 @@ def test_sharded_gradients():
     assert "the query's original for 16 of 16" in result.stdout
 
 
+@pytest.mark.exhaustive
 def test_low_memory_dropout(capsys, monkeypatch):
     example = load("low_memory_dropout")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

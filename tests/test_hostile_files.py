@@ -276,7 +276,7 @@ def test_names_are_shown_as_they_are(run: Run, name: str) -> None:
     assert not {"\x1b", "\r", "\u202e", "\x9b"} & set(shown.out)
 
 
-@pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.parametrize("name", exhaustive_except(NAMES[:1], NAMES[:3]))
 def test_progress_bars_with_such_names(name: str) -> None:
     import pty
 

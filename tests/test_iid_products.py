@@ -38,7 +38,7 @@ def test_project_and_adjoint_are_exact(S, n):
 
 
 @pytest.mark.parametrize("density", [0.25, 2**-8])
-@pytest.mark.parametrize("dtype", exhaustive_except(["float16", "int16"], [*FLOATS, "int16", "bool", "bfloat16"]))
+@pytest.mark.parametrize("dtype", exhaustive_except(["float16"], [*FLOATS, "int16", "bool", "bfloat16"]))
 def test_dtypes(dtype, density):
     S = sketch(200, 256 if density < 0.1 else 64, density)
     for n in (3, 40):

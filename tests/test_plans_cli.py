@@ -30,6 +30,7 @@ def error(*arguments):
     return done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_folder_by_processes_resumes_and_is_described(tmp_path):
     x = shards(tmp_path / "in")
     out = tmp_path / "out"
@@ -117,6 +118,7 @@ def test_refusals_are_one_line(tmp_path):
     assert "not empty, and without a plan" in error("project", source, out, "-k", K)
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_folder_continues(tmp_path):
     shards(tmp_path / "in", rows=(60_000, 60_000, 60_000))
     out = tmp_path / "out"

@@ -127,6 +127,7 @@ def left_or_none(tmp_path):
     return left(tmp_path / "out") if (tmp_path / "out").exists() else []
 
 
+@pytest.mark.exhaustive
 def test_workers_end_with_a_driver_that_is_killed(tmp_path, program):
     make_source(tmp_path / "in", "npy")
     driver = start(program, tmp_path)
@@ -177,6 +178,7 @@ def test_orphans_of_the_dead_are_swept_and_files_of_the_living_are_not(tmp_path,
     assert_is_whole(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_duplicate_attempts_leave_one_file(tmp_path, program):
     """Twelve processes attempt the same two parts at once."""
     make_source(tmp_path / "in", "npy")
@@ -239,6 +241,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 def test_a_part_that_kills_its_process_is_named_and_no_other(tmp_path):
     make_source(tmp_path / "in", "npy")
     (tmp_path / "lethal.py").write_text(LETHAL)

@@ -44,7 +44,7 @@ def check_adjoint(S, y):
 
 # Few rows and many may run in different kernels, which compile for each dtype: many in one dtype of a kind.
 ROWS_AND_DTYPES = [*((3, t) for t in DTYPES), *((70, t) for t in (*FLOATS, "int8", "uint64", "bool"))]
-IN_DEFAULT_RUN = [(3, "float16"), (70, "float32"), (3, "float64"), (70, "int8"), (3, "bool")]
+IN_DEFAULT_RUN = [(3, "float16"), (70, "float32"), (3, "float64"), (70, "int8")]
 
 
 @pytest.mark.parametrize(

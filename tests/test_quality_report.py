@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse
+from helpers.cases import exhaustive_except
 from rich.console import Console
 from sklearn.random_projection import SparseRandomProjection
 
@@ -198,7 +199,7 @@ def test_percentages(share, text):
 # ------------------------------------------------------------------------------------- the figure
 
 
-@pytest.mark.parametrize("suffix", figures.PLOT_SUFFIXES)
+@pytest.mark.parametrize("suffix", exhaustive_except([".svg"], figures.PLOT_SUFFIXES))
 def test_figures_of_every_kind(report, suffix):
     figures.plot_laws(report, Path(f"one{suffix}"))
     figures.plot_datasets({"a": report, "b": report}, Path(f"many{suffix}"), "title")

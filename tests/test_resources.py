@@ -124,7 +124,6 @@ CASES = [
 ]
 # One case for each way through the CPU backend.
 DEFAULT_CASES = [
-    'adjoint(Sketch(3000, 65536), 300, "f4", "f4")',
     'sparse(Sketch(10**5, 128, density=0.3).project, 1000, 10**5, 5000, "csc", 128)',
 ]
 

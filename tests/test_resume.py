@@ -360,6 +360,7 @@ def large(device: Any) -> bytes:
     return Path("whole.npy").read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_kill_and_resume(large: bytes, device: str) -> None:
     share = random.Random().uniform(0.05, 0.7)
     with start(device) as process:

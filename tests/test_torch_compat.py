@@ -110,7 +110,7 @@ print("works")
 
 @pytest.mark.parametrize(
     "names",
-    [OPTIONAL, *(pytest.param([name], marks=pytest.mark.exhaustive) for name in OPTIONAL)],
+    [pytest.param(names, marks=pytest.mark.exhaustive) for names in (OPTIONAL, *([name] for name in OPTIONAL))],
     ids=lambda names: names[0] if len(names) == 1 else "all",
 )
 def test_optional_names(names):

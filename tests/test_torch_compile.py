@@ -145,6 +145,7 @@ def test_one_call_and_sketches_made_inside(device):
             assert_same_bits(function, faster, normal(device, 7, 50), n)
 
 
+@pytest.mark.exhaustive
 def test_sketches_of_modules(device):
     class Projected(torch.nn.Module):
         def __init__(self):
@@ -245,6 +246,7 @@ def test_no_product_is_taken_for_one_from_the_other_side(device, side):
     assert refused
 
 
+@pytest.mark.exhaustive
 def test_what_the_error_advises(device):
     x, square = normal(device, 20, 50), Sketch(50, 50, nnz=3)
     for function in (
@@ -263,6 +265,7 @@ def test_what_the_error_advises(device):
         torch._dynamo.reset()
 
 
+@pytest.mark.exhaustive
 def test_graphs_that_may_break_fall_back(device):
     x = normal(device, 20, 50)
     for function in (lambda x: x @ S.T, lambda x: S @ x.t(), lambda x: x[:, :20] @ S, lambda x: S.T @ x[:, :20]):
@@ -303,6 +306,7 @@ def test_export(device, strict):
         assert_same_bits(lambda x: model(x)[0], lambda x, again=again: again.module()(x)[0], normal(device, 5, 50))
 
 
+@pytest.mark.exhaustive
 def test_exported_programs_in_another_process(tmp_path):
     model, x = Model(), normal("cpu", 3, 50)
     torch.export.save(torch.export.export(model, (x,)), tmp_path / "model.pt2")

@@ -49,7 +49,7 @@ def test_opcheck(device, sample, requires_grad):
         torch.library.opcheck(op, (x, *S.spec, axis, dtype))
 
 
-@each_value(dtype=DTYPES, law=["exact", "independent"])
+@each_value(dtype=DTYPES, law=["exact", pytest.param("independent", marks=pytest.mark.exhaustive)])
 def test_opcheck_of_dtypes(device, dtype, law):
     sketch = IRREGULAR if law == "exact" else INDEPENDENT
     for op, width in ((ops.project, 23), (ops.project_adjoint, 11)):

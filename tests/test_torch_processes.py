@@ -106,6 +106,7 @@ def test_loaders_whose_workers_project(method):
         assert torch.equal(batches[:, 20:], 2 * (expected @ S))
 
 
+@pytest.mark.exhaustive
 def test_another_process():
     module = Projected(PART)
     x = normal("cpu", 4, 9)
