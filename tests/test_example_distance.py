@@ -74,7 +74,7 @@ def test_the_whole_example(example, tmp_path, capsys):
     assert "[spread]: 200 x 1,024" in said
     written = json.loads(json.dumps(example.record(reports)))
     assert {name: entry["features"] for name, entry in written.items()} == {"2-sparse": 16_384, "[spread]": 1024}
-    assert all(len(entry["sketches"]) == 8 and len(entry["theory"]) == 1 for entry in written.values())
+    assert all(len(entry["sketches"]) == 9 and len(entry["theory"]) == 1 for entry in written.values())
     sparse, dense = ({sketch.name: sketch for sketch in report.sketches} for report in reports.values())
     assert sparse.keys() == dense.keys()
     for thin in ("iid auto", "scikit-learn"):
