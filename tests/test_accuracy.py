@@ -119,10 +119,7 @@ def test_fp32_sums_into_fp64_keep_their_digits():
 # --------------------------------------------------------------------------------- non-finite numbers
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("n", [3, 70])
-@pytest.mark.parametrize("order", ["C", "F"])
+@each_value(value=[np.nan, np.inf, -np.inf], dtype=["float16", "float32", "float64"], n=[3, 70], order=["C", "F"])
 def test_a_non_finite_number_reaches_exactly_its_nnz_components(value, dtype, n, order):
     S = Sketch(500, 300, nnz=16, seed=4)
     x = integers((n, 500), dtype)

@@ -264,6 +264,7 @@ def test_dask_frames_are_refused_by_name():
     assert np.array_equal(lazy.compute(), S.project(integers((N, D))))
 
 
+@pytest.mark.exhaustive
 def test_dask_is_not_imported_without_need():
     code = "import sys, sjlt, numpy as np; sjlt.project(np.ones((2, 50)), 8); sys.exit('dask' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from helpers.cases import pairwise
+from helpers.cases import each_value, pairwise
 
 import sjlt
 from sjlt.inputs.dropout import checked_arguments, rule_of
@@ -104,7 +104,7 @@ def probability(dtype):
     return 0.5 if dtype == torch.bfloat16 else 0.3
 
 
-@pairwise(backend=BACKENDS, dtype=DTYPES, bits=BITS)
+@each_value(backend=BACKENDS, dtype=DTYPES, bits=BITS)
 def test_dtypes(backend, dtype, bits):
     x = data((3, 67), dtype, device_of(backend))
     check(backend, x, torch.empty_like(x), probability(dtype), -5, bits=bits)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.cases import pairwise
+from helpers.cases import each_value
 from helpers.data import integers
 
 from sjlt import Sketch
@@ -48,7 +48,7 @@ def check(S, actual, expected):
         assert torch.equal(actual.cpu(), expected.to(actual.dtype))
 
 
-@pairwise(
+@each_value(
     law=list(LAWS), dtype=DTYPES, n=[1, 4], index=[torch.int32, torch.int64], cut=["never", "always"], seed=[1, -1]
 )
 def test_products(kernels_on, monkeypatch, law, dtype, n, index, cut, seed):

@@ -97,6 +97,7 @@ def test_lstsq_as_on_a_gpu(request, data, method, condition):
         np.testing.assert_allclose(plain(solution.residuals), on_cpu.residuals, rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_the_others_as_on_a_gpu(as_cuda, data):
     A, _ = data
     for held_as in (A, np.asfortranarray(A), A.astype("f4")):

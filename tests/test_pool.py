@@ -280,6 +280,7 @@ threading.Thread(target=late).start()
 """
 
 
+@pytest.mark.exhaustive
 def test_a_call_while_the_interpreter_ends():
     result = subprocess.run([sys.executable, "-W", "error", "-c", LATE], capture_output=True, text=True, timeout=120)
     assert result.stdout.split() == ["thread", "atexit"], result.stderr

@@ -118,6 +118,7 @@ def test_optional_names(names):
     assert result.stdout == "works\n", result.stderr
 
 
+@pytest.mark.exhaustive
 def test_layers_that_cannot_tell_backward_say_so():
     code = """
 import sjlt
