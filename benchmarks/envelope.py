@@ -40,7 +40,6 @@ SLOWER = 1.05
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}  # of the error, relative to the result's norm
 RIVAL_LIMIT = 3e-2  # of a rival's error: bf16 sums and tf32
 CHECKED, CHECKED_COLUMNS = 64, 1 << 18  # vectors, at most, whose results are checked; columns that are not 0 then
-Call = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,11 @@ def data_of(shape: Shape) -> torch.Tensor:
     return torch.randn(shape.n, width + shape.padding, device="cuda", dtype=shape.dtype)[:, :width]
 
 
-def product_of(shape: Shape, matrix: Any) -> Call:
-    """The product of data with a sketch or a stored matrix (k, d)."""
-    if shape.kind == "adjoint":
+def product_of(kind: str, matrix: Any) -> Callable[[Any], Any]:
+    """The product of data with a sketch or a stored matrix (k, d), for a kind of `Shape`."""
+    if kind == "adjoint":
         return lambda x: x @ matrix
-    if shape.kind == "tall":
+    if kind == "tall":
         return lambda x: matrix @ x.T
     return lambda x: x @ matrix.T
 
@@ -165,7 +164,7 @@ def rivals(shape: Shape, sketch: sjlt.Sketch, x: torch.Tensor) -> dict[str, floa
         rows, signs = (torch.from_numpy(a).to("cuda") for a in sketch.entries(0, shape.d))
         dense = torch.zeros(sketch.shape, dtype=shape.dtype, device="cuda")
         dense.scatter_(0, rows, (signs * shape.nnz**-0.5).to(shape.dtype))
-        call = product_of(shape, dense)
+        call = product_of(shape.kind, dense)
         for name, precision in (("dense", "highest"), ("tf32", "high")):
             if name == "dense" or shape.dtype == torch.float32:
                 torch.set_float32_matmul_precision(precision)
@@ -180,7 +179,7 @@ def rivals(shape: Shape, sketch: sjlt.Sketch, x: torch.Tensor) -> dict[str, floa
 
 def measure(shape: Shape, seed: int, bandwidth: float) -> dict[str, Any]:
     x, sketch = data_of(shape), sjlt.Sketch(shape.d, shape.k, nnz=shape.nnz, seed=seed)
-    call = product_of(shape, sketch)
+    call = product_of(shape.kind, sketch)
     check(shape, sketch, x, call, LIMITS[shape.dtype])
     floor = shape.bytes / bandwidth
     device, eager, others = graph_time(lambda: call(x)), time_of(lambda: call(x)), rivals(shape, sketch, x)

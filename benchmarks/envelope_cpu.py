@@ -19,6 +19,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ from rich.table import Table
 
 import sjlt
 
+from .envelope import SLOWER, log_uniform, product_of, quantile
 from .run import environment, save
 
 RESULTS = Path(__file__).parent / "results"
 MIN_BYTES, MAX_BYTES = 1 << 10, 200e6
 MAX_STORED = 200e6  # bytes of a rival's dense matrix
-SLOWER = 1.05
 LIMITS = {"float64": 1e-13, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}  # of the error, relative to the norm
 CALL_SECONDS, ROUNDS = 0.15, 2  # of one method at a time; turns of each method
 RIVALS = ("scipy", "scikit-learn", "gemm", "gemm bf16")
@@ -56,10 +57,6 @@ class Shape:
     @property
     def bytes(self) -> int:
         return self.n * max(self.d, self.k) * {"float64": 8, "float32": 4}.get(self.dtype, 2)
-
-
-def log_uniform(rng: random.Random, low: int, high: int) -> int:
-    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 
 def draw(rng: random.Random) -> Shape:
@@ -99,18 +96,15 @@ def array_of(x: torch.Tensor) -> np.ndarray:
 def calls(shape: Shape, seed: int) -> dict[str, Callable[[], Any]]:
     """The methods that can compute the product: results have the vectors in rows, or for "tall" in columns."""
     S, x = sjlt.Sketch(shape.d, shape.k, nnz=shape.nnz, seed=seed), data_of(shape, seed)
-    tall, adjoint = shape.kind == "tall", shape.kind == "adjoint"
 
     def product(matrix: Any, data: Any) -> Callable[[], Any]:
-        if adjoint:
-            return lambda: data @ matrix
-        return (lambda: matrix @ data.T) if tall else (lambda: data @ matrix.T)
+        return partial(product_of(shape.kind, matrix), data)
 
     methods = {"sjlt": product(S, x)}
     if shape.dtype in ("float32", "float64"):
         array, stored = array_of(x), S.to_scipy("csr", dtype=shape.dtype)
         methods["scipy"] = product(stored, array)
-        if not adjoint:
+        if shape.kind != "adjoint":
             methods["scikit-learn"] = scikit_learn(stored, array)
     if shape.d * shape.k * x.itemsize <= MAX_STORED:
         dense = torch.from_numpy(S.toarray(np.float32))
@@ -188,9 +182,9 @@ def show(rows: list[dict[str, Any]]) -> None:
         for value in sorted({row[column] for row in rows}):
             groups[value] = lambda row, column=column, value=value: row[column] == value
     for name, belongs in groups.items():
-        ratios = sorted(row["of best"] for row in rows if belongs(row) and row["best"])
+        ratios = [row["of best"] for row in rows if belongs(row) and row["best"]]
         if ratios:
-            cells = " ".join(f"{ratios[min(len(ratios) - 1, int(p * len(ratios)))]:.2f}" for p in (0.5, 0.9, 1))
+            cells = " ".join(f"{quantile(ratios, share):.2f}" for share in (0.5, 0.9, 1))
             table.add_row(name, str(len(ratios)), cells, str(sum(ratio > SLOWER for ratio in ratios)))
     console = Console(width=110)
     console.print(table)

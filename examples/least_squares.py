@@ -86,7 +86,7 @@ def singular(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndarray, Vh: np.ndarray) -> float:
-    """Of x, relative to the norms of A and b; the residual and its gradient in extended precision."""
+    """The Karlson-Walden estimate for x, relative to ||A||_F, with the residual in extended precision."""
     gradient, squares = np.zeros(x.size, np.longdouble), np.longdouble(0)
     for i in range(0, len(A), 1000):
         block = A[i : i + 1000].astype(np.longdouble)

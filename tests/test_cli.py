@@ -1,6 +1,5 @@
 """The command line: refusals, in one line and with exit code 2, and output."""
 
-import contextlib
 import json
 import os
 import pickle
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
+from helpers.cli import on_a_terminal
 from helpers.cli import run as run
 
 import sjlt
@@ -305,21 +305,10 @@ def test_from_the_shell(program: list[object]) -> None:
 
 
 def test_a_progress_bar_on_a_terminal() -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "sjlt", "project", "x.npy", "y.npy", "-k", str(K), "--batch-rows", "5"]
-    shown = b""
-    with subprocess.Popen(command, stderr=theirs, env=environment) as process:
-        os.close(theirs)
-        with contextlib.suppress(OSError):  # Linux says so that the other end is closed
-            while part := os.read(ours, 4096):
-                shown += part
-    os.close(ours)
-    assert process.returncode == 0
-    assert f"{N}/{N}" in shown.decode()
-    assert "rows/s" in shown.decode()
+    code, shown = on_a_terminal("project", "x.npy", "y.npy", "-k", K, "--batch-rows", 5, COLUMNS="100")
+    assert code == 0
+    assert f"{N}/{N}" in shown
+    assert "rows/s" in shown
 
 
 def test_a_disk_that_fills_up(run: Run) -> None:

@@ -79,7 +79,7 @@ class Case:
 
 
 class Transposed:
-    """What the kinds of data need to know of a sketch, of its transpose."""
+    """The transpose of a sketch, as far as making data for it needs one."""
 
     def __init__(self, S):
         self.S, self.n_features, self.n_components = S, S.n_components, S.n_features

@@ -119,7 +119,7 @@ KERNEL_CASES, _ = all_pairs(
     ],
 )
 def test_one_launch_makes_all_stacks(splits, contiguous, kernels_on, monkeypatch):
-    """Of many vectors, whether or not the sums are split."""
+    """For many vectors, whether or not the sums are split."""
     from sjlt.backends.triton import exact, stacks
 
     S = sjlt.Sketch(200 * splits, 1024, nnz=16, stacks=4, seed=5)

@@ -19,7 +19,7 @@ WORST = {(512, 2, 4, 128): 0.5}
 
 
 def smallest_singular_value(S):
-    """Of a sparse matrix with about orthonormal columns: no digit that counts is lost to the squaring."""
+    """The columns of the sparse matrix S are about orthonormal: no digit that counts is lost to the squaring."""
     gram = (S.T @ S).toarray()
     return max(scipy.linalg.eigh(gram, eigvals_only=True, subset_by_index=[0, 0])[0], 0) ** 0.5
 
@@ -69,6 +69,6 @@ def test_large_subspaces_survive(ratio, nnz, width):
 
 
 def test_one_stack_loses_such_a_subspace():
-    """What stacks are for: without them blocks of 32 collide, and a direction is all but lost."""
+    """Without stacks, blocks of 32 collide, and a direction is all but lost."""
     lost = [smallest_singular_value(ours(512, 1024, 4, 32, seed, stacks=1)) for seed in range(5)]
     assert np.median(lost) < 0.05

@@ -1,17 +1,13 @@
 """The terminal during a run: the bar, why it waits, hints, and the last line."""
 
-import contextlib
-import os
-import pty
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
 from helpers.cases import exhaustive_except
+from helpers.cli import on_a_terminal
 from helpers.plans import D, shards, write_parquet
 
 from sjlt.cli.terminal import HINT_CACHE, watch_compilation
@@ -22,21 +18,6 @@ K = 16
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def on_a_terminal(*arguments, **environment):
-    """The exit code, and what the command writes to a terminal of 60 columns, without escape sequences."""
-    ours, theirs = pty.openpty()
-    variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "60", **environment}
-    shown = b""
-    command = [sys.executable, "-m", "sjlt", *map(str, arguments)]
-    with subprocess.Popen(command, stderr=theirs, env=variables) as process:
-        os.close(theirs)
-        with contextlib.suppress(OSError):  # Linux says so that the other end is closed
-            while part := os.read(ours, 4096):
-                shown += part
-    os.close(ours)
-    return process.returncode, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
 
 
 def save(kind):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent / "typing"
-ROOT = HERE.parent.parent
 CHECKERS = {
     "mypy": ["-m", "mypy", "--strict", "--no-error-summary", "--config-file="],
     "pyright": ["-m", "pyright", "--pythonpath", sys.executable],

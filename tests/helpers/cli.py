@@ -1,5 +1,9 @@
-"""``sjlt`` with given arguments, in this process."""
+"""``sjlt`` with given arguments, in this process or on a terminal of its own."""
 
+import contextlib
+import os
+import re
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -21,3 +25,20 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return SimpleNamespace(code=ended.value.code or 0, out=captured.out, err=captured.err)
 
     return call
+
+
+def on_a_terminal(*arguments: object, **environment: str) -> tuple[int, str]:
+    """The exit code, and what the command writes to a terminal of 60 columns, without escape sequences."""
+    import pty  # POSIX only
+
+    ours, theirs = pty.openpty()
+    variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "60", **environment}
+    shown = b""
+    command = [sys.executable, "-m", "sjlt", *map(str, arguments)]
+    with subprocess.Popen(command, stderr=theirs, env=variables) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # Linux says so that the other end is closed
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    return process.returncode, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
