@@ -253,12 +253,12 @@ def test_a_full_disk_leaves_nothing(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_memory_does_not_grow_with_the_file_or_its_row_group(tmp_path):
     peaks = []
-    for n in (60_000, 200_000):
-        large(tmp_path / "x.parquet", n)  # one row group of 184 and 614 MB
+    for n in (120_000, 300_000):  # the queues are full well before the end of the smaller one
+        large(tmp_path / "x.parquet", n)  # one row group of 369 and 922 MB
         output, error = run(tmp_path / "x.parquet", tmp_path / "y.parquet").communicate(timeout=300)
         peaks.append(int(output) / 1024)
         assert not error
-    assert peaks[1] < peaks[0] + 120, peaks
+    assert peaks[1] < peaks[0] + 200, peaks  # of 553 MB more; the allocators alone differ by dozens between runs
     assert peaks[1] < 572, peaks  # 600 MB
 
 

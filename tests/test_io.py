@@ -178,10 +178,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
     peaks = []
-    for run, rows in enumerate(
-        (8192, 8192, 49152)
-    ):  # 25 and 151 MB; the first run may compile, which takes memory of its own
+    # 25 and 302 MB; the first run may compile, which takes memory of its own.
+    for run, rows in enumerate((8192, 8192, 98304)):
         source = saved(tmp_path / f"{run}.npy", np.ones((rows, 768), np.float32, order=order))
         done = subprocess.run([sys.executable, "-c", program, source], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout) << 10)
-    assert peaks[2] - peaks[1] < 32 << 20  # of 126 MB more; on a busy machine allocators alone differ by 20
+    assert peaks[2] - peaks[1] < 96 << 20  # of 277 MB more; on a busy machine allocators alone differ by 20

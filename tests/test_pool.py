@@ -218,7 +218,7 @@ def test_an_interrupt_ends_a_call(n):
     code = INTERRUPTED.replace("CASE", case)
     result = subprocess.run([sys.executable, "-c", code, str(n)], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert float(result.stdout) < 2
+    assert float(result.stdout) < 5
 
 
 # --------------------------------------------------------------------------------- threads that others use
