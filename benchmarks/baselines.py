@@ -197,7 +197,7 @@ def index_add(case: Product, device: Any) -> Call:
 
 
 def separate(case: Product, device: Any) -> Call:
-    """What stacks save: as many sketches of their own, one after the other."""
+    """The alternative to stacks: as many separate sketches, one after the other."""
     parts = [
         sjlt.Sketch(case.d, case.k // case.stacks, nnz=case.nnz // case.stacks, seed=SEED + i)
         for i in range(case.stacks)

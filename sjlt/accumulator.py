@@ -35,7 +35,7 @@ class Accumulator:
         The leading shape of X: () for one vector, (n,) for n vectors. To accumulate S A, pass blocks of A
         transposed, ``A[a:b].T``; strides are free.
     dtype : "float32" or "float64" (also as a NumPy or torch dtype), default "float64"
-        Of the sum. Blocks may have any dtype that `Sketch.project` accepts.
+        Dtype of the sum. Blocks may have any dtype that `Sketch.project` accepts.
     device : str or torch.device, optional
         Where to sum tensors. Without it the sum and the blocks are arrays.
 
@@ -105,15 +105,16 @@ class Accumulator:
         """
         self._check_whole()
         if is_tensor(block) != is_tensor(self._sum):
-            kind = "a tensor" if is_tensor(self._sum) else "an array or SciPy matrix"
-            raise TypeError(f"this accumulator needs {kind}, got {type(block).__name__}: see device=")
+            kind = "tensors" if is_tensor(self._sum) else "arrays or SciPy matrices (tensors with device=)"
+            raise TypeError(f"this accumulator sums {kind}, got {type(block).__name__}")
         size: Any = getattr(block, "shape", ())
         if len(size) != len(self.shape) + 1 or tuple(size[:-1]) != self.shape:
-            raise ValueError(f"a block must have shape {(*self.shape, 'features')}, got {tuple(size)}")
+            wanted = ", ".join(map(str, (*self.shape, "features")))
+            raise ValueError(f"a block must have shape ({wanted}), got {tuple(size)}")
         start = integer("offset", offset, 0, self.sketch.n_features)
         stop = start + int(size[-1])
         if stop > self.sketch.n_features:
-            raise ValueError(f"features {start} to {stop} are beyond n_features = {self.sketch.n_features}")
+            raise ValueError(f"features {start} to {stop} (exclusive) go beyond n_features = {self.sketch.n_features}")
         self.seen.check(start, stop)
         part = _like(self._sum)
         self.sketch[:, start:stop].project(block, out=part)
@@ -206,8 +207,8 @@ class Accumulator:
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as held:
                 state = {**json.loads(held["header"].tobytes()), "sum": held["sum"]}
-        except Exception as e:
-            raise ValueError(f"{path}: not the file of an Accumulator: {e}") from None
+        except Exception:  # NumPy's messages would recommend pickles
+            raise ValueError(f"{path}: not a file that Accumulator.save wrote") from None
         if device is not None:
             import torch
 

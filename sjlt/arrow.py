@@ -288,7 +288,7 @@ def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.n
     Parameters
     ----------
     name : str
-        Of the column, for errors.
+        Name of the column, for errors.
     array : ListArray, LargeListArray or FixedSizeListArray
         A slice of another array is fine.
     width : int, optional

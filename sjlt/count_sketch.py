@@ -213,8 +213,8 @@ class CountSketch:
 def median(rows: list[Tensor]) -> Tensor:
     """The elementwise median of tensors; the mean of the middle two of an even number. NaN spreads.
 
-    Whatever is the smallest or the largest of more than half of the rows cannot be the median and is dropped, so few
-    minima and maxima do: 10 for five rows. They run at memory speed, which sorting along an axis does not.
+    A number that is the smallest or the largest of more than half of the rows cannot be the median and is dropped, so
+    few minima and maxima suffice: 10 for five rows. They run at memory speed, unlike sorting along an axis.
     """
     kept, pending = rows[: len(rows) // 2 + 2], rows[len(rows) // 2 + 2 :]
     while len(kept) > 2:

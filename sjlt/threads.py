@@ -32,7 +32,7 @@ def get_num_threads() -> int:
     Returns
     -------
     int
-        What `set_num_threads` last set in this process; before that, the first of the environment variables
+        The number that `set_num_threads` last set in this process; before that, the first of the environment variables
         ``SJLT_NUM_THREADS``, ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` that holds a number from 1 to 65536 (joblib
         sets the last two in its workers); otherwise the number of CPUs that this process may run on.
 

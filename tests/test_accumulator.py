@@ -203,11 +203,11 @@ def test_refusals(tmp_path):
 
     update = accumulator.update
     refused(ValueError, r"150 to 250 .exclusive. overlaps 150 to 200", update, 150, X[:, 150:250])
-    refused(ValueError, "features 450 to 550 are beyond n_features = 500", update, 450, X[:, :100])
-    refused(ValueError, r"must have shape \(3, 'features'\), got \(4, 5\)", update, 0, np.zeros((4, 5)))
+    refused(ValueError, "features 450 to 550 .exclusive. go beyond n_features = 500", update, 450, X[:, :100])
+    refused(ValueError, r"must have shape \(3, features\), got \(4, 5\)", update, 0, np.zeros((4, 5)))
     refused(ValueError, "got \\(500,\\)", update, 0, X[0])
     refused(ValueError, "offset must be from 0 to 500, got -1", update, -1, X[:, :5])
-    refused(TypeError, "needs an array or SciPy matrix, got Tensor", update, 0, torch.zeros(3, 5))
+    refused(TypeError, "sums arrays or SciPy matrices .tensors with device=., got Tensor", update, 0, torch.zeros(3, 5))
     refused(TypeError, "complex", update, 0, np.zeros((3, 5), complex))
     refused(TypeError, "float32 or float64, got float16", lambda: Accumulator(S, dtype="float16"))
     refused(TypeError, "needs a Sketch, got int", Accumulator, 3)
@@ -226,5 +226,5 @@ def test_refusals(tmp_path):
     whole = path.read_bytes()
     for content in (b"", whole[: len(whole) // 2], json.dumps({"format": 1}).encode()):
         path.write_bytes(content)
-        refused(ValueError, "not the file of an Accumulator", Accumulator.load, path)
+        refused(ValueError, "not a file that Accumulator.save wrote", Accumulator.load, path)
     refused(FileNotFoundError, "absent", Accumulator.load, tmp_path / "absent")

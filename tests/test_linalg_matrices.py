@@ -134,7 +134,7 @@ def test_ridge_of_a_rank_deficient_matrix():
 
 
 def test_a_sketch_that_loses_the_range_is_made_anew(monkeypatch):
-    """A sketch of lower rank than A is found out by A itself, and another seed is taken."""
+    """A sketch of lower rank than A is detected by means of A itself, and another seed is tried."""
     from sjlt.linalg import problem
     from sjlt.linalg.sketching import embedding
 

@@ -346,7 +346,7 @@ REFUSED = {
     "0 pairs": (holding(1), {"pairs": 0}, ValueError, "pairs must be from 1 to "),
     "half a row": (holding(1), {"rows": 20.5}, TypeError, "rows must be an integer, got 20.5"),
     "negative seed": (holding(1), {"seed": -1}, ValueError, "got -1"),
-    "another width": (np.ones((40, 21)), {}, ValueError, "takes 20 features, X has 21"),
+    "another width": (np.ones((40, 21)), {}, ValueError, "projects 20 features, X has 21"),
 }
 
 

@@ -132,8 +132,10 @@ def test_formats_are_sampled_in_one_pass_and_searched_whole(kind, run):
 def test_files_are_searched_whole(order):
     x = data()
     np.save("x.npy", np.asarray(x, order=order))
+    expected = sjlt.quality(x, Sketch(40, 16))
     with open_source(Path("x.npy"), print) as source:
-        assert sjlt.quality(source, Sketch(40, 16)) == sjlt.quality(x, Sketch(40, 16))
+        assert sjlt.quality(source, Sketch(40, 16)) == expected
+    assert sjlt.quality("x.npy", Sketch(40, 16)) == expected
 
 
 @pytest.mark.exhaustive
@@ -185,7 +187,11 @@ def test_refusals():
         sjlt.quality(data(), Sketch(40, 16), n_components=[8])
     with pytest.raises(TypeError, match="transformers are compared with laws=True"):
         sjlt.quality(data(), [sjlt.SparseRandomProjection(8)], laws=False)
-    with pytest.raises(ValueError, match="takes 41 features, X has 40"):
+    with pytest.raises(TypeError, match="got 16: see n_components"):
+        sjlt.quality(data(), [16])
+    with pytest.raises(FileNotFoundError, match="absent"):
+        sjlt.quality(Path("absent.npy"))
+    with pytest.raises(ValueError, match="projects 41 features, X has 40"):
         sjlt.quality(data(), Sketch(41, 8))
 
 

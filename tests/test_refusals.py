@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 from helpers.data import integers
 from scipy.sparse.linalg import aslinearoperator
 
@@ -95,6 +96,21 @@ def test_wrong_sparse_shapes(kind):
             function()
         assert "7" in str(refusal.value)
         assert "49" in str(refusal.value)
+
+
+def test_messages_name_the_product_that_fits():
+    x, y = np.zeros((3, 50)), np.zeros((3, 40))
+    for product, hint in (
+        (lambda: x @ S, "use X @ S.T or S.project(X)"),
+        (lambda: torch.zeros(3, 50) @ S, "use X @ S.T or S.project(X)"),
+        (lambda: y @ S.T, "use Y @ S"),
+        (lambda: S @ x, "for vectors in rows, use X @ S.T"),
+        (lambda: S.T @ y, "for vectors in rows, use X @ S"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(hint) + "$"):
+            product()
+    with pytest.raises(ValueError, match=r"\(3, 49\)$"):
+        np.zeros((3, 49)) @ S.T
 
 
 def test_scalars():

@@ -1,4 +1,4 @@
-"""What a new user meets: names, implicit conversions that are refused, and messages that say what to do instead."""
+"""Names, implicit conversions that are refused, and messages that tell a new user what to do instead."""
 
 import copy
 import subprocess

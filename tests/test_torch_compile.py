@@ -43,8 +43,8 @@ def compiled(function, backend="aot_eager", dynamic=True, fullgraph=True):
 def assert_same_bits(function, faster, x, *arguments):
     """The result, and a gradient.
 
-    What the gradient sums is whole numbers, since a compiler may lay the result's gradient out in another way, and a
-    GPU may then sum in another order.
+    The numbers that the gradient sums are whole, because a compiler may lay the result's gradient out in another way,
+    and a GPU may then sum in another order.
     """
     results = []
     for f in (function, faster):

@@ -211,8 +211,8 @@ def dattri_projections(
 
     ``dattri.func.projection.random_project`` then builds a `DattriProjector` for the types "normal", "rademacher" and
     "sjlt", wherever it is called from, such as dattri's attributors; other types ("identity", "random_mask", "grass")
-    remain dattri's own. What was built keeps its projector after the context. The change is to dattri's module, so it
-    reaches every thread.
+    remain dattri's own. Functions built within it keep their projector afterwards. The change is to dattri's module, so
+    it reaches every thread.
 
     Parameters
     ----------

@@ -48,8 +48,8 @@ def project(
     dtype: Annotated[
         Dtype | None,
         typer.Option(
-            help="Of the result; numbers out of range become inf. Default: float16 and float32 stay, int8, uint8 and "
-            "bool give float32, others float64. int8: with one scale per vector.",
+            help="Dtype of the result; numbers out of range become inf. Default: float16 and float32 stay, int8, uint8 "
+            "and bool give float32, others float64. int8: with one scale per vector.",
             show_default=False,
         ),
     ] = None,
@@ -116,10 +116,10 @@ def project(
     OUT appears when it is complete, together with OUT.json, which describes it (see sjlt info). Until then the rows
     are in OUT.partial, and an interrupted run continues with --resume.
 
-    Of a parquet file, the vectors in one column are projected and the other columns are carried through; OUT is a
+    In a parquet file, the vectors in one column are projected and the other columns are carried through; OUT is a
     parquet file, or the vectors alone if its name ends in .npy.
 
-    Of a folder or glob, OUT is a folder of parts: part-00000.npy, ... A killed run continues with the same command.
+    For a folder or glob, OUT is a folder of parts: part-00000.npy, ... A killed run continues with the same command.
     The folder is complete once it holds _sjlt.json, which is written last.
 
     Numbers are not checked: a NaN or infinity reaches the nnz components of its feature and no others; on a GPU it may
@@ -161,7 +161,7 @@ def project(
                     resume=resume, force=force, progress=bar.show, note=bar.note,
                 )  # fmt: skip
             elif output_column is not None:
-                raise UserError(f"{out}: no parquet file: it has no column {output_column!r}")
+                raise UserError(f"{out}: not a parquet file: it has no column {output_column!r}")
             else:
                 project_file(
                     source, out, n_components, column=column, dtype=stored, normalize=normalize, batch_rows=batch_rows,

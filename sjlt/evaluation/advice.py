@@ -13,8 +13,8 @@ ENOUGH_TO_RERANK = 0.99
 def advice(methods: Sequence[SearchQuality], original_bytes: int, neighbours: int) -> str:
     """The smallest storage whose search, by cosine similarity, finds enough of the nearest rows.
 
-    If nothing does so directly, what keeps them among the candidates for re-ranking; else not to compress. Of methods
-    of nearly one size (10 %) the one with the highest recall is named.
+    If none does so directly, the smallest that keeps them among the candidates for re-ranking; otherwise the originals.
+    Among methods whose sizes differ by less than 10 %, the one with the highest recall is named.
     """
     smaller = [method for method in methods if method.bytes < original_bytes]
     direct = [method for method in smaller if method.cosine >= ENOUGH]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+from ..files.opening import open_source
 from ..files.source import Source
 from ..inputs.checks import integer
 from ..inputs.containers import as_container, checked_sparse, is_sparse, is_tensor
@@ -70,9 +74,9 @@ def quality(
 
     Parameters
     ----------
-    X : {ndarray, CSR matrix or array, tensor, Source} of shape (n, n_features)
-        It is read once in blocks (only the sampled rows, with `laws`), so a memory map
-        (``np.load(path, mmap_mode="r")``) may be larger than memory.
+    X : {ndarray, CSR matrix or array, tensor, path, Source} of shape (n, n_features)
+        It is read once in blocks (only the sampled rows, with `laws`), so a memory map or a file may be larger than
+        memory. Files are those that ``sjlt project`` reads.
     sketches : Sketch, or list of {Sketch, transformer, (name, Sketch), (name, transformer)}, optional
         By default the default sketches of each of `n_components`; with `laws`, all laws. Transformers are
         scikit-learn's, need `laws` and have a random_state (None begins at 0). With `laws` each is used with its seed
@@ -105,6 +109,8 @@ def quality(
     TypeError, ValueError
         For arguments of a wrong type or out of range, fewer rows than neighbours + 2, a NaN or infinity in a row that
         is used (with its position), and, with `laws`, a sample of duplicates only.
+    UserError, OSError
+        If a file cannot be read.
 
     References
     ----------
@@ -122,25 +128,34 @@ def quality(
     >>> [round(sketch.ratio_mean, 1) for sketch in report.sketches]
     [1.0, 1.0]
     """
-    if is_sparse(X):
-        X = checked_sparse(X)
-    elif not (isinstance(X, Source) or is_tensor(X)):
-        X = as_container(X)
-    _check(X, eps, rows=rows, pairs=pairs, queries=queries, neighbours=neighbours, seeds=seeds, seed=seed)
-    if laws is None:
-        laws = sketches is not None and not isinstance(sketches, Sketch)
-    given = _given(sketches, n_components, int(X.shape[1]), laws)
-    if laws:
-        return law_report(
-            X, given, eps=eps, rows=rows, pairs=pairs, queries=queries, neighbours=neighbours, seeds=seeds, seed=seed,
-            progress=progress,
-        )  # fmt: skip
-    if any(not isinstance(item, Sketch) for _, item in given):
-        raise TypeError("transformers are compared with laws=True; search is measured for sjlt.Sketch objects")
-    searched = [(name if name.startswith("sketch") else f"sketch {name}", item) for name, item in given]
-    if sketches is None or len(searched) == 1:
-        searched = [("sketch", item) for _, item in searched]
-    return search_report(X, searched, queries, neighbours, seed, progress)
+    with _opened(X, progress) as data:
+        _check(data, eps, rows=rows, pairs=pairs, queries=queries, neighbours=neighbours, seeds=seeds, seed=seed)
+        if laws is None:
+            laws = sketches is not None and not isinstance(sketches, Sketch)
+        given = _given(sketches, n_components, int(data.shape[1]), laws)
+        if laws:
+            return law_report(
+                data, given, eps=eps, rows=rows, pairs=pairs, queries=queries, neighbours=neighbours, seeds=seeds,
+                seed=seed, progress=progress,
+            )  # fmt: skip
+        if any(not isinstance(item, Sketch) for _, item in given):
+            raise TypeError("transformers are compared with laws=True; search is measured for sjlt.Sketch objects")
+        searched = [(name if name.startswith("sketch") else f"sketch {name}", item) for name, item in given]
+        if sketches is None or len(searched) == 1:
+            searched = [("sketch", item) for _, item in searched]
+        return search_report(data, searched, queries, neighbours, seed, progress)
+
+
+@contextmanager
+def _opened(X: Any, progress: Progress) -> Iterator[Any]:
+    """The data in a form that is read by rows; a file is closed at the end."""
+    if isinstance(X, str | os.PathLike):
+        with open_source(Path(X), progress) as file:
+            yield file
+    elif is_sparse(X):
+        yield checked_sparse(X)
+    else:
+        yield X if isinstance(X, Source) or is_tensor(X) else as_container(X)
 
 
 def _given(sketches: Any, n_components: Iterable[int] | None, n_features: int, laws: bool) -> list[tuple[str, Any]]:

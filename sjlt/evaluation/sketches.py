@@ -33,11 +33,11 @@ def named(sketch: Any, n_features: int) -> tuple[str, Any]:
     name, item = sketch if isinstance(sketch, tuple) and len(sketch) == 2 else (None, sketch)
     if isinstance(item, Sketch):
         if item.n_features != n_features:
-            raise ValueError(f"{item!r} takes {item.n_features} features, X has {n_features}")
+            raise ValueError(f"{item!r} projects {item.n_features} features, X has {n_features}")
     elif not hasattr(item, "fit_transform") or "random_state" not in item.get_params():
         raise TypeError(
             "sketches are sjlt.Sketch objects or scikit-learn's transformers with a random_state, alone or as "
-            f"(name, sketch), got {sketch!r}"
+            f"(name, sketch), got {sketch!r}" + (": see n_components" if isinstance(sketch, int) else "")
         )
     return (_name(item) if name is None else str(name)), item
 

@@ -1,7 +1,7 @@
 """Files that appear under their name only once they are whole and on disk.
 
-A writer fills a hidden file with a unique name, which it keeps locked, and renames it at the end. Of several writers of
-one file each has its own hidden file, and a lock tells the hidden files of living writers from orphans.
+A writer fills a hidden file with a unique name, which it keeps locked, and renames it at the end. Several writers of
+one file each have a hidden file of their own, and a lock tells the hidden files of living writers from orphans.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Output:
     path : Path
         OUT.
     shape : tuple of int
-        Of the array, rows first.
+        The array's, rows first.
     dtype : dtype
     description : dict
         The content of OUT.json.

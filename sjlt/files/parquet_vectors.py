@@ -38,7 +38,7 @@ class ParquetVectors(Source):
     dtype : dtype
     schema : pyarrow.Schema
     row_bytes : int
-        Of a row with all columns, decoded.
+        Bytes per row with all columns, decoded.
     """
 
     order = "C"

@@ -54,8 +54,8 @@ def project_file(
         The column of a parquet file, tensor of a safetensors file, dataset of an HDF5 file, or array of a zarr store;
         required if several are matrices.
     dtype : {"float16", "float32", "float64", "int8"}, optional
-        Of the result; by default float32 for integers of one byte and bool, and else that of `Sketch.project`. int8
-        is stored with one scale per vector (`sjlt.load_int8` reads it).
+        Dtype of the result; by default float32 for 1-byte integers and bool, else that of `Sketch.project`. int8 is
+        stored with one scale per vector (`sjlt.load_int8` reads it).
     normalize : bool, default False
         Divide each projected row by its norm.
     batch_rows : int >= 1, optional

@@ -25,7 +25,7 @@ class Source(ABC):
         The file, for messages and for the description.
     shape : (int, int)
     dtype : dtype
-        Of the rows that `read` returns: bool, an integer type, float16, float32 or float64 in any byte order.
+        Dtype of the rows that `read` returns: bool, an integer type, float16, float32 or float64 in any byte order.
     order : {"C", "F", "CSR"}
         How the rows are stored.
     row_bytes : int

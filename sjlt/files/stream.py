@@ -47,10 +47,10 @@ def projected(
     Parameters
     ----------
     source : RawMatrix
-        Of float16, float32 or float64.
+        With dtype float16, float32 or float64.
     sketch : Sketch
     dtype : dtype
-        Of the results: float16, float32 or float64.
+        Dtype of the results: float16, float32 or float64.
     start, rows : int
     device : torch.device
         A CUDA device, or "cpu": then the reader threads carry out the steps themselves.

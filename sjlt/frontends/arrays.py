@@ -32,7 +32,7 @@ DENSE_BYTES = 4 << 20  # of sparse rows converted to dense at a time, for the ad
 def project_array(spec: SketchSpec, x: Any, out: Any, accumulate: bool, dense_output: bool) -> Any:
     """x S' along the last axis of x; see `Sketch.project`."""
     x = as_container(x)
-    check_width("project", x, spec.n_features, "n_features")
+    check_width("project", x, spec.n_features, "n_features", spec.n_components)
     backend = cpu_backend(spec)
     if not is_sparse(x):
         return _project_dense("project", backend.project, spec, x, spec.n_components, out, accumulate)
@@ -47,7 +47,7 @@ def project_array(spec: SketchSpec, x: Any, out: Any, accumulate: bool, dense_ou
 def project_adjoint_array(spec: SketchSpec, y: Any, out: Any, accumulate: bool) -> Any:
     """y S along the last axis of y; see `Sketch.project_adjoint`."""
     y = as_container(y)
-    check_width("project_adjoint", y, spec.n_components, "n_components")
+    check_width("project_adjoint", y, spec.n_components, "n_components", spec.n_features)
     if not is_sparse(y):
         adjoint = cpu_backend(spec).adjoint
         return _project_dense("project_adjoint", adjoint, spec, y, spec.n_features, out, accumulate)

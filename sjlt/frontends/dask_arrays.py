@@ -33,7 +33,7 @@ def project_dask(
     With `finite`, blocks that hold NaN or infinity raise ValueError when they are computed.
     """
     _refuse_out(out, accumulate)
-    check_width("project", x, spec.n_features, "n_features")
+    check_width("project", x, spec.n_features, "n_features", spec.n_components)
     if not dense_output and not is_sparse(x._meta):
         raise ValueError("dense_output=False needs blocks that are SciPy sparse matrices")
     dtype, summing = _dtypes(x)
@@ -59,7 +59,7 @@ def project_adjoint_dask(spec: SketchSpec, y: Any, out: Any, accumulate: bool) -
     import dask.array
 
     _refuse_out(out, accumulate)
-    check_width("project_adjoint", y, spec.n_components, "n_components")
+    check_width("project_adjoint", y, spec.n_components, "n_components", spec.n_features)
     dtype, _ = _dtypes(y)
     y = y.rechunk({y.ndim - 1: -1})
     parts = []

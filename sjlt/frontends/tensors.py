@@ -27,7 +27,7 @@ def project_tensor(spec: SketchSpec, x: Tensor, out: Any, accumulate: bool) -> T
     if x.layout is not torch.strided and _sparse().is_sparse(x):
         return _project_sparse(spec, x, out, accumulate)
     check_tensor(x, "a sketch")
-    check_width("project", x, spec.n_features, "n_features")
+    check_width("project", x, spec.n_features, "n_features", spec.n_components)
     if out is None and not accumulate:
         return ops.call(ops.project, x, spec, -1, None)
     check_out("project", out, x, spec.n_components, accumulate)
@@ -38,7 +38,7 @@ def project_tensor(spec: SketchSpec, x: Tensor, out: Any, accumulate: bool) -> T
 def project_adjoint_tensor(spec: SketchSpec, y: Tensor, out: Any, accumulate: bool) -> Tensor:
     """y S along the last axis of y."""
     check_tensor(y, "a sketch")
-    check_width("project_adjoint", y, spec.n_components, "n_components")
+    check_width("project_adjoint", y, spec.n_components, "n_components", spec.n_features)
     if out is None and not accumulate:
         return ops.call(ops.project_adjoint, y, spec, -1, None)
     check_out("project_adjoint", out, y, spec.n_features, accumulate)
@@ -72,7 +72,7 @@ def _project_sparse(spec: SketchSpec, x: Tensor, out: Any, accumulate: bool) -> 
     """x S' for a sparse matrix x."""
     sparse = _sparse()
     sparse.check_sparse(x)
-    check_width("project", x, spec.n_features, "n_features")
+    check_width("project", x, spec.n_features, "n_features", spec.n_components)
     if out is None and not accumulate:
         return sparse.project(spec, sparse.matrix(x))  # type: ignore[no-any-return]
     check_out("project", out, x, spec.n_components, accumulate)

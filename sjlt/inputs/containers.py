@@ -70,7 +70,7 @@ def refuse_symbolic() -> NoReturn:
 
 def _refuse_contents(x: Any, array: np.ndarray) -> None:
     """TypeError for data that is no array of real numbers, naming the column of a data frame."""
-    if array.ndim == 0 and array.dtype == object:
+    if array.ndim == 0 and array.dtype.kind in "OSU":
         raise TypeError(f"expected an array, sparse matrix or tensor, got {x!r} of type {type(x).__name__}")
     columns = getattr(x, "columns", None)
     if columns is None or isinstance(x, np.ndarray):
@@ -104,18 +104,22 @@ def check_shape(name: str, given: Any, x: Any) -> None:
         raise ValueError(f"{name} must have the shape of x, {tuple(x.shape)}, got {tuple(given.shape)}")
 
 
-def check_width(name: str, x: Any, width: int, meaning: str) -> None:
-    """The last axis of x, along which data vectors lie, has length `width`."""
+def check_width(name: str, x: Any, width: int, meaning: str, other: int) -> None:
+    """The last axis of x, along which data vectors lie, has length `width`, not `other`, that of the transpose."""
     if x.ndim == 0 or x.shape[-1] != width:
-        raise ValueError(f"{name} needs a last axis of {meaning} = {width}, got {_described(x)}")
+        fits = x.ndim > 0 and x.shape[-1] == other
+        hint = (": use X @ S.T or S.project(X)" if meaning == "n_components" else ": use Y @ S") if fits else ""
+        raise ValueError(f"{name} needs a last axis of {meaning} = {width}, got {_described(x)}{hint}")
 
 
 def check_height(name: str, a: Any, shape: tuple[int, int]) -> None:
     """The vector or matrix `a` can be multiplied by an operator of that shape."""
     if a.ndim not in (1, 2) or a.shape[0] != shape[1]:
+        in_rows = a.ndim == 2 and a.shape[1] == shape[1]
+        hint = f": for vectors in rows, use X @ {'S.T' if name == 'S' else 'S'}" if in_rows else ""
         raise ValueError(
             f"{name} @ A needs A of shape ({shape[1]},) or ({shape[1]}, n) for the operator's shape {shape}, "
-            f"got {_described(a)}"
+            f"got {_described(a)}{hint}"
         )
 
 

@@ -1,6 +1,6 @@
 """The random numbers of seeded dropout, for use in Triton kernels of your own.
 
-What these functions keep and drop is, to the bit, what `sjlt.dropout` and `sjlt.dropout_mask` do on every device
+These functions keep and drop exactly the elements that `sjlt.dropout` and `sjlt.dropout_mask` do on every device
 (`sjlt.laws.dropout` has the law). So a kernel may regenerate a mask in its backward, tile by tile, in another order or
 with another size of tile, and a test may compare it with `sjlt.dropout_mask`.
 

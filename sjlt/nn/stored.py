@@ -35,7 +35,7 @@ class SJLTProjection(nn.Module):
     threads, fixed_blocks : int
         Accepted and kept; without effect.
     device : str or torch.device, optional
-        Of the tables; by default CUDA where there is one, else the CPU.
+        Where the tables are; by default on CUDA if available, else on the CPU.
 
     Attributes
     ----------

@@ -66,7 +66,7 @@ def _check_same(path: Path, record: dict[str, Any]) -> None:
 
 
 def begin(target: Path, record: dict[str, Any]) -> None:
-    """Make the folder this plan's. Of several processes that try at once, one writes the record."""
+    """Claim the folder for this plan. If several processes try at once, one of them writes the record."""
     target.mkdir(exist_ok=True)
     path = target / PLAN
     if not path.exists():
@@ -80,7 +80,7 @@ def begin(target: Path, record: dict[str, Any]) -> None:
 def driving(target: Path) -> Iterator[None]:
     """A context in which no other process drives or commits the plan in `target`.
 
-    What dead attempts left is removed when it begins, and when it ends by an exception.
+    Hidden files of dead attempts are removed when it begins, and when it ends by an exception.
     """
     path = target / PLAN
     try:

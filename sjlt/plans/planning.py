@@ -241,16 +241,16 @@ def plan(
     ----------
     source : path
         A file, a folder or a glob, of any format that ``sjlt project`` reads. Files are taken in natural order
-        (``2.npy`` before ``10.npy``); names in a folder that begin with "." or "_" are skipped. Of the folder of
-        another plan, exactly the committed parts are taken.
+        (``2.npy`` before ``10.npy``); names in a folder that begin with "." or "_" are skipped. If the folder is
+        another plan's target, exactly its committed parts are read.
     target : path
         The folder of the result, which must be new, empty, or of this very plan.
     n_components, nnz, stacks, density, seed
         As for `Sketch`. n_components="auto" is refused.
     column, output_column : str, optional
-        Of parquet files, as for `sjlt.arrow.Projector`; `column` is required where several columns hold vectors.
+        As for `sjlt.arrow.Projector`, in parquet files; `column` is required where several columns hold vectors.
     dtype : {"float16", "float32", "float64", "int8"}, optional
-        Of the result; int8 comes with one scale per vector and is read by `sjlt.load_int8`.
+        Dtype of the result; int8 comes with one scale per vector and is read by `sjlt.load_int8`.
     normalize : bool, default False
         Scale projected vectors to unit length.
     part_rows : int >= 1, optional

@@ -1,4 +1,4 @@
-"""DTensors: what a rank holds of a sharded tensor, and sums over the ranks of its mesh.
+"""DTensors: the part of a sharded tensor that a rank holds, and sums over the ranks of its mesh.
 
 No rank gathers data. Partial sketches, which are as small as the result, are gathered and added in the order of ranks,
 so that every rank and every run has the same bits.
@@ -267,7 +267,7 @@ def project(spec: SketchSpec, x: Any, out: Any, accumulate: bool) -> Any:
         raise TypeError("out= and accumulate= are not supported for DTensors")
     with agreement([x], {"the sketch": spec, "the dtype": x.dtype}):
         check_sharded(x, False)
-        check_width("project", x, spec.n_features, "n_features")
+        check_width("project", x, spec.n_features, "n_features", spec.n_components)
     last = x.ndim - 1
     offsets, lengths = _box(x)
     columns = spec.columns(offsets[last], offsets[last] + lengths[last])

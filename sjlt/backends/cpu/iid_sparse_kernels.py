@@ -31,7 +31,7 @@ def _add_codes(value, found, begin, end, sums, base):
 def project_csr_by_table(
     indptr, indices, data, rows, nonzeros, table, segment, sums, out, scale, accumulate
 ):  # fmt: skip
-    """The nonzeros in a range of rows of a CSR matrix. Of a row that is cut, sums come from or go to another call."""
+    """The nonzeros in a range of rows of a CSR matrix. Sums of a row that is cut come from or go to another call."""
     found, starts = table
     k = out.shape[1]
     for i in range(rows[0], rows[1]):

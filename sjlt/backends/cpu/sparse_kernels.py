@@ -163,7 +163,7 @@ def _sum_row(indices, data, start, begin, end, first_column, codes, geometry, su
 def project_csr(
     indptr, indices, data, rows, nonzeros, first_column, codes, geometry, sums, out, scale, accumulate
 ):  # fmt: skip
-    """The nonzeros in a range of rows of a CSR matrix. Of a row that is cut, sums come from or go to another call."""
+    """The nonzeros in a range of rows of a CSR matrix. Sums of a row that is cut come from or go to another call."""
     k = out.shape[1]
     for i in range(rows[0], rows[1]):
         start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
@@ -235,7 +235,7 @@ def store_rows(rows, sums, out, scale, accumulate):
 def count_csr(indptr, indices, rows, nonzeros, first_column, codes, geometry, hit, out_indptr):
     """out_indptr[i + 1] = the number of components that row i of a CSR matrix reaches; hit : all 0.
 
-    Of a row that is cut, hits come from or go to another call.
+    Hits of a row that is cut come from or go to another call.
     """
     for i in range(rows[0], rows[1]):
         for e in range(max(indptr[i], nonzeros[0]), min(indptr[i + 1], nonzeros[1])):

@@ -41,7 +41,7 @@ class KernelChoice:
         Whether consecutive numbers of the data, of the result, belong to consecutive vectors.
     tma_store : bool
     rows : int
-        Of a tile, 64 or 128.
+        Rows per tile, 64 or 128.
     slots : int
     """
 

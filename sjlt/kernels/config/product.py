@@ -59,7 +59,7 @@ class Product(NamedTuple):
     x_strides, y_strides : tuple of two ints
         Strides of X and of Y, in elements.
     dtype : str
-        Of the data: a key of `ITEM_BYTES`.
+        The data's, a key of `ITEM_BYTES`.
     precision : str
         "highest", "high" or "medium", as in `torch.get_float32_matmul_precision`; "highest" unless dtype is float32.
     plain : bool
@@ -160,7 +160,7 @@ class KernelGeometry:
     fused : int
         Stacks that one launch makes, from 0 on, if that is more than 1; `stack` is not used then.
     scale : float
-        Of the entries: 1 / sqrt(nonzeros per column of all stacks).
+        Magnitude of the entries: 1 / sqrt(nonzeros per column of all stacks).
     """
 
     k: int

@@ -9,9 +9,9 @@ the fields of `config.exact.ThreadLayout`, the constant LAYOUT. The data vectors
 are contiguous in memory (VECTORS_CONTIGUOUS), so that their loads coalesce, and the first elsewhere. Memory is
 addressed in tensors flattened to one axis (two with contiguous vectors). Lanes of a warp then fall to rows_inner (or
 vectors and rows_inner), warps to chunks_inner, and all other axes to the registers of a thread, whatever the version of
-Triton: a warp works on whole chunks, and its gathers stay within a chunk's few cache lines. What belongs to a chunk
-(Philox, the inverse keys) is computed in tensors with one element per chunk, or per chunk and sub-block, and only then
-broadcast to the threads of its rows.
+Triton: a warp works on whole chunks, and its gathers stay within a chunk's few cache lines. Numbers that belong to a
+chunk (Philox, the inverse keys) are computed in tensors with one element per chunk, or per chunk and sub-block, and
+only then broadcast to the threads of its rows.
 """
 
 from __future__ import annotations
