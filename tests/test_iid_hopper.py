@@ -22,9 +22,9 @@ def taken(monkeypatch, hopper_sizes):
 
     calls = []
 
-    def recorded(chosen, spec, x, out, multiprocessors, call=hopper.project_iid):
+    def recorded(chosen, spec, x, out, call=hopper.project_iid):
         calls.append(tuple(x.shape))
-        call(chosen, spec, x, out, multiprocessors)
+        call(chosen, spec, x, out)
 
     monkeypatch.setattr(hopper, "project_iid", recorded)
     return calls

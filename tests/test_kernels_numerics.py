@@ -117,12 +117,16 @@ def test_fp32(numbers, parts, kernels_on):
         assert errors(result, exact).max() <= 1e-6
 
 
+def scales_of(x):
+    return vector_scales(arithmetic.FP16_PAIR, x)(x)
+
+
 @pytest.mark.parametrize("d", [8, 33, 100, 250])
 def test_scales_come_from_what_is_not_zero(d, kernels_on):
     """However few they are: all features of vectors as short as these are looked at before one is taken for zeros."""
     x = normal(300, d) * (np.random.default_rng(1).random((300, d)) < 0.03)
     x[::2], x[1] = normal(150, d), 0
-    scales = vector_scales(arithmetic.FP16_PAIR, torch.from_numpy(x).float().to(kernels_on)).cpu().double().numpy()
+    scales = scales_of(torch.from_numpy(x).float().to(kernels_on)).cpu().double().numpy()
     zeros = (x == 0).all(axis=1)
     assert (scales[zeros] == 2.0**126).all()
     seen = (np.abs(x).max(axis=1) * scales)[~zeros]
@@ -134,7 +138,7 @@ def test_one_small_number_is_no_scale(kernels_on):
     x = torch.zeros(3, 768, device=kernels_on)
     x[0, 386] = x[2, 386] = 1e-4
     x[1, 200:260] = x[2, 200:260] = 1
-    scales = vector_scales(arithmetic.FP16_PAIR, x).cpu()
+    scales = scales_of(x).cpu()
     assert scales.tolist() == [2.0**20, 2.0**6, 2.0**6]
 
 

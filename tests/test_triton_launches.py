@@ -4,14 +4,18 @@ import os
 import random
 import subprocess
 import sys
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 from helpers.compilation import source_of
 
 from sjlt import Sketch
 from sjlt.backends.triton import launcher as triton_launches
-from sjlt.backends.triton.launcher import kind, run
+from sjlt.backends.triton import prepared
+from sjlt.backends.triton.launcher import Launch, kind, run
 
 
 class Kernel:
@@ -32,16 +36,28 @@ class Kernel:
 
 
 class Compiled:
+    """Stands for a compiled kernel. Calls that a profiler should see are marked "with hooks"."""
+
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, kernel, constants):
         self.kernel, self.constants = kernel, constants
 
     def __getitem__(self, grid):
-        return lambda *arguments: self.kernel.launched.append((grid, arguments, self.constants))
+        return lambda *arguments: self.kernel.launched.append(("with hooks", grid, arguments, self.constants))
+
+    def run(self, x, y, z, stream, function, metadata, launch_metadata, enter, leave, *arguments):
+        assert (function, metadata) == ("function", "metadata")
+        assert launch_metadata is enter is leave is None
+        self.kernel.launched.append((stream, (x, y, z), arguments, self.constants))
 
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch):
+    """Nothing is compiled yet, and the current stream of device i is "stream i"."""
     monkeypatch.setattr(triton_launches, "_compiled", {})
+    active = SimpleNamespace(get_current_stream=lambda device: f"stream {device}")
+    monkeypatch.setattr(triton_launches, "driver", SimpleNamespace(active=active))
 
 
 def constants(block=64):
@@ -53,7 +69,7 @@ def test_the_second_launch_skips_the_search():
     run(kernel, (3, 1, 1), 0, ("x", 7), "key", constants)
     run(kernel, (5, 1, 1), 0, ("y", 9), "key", lambda: pytest.fail("constants are computed again"))
     assert kernel.searched == [((3, 1, 1), ("x", 7), constants())]
-    assert kernel.launched == [((5, 1, 1), ("y", 9, 64, True), constants())]
+    assert kernel.launched == [("stream 0", (5, 1, 1), ("y", 9, 64, True), constants())]
 
 
 def test_what_differs_is_searched_for():
@@ -62,7 +78,7 @@ def test_what_differs_is_searched_for():
         run(kernel, (1, 1, 1), device, ("x", 7), key, lambda block=block: constants(block))
     assert [options["BLOCK"] for _, _, options in kernel.searched] == [64, 128, 256]
     run(kernel, (1, 1, 1), 1, ("x", 7), "a", constants)
-    assert [arguments[2] for _, arguments, _ in kernel.launched] == [256]
+    assert [(stream, arguments[2]) for stream, _, arguments, _ in kernel.launched] == [("stream 1", 256)]
 
 
 def test_kinds_of_tensors():
@@ -81,6 +97,79 @@ def test_memory_is_bounded(monkeypatch):
     run(kernel, (1, 1, 1), 0, ("x", 7), 9, lambda: pytest.fail("forgotten"))
 
 
+def test_prepared_launches():
+    """The first call searches; the next ones pass addresses, and numbers that were known before."""
+    kernel, x, y = Kernel(), torch.empty(3), torch.empty(3)
+    kernel.arg_names = ("x", "y", "before", "number", "after", "BLOCK", "UNMASKED")
+    launch = Launch(kernel, (3, 1, 1), 1, ("before",), ("after",), "key", constants)
+    launch((x, y), 7)
+    assert kernel.searched == [((3, 1, 1), (x, y, "before", 7, "after"), constants())]
+    launch((y, x), 8)
+    other = Launch(kernel, (5, 1, 1), 1, ("other",), ("other",), "key", constants)
+    other((x, y), 9)  # another shape finds the kernel by its key
+    other((x, y), 9)
+    addresses = x.data_ptr(), y.data_ptr()
+    assert [call[:3] for call in kernel.launched] == [
+        ("stream 1", (3, 1, 1), (*addresses[::-1], "before", 8, "after", 64, True)),
+        ("stream 1", (5, 1, 1), (x, y, "other", 9, "other", 64, True)),
+        ("stream 1", (5, 1, 1), (*addresses, "other", 9, "other", 64, True)),
+    ]
+    assert len(kernel.searched) == 1
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_are_served(name, monkeypatch):
+    """Where Triton has a hook, as profilers set, launches go through Triton; hooks may come at any time."""
+    kernel = Kernel()
+    for _ in range(2):
+        run(kernel, (3, 1, 1), 0, ("x", 7), "key", constants)
+    monkeypatch.setattr(triton.knobs.runtime, name, lambda metadata: None)
+    run(kernel, (3, 1, 1), 0, ("x", 7), "key", constants)
+    assert [call[0] for call in kernel.launched] == ["stream 0", "with hooks"]
+
+
+def prepare(calls, spec, data, out, accumulate):
+    calls.append(spec)
+    return lambda spec, data, out: out.fill_(spec.seed)
+
+
+def test_products_are_prepared_once_for_all_seeds(monkeypatch):
+    monkeypatch.setattr(prepared, "_prepared", {})
+    monkeypatch.setattr(prepared, "MAX_PREPARED", 4)
+    calls, memory = [], torch.empty(300)
+    law = partial(prepare, calls)
+    x, out = torch.empty(4, 50), torch.empty(4, 16)
+    for seed in (1, 2, 3):
+        prepared.multiply(law, Sketch(50, 16, seed=seed).spec, x, out, False)
+        assert (out == seed).all()
+    assert len(calls) == 1
+    spec = Sketch(50, 16).spec
+    others = [
+        (spec, x, out, True),
+        (Sketch(100, 16)[:, 50:].spec, x, out, False),
+        (Sketch(50, 16, nnz=2).spec, x, out, False),
+        (Sketch(50, 16, density=0.5).spec, x, out, False),
+        (spec, x[:3], out[:3], False),
+        (spec, x.t().contiguous().t(), out, False),
+        (spec, x, out.t().contiguous().t(), False),
+        (spec, x.double(), out, False),
+        (spec, x, out.double(), False),
+        (spec, memory[1:201].view(4, 50), out, False),  # not at a multiple of 16 bytes
+        (spec, x, memory[3:67].view(4, 16), False),
+    ]
+    for n, other in enumerate(others):
+        for _ in range(2):
+            prepared.multiply(law, *other)
+        assert len(calls) == n + 2
+        assert len(prepared._prepared) <= 4
+    try:
+        torch.set_float32_matmul_precision("high")
+        prepared.multiply(law, *others[-1])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert len(calls) == len(others) + 2
+
+
 def test_what_keys_leave_out_is_not_compiled_for():
     """For launches with equal keys Triton would compile the same kernel. (In a process of its own: see `helpers`.)"""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -97,7 +186,7 @@ def compare_launches():
     """Make calls, check what they would launch, and print how often each kernel's keys came again."""
     from helpers.kernels import adjoint, project
 
-    from sjlt.backends.triton import device, dropout, exact, hopper, iid, partial_sums, vector_scales
+    from sjlt.backends.triton import device, dropout, hopper
     from sjlt.kernels.config.product import Device
     from sjlt.laws.dropout import Rule
 
@@ -110,7 +199,7 @@ def compare_launches():
         again[name] = again.get(name, 0) + ((name, key) in seen)
         assert seen.setdefault((name, key), compiled) == compiled, (name, key, arguments)
 
-    for module in (exact, iid, dropout, hopper, partial_sums, vector_scales):
+    for module in (triton_launches, dropout, hopper):
         module.run = compare
     for _ in range(150):
         n, d = draw.choice([1, 3, 16, 70, 512, 1 << 16, 1 << 18]), draw.choice([33, 512, 4096, 1 << 14])
@@ -120,6 +209,7 @@ def compare_launches():
         by_rows, add = draw.random() < 0.6, draw.random() < 0.3
         described = Device(132, 227 << 10, hopper=draw.random() < 0.5)
         device.describe = lambda _, described=described: described
+        prepared._prepared.clear()
         x, y = (torch.empty((n, w) if by_rows else (w, n), dtype=dtype, device="meta") for w in (d, k))
         x, y = (x, y) if by_rows else (x.t(), y.t())
         for start in (0, 16, 37, 1 << 12, (1 << 31) - 64, 1 << 31, 1 << 32, 1 << 50):

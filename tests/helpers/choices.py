@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from sjlt.backends.triton import device, exact, iid
+from sjlt.backends.triton import device, exact, iid, prepared
 from sjlt.kernels.config.product import Device, Product
 
 H200 = Device(132, 232448, programmatic_launch=True)
@@ -29,6 +29,7 @@ def forget_choices():
     """Make the backends choose again for products that they have met."""
     for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan):
         cached.cache_clear()
+    prepared._prepared.clear()
 
 
 @contextmanager
@@ -45,6 +46,7 @@ def changed_choices(settings):
 def all_tensors_on(monkeypatch, described):
     """All tensors lie on the described device, as far as the choice of kernels goes."""
     monkeypatch.setattr(device, "describe", lambda _: described)
+    monkeypatch.setattr(prepared, "_prepared", {})
 
 
 def with_parts(names, cases, default):

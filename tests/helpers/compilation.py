@@ -53,7 +53,7 @@ def compile_launches(target, make_calls):
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from sjlt.backends.triton import device
+    from sjlt.backends.triton import device, prepared
     from sjlt.kernels.config.product import Device
 
     launches = []
@@ -65,6 +65,7 @@ def compile_launches(target, make_calls):
         nvidia = not target.startswith("gfx")
         described = Device(132, TARGETS[target][-1], hopper, target == "sm_90", nvidia)
         device.describe = lambda _: described
+        prepared._prepared.clear()
 
     triton.JITFunction.__getitem__ = catch
     make_calls(on)

@@ -54,8 +54,16 @@ def precision(dtype: torch.dtype) -> str:
         return "high" if matmul.fp32_precision == "tf32" else "highest"
 
 
+@cache
+def _only_one() -> bool:
+    return torch.cuda.device_count() == 1
+
+
+def is_current(index: int) -> bool:
+    """Whether launches go to the device of that index; -1 is Triton's interpreter. torch.cuda is initialised."""
+    return index < 0 or _only_one() or index == torch.cuda.current_device()
+
+
 def current(x: Tensor) -> AbstractContextManager[Any]:
     """A context in which launches go to the device of `x`."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return _CURRENT
-    return torch.cuda.device(x.device)
+    return _CURRENT if is_current(x.get_device()) else torch.cuda.device(x.device)

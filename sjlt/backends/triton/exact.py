@@ -5,6 +5,7 @@ The interface is that of the CPU backend: 2-D data of any strides, one data vect
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -19,54 +20,40 @@ from ...kernels.config.product import VECTOR_BYTES, KernelGeometry, Product, ker
 from ...kernels.portable.few_vectors import adjoint_few_vectors, project_few_vectors
 from ...kernels.portable.row_gather import adjoint_row_gather, project_row_gather
 from ...kernels.portable.tensor_core import adjoint_tensor_core, project_tensor_core
-from . import device, partial_sums, sparse
-from .launcher import kind, run
+from . import device, prepared, sparse
+from .launcher import Launch as KernelLaunch
+from .launcher import kind
+from .partial_sums import reduction, sums_of
 from .vector_scales import vector_scales
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
+    from .prepared import Call
 
 project_sparse, gather_sparse = sparse.project_exact, sparse.gather_exact
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, k) = x (n, d) Sᵀ, added to `out` if `accumulate`."""
-    n, d = x.shape
-    if n == 0 or d == 0:
-        if not accumulate:
-            out.zero_()
-        return
-    with device.current(x):
-        plan = make_plan(describe(spec, x, out, accumulate, adjoint=False))
-
-        def launch(target: Tensor, accumulate: bool) -> None:
-            if isinstance(plan.chosen, Hopper):
-                from . import hopper
-
-                hopper.project_exact(plan.chosen, spec, x, target)
-            elif isinstance(plan.chosen, HopperCodes):
-                from . import hopper
-
-                multiprocessors = device.describe(x.device).multiprocessors
-                hopper.project_codes(plan.chosen, spec, x, target, accumulate, multiprocessors)
-            else:
-                _project(plan, plan.chosen, spec, x, target, accumulate)
-
-        partial_sums.write(plan.chosen.splits, x, out, accumulate, spec.nnz**-0.5, launch)
+    prepared.multiply(_prepare_project, spec, x, out, accumulate)
 
 
 def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, added to `out` if `accumulate`."""
-    if out.numel() == 0:
-        return
-    with device.current(y):
-        plan = make_plan(describe(spec, out, y, accumulate, adjoint=True))
-        if isinstance(plan.chosen, Hopper):
-            from . import hopper
+    prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
 
-            hopper.adjoint_exact(plan.chosen, spec, y, out)
-        elif not isinstance(plan.chosen, HopperCodes):  # which does not run adjoints
-            _adjoint(plan, plan.chosen, spec, y, out, accumulate)
+
+def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
+    if x.numel() == 0:
+        return prepared.nothing if accumulate else prepared.zero
+    plan = make_plan(describe(spec, x, out, accumulate, adjoint=False))
+    return prepare_plan(plan, spec, x, out, accumulate)
+
+
+def _prepare_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> Call:
+    if out.numel() == 0:
+        return prepared.nothing
+    return prepare_adjoint_plan(make_plan(describe(spec, out, y, accumulate, adjoint=True)), spec, y, out, accumulate)
 
 
 # ------------------------------------------------------------------------------------- plans
@@ -159,64 +146,90 @@ def _constants(
     return constants
 
 
-# ------------------------------------------------------------------------------------- launches
+# ------------------------------------------------------------------------------------- preparation
+
+
+def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
+    """The call that computes out = X Sᵀ by `plan`."""
+    splits = plan.chosen.splits  # type: ignore[union-attr]
+    if splits == 1:
+        return _project(plan, spec, x, (0, *out.stride()), kind(out), accumulate)
+    sums = sums_of(splits, x, out)
+    view = (splits, *out.shape), sums.strides
+    reduce = reduction(plan.geometry.scale, *view, sums.dtype, out, accumulate)
+    if isinstance(plan.chosen, Hopper | HopperCodes):
+        write = _project_on_hopper(plan.chosen, False)
+        return prepared.SplitSum(lambda spec, x, memory: write(spec, x, sums.view(memory)), sums, reduce)
+    return prepared.SplitSum(_project(plan, spec, x, sums.strides, (sums.dtype, 0), False), sums, reduce)
+
+
+def _project_on_hopper(chosen: Hopper | HopperCodes, accumulate: bool) -> Call:
+    from . import hopper
+
+    if isinstance(chosen, Hopper):
+        return lambda spec, x, target: hopper.project_exact(chosen, spec, x, target)
+    return lambda spec, x, target: hopper.project_codes(chosen, spec, x, target, accumulate)
 
 
 def _project(
-    plan: Plan,
-    chosen: FewVectors | RowGather | TensorCore,
-    spec: SketchSpec,
-    x: Tensor,
-    target: Tensor,
-    accumulate: bool,
-) -> None:
-    """Launch a portable kernel on x, into the result or the partial sums."""
-    n, d = x.shape
+    plan: Plan, spec: SketchSpec, x: Tensor, strides: tuple[int, ...], kind_of_target: Hashable, accumulate: bool
+) -> Call:
+    """The call(spec, x, target) of one kernel, into the result or partial sums of these strides and kind."""
+    chosen, (n, d) = plan.chosen, x.shape
+    if isinstance(chosen, Hopper | HopperCodes):
+        return _project_on_hopper(chosen, accumulate)
     grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
-    sizes = (n, d, *x.stride(), *partial_sums.strides(target))
+    sizes = (n, d, *x.stride(), *strides)
+    kinds = (kind(x), kind_of_target)
     if isinstance(chosen, FewVectors):
-        last = (chosen.batches_per_split,)
-        _run(project_few_vectors, grid, plan, spec, (x, target), sizes, last, accumulate)
-    elif isinstance(chosen, RowGather):
-        _run(project_row_gather, grid, plan, spec, (x, target), sizes, (chosen.groups_per_split,), accumulate)
-    else:
-        tensors = (x, target, vector_scales(chosen.mode, x))
-        _run(project_tensor_core, grid, plan, spec, tensors, sizes, (chosen.groups_per_split,), accumulate)
+        run = _launch(project_few_vectors, grid, plan, spec, x, sizes, (chosen.batches_per_split,), kinds, accumulate)
+        return lambda spec, x, target: run((x, target), spec.seed)
+    last = (chosen.groups_per_split,)
+    if isinstance(chosen, RowGather):
+        run = _launch(project_row_gather, grid, plan, spec, x, sizes, last, kinds, accumulate)
+        return lambda spec, x, target: run((x, target), spec.seed)
+    scales = vector_scales(chosen.mode, x)
+    run = _launch(project_tensor_core, grid, plan, spec, x, sizes, last, kinds, accumulate)
+    return lambda spec, x, target: run((x, target, scales(x)), spec.seed)
 
 
-def _adjoint(
-    plan: Plan,
-    chosen: FewVectors | RowGather | TensorCore,
-    spec: SketchSpec,
-    y: Tensor,
-    out: Tensor,
-    accumulate: bool,
-) -> None:
-    """Launch a portable kernel on y."""
-    geometry, (n, d) = plan.geometry, out.shape
+def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> Call:
+    """The call that computes out = Y S by `plan`."""
+    chosen, geometry, (n, d) = plan.chosen, plan.geometry, out.shape
+    if isinstance(chosen, Hopper):
+        from . import hopper
+
+        return lambda spec, y, out: hopper.adjoint_exact(chosen, spec, y, out)
+    assert not isinstance(chosen, HopperCodes), "it does not run adjoints"
     blocks = -(-n // chosen.block_vectors)
     sizes = (n, d, *y.stride(), *out.stride())
+    last: tuple[int, ...] = ()
     if isinstance(chosen, FewVectors):
         first, end = spec.feature_offset, spec.feature_offset + d
         chunks = ((end - 1) >> geometry.log_chunk) - (first >> geometry.log_chunk) + 1
         grid = (-(-chunks // (chosen.layout.chunks_outer * chosen.layout.chunks_inner)) * blocks, 1, 1)
-        _run(adjoint_few_vectors, grid, plan, spec, (y, out), sizes, (), accumulate)
-        return
-    grid = (geometry.n_tiles * blocks, chosen.splits, 1)
-    kernel = adjoint_row_gather if isinstance(chosen, RowGather) else adjoint_tensor_core
-    _run(kernel, grid, plan, spec, (y, out), sizes, (chosen.groups_per_split,), accumulate)
+        kernel = adjoint_few_vectors
+    else:
+        grid, last = (geometry.n_tiles * blocks, chosen.splits, 1), (chosen.groups_per_split,)
+        kernel = adjoint_row_gather if isinstance(chosen, RowGather) else adjoint_tensor_core
+    run = _launch(kernel, grid, plan, spec, y, sizes, last, (kind(y), kind(out)), accumulate)
+    return lambda spec, y, out: run((y, out), spec.seed)
 
 
-def _run(
+def _launch(
     kernel: Any,
     grid: tuple[int, int, int],
     plan: Plan,
     spec: SketchSpec,
-    tensors: tuple[Tensor, ...],
+    data: Tensor,
     sizes: tuple[int, ...],
     last: tuple[int, ...],
+    kinds: Hashable,
     accumulate: bool,
-) -> None:
-    arguments = (*tensors, *sizes, spec.seed, spec.feature_offset, *last)
-    key = (plan, accumulate, *map(kind, tensors))
-    run(kernel, grid, tensors[0].get_device(), arguments, key, lambda: {**plan.constants, "ACCUMULATE": accumulate})
+) -> KernelLaunch:
+    after, key = (spec.feature_offset, *last), (plan, accumulate, kinds)
+
+    def constants() -> dict[str, Any]:
+        return {**plan.constants, "ACCUMULATE": accumulate}
+
+    return KernelLaunch(kernel, grid, data.get_device(), sizes, after, key, constants)

@@ -20,6 +20,7 @@ from ...kernels.hopper.project import project_hopper
 from ...kernels.hopper.project_codes import project_codes_hopper
 from ...kernels.portable.chunk_codes import encode_chunks
 from ...laws import exact as law
+from . import device
 from .device import DTYPE_NAMES
 from .launcher import kind, run
 
@@ -54,12 +55,10 @@ def adjoint_exact(chosen: Hopper, spec: SketchSpec, y: Tensor, out: Tensor) -> N
     _run_exact(adjoint_hopper, chosen, spec, y, tensors, (len(y), chosen.blocks), {"TILES": chosen.tiles})
 
 
-def project_codes(
-    chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool, multiprocessors: int
-) -> None:
+def project_codes(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
     """out = X Sᵀ, added to `out` if `accumulate`, or for `out` of shape (splits, n, k) its partial sums, for any k."""
     kernel, (n, d), k, nnz = chosen.kernel, x.shape, spec.n_components, spec.nnz
-    codes = _encode(chosen, spec, x, multiprocessors)
+    codes = _encode(chosen, spec, x)
     target = out if out.ndim == 3 else out[None]
     strides = (*x.stride(), *target.stride())
     n_tiles = law.count_tiles(k)
@@ -87,12 +86,12 @@ def project_codes(
     scale = nnz**-0.5 if chosen.splits == 1 else 1.0
     sizes = (n, d, k, chosen.products, chosen.splits, n_tiles, chosen.capacity)
     key = (kernel, accumulate, kind(x), kind(out))
-    programs = min(chosen.products, multiprocessors)
+    programs = min(chosen.products, device.describe(x.device).multiprocessors)
     arguments = (*blocks, *codes, *sizes, *strides, scale)
     run(project_codes_hopper, (programs, 1, 1), x.get_device(), arguments, key, constants)
 
 
-def _encode(chosen: HopperCodes, spec: SketchSpec, x: Tensor, multiprocessors: int) -> tuple[Tensor, Tensor, Tensor]:
+def _encode(chosen: HopperCodes, spec: SketchSpec, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The codes of the sketch's columns, their columns and their counts."""
     k, nnz, offset, d = spec.n_components, spec.nnz, spec.feature_offset, x.shape[1]
     g = law.geometry(k, nnz, 0)
@@ -128,7 +127,7 @@ def _run_exact(
     run(kernel, (chosen.programs, 1, 1), data.get_device(), arguments, key, by_name)
 
 
-def project_iid(chosen: IidHopper, spec: SketchSpec, x: Tensor, out: Tensor, multiprocessors: int) -> None:
+def project_iid(chosen: IidHopper, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
     """out = X Sᵀ under the iid law, with one program per multiprocessor."""
     lanes, (n, d), k = spec.lanes, x.shape, out.shape[1]
 
@@ -150,7 +149,8 @@ def project_iid(chosen: IidHopper, spec: SketchSpec, x: Tensor, out: Tensor, mul
     x_blocks = _descriptor(x, chosen.block_vectors, chosen.block_reduce)
     key = (lanes.bits, k, out.stride(), kind(x), kind(out))
     arguments = (x_blocks, out, n, d, k, *out.stride(), *numbers)
-    run(multiply_iid_hopper, (min(blocks, multiprocessors), 1, 1), x.get_device(), arguments, key, constants)
+    programs = min(blocks, device.describe(x.device).multiprocessors)
+    run(multiply_iid_hopper, (programs, 1, 1), x.get_device(), arguments, key, constants)
 
 
 def _descriptor(x: Tensor, *block: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,45 +12,52 @@ from torch import Tensor
 from ...kernels.config.iid import Iid, IidHopper, choose
 from ...kernels.config.product import VECTOR_BYTES, Product
 from ...kernels.portable.iid import multiply_iid
-from . import device, partial_sums, sparse
-from .launcher import kind, run
+from . import device, prepared, sparse
+from .launcher import Launch, kind
+from .partial_sums import reduction, sums_of
 from .vector_scales import vector_scales
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
+    from .prepared import Call
 
 project_sparse, gather_sparse = sparse.project_iid, sparse.gather_iid
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, k) = x (n, d) Sᵀ, added to `out` if `accumulate`."""
-    _multiply_iid(spec, x, out, accumulate, adjoint=False)
+    prepared.multiply(_prepare_project, spec, x, out, accumulate)
 
 
 def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, added to `out` if `accumulate`."""
-    _multiply_iid(spec, y, out, accumulate, adjoint=True)
+    prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
 
 
-def _multiply_iid(spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool, adjoint: bool) -> None:
+def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
+    return _prepare(spec, x, out, accumulate, adjoint=False)
+
+
+def _prepare_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> Call:
+    return _prepare(spec, y, out, accumulate, adjoint=True)
+
+
+def _prepare(spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool, adjoint: bool) -> Call:
     if out.numel() == 0 or data.shape[1] == 0:
-        if not accumulate:
-            out.zero_()
-        return
-    with device.current(data):
-        product = describe(spec, data, out, accumulate, adjoint)
-        plan = make_plan(product)
+        return prepared.nothing if accumulate else prepared.zero
+    plan = make_plan(describe(spec, data, out, accumulate, adjoint))
+    chosen = plan.chosen
+    if isinstance(chosen, IidHopper):
+        from . import hopper
 
-        def launch(target: Tensor, accumulate: bool) -> None:
-            if isinstance(plan.chosen, IidHopper):
-                from . import hopper
-
-                hopper.project_iid(plan.chosen, spec, data, target, product.device.multiprocessors)
-            else:
-                _run(plan, spec, data, target, accumulate)
-
-        half_scale = spec.lanes.scale(spec.n_components) / 2
-        partial_sums.write(plan.chosen.splits, data, out, accumulate, half_scale, launch)
+        return lambda spec, x, out: hopper.project_iid(chosen, spec, x, out)
+    if chosen.splits == 1:
+        return _multiply_iid(plan, spec, data, out.shape[1], (0, *out.stride()), kind(out), accumulate)
+    sums = sums_of(chosen.splits, data, out)
+    half_scale = spec.lanes.scale(spec.n_components) / 2
+    reduce = reduction(half_scale, (chosen.splits, *out.shape), sums.strides, sums.dtype, out, accumulate)
+    write = _multiply_iid(plan, spec, data, out.shape[1], sums.strides, (sums.dtype, 0), False)
+    return prepared.SplitSum(write, sums, reduce)
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, as part of launches' keys
@@ -108,19 +116,28 @@ def _shared_plan(chosen: Iid | IidHopper, product: Product) -> Plan:
     return Plan(chosen, constants)
 
 
-def _run(plan: Plan, spec: SketchSpec, data: Tensor, target: Tensor, accumulate: bool) -> None:
-    """Launch the portable kernel on `data`, into the result or the partial sums."""
+def _multiply_iid(
+    plan: Plan,
+    spec: SketchSpec,
+    data: Tensor,
+    out_dim: int,
+    strides: tuple[int, ...],
+    kind_of_target: Hashable,
+    accumulate: bool,
+) -> Call:
+    """The call(spec, data, target) of the portable kernel, into the result or partial sums of these strides and kind."""
     chosen = plan.chosen
     assert isinstance(chosen, Iid)
-    lanes, (n, reduce_dim), out_dim = spec.lanes, data.shape, target.shape[-1]
+    lanes, (n, reduce_dim) = spec.lanes, data.shape
     scales = vector_scales(chosen.mode, data)
     grid = (-(-n // chosen.block_vectors) * -(-out_dim // chosen.block_out), chosen.splits, 1)
-    sizes = (n, reduce_dim, out_dim, *data.stride(), *partial_sums.strides(target))
+    sizes = (n, reduce_dim, out_dim, *data.stride(), *strides)
     half_scale = lanes.scale(spec.n_components) / 2
-    numbers = (spec.seed, spec.feature_offset, lanes.signs, lanes.complement, chosen.terms_per_split, half_scale)
-    key = (plan, lanes.bits, accumulate, kind(data), kind(target), kind(scales))
+    after = (spec.feature_offset, lanes.signs, lanes.complement, chosen.terms_per_split, half_scale)
+    key = (plan, lanes.bits, accumulate, kind(data), kind_of_target)
 
     def constants() -> dict[str, Any]:
         return {**plan.constants, "BITS": lanes.bits, "ACCUMULATE": accumulate}
 
-    run(multiply_iid, grid, data.get_device(), (data, target, scales, *sizes, *numbers), key, constants)
+    run = Launch(multiply_iid, grid, data.get_device(), sizes, after, key, constants)
+    return lambda spec, data, target: run((data, target, scales(data)), spec.seed)

@@ -1,6 +1,7 @@
 """Launches that skip Triton's search for a compiled kernel where its outcome is known.
 
-Triton examines all arguments of every launch to find what to compile for, which is about half of the host's time.
+Triton examines all arguments of every launch to find what to compile for, which is about half of the host's time. A
+`Launch` keeps all that does not change between calls, the compiled kernel included.
 """
 
 from __future__ import annotations
@@ -9,15 +10,63 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from torch import Tensor
+from triton import knobs
+from triton.runtime import driver
 
 MAX_COMPILED = 4096  # compiled kernels remembered
 
-_compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+Found = tuple[Any, tuple[Any, ...]]  # a compiled kernel, and the values of its constants in the order of its arguments
+_compiled: dict[Hashable, Found] = {}
+_address = Tensor.data_ptr
 
 
 def kind(t: Tensor) -> Hashable:
     """The properties of a tensor that Triton compiles for: its dtype, and the alignment of its memory."""
     return t.dtype, t.data_ptr() % 16
+
+
+class Launch:
+    """``kernel[grid](*tensors, *before, *numbers, *after, **constants())``, called with tensors and numbers.
+
+    Calls that are made with tensors of the same kinds skip all that need not be repeated. Numbers that change between
+    calls must be arguments that the kernel is not specialised for.
+
+    Parameters
+    ----------
+    device : int
+        The index of the tensors' device, which is the current one in calls.
+    key, constants
+        As for `run`.
+    """
+
+    __slots__ = ("_found", "after", "before", "constants", "device", "grid", "kernel", "key")
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        device: int,
+        before: tuple[Any, ...],
+        after: tuple[Any, ...],
+        key: Hashable,
+        constants: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.kernel, self.grid, self.device = kernel, grid, device
+        self.before, self.after, self.key, self.constants = before, after, key, constants
+        self._found: Found | None = None
+
+    def __call__(self, tensors: tuple[Tensor, ...], *numbers: int) -> None:
+        found = self._found
+        if found is not None:
+            # Triton looks up who owns a tensor's memory, but takes a number as it is.
+            compiled, rest = found
+            _start(compiled, self.grid, self.device, (*map(_address, tensors), *self.before, *numbers, *rest))
+            return
+        arguments = (*tensors, *self.before, *numbers, *self.after)
+        found = run(self.kernel, self.grid, self.device, arguments, self.key, self.constants)
+        if found is not None:
+            compiled, values = found
+            self._found = compiled, (*self.after, *values)
 
 
 def run(
@@ -27,7 +76,7 @@ def run(
     arguments: tuple[Any, ...],
     key: Hashable,
     constants: Callable[[], dict[str, Any]],
-) -> None:
+) -> Found | None:
     """Launch ``kernel[grid](*arguments, **constants())`` on `device`, which is the current one.
 
     Parameters
@@ -38,16 +87,33 @@ def run(
         Determines the constants and everything that Triton compiles for: the kinds of tensors, the block shapes of
         descriptors, whether an integer that is specialised is 1 or divisible by 16, and whether an integer without a
         declared type has 32 or 64 bits. It is hashed once per launch, so its parts should have cheap hashes.
+
+    Returns
+    -------
+    (compiled kernel, values of its constants), or None in Triton's interpreter, which has no compiled kernels
     """
     known_by = (kernel.__name__, device, key)
-    known = _compiled.get(known_by)
-    if known is not None:
-        compiled, values = known
-        compiled[grid](*arguments, *values)
-        return
+    found = _compiled.get(known_by)
+    if found is not None:
+        compiled, values = found
+        _start(compiled, grid, device, (*arguments, *values))
+        return found
     by_name = constants()
     compiled = kernel[grid](*arguments, **by_name)
-    if compiled is not None:  # Triton's interpreter returns None
-        if len(_compiled) >= MAX_COMPILED:
-            _compiled.clear()
-        _compiled[known_by] = compiled, tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
+    if compiled is None:
+        return None
+    if len(_compiled) >= MAX_COMPILED:
+        _compiled.clear()
+    found = _compiled[known_by] = compiled, tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
+    return found
+
+
+def _start(compiled: Any, grid: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:
+    """``compiled[grid](*arguments)``, without what Triton prepares for hooks (of profilers) where there are none."""
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+        compiled[grid](*arguments)
+        return
+    stream = driver.active.get_current_stream(device)
+    compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -13,34 +12,32 @@ from torch import Tensor
 from ...kernels.config.product import SPLITS_PER_SUM, next_power_of_two
 from ...kernels.portable.reduce import reduce_partial_sums
 from . import device
-from .launcher import kind, run
+from .launcher import Launch, kind
 
 MIN_PROGRAMS = 256  # programs that add partial sums, where that leaves each 128 to 1024 elements
 
 
-def write(
-    splits: int, data: Tensor, out: Tensor, accumulate: bool, scale: float, launch: Callable[[Tensor, bool], None]
-) -> None:
-    """Write a product to `out` (n, k) by ``launch(target, accumulate)``.
+class Sums(NamedTuple):
+    """The memory of partial sums, contiguous.
 
-    With one split the target is `out`, and the kernel scales and accumulates. With several, the target is a temporary
-    (splits, n, k) for unscaled sums, which are then added, scaled and accumulated in `out`.
+    Attributes
+    ----------
+    shape : of the memory, (n, splits, k) or (splits, k, n)
+    dtype : fp64 for fp64 data, else fp32
+    strides : of its view (splits, n, k)
     """
-    if splits == 1:
-        launch(out, accumulate)
-        return
-    sums = _allocate(splits, data, out)
-    launch(sums, False)
-    reduce(scale, sums, out, accumulate)
+
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+    strides: tuple[int, int, int]
+
+    def view(self, memory: Tensor) -> Tensor:
+        """The memory as (splits, n, k)."""
+        return memory.transpose(1, 2) if self.strides[1] == 1 else memory.transpose(0, 1)
 
 
-def strides(out: Tensor) -> tuple[int, ...]:
-    """The strides of a target along splits, vectors and components."""
-    return (0, *out.stride())[-3:]
-
-
-def _allocate(splits: int, data: Tensor, out: Tensor) -> Tensor:
-    """Memory for the partial sums (splits, n, k), in the memory order of `out`.
+def sums_of(splits: int, data: Tensor, out: Tensor) -> Sums:
+    """Memory for the partial sums of a product `out` (n, k) of `data`, in the memory order of `out`.
 
     The axis of vectors is first or last in memory, because there Hopper's memory accelerator clips stores beyond the
     last vector.
@@ -48,30 +45,53 @@ def _allocate(splits: int, data: Tensor, out: Tensor) -> Tensor:
     dtype = torch.float64 if data.dtype == torch.float64 else torch.float32
     n, k = out.shape
     if out.stride(0) < out.stride(1):
-        return data.new_empty((splits, k, n), dtype=dtype).transpose(1, 2)
-    return data.new_empty((n, splits, k), dtype=dtype).transpose(0, 1)
+        return Sums((splits, k, n), dtype, (k * n, 1, n))
+    return Sums((n, splits, k), dtype, (k, splits * k, 1))
+
+
+def strides(out: Tensor) -> tuple[int, ...]:
+    """The strides of a target along splits, vectors and components."""
+    return (0, *out.stride())[-3:]
 
 
 def reduce(scale: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:
     """out = scale * sum of partial over its first axis (+ out)."""
-    if partial.stride(1) < partial.stride(2):
-        partial, out = partial.transpose(1, 2), out.t()
-    grid, block = _blocks(*partial.shape)
-    sizes = (*partial.shape, *partial.stride(), *out.stride())
+    launch = reduction(scale, tuple(partial.shape), partial.stride(), partial.dtype, out, accumulate)
+    launch((partial, out))
+
+
+def reduction(
+    scale: float,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    out: Tensor,
+    accumulate: bool,
+) -> Launch:
+    """The launch(partial, out) of ``out = scale * sum of partial over its first axis (+ out)``.
+
+    `shape`, `strides` and `dtype` are those of `partial`, which begins at a multiple of 16 bytes.
+    """
+    out_strides = out.stride()
+    if strides[1] < strides[2]:
+        shape, strides = (shape[0], shape[2], shape[1]), (strides[0], strides[2], strides[1])
+        out_strides = out_strides[::-1]
+    grid, block = _blocks(*shape)
+    programmatic_launch = device.describe(out.device).programmatic_launch
 
     def constants() -> dict[str, Any]:
-        programmatic_launch = device.describe(out.device).programmatic_launch
         return {
             "SCALE": scale,
-            "SUM_DTYPE": tl.float64 if partial.dtype == torch.float64 else tl.float32,
+            "SUM_DTYPE": tl.float64 if dtype == torch.float64 else tl.float32,
             "ACCUMULATE": accumulate,
             "PROGRAMMATIC_LAUNCH": programmatic_launch,
             **block,
             **({"launch_pdl": True} if programmatic_launch else {}),
         }
 
-    key = (scale, accumulate, sizes, kind(partial), kind(out))
-    run(reduce_partial_sums, grid, out.get_device(), (partial, out, *sizes), key, constants)
+    sizes = (*shape, *strides, *out_strides)
+    key = (scale, accumulate, sizes, dtype, kind(out))
+    return Launch(reduce_partial_sums, grid, out.get_device(), sizes, (), key, constants)
 
 
 @lru_cache(maxsize=4096)

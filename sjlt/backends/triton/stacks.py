@@ -8,56 +8,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...kernels.config.exact import FewVectors
 from ...kernels.config.product import SCRATCH_BYTES, Product, kernel_geometry
-from . import device, exact, partial_sums, sparse
+from . import exact, prepared, sparse
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
+    from .prepared import Call
 
 project_sparse, gather_sparse = sparse.project_exact, sparse.gather_exact
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, k) = x (n, d) Sᵀ, added to `out` if `accumulate`."""
-    n, d = x.shape
-    if n == 0 or d == 0:
-        if not accumulate:
-            out.zero_()
-        return
-    part = spec.one_stack()
-    with device.current(x):
-        first = out[:, spec.stack_rows(0)]
-        plan = _plan(exact.describe(part, x, first, accumulate, adjoint=False), None, spec.stacks)
-        if not isinstance(plan.chosen, FewVectors):
-            _write(plan, part, x, out, accumulate)
-            return
-        for stack in range(spec.stacks):
-            rows = out[:, spec.stack_rows(stack)]
-            plan = _plan(exact.describe(part, x, rows, accumulate, adjoint=False), stack, spec.stacks)
-            _write(plan, part, x, rows, accumulate)
-
-
-def _write(plan: exact.Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    chosen = cast(Any, plan.chosen)
-
-    def launch(target: Tensor, accumulate: bool) -> None:
-        exact._project(plan, chosen, spec, x, target, accumulate)
-
-    partial_sums.write(chosen.splits, x, out, accumulate, plan.geometry.scale, launch)
+    prepared.multiply(_prepare_project, spec, x, out, accumulate)
 
 
 def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, added to `out` if `accumulate`."""
     n, d = out.shape
-    if out.numel() == 0:
-        return
-    if out.dtype in (torch.float16, torch.bfloat16):  # the sum over stacks is rounded once
+    if n and out.dtype in (torch.float16, torch.bfloat16):  # the sum over stacks is rounded once
         span = max(1, SCRATCH_BYTES // (4 * n))
         for j in range(0, d, span):
             part = out[:, j : j + span]
@@ -65,12 +40,44 @@ def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
             adjoint(spec.columns(j, j + part.shape[1]), y, wide, False)
             part.copy_(wide)
         return
-    one = spec.one_stack()
-    with device.current(y):
-        for stack in range(spec.stacks):
-            data, add = y[:, spec.stack_rows(stack)], accumulate or stack > 0
-            plan = _plan(exact.describe(one, out, data, add, adjoint=True), stack, spec.stacks)
-            exact._adjoint(plan, cast(Any, plan.chosen), one, data, out, add)
+    prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
+
+
+def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
+    if x.numel() == 0:
+        return prepared.nothing if accumulate else prepared.zero
+    part = spec.one_stack()
+    first = out[:, spec.stack_rows(0)]
+    plan = _plan(exact.describe(part, x, first, accumulate, adjoint=False), None, spec.stacks)
+    if not isinstance(plan.chosen, FewVectors):
+        return exact.prepare_plan(plan, part, x, out, accumulate)
+    calls = []
+    for stack in range(spec.stacks):
+        rows = spec.stack_rows(stack)
+        plan = _plan(exact.describe(part, x, out[:, rows], accumulate, adjoint=False), stack, spec.stacks)
+        calls.append((rows, exact.prepare_plan(plan, part, x, out[:, rows], accumulate)))
+
+    def call(spec: SketchSpec, x: Tensor, out: Tensor) -> None:
+        for rows, project_stack in calls:
+            project_stack(spec, x, out[:, rows])
+
+    return call
+
+
+def _prepare_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> Call:
+    if out.numel() == 0:
+        return prepared.nothing
+    part, calls = spec.one_stack(), []
+    for stack in range(spec.stacks):
+        rows, add = spec.stack_rows(stack), accumulate or stack > 0
+        plan = _plan(exact.describe(part, out, y[:, rows], add, adjoint=True), stack, spec.stacks)
+        calls.append((rows, exact.prepare_adjoint_plan(plan, part, y[:, rows], out, add)))
+
+    def call(spec: SketchSpec, y: Tensor, out: Tensor) -> None:
+        for rows, adjoint_stack in calls:
+            adjoint_stack(spec, y[:, rows], out)
+
+    return call
 
 
 @lru_cache(maxsize=4096)

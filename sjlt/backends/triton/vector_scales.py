@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from ...kernels.config import arithmetic
 from ...kernels.portable.fp32_split import scale_vectors
-from .launcher import kind, run
+from .launcher import Launch, kind
 
 BLOCK_VECTORS = 256
 _CONSTANTS = {
@@ -16,13 +18,20 @@ _CONSTANTS = {
 }
 
 
-def vector_scales(mode: int, x: Tensor) -> Tensor:
-    """The scales of the vectors of x, fp32 (n,), if `mode` is FP16_PAIR; else any tensor, which kernels do not read."""
+def vector_scales(mode: int, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """How the scales, fp32 (n,), of vectors like x are computed, if `mode` is FP16_PAIR.
+
+    In other modes the function returns its argument: kernels then do not read their tensor of scales.
+    """
     if mode != arithmetic.FP16_PAIR:
-        return x
+        return lambda x: x
     n, d = x.shape
-    scales = x.new_empty(n)
-    sizes = (n, d, *x.stride())
-    grid, key = (-(-n // BLOCK_VECTORS), 1, 1), (sizes, kind(x), kind(scales))
-    run(scale_vectors, grid, x.get_device(), (x, scales, *sizes), key, lambda: _CONSTANTS)
-    return scales
+    sizes, key = (n, d, *x.stride()), (n, d, x.stride(), kind(x))
+    launch = Launch(scale_vectors, (-(-n // BLOCK_VECTORS), 1, 1), x.get_device(), sizes, (), key, lambda: _CONSTANTS)
+
+    def compute(x: Tensor) -> Tensor:
+        scales = x.new_empty(n)
+        launch((x, scales))
+        return scales
+
+    return compute
