@@ -28,8 +28,9 @@ def cpu_backend(spec: SketchSpec) -> Any:
 
 def triton_backend(spec: SketchSpec) -> Any:
     """The Triton module for the law of `spec`. Slow to import."""
-    law = "iid" if spec.is_iid else "exact" if spec.stacks == 1 else "stacks"
-    return import_triton(law, "a sketch")
+    if spec.stacks > 1:
+        return import_triton("stacks", "a sketch")
+    return import_triton("exact" if spec.nnz else "iid", "a sketch")
 
 
 @cache

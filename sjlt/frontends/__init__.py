@@ -79,6 +79,6 @@ def _dask_arrays() -> Any:
 
 
 def _tensors() -> Any:
-    from . import tensors
+    import sjlt.frontends.tensors as tensors  # the fastest form of an import that was made before
 
     return tensors

@@ -31,7 +31,7 @@ def project_tensor(spec: SketchSpec, x: Tensor, out: Any, accumulate: bool) -> T
     if out is None and not accumulate:
         return ops.call(ops.project, x, spec, -1, None)
     check_out("project", out, x, spec.n_components, accumulate)
-    ops.project_into(x, out, *spec, accumulate)
+    ops.call_into(ops.project, x, out, spec, accumulate)
     return out  # type: ignore[no-any-return]
 
 
@@ -42,7 +42,7 @@ def project_adjoint_tensor(spec: SketchSpec, y: Tensor, out: Any, accumulate: bo
     if out is None and not accumulate:
         return ops.call(ops.project_adjoint, y, spec, -1, None)
     check_out("project_adjoint", out, y, spec.n_features, accumulate)
-    ops.project_adjoint_into(y, out, *spec, accumulate)
+    ops.call_into(ops.project_adjoint, y, out, spec, accumulate)
     return out  # type: ignore[no-any-return]
 
 

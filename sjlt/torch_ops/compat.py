@@ -72,6 +72,8 @@ _PLAIN_IS_KNOWN = None not in (
     _is_zero_tensor,
 )
 
+_ORDINARY = (Tensor, torch.nn.Parameter)
+
 _any_autocast = _find("_C._is_any_autocast_enabled")
 _exclude_keys, _key_set = _find("_C._ExcludeDispatchKeyGuard"), _find("_C.DispatchKeySet")
 _AUTOCAST_KEYS = {device: _find(f"_C.DispatchKey.Autocast{device.upper()}") for device in ("cpu", "cuda")}
@@ -93,7 +95,7 @@ def is_plain(x: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and _PLAIN_IS_KNOWN
-        and type(x) in (Tensor, torch.nn.Parameter)
+        and type(x) in _ORDINARY
         and (x.is_cuda or x.is_cpu)
         and forward_ad._current_level < 0
         and not _dispatch_modes()

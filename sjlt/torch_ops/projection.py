@@ -37,13 +37,30 @@ for _name in ("project", "project_adjoint"):
 project, project_adjoint = torch.ops.sjlt.project.default, torch.ops.sjlt.project_adjoint.default
 project_into, project_adjoint_into = torch.ops.sjlt.project_into.default, torch.ops.sjlt.project_adjoint_into.default
 _TRANSPOSE = {project: project_adjoint, project_adjoint: project}
+_INTO = {project: project_into, project_adjoint: project_adjoint_into}
 
 
 def call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
     """Call `op`, without torch's dispatcher where nothing in torch needs to see the call."""
-    if compat.is_plain(x) and not (x.requires_grad and torch.is_grad_enabled()) and not compat.is_autocast_enabled():
-        return _product(op, x, spec, axis, dtype)
+    if compat.is_plain(x) and not compat.is_autocast_enabled():
+        return _plain_call(op, x, spec, axis, dtype)
     return op(x, *spec, axis, dtype)  # type: ignore[no-any-return]
+
+
+def _plain_call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Projection.apply(op, x, spec, axis, dtype)  # type: ignore[attr-defined, no-any-return]
+    return _product(op, x, spec, axis, dtype)
+
+
+def call_into(op: Any, x: Tensor, out: Tensor, spec: SketchSpec, accumulate: bool) -> None:
+    """Call `op`, which is `project` or `project_adjoint`, to write into `out`; likewise."""
+    if compat.is_plain(x) and compat.is_plain(out) and not (x.requires_grad or out.requires_grad):
+        _compute_into(op, x, out, spec, accumulate)
+        if not out.is_inference():
+            torch.autograd.graph.increment_version(out)
+        return
+    _INTO[op](x, out, *spec, accumulate)
 
 
 # ------------------------------------------------------------------------------------- results
@@ -65,15 +82,19 @@ def _product(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype
     return out
 
 
-def _compute_into(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
-    *description, accumulate = arguments
+def _compute_into(op: Any, x: Tensor, out: Tensor, spec: SketchSpec, accumulate: bool) -> None:
     views.check_memory("the data", x)
     views.check_memory("out", out)
     if not out.is_contiguous() and elements_overlap(out.shape, out.stride()):
         raise ValueError(f"out has elements that share memory (strides {out.stride()}): it cannot hold a result")
     if views.share_memory(x, out):
         raise ValueError("out shares memory with the input")
-    _run(op, x, out, SketchSpec(*description), accumulate, -1)
+    _run(op, x, out, spec, accumulate, -1)
+
+
+def _registered_into(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
+    *description, accumulate = arguments
+    _compute_into(op, x, out, SketchSpec(*description), accumulate)
 
 
 def _run(op: Any, x: Tensor, out: Tensor, spec: SketchSpec, accumulate: bool, axis: int) -> None:
@@ -92,8 +113,21 @@ def _on_arrays(function: Any, spec: SketchSpec, x: Tensor, out: Tensor, accumula
 # ------------------------------------------------------------------------------------- derivatives
 
 
+class _Projection(compat.SingleLevelFunction):
+    """A plain call with its derivative, without the overhead of an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
+        ctx.op, ctx.spec, ctx.axis, ctx.dtype = op, spec, axis, x.dtype
+        return _product(op, x, spec, axis, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, call(_TRANSPOSE[ctx.op], gradient, ctx.spec, ctx.axis, ctx.dtype), None, None, None
+
+
 class _LinearFunction(compat.SingleLevelFunction):
-    """The derivatives of both operators."""
+    """The derivatives of both operators, for calls that torch's dispatcher has to see."""
 
     @staticmethod
     def forward(op: Any, x: Tensor, *arguments: Any) -> Any:
@@ -118,6 +152,9 @@ class _LinearFunction(compat.SingleLevelFunction):
 
 
 def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
+    if compat.is_plain(x):  # as in compiled code
+        *description, axis, dtype = arguments
+        return _plain_call(op, x, SketchSpec(*description), axis, dtype)
     if compat.is_differentiated(x):
         with compat.single_level():
             return _LinearFunction.apply(op, x, *arguments)  # type: ignore[attr-defined]
@@ -176,10 +213,10 @@ def _register() -> None:
         _library.impl(op, partial(_differentiable, op), "Autograd")
         _library.impl(op, partial(_autocast, op, "cpu"), "AutocastCPU")
         _library.impl(op, partial(_autocast, op, "cuda"), "AutocastCUDA")
-    for op, into in ((project, project_into), (project_adjoint, project_adjoint_into)):
+    for op, into in _INTO.items():
         torch.library.register_fake(into.name(), lambda *_: None, lib=_library)
         for key in ("CPU", "CUDA"):
-            _library.impl(into, partial(_compute_into, op), key)
+            _library.impl(into, partial(_registered_into, op), key)
         _library.impl(into, partial(_not_differentiable, into), "Autograd")
         _library.impl(into, partial(_negated, into), "Negative")
 

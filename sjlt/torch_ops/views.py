@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import inf, prod
 from typing import Any
@@ -21,30 +21,39 @@ def new_result(x: Tensor, width: int, axis: int, dtype: torch.dtype | None) -> T
     remain one matrix. Axes of stride 0 come first.
     """
     if axis == 0:
-        return x.new_empty((width, *x.shape[1:]), dtype=dtype)
+        return _new(x, (width, *x.shape[1:]), dtype)
     shape = (*x.shape[:-1], width)
     if x.ndim <= 2 or x.is_contiguous():
-        return x.new_empty(shape, dtype=dtype)
+        return _new(x, shape, dtype)
     strides, axes = x.stride(), range(x.ndim - 1)
     order = sorted(axes, key=lambda a: -(strides[a] or inf))
     if order == list(axes):
-        return x.new_empty(shape, dtype=dtype)
-    memory = x.new_empty([shape[a] for a in (*order, -1)], dtype=dtype)
+        return _new(x, shape, dtype)
+    memory = _new(x, [shape[a] for a in (*order, -1)], dtype)
     return memory.permute([order.index(a) for a in axes] + [-1])
 
 
-def matrices(x: Tensor, out: Tensor, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _new(x: Tensor, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    if dtype is not None:
+        return x.new_empty(shape, dtype=dtype)
+    if len(shape) == 2 and type(shape[1]) is int:  # given strides and no dtype, torch takes half the time
+        return x.new_empty_strided(shape, (max(shape[1], 1), 1))
+    return x.new_empty(shape)
+
+
+def matrices(x: Tensor, out: Tensor, axis: int) -> Iterable[tuple[Tensor, Tensor]]:
     """x and out as pairs of matrices whose rows are the vectors along `axis`: as few as strides allow, no copies."""
     if x.ndim == 2:
-        yield (x, out) if axis else (x.t(), out.t())
-        return
+        return ((x, out),) if axis else ((x.t(), out.t()),)
     if x.ndim == 1:
-        yield x.unsqueeze(0), out.unsqueeze(0)
-        return
+        return ((x.unsqueeze(0), out.unsqueeze(0)),)
     if x.is_contiguous() and out.is_contiguous():
         n = prod(x.shape[:-1])
-        yield x.view(n, x.shape[-1]), out.view(n, out.shape[-1])
-        return
+        return ((x.view(n, x.shape[-1]), out.view(n, out.shape[-1])),)
+    return _strided_matrices(x, out)
+
+
+def _strided_matrices(x: Tensor, out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     axes = _merged(x.shape[:-1], x.stride()[:-1], out.stride()[:-1])
     longest = max(axes)
     axes.remove(longest)

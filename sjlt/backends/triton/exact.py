@@ -151,7 +151,7 @@ def _constants(
 
 def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
     """The call that computes out = X Sᵀ by `plan`."""
-    splits = plan.chosen.splits  # type: ignore[union-attr]
+    splits = plan.chosen.splits
     if splits == 1:
         return _project(plan, spec, x, (0, *out.stride()), kind(out), accumulate)
     sums = sums_of(splits, x, out)

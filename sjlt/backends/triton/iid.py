@@ -125,7 +125,7 @@ def _multiply_iid(
     kind_of_target: Hashable,
     accumulate: bool,
 ) -> Call:
-    """The call(spec, data, target) of the portable kernel, into the result or partial sums of these strides and kind."""
+    """The call(spec, data, target) of the portable kernel, into a target of these strides and kind."""
     chosen = plan.chosen
     assert isinstance(chosen, Iid)
     lanes, (n, reduce_dim) = spec.lanes, data.shape

@@ -30,12 +30,13 @@ _prepared: dict[Hashable, Any] = {}
 
 
 def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool) -> None:
-    """Write a product of 2-D data to `out`, or add it if `accumulate`, as ``prepare(spec, data, out, accumulate)`` does.
+    """Write a product of 2-D data to `out`, or add it if `accumulate`.
 
     Parameters
     ----------
     prepare : callable
-        Returns the call. It may read of the tensors: shape, strides, dtype, device, and the address modulo 16.
+        ``prepare(spec, data, out, accumulate)`` returns the call. It may depend on the shapes, strides, dtypes and
+        devices of the tensors, and on their addresses modulo 16.
     """
     index = data.get_device()  # -1 in Triton's interpreter
     key = (
