@@ -55,11 +55,11 @@ def checked_arguments(
     bits = check_bits(bits)
     t = _checked_threshold(_probability(p), bits)
     seeds, steps = None, None
-    if isinstance(seed, np.ndarray) or is_tensor(seed):
+    if type(seed) is not int and (isinstance(seed, np.ndarray) or is_tensor(seed)):
         seeds, seed = _checked_seeds(x, shape, seed), 0
     else:
         seed = checks.signed(_integer("seed", seed, -(2**63), 2**64 - 1))
-    if isinstance(step, np.ndarray) or is_tensor(step):
+    if type(step) is not int and (isinstance(step, np.ndarray) or is_tensor(step)):
         steps, step = _checked_step(x, step), 0
     else:
         step = _integer("step", step, 0, 2**32 - 1)

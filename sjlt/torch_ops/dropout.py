@@ -48,7 +48,7 @@ def drop(x: Tensor, arguments: DropoutArguments) -> Tensor:
     if not is_plain(x):
         return _dropout(x, *arguments)  # type: ignore[no-any-return]
     if x.requires_grad and torch.is_grad_enabled():
-        return _Dropout.apply(x, None, False, arguments)  # type: ignore[no-any-return]
+        return _Dropout.apply(x, None, False, arguments)  # type: ignore[attr-defined, no-any-return]
     return _compute(x, *arguments)
 
 
@@ -64,7 +64,7 @@ def drop_in_place(x: Tensor, arguments: DropoutArguments) -> Tensor:
             raise RuntimeError("a leaf tensor that requires grad cannot be dropped in place")
         if compat.may_refuse_writing(x):
             return x.copy_(drop(x, arguments))
-        return _Dropout.apply(x, None, True, arguments)  # type: ignore[no-any-return]
+        return _Dropout.apply(x, None, True, arguments)  # type: ignore[attr-defined, no-any-return]
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)  # a backward pass that needs the old values then fails
     return _into(x, x, None, *arguments)
@@ -74,8 +74,8 @@ def drop_add(x: Tensor, residual: Tensor, arguments: DropoutArguments) -> Tensor
     """residual + dropout of x."""
     if not (is_plain(x) and is_plain(residual)):
         return _dropout_add(x, residual, *arguments)  # type: ignore[no-any-return]
-    if (x.requires_grad or residual.requires_grad) and torch.is_grad_enabled():
-        return _Dropout.apply(x, residual, False, arguments)  # type: ignore[no-any-return]
+    if _recorded(x, residual):
+        return _Dropout.apply(x, residual, False, arguments)  # type: ignore[attr-defined, no-any-return]
     return _compute_add(x, residual, *arguments)
 
 
@@ -96,6 +96,11 @@ def tensor_on(device: Any) -> Tensor:
 def mask(shape: tuple[int, ...], like: Tensor, arguments: DropoutArguments) -> Tensor:
     """The elements of a tensor of this shape that are kept."""
     return _ops.dropout_mask.default(shape, like.device, *arguments)  # type: ignore[no-any-return]
+
+
+def _recorded(*tensors: Tensor) -> bool:
+    """Whether autograd records a call on the tensors."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 # ------------------------------------------------------------------------------------- results
@@ -186,10 +191,13 @@ def _triton() -> Any:
     return import_triton("dropout", "dropout")
 
 
+_COMPUTED = {_dropout: _compute, _dropout_add: _compute_add, _masked: _compute_masked}
+
+
 # ------------------------------------------------------------------------------------- derivatives
 
 
-class _Dropout(torch.autograd.Function):
+class _Dropout(compat.SingleLevelFunction):
     """Dropout, with an optional residual, for plain calls: without the overhead of an operator."""
 
     @staticmethod
@@ -265,6 +273,8 @@ class _LinearFunction(compat.SingleLevelFunction):
 
 
 def _differentiable(op: Any, linear: int, *arguments: Any) -> Any:
+    if all(map(compat.is_plain, arguments[:linear])) and not _recorded(*arguments[:linear]):  # as in compiled code
+        return _COMPUTED[op](*arguments)
     if any(map(compat.is_differentiated, arguments[:linear])):
         with compat.single_level():
             return _LinearFunction.apply(op, linear, *arguments)  # type: ignore[attr-defined]
@@ -314,11 +324,10 @@ def _batched_masked(info: Any, in_dims: Any, x: Tensor, keep: Tensor, factor: fl
 def _register() -> None:
     new: dict[Any, Any] = {_dropout: lambda x, *_: torch.empty_like(x), _dropout_add: _new_sum}
     new |= {_masked: new[_dropout], _ops.dropout_mask.default: _new_mask}
-    computed = {_dropout: _compute, _dropout_add: _compute_add, _masked: _compute_masked}
     batched: dict[Any, Any] = {_dropout: _batched, _dropout_add: _batched_add, _masked: _batched_masked}
     for op, fake in new.items():
         torch.library.register_fake(op.name(), fake, lib=_library)
-    for op, compute in computed.items():
+    for op, compute in _COMPUTED.items():
         for key in ("CPU", "CUDA"):
             _library.impl(op, compute, key)
         linear = 2 if op is _dropout_add else 1

@@ -12,7 +12,10 @@ from ...kernels.config.dropout import FLAT_WARPS, calls_per_group, choose_tiles,
 from ...kernels.portable.dropout import ADD, DROP, MASK, STORED, dropout_flat, dropout_tiles
 from ...laws.dropout import Rule
 from . import device
-from .launcher import kind, run
+from .launcher import Launch, kind, run
+from .prepared import MAX_PREPARED
+
+_flat: dict[Any, Launch] = {}
 
 
 def drop(rule: Rule, x: Tensor, out: Tensor) -> None:
@@ -38,8 +41,12 @@ def mask(rule: Rule, out: Tensor) -> None:
 def _apply(mode: int, rule: Rule, out: Tensor, x: Tensor | None, other: Tensor | None) -> None:
     if out.numel() == 0:
         return
-    with device.current(out):
+    index = out.get_device()
+    if device.is_current(index):
         _apply_here(mode, rule, out, x, other)
+    else:
+        with torch.cuda.device(index):
+            _apply_here(mode, rule, out, x, other)
 
 
 def _apply_here(mode: int, rule: Rule, out: Tensor, x: Tensor | None, other: Tensor | None) -> None:
@@ -74,12 +81,30 @@ def _is_flat(rule: Rule, x: Tensor, other: Tensor, out: Tensor) -> bool:
 
 
 def _launch_flat(mode: int, rule: Rule, x: Tensor, other: Tensor, out: Tensor) -> None:
-    bits, _, _, _, _, offset, _, seeds, steps = rule
-    calls, n = calls_per_group(bits, out.itemsize, (offset,)), out.numel()
-    block = flat_block(bits, calls, out.itemsize)
-    constants = (mode, bits, calls, steps is not None, seeds is not None, block)
-    tensors = (x, other, out, seeds, steps)
-    _launch(dropout_flat, (-(-n // block), 1, 1), rule, tensors, (offset, n), (), constants, FLAT_WARPS)
+    bits, threshold, scale, seed, step, offset, _, seeds, steps = rule
+    key = (
+        mode, bits, offset % (128 // bits) == 0, out.numel(), out.get_device(), kind(x), kind(out),
+        other is x or kind(other), seeds is None or kind(seeds), steps is None or kind(steps),
+    )  # fmt: skip
+    launch = _flat.get(key)
+    if launch is None:
+        if len(_flat) >= MAX_PREPARED:
+            _flat.clear()
+        launch = _flat[key] = _prepare_flat(mode, rule, out, key)
+    tensors = (x, other, out, out if seeds is None else seeds, out if steps is None else steps)
+    launch(tensors, seed, step, threshold, scale, offset)
+
+
+def _prepare_flat(mode: int, rule: Rule, out: Tensor, key: tuple[Any, ...]) -> Launch:
+    """A launch on as many elements as `out` has, of these kinds, which serves all seeds, steps and probabilities."""
+    calls, n = calls_per_group(rule.bits, out.itemsize, (rule.offset,)), out.numel()
+    block = flat_block(rule.bits, calls, out.itemsize)
+    constants = (mode, rule.bits, calls, rule.steps is not None, rule.seeds is not None, block)
+    names = dropout_flat.arg_names[-len(constants) :]
+    by_name = dict(zip(names, constants, strict=True), num_warps=FLAT_WARPS, enable_fp_fusion=False)
+    # Triton compiles for the kinds of tensors, not for the number of elements.
+    compiled_for = (constants, key[5:])
+    return Launch(dropout_flat, (-(-n // block), 1, 1), out.get_device(), (), (n,), compiled_for, lambda: by_name)
 
 
 def _launch_tiles(mode: int, rule: Rule, axes: Grid, x: Tensor, other: Tensor, out: Tensor) -> None:
@@ -109,34 +134,16 @@ def _launch_tiles(mode: int, rule: Rule, axes: Grid, x: Tensor, other: Tensor, o
             mode, rule.bits, calls, steps is not None, seeds is not None,
             chosen.rows_contiguous, chosen.shape, chosen.unmasked, chosen.align, chosen.rows, chosen.columns,
         )  # fmt: skip
-        tensors = (x_view, other_view, out_view, seed_view, steps)
+        tensors = (
+            x_view, other_view, out_view,
+            out if seed_view is None else seed_view, out if steps is None else steps,
+        )  # fmt: skip
+        key = (
+            sizes, constants, kind(x_view), kind(out_view), other is x or kind(other_view),
+            seed_view is None or kind(seed_view), steps is None or kind(steps),
+        )  # fmt: skip
+        names = dropout_tiles.arg_names[-len(constants) :]
+        by_name = dict(zip(names, constants, strict=True), num_warps=chosen.warps, enable_fp_fusion=False)
+        arguments = (*tensors, rule.seed, rule.step, rule.threshold, rule.scale, offset, *sizes)
         grid_ = (chosen.tiles * outer[LENGTH] * far[LENGTH], 1, 1)
-        _launch(dropout_tiles, grid_, rule, tensors, (offset,), sizes, constants, chosen.warps)
-
-
-def _launch(
-    kernel: Any,
-    grid_: tuple[int, int, int],
-    rule: Rule,
-    tensors: tuple[Any, ...],
-    changing: tuple[int, ...],
-    sizes: tuple[int, ...],
-    constants: tuple[Any, ...],
-    warps: int,
-) -> None:
-    """``kernel[grid_](*tensors, *the rule's numbers, *changing, *sizes, *constants)``."""
-    x, other, out, seeds, steps = tensors
-    arguments = (
-        x, other, out, out if seeds is None else seeds, out if steps is None else steps,
-        rule.seed, rule.step, rule.threshold, rule.scale, *changing, *sizes,
-    )  # fmt: skip
-    key = (
-        sizes, constants, kind(x), kind(out), other is x or kind(other),
-        seeds is None or kind(seeds), steps is None or kind(steps),
-    )  # fmt: skip
-
-    def by_name() -> dict[str, Any]:
-        names = kernel.arg_names[len(arguments) :]
-        return dict(zip(names, constants, strict=True), num_warps=warps, enable_fp_fusion=False)
-
-    run(kernel, grid_, out.get_device(), arguments, key, by_name)
+        run(dropout_tiles, grid_, out.get_device(), arguments, key, lambda by_name=by_name: by_name)
