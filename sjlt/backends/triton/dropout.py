@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,4 +147,4 @@ def _launch_tiles(mode: int, rule: Rule, axes: Grid, x: Tensor, other: Tensor, o
         by_name = dict(zip(names, constants, strict=True), num_warps=chosen.warps, enable_fp_fusion=False)
         arguments = (*tensors, rule.seed, rule.step, rule.threshold, rule.scale, offset, *sizes)
         grid_ = (chosen.tiles * outer[LENGTH] * far[LENGTH], 1, 1)
-        run(dropout_tiles, grid_, out.get_device(), arguments, key, lambda by_name=by_name: by_name)
+        run(dropout_tiles, grid_, out.get_device(), arguments, key, partial(dict, by_name))

@@ -55,7 +55,7 @@ class Launch:
         self.before, self.after, self.key, self.constants = before, after, key, constants
         self._found: Found | None = None
 
-    def __call__(self, tensors: tuple[Tensor, ...], *numbers: int) -> None:
+    def __call__(self, tensors: tuple[Tensor, ...], *numbers: float) -> None:
         found = self._found
         if found is not None:
             # Triton looks up who owns a tensor's memory, but takes a number as it is.
