@@ -1,9 +1,10 @@
 """The exact law on dense data on the CPU: 2-D arrays of any strides, one data vector per row.
 
-There are three ways. With many rows, the codes of a span of features go into a table that all threads share, and a
-task is a range of rows. With few rows, a task is a run of features and generates its own codes. A product that is not
-worth a second thread, by a sketch of few codes, is one kernel call, which takes codes that are kept between calls. All
-add the same blocks of features in the same order, so their results are equal to the bit.
+There are four ways. Where vectors lie side by side in memory, whole features are added (`contiguous`). With many rows,
+the codes of a span of features go into a table that all threads share, and a task is a range of rows. With few rows, a
+task is a run of features and generates its own codes. A product that is not worth a second thread, by a sketch of few
+codes, is one kernel call, which takes codes that are kept between calls. All add the same blocks of features in the
+same order, so their results are equal to the bit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from ... import threads
 from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
+from .contiguous import is_contiguous, project_contiguous
 from .dense_kernels import TILE_FEATURES
 from .entries import CODES_STEP
 from .jit import compiled
@@ -30,6 +32,7 @@ from .plan import (
     Scratch,
     exact_plan,
     row_ranges,
+    total_parts,
 )
 
 if TYPE_CHECKING:
@@ -46,11 +49,6 @@ def _together(x: np.ndarray, tile_bytes: int, rows: int) -> int:
         return 1
     # Column-major: tiles side by side touch whole stretches of memory.
     return max(1, min(TOGETHER_BYTES // tile_bytes, -(-x.shape[0] // rows)))
-
-
-def _parts(compute: np.dtype) -> int:
-    """Arrays of totals: in fp64 their errors are kept, too."""
-    return 2 if compute == np.float64 else 1
 
 
 def _run_features(plan: ExactPlan, vectors: int) -> int:
@@ -78,6 +76,8 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     elif plan.is_small(n):
         _project_small(plan, kernel_view(x), out, accumulate, compute, vectors)
         return
+    elif is_contiguous(x, compute) and project_contiguous(plan, kernel_view(x), out, accumulate, compute):
+        return
     elif n > vectors and (-(-n // vectors) >= workers or plan.n_blocks == 1):
         _project_many(plan, kernel_view(x), out, accumulate, compute, vectors, workers)
         return
@@ -91,7 +91,7 @@ def _project_small(
 ) -> None:
     n, k = out.shape
     kernel = compiled(kernels.project_rows, data=x.dtype, compute=compute, out=out.dtype)
-    (table, bounds), totals = plan.kept, np.empty((_parts(compute), k if plan.n_blocks > 1 else 0, vectors))
+    (table, bounds), totals = plan.kept, np.empty((total_parts(compute), k if plan.n_blocks > 1 else 0, vectors))
     scratch = np.zeros((TILE_FEATURES, vectors), compute), np.empty((k, vectors), compute), totals
     kernel(x, table, bounds, (0, n), (True, True), True, scratch, out, plan.scale, accumulate)
 
@@ -102,7 +102,7 @@ def _project_many(
     n, k = out.shape
     kernel = compiled(kernels.project_rows, data=x.dtype, compute=compute, out=out.dtype)
     together = _together(x, k * vectors * compute.itemsize, vectors * workers)
-    parts, unit = _parts(compute), vectors * together
+    parts, unit = total_parts(compute), vectors * together
     codes = plan.block * plan.s
     per_table = max(1, TABLE_CODES // codes)
     own_totals = 0 if plan.n_blocks == 1 else together if plan.n_blocks <= per_table else None
@@ -170,7 +170,7 @@ def _project_few(
         )
         for _ in range(workers)
     ]
-    totals = np.empty((_parts(compute), k if plan.n_blocks > 1 else 0, vectors))
+    totals = np.empty((total_parts(compute), k if plan.n_blocks > 1 else 0, vectors))
 
     def task(worker: int, begin: int, end: int) -> None:
         codes, tile, sums = scratch[worker]

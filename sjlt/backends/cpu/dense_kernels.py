@@ -47,7 +47,7 @@ def _accumulate(x, i0, i1, codes, j0, j1, k, tile, sums):
 
 
 @leaf
-def _add_to_totals(sums, totals, lost, compensated):
+def add_to_totals(sums, totals, lost, compensated):
     """totals += sums; lost += what that addition lost (Knuth's TwoSum), if compensated. All flat."""
     if not compensated:
         for r in range(sums.size):
@@ -62,7 +62,7 @@ def _add_to_totals(sums, totals, lost, compensated):
 
 
 @leaf
-def _add_lost(totals, lost):
+def add_lost(totals, lost):
     """totals += lost; a total that is not finite stays what it is."""
     for r in range(totals.size):
         total = totals[r] + lost[r]
@@ -86,10 +86,10 @@ def fold(sums, totals, base, i0, i1, k, first, last, out, scale, accumulate):
         if first:
             total[:] = 0
             lost[:] = 0
-        _add_to_totals(sums[v * k : (v + 1) * k].reshape(-1), total, lost, compensated)
+        add_to_totals(sums[v * k : (v + 1) * k].reshape(-1), total, lost, compensated)
         if last:
             if compensated:
-                _add_lost(total, lost)
+                add_lost(total, lost)
             store_tile(totals[0], row, out, i, n, 0, k, scale, accumulate)
 
 

@@ -101,6 +101,11 @@ def useful_threads(work: int) -> int:
     return min(threads.get_num_threads(), 1 + work // THREAD_WORK)
 
 
+def total_parts(compute: np.dtype) -> int:
+    """Arrays of totals: in fp64 their errors are kept, too."""
+    return 2 if compute == np.float64 else 1
+
+
 class Scratch:
     """Arrays that the tasks of one call borrow."""
 

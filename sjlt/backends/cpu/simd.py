@@ -10,11 +10,12 @@ from typing import Any
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from .bits import DECODE, ENCODE, doubles_to_odd_floats, shuffle_mask
+
+intrinsic: Any = extending.intrinsic  # its own types are those of the functions that emit code
 
 HELD_ROWS = 8 if get_host_cpu_features().get("avx512f", False) else 2  # rows of 32 fp32 that registers hold
 SQUARE_BYTES = 64  # a side of the squares that tiles are moved by: 16 fp32, 8 fp64
@@ -85,6 +86,89 @@ def define_apply_codes(vectors: int, adjoint: bool) -> Any:
         return types.void(codes, integer, integer, features, integer, components, integer), codegen
 
     return apply_codes
+
+
+def _load_part(builder: Any, pointer: Any, count: Any, align: int) -> Any:
+    """The first `count` numbers of a vector in memory, zeros after them."""
+    vector = pointer.type.pointee
+    lanes = ir.Constant(ir.VectorType(count.type, vector.count), list(range(vector.count)))
+    mask = builder.icmp_signed("<", lanes, _splat(builder, count, vector.count))
+    kind = f"v{vector.count}{vector.element.intrinsic_name}"
+    signature = ir.FunctionType(vector, [pointer.type, ir.IntType(32), mask.type, vector])
+    load = cgutils.get_or_insert_function(builder.module, signature, f"llvm.masked.load.{kind}.p0{kind}")
+    return builder.call(load, [pointer, ir.Constant(ir.IntType(32), align), mask, ir.Constant(vector, None)])
+
+
+def _prefetch(builder: Any, pointer: Any, ahead: Any, size: int) -> None:
+    """Fetch `size` bytes that lie `ahead` bytes after a pointer; any address is allowed."""
+    address, word = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+    signature = ir.FunctionType(ir.VoidType(), [address, word, word, word])
+    prefetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0i8")
+    start = builder.gep(builder.bitcast(pointer, address), [ahead])
+    for line in range(0, size, 64):
+        place = builder.gep(start, [ir.Constant(ahead.type, line)])
+        builder.call(prefetch, [place, *(ir.Constant(word, value) for value in (0, 3, 1))])  # to read, keep, data
+
+
+@intrinsic
+def scatter_row(typing_context, codes, begin, end, x, j, ahead, components):
+    """components[row, v] += sign * x[v, j] for each of codes[begin:end], the entries of a column, and all v.
+
+    codes has one axis. x is contiguous along its first axis, and is decoded where it has 16 bits; its numbers `ahead`
+    bytes after these are fetched. The rows of components are whole vectors of SQUARE_BYTES, not shorter than x's
+    columns: zeros are added to what is beyond.
+    """
+    lanes = SQUARE_BYTES * 8 // components.dtype.bitwidth
+
+    def codegen(context, builder, signature, arguments):
+        codes, begin, end, x, j, ahead, components = arguments
+        codes_type, _, _, x_type, _, _, components_type = signature.args
+        source, source_bytes = context.get_data_type(x_type.dtype), x_type.dtype.bitwidth // 8
+        number, bits = context.get_data_type(components_type.dtype), components_type.dtype.bitwidth
+        codes = context.make_array(codes_type)(context, builder, codes).data
+        x = context.make_array(x_type)(context, builder, x)
+        components = context.make_array(components_type)(context, builder, components)
+        count, width = builder.extract_value(x.shape, 0), builder.extract_value(components.shape, 1)
+        feature = builder.bitcast(x.data, ir.PointerType(ir.IntType(8)))
+        feature = builder.gep(feature, [builder.mul(j, builder.extract_value(x.strides, 1))])
+        feature = builder.bitcast(feature, source.as_pointer())
+
+        def add(v, size, rest=None):
+            """For the vectors v .. v + size - 1, or the first `rest` of them."""
+            vector = ir.VectorType(number, size)
+            pointer = builder.bitcast(builder.gep(feature, [v]), ir.VectorType(source, size).as_pointer())
+            if rest is None:
+                held = builder.load(pointer, align=source_bytes)
+            else:
+                held = _load_part(builder, pointer, rest, source_bytes)
+            _prefetch(builder, pointer, ahead, size * source_bytes)
+            if x_type.dtype is not components_type.dtype:
+                held = DECODE[x_type.dtype](builder, held)
+            with cgutils.for_range(builder, end, start=begin) as loop:
+                code = builder.load(builder.gep(codes, [loop.index]))
+                row = builder.zext(builder.lshr(code, ir.Constant(code.type, 1)), width.type)
+                target = builder.gep(components.data, [builder.add(builder.mul(row, width), v)])
+                target = builder.bitcast(target, vector.as_pointer())
+                sign, total = _sign_vector(builder, code, number, size), builder.load(target, align=bits // 8)
+                total = builder.call(_multiply_add(builder, vector, bits), (sign, held, total))
+                builder.store(total, target, align=bits // 8)
+
+        def times(value, factor):
+            return builder.mul(value, ir.Constant(value.type, factor))
+
+        whole = builder.udiv(count, ir.Constant(count.type, lanes))
+        fours = builder.udiv(whole, ir.Constant(count.type, 4))
+        with cgutils.for_range(builder, fours) as loop:
+            add(times(loop.index, 4 * lanes), 4 * lanes)
+        with cgutils.for_range(builder, whole, start=times(fours, 4)) as loop:
+            add(times(loop.index, lanes), lanes)
+        rest = builder.sub(count, times(whole, lanes))
+        with builder.if_then(builder.icmp_signed(">", rest, ir.Constant(rest.type, 0))):
+            add(times(whole, lanes), lanes, rest)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(codes, integer, integer, x, integer, integer, components), codegen
 
 
 def define_multiply_rows(vectors: int, width: int) -> Any:

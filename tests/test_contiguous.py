@@ -1,0 +1,75 @@
+"""Vectors that lie side by side in memory: their products are, to the bit, those of a copy with vectors in rows."""
+
+import ctypes
+import mmap
+
+import numpy as np
+import pytest
+from helpers.cases import each_value
+
+import sjlt
+from sjlt.backends.cpu import contiguous
+
+SKETCHES = {  # n_features, n_components, nnz, stacks: one block of features, several, many, those of stacks
+    "one block": (6000, 2000, 3, 1),
+    "blocks": (20_000, 100, 1, 1),
+    "short blocks": (40_000, 20, 4, 1),
+    "stacks": (6000, 256, 8, 4),
+}
+
+
+def sliced(data, slices):
+    """Some columns, or all, of a row-major matrix."""
+    if slices == "part":
+        return data[::3, 5:-8]
+    if slices == "backwards":
+        return data[::-1]
+    return np.broadcast_to(data[:1], data.shape) if slices == "repeated" else data
+
+
+@each_value(
+    sketch=list(SKETCHES),
+    n=[4, 20, 33, 300],
+    dtype=["float64", "float32", "float16"],
+    slices=["whole", "part", "backwards", "repeated"],
+    accumulate=[False, True],
+    memory=[None, 1 << 20],
+    threads=[1, 3],
+)
+def test_results_are_those_of_rows(sketch, n, dtype, slices, accumulate, memory, threads, monkeypatch):
+    if memory:  # so little that groups of vectors follow each other, and groups of blocks
+        monkeypatch.setattr(contiguous, "SUMS_BYTES", memory)
+        monkeypatch.setattr(contiguous, "MAX_WIDTH", 128)
+    d, k, nnz, stacks = SKETCHES[sketch]
+    S = sjlt.Sketch(d, k, nnz=nnz, stacks=stacks, seed=3)
+    rows = (3 * d, n + 13) if slices == "part" else (d, n)
+    columns = sliced(np.random.default_rng(1).standard_normal(rows).astype(dtype), slices)
+    x = columns.T
+    assert x.shape == (n, d)
+    assert x.strides[0] == x.itemsize
+    result_dtype = np.float64 if dtype == "float64" else np.float32
+    results = [np.ones((n, k), result_dtype) for _ in range(2)]
+    before = sjlt.get_num_threads()
+    sjlt.set_num_threads(threads)
+    try:
+        for each, out in zip((x, np.ascontiguousarray(x)), results, strict=True):
+            S.project(each, out=out, accumulate=accumulate)
+    finally:
+        sjlt.set_num_threads(before)
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.exhaustive)])
+def test_nothing_is_read_beyond_the_data(dtype):
+    """The data ends where memory that may not be read begins."""
+    d, n = 5000, 5
+    size = d * n * np.dtype(dtype).itemsize
+    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, length + mmap.PAGESIZE)
+    guard = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + length
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert protect(guard, mmap.PAGESIZE, 0) == 0
+    A = np.frombuffer(memory, dtype, d * n, length - size).reshape(d, n)
+    S = sjlt.Sketch(d, 64, nnz=4, seed=1)
+    assert not (S @ A).any()
