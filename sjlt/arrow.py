@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 METADATA_KEY = b"sjlt"
+# By the names of Arrow's types. Arrow's own conversions (`to_pandas_dtype`, `to_numpy`, `array`) import pandas where it
+# is installed, which takes half a second.
+NUMBERS: dict[str, np.dtype[Any]] = {
+    "halffloat": np.dtype(np.float16),
+    "float": np.dtype(np.float32),
+    "double": np.dtype(np.float64),
+    "int8": np.dtype(np.int8),
+    "uint8": np.dtype(np.uint8),
+}
 
 
 def import_pyarrow() -> Any:
@@ -245,16 +254,16 @@ class Projector:
         stored = encoding.encode(y)
         if encoding.stored != "int8":
             return [self._lists(stored, fields[0].type)]
-        return [self._lists(stored["codes"], fields[0].type), pa.array(stored["scale"], pa.float32())]
+        return [self._lists(stored["codes"], fields[0].type), _array_of(stored["scale"], pa.float32())]
 
     def _lists(self, rows: np.ndarray, kind: Any) -> Any:
         """The rows of a matrix as lists, without a copy where they are contiguous."""
         import pyarrow as pa
 
-        values = pa.array(np.ascontiguousarray(rows).reshape(-1))
+        values = _array_of(rows, kind.value_type)
         if self.list_type == "fixed":
             return pa.FixedSizeListArray.from_arrays(values, type=kind)
-        offsets = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1], pa.int32())
+        offsets = _array_of(np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1], pa.int32())
         return pa.ListArray.from_arrays(offsets, values, type=kind)
 
 
@@ -276,10 +285,9 @@ def numbers_of(name: str, column_type: Any) -> np.dtype[Any]:
     values = column_type.value_type
     if types.is_nested(values):
         raise TypeError(f"column {name!r} has nested lists ({column_type}): {wanted}, one vector per row")
-    if not (types.is_floating(values) or types.is_int8(values) or types.is_uint8(values)):
+    if str(values) not in NUMBERS:
         raise TypeError(f"column {name!r} is of type {column_type}: {wanted}; cast it")
-    dtype: np.dtype[Any] = np.dtype(values.to_pandas_dtype())
-    return dtype
+    return NUMBERS[str(values)]
 
 
 def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.ndarray:
@@ -311,7 +319,7 @@ def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.n
         found = array.type.list_size
         start = array.offset * found  # .values is of the whole array, whatever slice of it this is
     else:
-        offsets = array.offsets.to_numpy()  # of the slice
+        offsets = _numbers(array.offsets, np.dtype(np.int64 if pa.types.is_large_list(array.type) else np.int32))
         lengths = np.diff(offsets)
         found = int(lengths[0]) if width is None and n else width or 0
         if (different := np.flatnonzero(lengths != found)).size:
@@ -325,4 +333,18 @@ def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.n
     if values.null_count:
         row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) // max(1, found)
         raise ValueError(f"column {name!r}: row {first_row + row} has a null among its numbers")
-    return np.asarray(values.to_numpy(zero_copy_only=True)).reshape(n, found)
+    return _numbers(values, NUMBERS[str(values.type)]).reshape(n, found)
+
+
+def _numbers(array: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """The numbers of an Arrow array without nulls, without a copy."""
+    if not len(array):
+        return np.empty(0, dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+
+
+def _array_of(numbers: np.ndarray, kind: pa.DataType) -> Any:
+    """Numbers in row order as an Arrow array, without a copy where they are contiguous."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(kind, numbers.size, [None, pa.py_buffer(np.ascontiguousarray(numbers))])

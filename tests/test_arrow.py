@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -211,3 +213,24 @@ def test_columns_are_found_by_name():
         Projector("v", 2, output_column="id")(table)
     with pytest.raises(ValueError, match="there are 2 columns 'v'"):
         Projector("v", 2)(pa.Table.from_arrays([table["v"]] * 2, names=["v", "v"]))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["list", "fixed"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_pandas_is_not_imported(kind, dtype):
+    """It takes half a second, which is most of what a small file takes."""
+    code = f"""
+import sys
+import numpy as np, pyarrow as pa
+from sjlt.arrow import Projector
+x, kind = np.ones(({N}, {D}), np.float32), {kind!r}
+values = pa.Array.from_buffers(pa.float32(), x.size, [None, pa.py_buffer(x)])
+starts = np.arange(len(x) + 1, dtype=np.int32) * {D}
+offsets = pa.Array.from_buffers(pa.int32(), len(starts), [None, pa.py_buffer(starts)])
+lists = pa.ListArray.from_arrays(offsets, values) if kind == "list" else pa.FixedSizeListArray.from_arrays(values, {D})
+Projector("v", {K}, dtype={dtype!r})(pa.table([lists], names=["v"]))
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")

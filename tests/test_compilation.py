@@ -2,9 +2,14 @@
 
 import importlib
 import pkgutil
+import subprocess
+import sys
 
+import numpy as np
+import pytest
 from numba.core.dispatcher import Dispatcher
 
+import sjlt
 import sjlt.backends.cpu
 
 
@@ -35,3 +40,24 @@ def test_functions_of_one_name_are_one_function():
         by_name.setdefault((pure.__module__, pure.__qualname__), set()).add((pure.__code__, cells))
     assert len(by_name) > 20
     assert [name for name, functions in by_name.items() if len(functions) > 1] == []
+
+
+LOADS = """
+import sys, numpy as np, sjlt
+y = sjlt.project(np.ones((3, 50), np.float32), 16)
+assert "numba.np.linalg" not in sys.modules and "scipy.linalg" not in sys.modules, "imported for compiling"
+"""
+COMPILES = """
+import numba
+assert numba.njit(lambda a: np.linalg.solve(a, a).sum())(np.eye(3)) == 3
+assert np.array_equal(sjlt.Sketch(50, 16, density=0.5).project(np.zeros((3, 50))), np.zeros((3, 16)))
+"""
+
+
+@pytest.mark.parametrize("then", ["", pytest.param(COMPILES, marks=pytest.mark.exhaustive)])
+def test_cached_machine_code_is_loaded_without_what_compiling_needs(then):
+    """Later compilations in the process, the user's own among them, find what they need."""
+    y = sjlt.project(np.ones((3, 50), np.float32), 16)  # now it is in the cache
+    code = f"{LOADS}{then}\nprint(y.tobytes().hex())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (y.tobytes().hex(), "")

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from numba import types
+from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
+from numba.core.runtime.nrt import rtsys
 
 from ... import threads
 from ...laws import exact as exact_law
 from ...laws import philox
 
+READ_VERSION = (0, 68)  # of Numba: the last one whose loading of machine code `_Cache` is known to match
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
@@ -127,11 +130,27 @@ def _digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:8]
 
 
+class _Cache(FunctionCache):
+    """Numba's cache on disk, which loads machine code without what only compiling needs.
+
+    Numba imports all that its code might call before it loads any, SciPy's linear algebra among it: 0.3 s of CPU time,
+    as much as everything else until the first product.
+    """
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        if numba.version_info.short > READ_VERSION:
+            return super().load_overload(signature, target_context)
+        rtsys.initialize(target_context)  # machine code calls Numba's runtime, and aborts the process without it
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(signature, target_context)
+
+
 def _compile(function: FunctionType, signature: Any) -> Callable[..., Any]:
     named = FunctionType(function.__code__, function.__globals__, function.__name__)
     named.__module__, named.__qualname__ = function.__module__, f"{function.__name__}_{_digest()}"
+    dispatcher = numba.njit(**OPTIONS)(named)
     try:
-        dispatcher = numba.njit(cache=True, **OPTIONS)(named)
+        dispatcher._cache = _Cache(named)
     except (RuntimeError, OSError):  # neither the package's folder nor the user's cache folder can be written to
         return numba.njit(signature, **OPTIONS)(named)
     try:
