@@ -6,12 +6,12 @@ the pages and compares.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from . import linalg_tables
+from .records import ABSENT, digits, environment, markdown, ms, results
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "examples" / "README.md")
@@ -19,45 +19,9 @@ BLOCK = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.S)
 RIVALS = ("cuBLAS fp32", "cuBLAS tf32", "cuBLAS bf16", "cuSPARSE", "index_add_")
 
 
-@cache
-def results(name: str) -> dict[str, Any]:
-    """The recorded results benchmarks/results/NAME.json."""
-    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-    return found
-
-
-def markdown(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table; all columns but the first are aligned right."""
-    lines = [list(columns)]
-    lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
-    lines += [["" if cell is None else str(cell) for cell in row] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def digits(value: float, n: int = 3) -> str:
-    """`value` with n significant digits and without an exponent, for values of everyday size."""
-    text = f"{value:.{n}g}"
-    return f"{value:.0f}" if "e" in text else text
-
-
-def ms(seconds: float) -> str:
-    """Seconds as milliseconds."""
-    return digits(seconds * 1e3)
-
-
 def floor_of(rows: dict[str, dict[str, float]]) -> float | None:
     """Seconds of a memcpy of the data."""
     return next((row["seconds"] for name, row in rows.items() if name.startswith("memcpy")), None)
-
-
-def environment(name: str) -> str:
-    """One line: the machine and the versions of a record."""
-    try:
-        about = results(name)["environment"]
-    except FileNotFoundError:
-        return "No record yet.\n"
-    named = (f"{key}: {value if isinstance(value, str) else digits(value)}" for key, value in about.items())
-    return "; ".join(named) + "\n"
 
 
 # ------------------------------------------------------------------------------------- README.md
@@ -240,7 +204,7 @@ def files() -> str:
     try:
         cases = results("files")["cases"]
     except FileNotFoundError:
-        return "No record yet.\n"
+        return ABSENT
     rows = []
     for title, name, rival, beside, target in FILES:
         ours, ratio, peak = cases[name], None, f"{cases[name]['peak_mb']:.0f}"
@@ -308,7 +272,7 @@ def gradients(record: str) -> str:
     try:
         cases = {name: row for name, row in results(record).items() if name != "environment"}
     except FileNotFoundError:
-        return "No record yet.\n"
+        return ABSENT
     rows = (
         (name.replace("_", " ") if i == 0 else "", what, digits(value))
         for name, row in cases.items()
@@ -328,6 +292,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "stream": stream,
     "stream processes": stream_processes,
     "files": files,
+    "least squares": linalg_tables.least_squares,
+    "low rank": linalg_tables.low_rank,
+    "linalg file": linalg_tables.file,
     "dropout gpu": dropout_gpu,
     "dropout cpu": dropout_cpu,
     "gradients cpu": lambda: gradients("gradients_cpu"),
