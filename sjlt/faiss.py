@@ -14,7 +14,7 @@ MAX_DIMENSION = 2**31 - 1  # faiss counts in int
 def transform(sketch: Sketch) -> Any:
     """A `faiss.LinearTransform` that projects as the sketch does.
 
-    It can stand before any index (``faiss.IndexPreTransform``), and is saved and loaded with it by faiss alone.
+    It can precede any index (``faiss.IndexPreTransform``). faiss saves and loads both without sjlt.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def transform(sketch: Sketch) -> Any:
     except ImportError as e:
         raise ImportError("transforms of faiss need faiss: pip install 'sjlt-triton[faiss]'") from e
     if sketch.n_features > MAX_DIMENSION:
-        raise ValueError(f"faiss takes vectors of up to {MAX_DIMENSION} numbers, got n_features = {sketch.n_features}")
+        raise ValueError(f"faiss accepts at most {MAX_DIMENSION} dimensions, got n_features = {sketch.n_features}")
     made = faiss.LinearTransform(sketch.n_features, sketch.n_components, False)
     faiss.copy_array_to_vector(sketch.toarray(np.float32).ravel(), made.A)
     made.is_trained = True

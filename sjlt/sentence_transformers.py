@@ -12,8 +12,8 @@ from .sketch import Sketch
 def dense(sketch: Sketch) -> Any:
     """A `Dense` module of sentence-transformers that projects embeddings as the sketch does.
 
-    Append it to a model: ``model.append(sjlt.sentence_transformers.dense(S))``. The model is saved and loaded by
-    sentence-transformers alone.
+    Append it to a model: ``model.append(sjlt.sentence_transformers.dense(S))``. sentence-transformers saves and
+    loads the model without sjlt.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def dense(sketch: Sketch) -> Any:
             from sentence_transformers.models import Dense  # type: ignore[no-redef]
         except ImportError as e:
             extra = "pip install 'sjlt-triton[sentence-transformers]'"
-            raise ImportError(f"modules of sentence-transformers need it: {extra}") from e
+            raise ImportError(f"sjlt.sentence_transformers needs sentence-transformers: {extra}") from e
     module = Dense(
         sketch.n_features,
         sketch.n_components,

@@ -109,7 +109,7 @@ def test_refusals_are_one_line(tmp_path):
     assert "no column 'v'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--column", "v")
     assert "no column 'w'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--output-column", "w")
     assert "a folder of parts: give it a name without .npy" in error("project", source, tmp_path / "y.npy", "-k", K)
-    assert "no dask scheduler" in error("project", source, out, "-k", K, "--dask", "nowhere")
+    assert "not the address of a dask scheduler" in error("project", source, out, "-k", K, "--dask", "nowhere")
     assert "no folder of a plan" in error("commit", source)
     assert "no folder of a plan" in error("info", source)
     assert not out.exists()

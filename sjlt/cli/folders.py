@@ -37,7 +37,7 @@ class Work(NamedTuple):
 
 
 def is_planned(source: Path, work: Work) -> bool:
-    """Whether the source is many files, or its projection is to be cut into parts."""
+    """Whether the source is several files, or its projection is to be cut into parts."""
     from ..files.zarr import is_zarr
 
     many = (source.is_dir() and not is_zarr(source)) or (glob.has_magic(str(source)) and not source.exists())
@@ -107,7 +107,7 @@ def _dask_executor(address: str) -> Iterator[Any]:
     except ImportError:
         raise UserError("--dask needs dask's distributed: pip install 'sjlt-triton[dask]'") from None
     if not re.fullmatch(r"([a-z]+://)?.+:[0-9]+", address):
-        raise UserError(f"{address}: no dask scheduler: an address is such as tcp://host:8786")
+        raise UserError(f"{address}: not the address of a dask scheduler, such as tcp://host:8786")
     try:
         client: Any = Client(address, set_as_default=False, timeout="10s")
     except (OSError, ValueError) as e:

@@ -14,7 +14,7 @@ from .terminal import show
 def info(
     path: Annotated[Path, typer.Argument(metavar="OUT", help="Or OUT.json, OUT.partial.json, or a folder.")],
 ) -> None:
-    """Show the sketch, source and version of a projected file or folder, also of one that is not complete."""
+    """Show the sketch, source and version of a projected file or folder, complete or not."""
     from rich.table import Table
     from rich.text import Text
 

@@ -34,8 +34,8 @@ def lstsq(
     """Minimize |A x - b|, as accurately as a QR factorization of A does.
 
     A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It may be larger
-    than memory: it is read in 4 or 5 passes, and B has to fit. A CSR matrix written by scipy.sparse.save_npz is loaded
-    whole. Where A does not have full rank, X is the solution of minimum norm. X is float64.
+    than memory, which has to hold B: it is read in 4 or 5 passes. A CSR matrix written by scipy.sparse.save_npz is
+    loaded whole. Where A does not have full rank, X is the solution of minimum norm. X is float64.
 
     The last line shows A's rank, the passes, |A x - b|, and the backward error: the relative change of A and b for
     which X is exact.

@@ -47,7 +47,7 @@ def set_threads(threads: int | None) -> None:
 
 
 def open_matrix(path: Path) -> tuple[Any, tuple[int, int]]:
-    """(what `sjlt.linalg` takes for the matrix in a file, its shape): its path, or a CSR matrix, loaded whole."""
+    """The matrix in a file, in the form in which `sjlt.linalg` accepts it, and its shape: a path, or a CSR matrix."""
     from ..files.opening import open_source
 
     with open_source(path, note) as source:

@@ -109,7 +109,7 @@ def project(
     With --dtype int8, OUT has the fields "codes" (int8) and "scale" (float32, one per vector):
     sjlt.load_int8 reads it as floats. In a parquet file the scales are a column of their own.
 
-    On a GPU, reading, copying to it, projecting, copying back and writing overlap. The sketch is the same; results
+    On a GPU, reading, copying, projecting and writing overlap. The sketch is the same; results
     may differ from the CPU's, and between batch sizes, by rounding. An interrupted run continues on the same kind of
     device with the same batches, and gives the same bytes as an uninterrupted one.
 

@@ -46,9 +46,9 @@ def quality(
 
     Sampled rows search all rows of IN exactly, by cosine similarity and by inner product. For each k the table shows
     how many of the nearest rows are still found after projection, also in float16 and int8, and how many are found
-    among the first 100, where re-ranking would find them; beside it principal components (PCA) and the first k numbers
-    of each vector, and the originals in float16 and int8. A sentence of advice follows. IN is searched in one pass, and
-    read up to twice before to sample it.
+    among the first 100, where re-ranking would find them. It shows the same for principal components (PCA), for the
+    first k numbers of each vector, and for the originals in float16 and int8. A sentence of advice follows. IN is
+    searched in one pass, after up to two passes that sample it.
 
     With --laws, sampled rows of IN are projected, for each k, with exactly 1, 2, 4 and 8 nonzeros per column, with 4
     stacked sketches of one nonzero each, with independent entries of density 1/sqrt(features), 1/3 and 1 (Rademacher),

@@ -35,7 +35,8 @@ def svd(
     """Find the largest singular values and vectors of A, in one pass over it.
 
     A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It may be larger
-    than memory; OUT, and twice its size, has to fit. A CSR matrix written by scipy.sparse.save_npz is loaded whole.
+    than memory, which has to hold three times the size of OUT. A CSR matrix written by scipy.sparse.save_npz is loaded
+    whole.
 
     OUT has the float64 arrays U (m x rank), s (descending) and Vh (rank x n): (U * s) @ Vh is close to A. The last line
     shows the largest and smallest of s. If that is not far below the largest, a larger rank or --n-iter helps.

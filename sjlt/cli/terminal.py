@@ -38,7 +38,7 @@ def note(line: str) -> None:
     """Write one line to standard error."""
     from ..files.errors import printable
 
-    with contextlib.suppress(OSError, ValueError):  # there is nobody to tell
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
         typer.echo(printable(line), err=True)
 
 
@@ -80,7 +80,7 @@ class ProgressBar:
         self._began = time.perf_counter()
 
     def show(self, rows: int, of: int, stage: str = "") -> None:
-        """Show that `rows` of `of` are done; of the pass over the data that `stage` names, where there are several."""
+        """Show that `rows` of `of` are done, in the pass over the data that `stage` names if there are several."""
         if self._console is None:
             return
         name = f"{self._name}, {stage}" if stage else self._name
@@ -96,7 +96,7 @@ class ProgressBar:
             self._bar.update(self._task, description=f"{reason} ...")
 
     def compiling(self) -> None:
-        """Show that machine code is made."""
+        """Show that machine code is being compiled."""
         self.waits("compiling, once (about 6 s)")
 
     def finish(self, size_before: int, size_after: int) -> None:

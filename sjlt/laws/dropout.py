@@ -10,8 +10,8 @@ do not change a mask. One call of Philox decides 128/bits consecutive elements, 
 - **Scale**, `scale`: 2^bits/(2^bits - T), one over the *realised* probability to keep, so that the mean is exact at
   any width. Computed in fp64, applied in fp32 (in fp64 to fp64), rounded once. A dropped NaN is 0.
 
-The last word of Philox's counter is the tag 0, which no stream of a sketch has (theirs
-begin at `exact.TAG_KEYS`): one seed can serve both.
+The last word of Philox's counter is the tag 0, which no stream of a sketch has (theirs begin at `exact.TAG_KEYS`), so
+one seed can serve both.
 
 Reference: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 2014; lanes
 of 8 bits as in Dao et al., "FlashAttention", NeurIPS 2022.

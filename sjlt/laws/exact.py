@@ -1,10 +1,9 @@
 """The sketch law, version 1: which rows column j of a sketch hits, and with which signs.
 
-The law is one pure function of (n_components k, nnz s, seed); it knows nothing of n_features, of the data, of
-tiles of a kernel, of threads or of devices. README.md specifies it; this module is its only implementation
-in the package. `Geometry` holds the numbers
-that are fixed for a sketch; the functions below it are the arithmetic, written for words (see `philox.py`), and
-every backend composes exactly these. With k = n_components, s = nnz:
+The law is one pure function of (n_components k, nnz s, seed). It does not depend on n_features, the data, threads or
+devices. README.md specifies it; this module is its only implementation in the package. `Geometry` holds the numbers
+that are fixed for a sketch; the functions below it are the arithmetic, written for words (see `philox.py`), and every
+backend composes exactly these. With k = n_components, s = nnz:
 
 - **Tiles.** M = ceil(k/128). Tile m owns the R_m rows [floor(m k/M), floor((m+1) k/M)). 1 <= s <= min R_m.
 - **Sub-blocks.** Sub-block t, 0 <= t < s, of tile m owns its rows [floor(t R_m/s), floor((t+1) R_m/s)).

@@ -68,7 +68,7 @@ class Lanes(NamedTuple):
 
 
 def lanes_of(density: Any, n_features: int) -> Lanes:
-    """The lanes of a density in (0, 1], or of "auto", 1/sqrt(n_features); ValueError or TypeError for another."""
+    """The lanes of a density in (0, 1] or "auto", 1/sqrt(n_features); ValueError or TypeError for anything else."""
     if isinstance(density, str) and density == "auto":
         density = 1 / sqrt(max(1, n_features))
     if not isinstance(density, Real) or isinstance(density, bool):
@@ -77,7 +77,7 @@ def lanes_of(density: Any, n_features: int) -> Lanes:
     if not 0 < density <= 1:
         raise ValueError(f'density must be above 0 and at most 1, or "auto", got {density}')
     bits = 8 if density >= DENSE else 16
-    scaled = density * (1 << (bits - 1))  # exactly, and so is its part behind the point
+    scaled = density * (1 << (bits - 1))  # exact, as is its fractional part
     threshold = int(scaled) + int(scaled - int(scaled) >= 0.5)
     if threshold == 0:
         raise ValueError(

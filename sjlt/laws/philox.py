@@ -1,9 +1,9 @@
 """Philox4x32-10: the counter-based generator behind every random entry and every dropout mask.
 
-One source serves every backend. All functions of this folder use only ``* + & | ^ >> << //`` on
-words, and a word is an unsigned 64-bit number holding a 32-bit value. A 32 x 32 bit product then fits its
-word, so no operation needs a cast, and the same lines run on Python integers, on NumPy arrays, under Numba
-and under Triton. `define` binds them to one of these.
+One source serves every backend. All functions of this folder use only ``* + & | ^ >> << //`` on words, and a word is an
+unsigned 64-bit number holding a 32-bit value. A 32 x 32 bit product then fits its word, so no operation needs a cast,
+and the same lines run on Python integers, on NumPy arrays, under Numba and under Triton. `define` binds them to one of
+these.
 
 Reference: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
 """
@@ -53,8 +53,7 @@ def define(
     jit : the backend's decorator (``numba.njit``, ``triton.jit``, or the identity for NumPy).
     word : makes the backend's 64-bit unsigned constant of a Python integer (``numpy.uint64``, ``tl.constexpr``).
     unrolled : the backend's range for loops of fixed length (``tl.static_range``).
-    native : names for the scope: functions that take the place of those of their name, where the backend
-        knows a faster way.
+    native : functions that replace those of the same name, where the backend has a faster way.
     """
     scope: dict[str, Any] = {"unrolled": unrolled, **native}
     bound: dict[str, Any] = {}

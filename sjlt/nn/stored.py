@@ -138,7 +138,7 @@ class SJLTProjection(nn.Module):
 
 
 def get_cuda_info() -> dict[str, Any]:
-    """torch's CUDA devices, under the keys of the extension's function of this name. No extension is needed here."""
+    """torch's CUDA devices, under the keys of the extension's function of this name. Here no extension is needed."""
     available = torch.cuda.is_available()
     info: dict[str, Any] = {"cuda_available": available, "extension_available": available}
     if available:
