@@ -17,8 +17,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import arrow as arrow
+    from . import attribution as attribution
+    from . import faiss as faiss
     from . import linalg as linalg
     from . import nn as nn
+    from . import onnx as onnx
+    from . import plans as plans
+    from . import sentence_transformers as sentence_transformers
     from .accumulator import Accumulator as Accumulator
     from .count_sketch import CountSketch as CountSketch
     from .estimator import SparseRandomProjection as SparseRandomProjection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -16,6 +16,11 @@ from .laws.count_sketch import MAX_ROWS, row_seed
 from .laws.exact import MAX_N_COMPONENTS
 from .sketch import MAX_FEATURES, Sketch
 from .torch_ops import sparse
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .operators import Data
 
 CPU_BLOCK, CUDA_BLOCK = 1 << 15, 1 << 23  # features estimated at a time: the CPU's cache; launches that fill a GPU
 
@@ -88,6 +93,10 @@ class CountSketch:
             Sketch(self.n_features, self.columns, nnz=1, seed=row_seed(t, self.seed)) for t in range(self.rows)
         )
 
+    @overload
+    def sketch(self, data: NDArray[Any], *, offset: int | None = ...) -> NDArray[Any]: ...
+    @overload
+    def sketch(self, data: Any, *, offset: int | None = ...) -> Tensor: ...
     def sketch(self, data: Any, *, offset: int | None = None) -> Any:
         """The table of a vector, or of a part of it.
 
@@ -129,7 +138,7 @@ class CountSketch:
                 S[:, start : start + n].project_tree(tree if not is_tensor(tree) else [tree], out=row)
         return table.numpy() if isinstance(data, np.ndarray) else table
 
-    def query(self, table: Any, indices: Any) -> Any:
+    def query(self, table: Data, indices: Any) -> Data:
         """Estimates of the numbers at some indices.
 
         Parameters
@@ -158,9 +167,9 @@ class CountSketch:
             if low < 0 or high >= self.n_features:
                 raise IndexError(f"indices must be from 0 to {self.n_features - 1}, got {low} to {high}")
         found = [self._row_at(S, row, flat) for row, S in zip(held, self.sketches, strict=True)]
-        return _like_input(table, median(found).reshape(places.shape))
+        return _like_input(table, median(found).reshape(places.shape))  # type: ignore[no-any-return]
 
-    def topk(self, table: Any, k: int) -> tuple[Any, Any]:
+    def topk(self, table: Data, k: int) -> tuple[Data, Data]:
         """The k numbers of largest magnitude, by their estimates.
 
         Parameters

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
@@ -45,6 +46,15 @@ assert_type(S.project(t, out=torch.empty(5, 128)), torch.Tensor)
 assert_type(S.project_adjoint(S.project(t)), torch.Tensor)
 assert_type(sjlt.project(t, 64, nnz=4), torch.Tensor)
 assert_type(S.project_tree({"weight": t}), torch.Tensor)
+
+# Tables and modules that are loaded lazily.
+tables = sjlt.CountSketch(1000, 3, 64)
+assert_type(tables.sketch(x.ravel()), NDArray[Any])
+assert_type(tables.sketch(t.ravel()), torch.Tensor)
+assert_type(tables.query(tables.sketch(t.ravel()), [3, 5]), torch.Tensor)
+assert_type(tables.topk(tables.sketch(x.ravel()), 3), tuple[NDArray[Any], NDArray[Any]])
+assert_type(sjlt.plans.committed_parts("folder"), list[Path])
+modules = sjlt.arrow, sjlt.attribution, sjlt.faiss, sjlt.linalg, sjlt.onnx, sjlt.sentence_transformers
 
 # Dropout.
 assert_type(sjlt.dropout(x, 0.1, 3), NDArray[Any])
