@@ -1,7 +1,7 @@
 """Time seeded dropout beside torch's own: ``python -m benchmarks.dropout`` on a GPU, ``... --cpu`` on a CPU.
 
 Every result is checked before it is timed; the GPU's against the CPU backend's, which shares no kernel with it. Times
-are device times, the median over repeats; host times are measured separately. The floor is a device copy of the same
+are device times, the median over repeats (`benchmarks.host` has host times). The floor is a device copy of the same
 bytes with the same strides in the same run (one and a half copies where three tensors pass; for a stored mask, its
 share of one). On the CPU every method runs in a process of its own. The results go to benchmarks/results.
 """
@@ -28,7 +28,7 @@ from rich.table import Table
 import sjlt
 
 from . import run
-from .gpu import device_ms, host_us
+from .gpu import device_ms
 from .gpu import environment as gpu_environment
 
 RESULTS = Path(__file__).parent / "results"
@@ -188,24 +188,7 @@ def measure(row: Row) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------- small calls, memory
-
-
-def small_calls() -> dict[str, float]:
-    """Host microseconds per call."""
-    x = torch.randn(64, 768, device="cuda")
-    leaf = x.clone().requires_grad_()
-    seed, step = torch.tensor(SEED, device="cuda"), torch.tensor(3, device="cuda")
-    native: Call = lambda x: torch.nn.functional.dropout(x, P)  # noqa: E731
-    return host_us(
-        {
-            "torch": (native, x),
-            "sjlt": (seeded(), x),
-            "sjlt, seed and step on the device": (seeded(seed=seed, step=step), x),
-            "torch, recording a gradient": (native, leaf),
-            "sjlt, recording a gradient": (seeded(), leaf),
-        }
-    )
+# ------------------------------------------------------------------------------------- memory
 
 
 def saved_bytes() -> dict[str, float]:
@@ -241,9 +224,8 @@ def on_gpu() -> None:
             table.add_row(name, f"{found['ms']:.3f}", f"{row.floor_ms:.3f}", text, str(row.target_speed or ""))
         torch.cuda.empty_cache()
     console.print(table)
-    results["small call (64, 768) fp32, host µs"] = small_calls()
     results["bytes per element held for backward"] = saved_bytes()
-    print(json.dumps({k: v for k, v in results.items() if "µs" in k or "held" in k}, ensure_ascii=False))
+    print(json.dumps({k: v for k, v in results.items() if "held" in k}))
     print(f"{time.perf_counter() - begin:.0f} s")
     if failures:
         raise SystemExit("\n".join(failures))

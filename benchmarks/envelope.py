@@ -189,6 +189,13 @@ def measure(shape: Shape, seed: int, bandwidth: float) -> dict[str, Any]:
     return {**asdict(shape), "dtype": str(shape.dtype)[6:], **numbers}
 
 
+def count_kernels() -> int:
+    """The number of kernels that this process has compiled or loaded for products."""
+    from sjlt.backends.triton import launcher
+
+    return len({id(compiled) for compiled, _ in launcher._compiled.values()})
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     known = sorted(value for value in values if not math.isnan(value))
     return known[min(len(known) - 1, int(share * len(known)))] if known else math.nan
@@ -253,10 +260,13 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
     show(rows)
+    kernels = count_kernels()
+    print(f"{kernels} distinct kernels for {len(rows)} shapes")
     if arguments.save:
         name = "envelope_portable" if arguments.portable else "envelope"
         device_name = torch.cuda.get_device_name()
-        record = {"device": device_name, "seed": arguments.seed, "copy bytes per ms": bandwidth, "rows": rows}
+        record = {"device": device_name, "seed": arguments.seed, "copy bytes per ms": bandwidth, "kernels": kernels}
+        record["rows"] = rows
         save(RESULTS / f"{name}_h200.json", {**versions("torch", "triton"), **record})
 
 

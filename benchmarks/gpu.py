@@ -1,11 +1,11 @@
 """Time the CUDA backend beside its rivals: ``python -m benchmarks.gpu [CASE ...] [--baselines-only]``.
 
 A CASE is a key of `CASES` or a pattern of keys such as ``X*``. Every result is checked before it is timed. Times are
-device times: calls queue up behind a wait, which hides the host's time (measured separately). Each time is the median
-over repeats; a repeat runs calls back to back for at least a millisecond, so that launch latency counts little. The
-data is several times the size of the L2 cache; where one tensor is not, several are used in rotation. The floor is
-(bytes of data read once + bytes of result written once) / the bandwidth of a large device copy, counting bytes read and
-written, measured in the same run. Without arguments the results go to benchmarks/results/h200.json as well.
+device times: calls queue up behind a wait, which hides the host's time (`benchmarks.host` measures that). Each time is
+the median over repeats; a repeat runs calls back to back for at least a millisecond, so that launch latency counts
+little. The data is several times the size of the L2 cache; where one tensor is not, several are used in rotation. The
+floor is (bytes of data read once + bytes of result written once) / the bandwidth of a large device copy, counting bytes
+read and written, measured in the same run. Without arguments the results go to benchmarks/results/h200.json as well.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ GROUPS = {
     },
 }
 CASES = {key: case for group in GROUPS.values() for key, case in group.items()}
-SMALL = Product(64, 768, 128, 3.0)  # its target is a multiple of a torch.matmul
 
 
 # ------------------------------------------------------------------------------------- methods
@@ -238,17 +237,6 @@ def measure(case: Product, floor: float, names: Callable[[str], bool]) -> dict[s
     return {"floor_ms": floor, "target_ratio": case.target_ratio, "tensors": len(data), "methods": rows}
 
 
-def measure_small(names: Callable[[str], bool]) -> dict[str, float]:
-    """Host microseconds of a call on a small tensor."""
-    x, sketch = SMALL.data("cuda"), SMALL.sketch
-    stored = torch.from_numpy(sketch.T.toarray().astype("float32")).cuda()
-    calls: dict[str, tuple[Call, torch.Tensor]] = {"torch.matmul": (lambda x: torch.matmul(x, stored), x)}
-    if names("sjlt"):
-        checked("sjlt", Method(sjlt_product, 1e-6), SMALL, sketch.project, x, baselines.reference(SMALL, x))
-        calls["sjlt"] = (sketch.project, x)
-    return host_us(calls)
-
-
 def environment() -> dict[str, Any]:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
@@ -302,18 +290,10 @@ def show(title: str, results: dict[str, Any]) -> None:
     console.print(table, *notes, sep="\n")
 
 
-def show_small(microseconds: dict[str, float]) -> None:
-    text = f"{SMALL.title}, host µs per call: torch.matmul {microseconds['torch.matmul']:.1f}"
-    if "sjlt" in microseconds:
-        ratio = microseconds["sjlt"] / microseconds["torch.matmul"]
-        text += f", S.project {microseconds['sjlt']:.1f} = " + judged(ratio, SMALL.target_ratio, f"{ratio:.2f}x")
-    console.print(text + f" (target {SMALL.target_ratio}x)")
-
-
 def main(patterns: list[str], baselines_only: bool) -> None:
-    keys = [key for key in (*CASES, "small") if any(fnmatch.fnmatch(key, p) for p in patterns or ["*"])]
+    keys = [key for key in CASES if any(fnmatch.fnmatch(key, p) for p in patterns or ["*"])]
     if not keys:
-        raise SystemExit(f"no case matches {', '.join(patterns)}; the cases are: {', '.join([*CASES, 'small'])}")
+        raise SystemExit(f"no case matches {', '.join(patterns)}; the cases are: {', '.join(CASES)}")
     begin = time.perf_counter()
     bandwidth = copy_bandwidth()
     about = {**environment(), "copy bandwidth, TB/s": bandwidth / 1e12}
@@ -335,9 +315,6 @@ def main(patterns: list[str], baselines_only: bool) -> None:
         if done:
             show(group, done)
         results["cases"] |= {r["case"].title: {k: v for k, v in r.items() if k != "case"} for r in done.values()}
-    if "small" in keys:
-        results["small call, host µs"] = measure_small(names)
-        show_small(results["small call, host µs"])
     print(f"{time.perf_counter() - begin:.0f} s")
     if failures:
         raise SystemExit("\n".join(f"{key} FAILED: {message}" for key, message in failures.items()))

@@ -132,16 +132,12 @@ def precision() -> str:
 
 def small_calls() -> str:
     """Host time of calls on small tensors."""
-    small, dropout = results("h200")["small call, host µs"], results("dropout_h200")
-    rows = [("S.project, (64, 768) → 128", small["sjlt"], "torch.matmul", small["torch.matmul"])]
-    found = dropout["small call (64, 768) fp32, host µs"]
-    for ours in ("sjlt", "sjlt, seed and step on the device", "sjlt, recording a gradient"):
-        theirs = ours.replace("sjlt", "torch")
-        theirs = theirs if theirs in found else "torch"
-        label = ours.replace("sjlt", "dropout, (64, 768)")
-        rows.append((label, found[ours], theirs.replace("torch", "torch dropout"), found[theirs]))
-    cells = ((a, digits(x), b, digits(y), digits(x / y, 2)) for a, x, b, y in rows)
-    return markdown(("call", "host µs", "rival", "host µs", "ratio"), cells)
+    rows = (
+        (name, digits(row["us"]), row["rival"], digits(row["rival_us"]), digits(row["us"] / row["rival_us"], 2), target)
+        for name, row in results("host_h200")["calls"].items()
+        for target in [f"{row['target_ratio']:g}"]
+    )
+    return markdown(("call", "host µs", "rival", "host µs", "ratio", "target"), rows)
 
 
 def iid() -> str:

@@ -64,12 +64,16 @@ def constants(block=64):
     return {"num_warps": 8, "UNMASKED": True, "BLOCK": block}  # options may stand anywhere, constants in any order
 
 
+def passed(block=64):
+    return {**constants(block), **triton_launches.OPTIONS}
+
+
 def test_the_second_launch_skips_the_search():
     kernel = Kernel()
     run(kernel, (3, 1, 1), 0, ("x", 7), "key", constants)
     run(kernel, (5, 1, 1), 0, ("y", 9), "key", lambda: pytest.fail("constants are computed again"))
-    assert kernel.searched == [((3, 1, 1), ("x", 7), constants())]
-    assert kernel.launched == [("stream 0", (5, 1, 1), ("y", 9, 64, True), constants())]
+    assert kernel.searched == [((3, 1, 1), ("x", 7), passed())]
+    assert kernel.launched == [("stream 0", (5, 1, 1), ("y", 9, 64, True), passed())]
 
 
 def test_what_differs_is_searched_for():
@@ -103,7 +107,7 @@ def test_prepared_launches():
     kernel.arg_names = ("x", "y", "before", "number", "after", "BLOCK", "UNMASKED")
     launch = Launch(kernel, (3, 1, 1), 1, ("before",), ("after",), "key", constants)
     launch((x, y), 7)
-    assert kernel.searched == [((3, 1, 1), (x, y, "before", 7, "after"), constants())]
+    assert kernel.searched == [((3, 1, 1), (x, y, "before", 7, "after"), passed())]
     launch((y, x), 8)
     other = Launch(kernel, (5, 1, 1), 1, ("other",), ("other",), "key", constants)
     other((x, y), 9)  # another shape finds the kernel by its key

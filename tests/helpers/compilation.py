@@ -42,7 +42,7 @@ def source_of(kernel, arguments, options):
             annotated = parameter.annotation_type
             signature[name] = annotated or ("i32" if abs(value) < 2**31 else "i64")
             divisible = value % 16 == 0
-        if divisible and special:
+        if divisible and special and not parameter.do_not_specialize_on_alignment:
             hints[(place,)] = [["tt.divisibility", 16]]
     source = GluonASTSource if kernel.is_gluon() else ASTSource
     return source(kernel, signature, constexprs=constants, attrs=hints), options

@@ -14,6 +14,10 @@ from triton import knobs
 from triton.runtime import driver
 
 MAX_COMPILED = 4096  # compiled kernels remembered
+# Triton by default generates a check for every integer operation, with wider numbers, and drops all of them unless it
+# debugs. The law's words wrap on purpose. Without the checks the machine code is the same, and the first stage of the
+# compiler takes half the time.
+OPTIONS = {"sanitize_overflow": False}
 
 Found = tuple[Any, tuple[Any, ...]]  # a compiled kernel, and the values of its constants in the order of its arguments
 _compiled: dict[Hashable, Found] = {}
@@ -26,7 +30,7 @@ def kind(t: Tensor) -> Hashable:
 
 
 class Launch:
-    """``kernel[grid](*tensors, *before, *numbers, *after, **constants())``, called with tensors and numbers.
+    """``kernel[grid](*tensors, *before, *numbers, *after, **constants(), **OPTIONS)``, called with tensors and numbers.
 
     Calls that are made with tensors of the same kinds skip all that need not be repeated. Numbers that change between
     calls must be arguments that the kernel is not specialised for.
@@ -77,7 +81,7 @@ def run(
     key: Hashable,
     constants: Callable[[], dict[str, Any]],
 ) -> Found | None:
-    """Launch ``kernel[grid](*arguments, **constants())`` on `device`, which is the current one.
+    """Launch ``kernel[grid](*arguments, **constants(), **OPTIONS)`` on `device`, which is the current one.
 
     Parameters
     ----------
@@ -98,7 +102,7 @@ def run(
         compiled, values = found
         _start(compiled, grid, device, (*arguments, *values))
         return found
-    by_name = constants()
+    by_name = {**constants(), **OPTIONS}
     compiled = kernel[grid](*arguments, **by_name)
     if compiled is None:
         return None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
 from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from ...kernels.config.product import SPLITS_PER_SUM, next_power_of_two
 from ...kernels.portable.reduce import reduce_partial_sums
 from . import device
 from .launcher import Launch, kind
 
-MIN_PROGRAMS = 256  # programs that add partial sums, where that leaves each 128 to 1024 elements
+FEW_ELEMENTS, MANY_ELEMENTS = 128, 1024  # of the result, that a program adds partial sums for
+MIN_PROGRAMS = 256  # of MANY_ELEMENTS each
+ALIGN = 16  # numbers: what Triton itself examines integers for
+NARROW, WIDE = 32, 128  # columns of a program
 
 
 class Sums(NamedTuple):
@@ -70,36 +72,40 @@ def reduction(
 ) -> Launch:
     """The launch(partial, out) of ``out = scale * sum of partial over its first axis (+ out)``.
 
-    `shape`, `strides` and `dtype` are those of `partial`, which begins at a multiple of 16 bytes.
+    `shape`, `strides` and `dtype` are those of `partial` (splits, n, k), which has no gaps, begins at a multiple of 16
+    bytes and is contiguous along n or k.
     """
-    out_strides = out.stride()
-    if strides[1] < strides[2]:
-        shape, strides = (shape[0], shape[2], shape[1]), (strides[0], strides[2], strides[1])
-        out_strides = out_strides[::-1]
-    grid, block = _blocks(*shape)
+    splits, rows, columns = shape
+    stride_ps, stride_pr, stride_pc = strides
+    stride_or, stride_oc = out.stride()
+    if stride_pr < stride_pc:
+        rows, columns, stride_pr, stride_or, stride_oc = columns, rows, stride_pc, stride_oc, stride_or
+    block_rows, block_columns = _block(rows, columns)
+    grid = (-(-rows // block_rows), -(-columns // block_columns), 1)
+    aligned = stride_oc == 1 and math.gcd(columns, stride_ps, stride_pr, stride_or) % ALIGN == 0
     programmatic_launch = device.describe(out.device).programmatic_launch
 
     def constants() -> dict[str, Any]:
         return {
-            "SCALE": scale,
             "SUM_DTYPE": tl.float64 if dtype == torch.float64 else tl.float32,
             "ACCUMULATE": accumulate,
+            "ALIGN": ALIGN if aligned else 1,
+            "ROWS": block_rows,
+            "COLUMNS": block_columns,
             "PROGRAMMATIC_LAUNCH": programmatic_launch,
-            **block,
             **({"launch_pdl": True} if programmatic_launch else {}),
         }
 
-    sizes = (*shape, *strides, *out_strides)
-    key = (scale, accumulate, sizes, dtype, kind(out))
-    return Launch(reduce_partial_sums, grid, out.get_device(), sizes, (), key, constants)
+    sizes = (splits, rows, columns, stride_ps, stride_pr, stride_or, stride_oc)
+    key = (accumulate, sizes, dtype, kind(out))
+    return Launch(reduce_partial_sums, grid, out.get_device(), sizes, (scale,), key, constants)
 
 
-@lru_cache(maxsize=4096)
-def _blocks(splits: int, rows: int, columns: int) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """The grid of `reduce_partial_sums`, and the constants that say what each of its programs adds."""
-    elements = min(max(128, next_power_of_two(max(1, rows * columns // MIN_PROGRAMS))), 1024)
-    block_columns = min(next_power_of_two(columns), elements)
-    block_rows = min(next_power_of_two(rows), elements // block_columns)
-    grid = (-(-rows // block_rows), -(-columns // block_columns), 1)
-    unroll = min(next_power_of_two(splits), SPLITS_PER_SUM)
-    return grid, {"UNROLL": unroll, "ROWS": block_rows, "COLUMNS": block_columns}
+def _block(rows: int, columns: int) -> tuple[int, int]:
+    """(rows, columns) of a program: one of few shapes, each of which is compiled."""
+    elements = MANY_ELEMENTS if rows * columns >= MIN_PROGRAMS * MANY_ELEMENTS else FEW_ELEMENTS
+    if columns <= NARROW:
+        return elements // NARROW, NARROW
+    if columns >= elements or rows < elements // WIDE:
+        return 1, elements
+    return elements // WIDE, WIDE

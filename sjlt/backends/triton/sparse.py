@@ -11,6 +11,7 @@ from torch import Tensor
 from ...kernels.config.product import SCRATCH_BYTES, kernel_geometry, next_power_of_two
 from ...kernels.portable import sparse as kernels
 from . import device, partial_sums
+from .launcher import OPTIONS
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -39,11 +40,12 @@ def project_exact(
             count = min(span, len(values) - first)
             kernels.encode_columns[(-(-count // BLOCK),)](
                 columns[first:], codes, count, spec.feature_offset, spec.seed, GEOMETRY=geometry, STACKS=spec.stacks,
-                BLOCK=BLOCK, num_warps=4,
+                BLOCK=BLOCK, num_warps=4, **OPTIONS,
             )  # fmt: skip
             kernels.project_sparse[(-(-len(out) * splits // rows),)](
                 values, indptr, codes, target, len(out), splits, first, first + count, *partial_sums.strides(target),
                 SCALE=scale, SUM_DTYPE=_sum_dtype(target), NNZ=spec.nnz, NNZ_BLOCK=block, ROWS=rows, num_warps=1,
+                **OPTIONS,
             )  # fmt: skip
 
     _write(values, out, accumulate, spec.nnz**-0.5, launch)
@@ -60,6 +62,7 @@ def project_iid(
         kernels.project_sparse_iid[grid](
             values, indptr, columns, target, splits, k, *partial_sums.strides(target), spec.feature_offset, spec.seed,
             lanes.threshold, SCALE=scale, SUM_DTYPE=_sum_dtype(target), BITS=lanes.bits, CALLS=CALLS, num_warps=4,
+            **OPTIONS,
         )  # fmt: skip
 
     _write(values, out, accumulate, lanes.scale(k), launch)
@@ -74,7 +77,7 @@ def gather_exact(spec: SketchSpec, gradient: Tensor, rows: Tensor, columns: Tens
             kernels.gather_sparse[(-(-len(out) // BLOCK),)](
                 gradient, rows, columns, out, len(out), *gradient.stride(), spec.feature_offset, spec.seed,
                 SCALE=spec.nnz**-0.5, SUM_DTYPE=_sum_dtype(gradient), GEOMETRY=geometry, STACKS=spec.stacks,
-                BLOCK=BLOCK, num_warps=4,
+                BLOCK=BLOCK, num_warps=4, **OPTIONS,
             )  # fmt: skip
 
 
@@ -86,6 +89,7 @@ def gather_iid(spec: SketchSpec, gradient: Tensor, rows: Tensor, columns: Tensor
             kernels.gather_sparse_iid[(len(out),)](
                 gradient, rows, columns, out, k, *gradient.stride(), spec.feature_offset, spec.seed, lanes.threshold,
                 SCALE=lanes.scale(k), SUM_DTYPE=_sum_dtype(gradient), BITS=lanes.bits, CALLS=CALLS, num_warps=4,
+                **OPTIONS,
             )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def pair_of(x, scale):
     return high, (scaled - high.to(tl.float32)).to(tl.float16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "d"], do_not_specialize_on_alignment=["stride_xf"])
 def scale_vectors(
     x,
     scales,

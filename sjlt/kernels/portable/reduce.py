@@ -10,10 +10,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .program import store_result
+from ..config import product
+from .program import known_multiple, store_result
+
+UNROLL = tl.constexpr(product.SPLITS_PER_SUM)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(
+    do_not_specialize=["splits", "rows", "columns", "stride_ps", "stride_pr", "stride_or"],
+    do_not_specialize_on_alignment=["stride_oc"],
+)
 def reduce_partial_sums(
     partial,
     out,
@@ -22,29 +28,32 @@ def reduce_partial_sums(
     columns,
     stride_ps,
     stride_pr,
-    stride_pc,
     stride_or,
     stride_oc,
-    SCALE: tl.constexpr,
+    scale: tl.float64,
     SUM_DTYPE: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    UNROLL: tl.constexpr,
+    ALIGN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PROGRAMMATIC_LAUNCH: tl.constexpr,
 ):
-    """out = SCALE * sum of partial over its first axis (+ out); grid (blocks of ROWS, blocks of COLUMNS).
+    """out = scale * sum of partial over its first axis (+ out); grid (blocks of ROWS, blocks of COLUMNS).
 
-    partial : (splits, rows, columns), of SUM_DTYPE.  out : (rows, columns), rounded once.  Columns are the axis that is
-    contiguous in memory.  UNROLL : splits whose loads are in flight together. They are added in order, and their sums
-    with compensation: what each addition loses (Knuth's TwoSum) is kept and added at the end.
+    partial : (splits, rows, columns), of SUM_DTYPE, contiguous along columns.  out : (rows, columns), rounded once.
+    ALIGN : divides columns, stride_ps, stride_pr and stride_or.
+
+    UNROLL splits have their loads in flight together. They are added in order, and their sums with compensation: what
+    each addition loses (Knuth's TwoSum) is kept and added at the end.
     """
     if PROGRAMMATIC_LAUNCH:
         tl.extra.cuda.gdc_wait()
+    columns, stride_ps = known_multiple(columns, ALIGN), known_multiple(stride_ps, ALIGN)
+    stride_pr, stride_or = known_multiple(stride_pr, ALIGN), known_multiple(stride_or, ALIGN)
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     c = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (r < rows)[:, None] & (c < columns)[None, :]
-    partial += r[:, None] * stride_pr + c[None, :] * stride_pc
+    partial += r[:, None] * stride_pr + c[None, :]
     total = tl.zeros((ROWS, COLUMNS), SUM_DTYPE)
     lost = tl.zeros((ROWS, COLUMNS), SUM_DTYPE)
     for first in range(0, splits, UNROLL):
@@ -57,5 +66,5 @@ def reduce_partial_sums(
         rest = total - before
         lost += (before - (total - rest)) + (part - rest)
     total += tl.where(lost == lost, lost, 0)  # NaN beside an infinite total
-    total *= SCALE
+    total *= tl.cast(scale, SUM_DTYPE)
     store_result(total, out + (r[:, None] * stride_or + c[None, :] * stride_oc), inside, ACCUMULATE)
