@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -356,3 +357,17 @@ def test_the_same_bits_however_it_runs(device, name):
         graph.replay()
     for how, result in results.items():
         assert torch.equal(result, expected), how
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "call", [lambda x: S.project(x), lambda x: sjlt.dropout(x, 0.3, 4)], ids=["project", "dropout"]
+)
+def test_compiled_autograd(call):
+    """A backward pass that torch compiles, of a forward that it does not."""
+    x = torch.randn(5, S.n_features, requires_grad=True)
+    (expected,) = torch.autograd.grad(call(x).square().sum(), x)
+    compiler = partial(torch.compile, backend="eager")
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        call(x).square().sum().backward()
+    torch.testing.assert_close(x.grad, expected)

@@ -48,7 +48,7 @@ def drop(x: Tensor, arguments: DropoutArguments) -> Tensor:
     if not is_plain(x):
         return _dropout(x, *arguments)  # type: ignore[no-any-return]
     if x.requires_grad and torch.is_grad_enabled():
-        return _Dropout.apply(x, None, False, arguments)  # type: ignore[attr-defined, no-any-return]
+        return _apply(x, None, False, arguments)  # type: ignore[no-any-return]
     return _compute(x, *arguments)
 
 
@@ -64,7 +64,7 @@ def drop_in_place(x: Tensor, arguments: DropoutArguments) -> Tensor:
             raise RuntimeError("a leaf tensor that requires grad cannot be dropped in place")
         if compat.may_refuse_writing(x):
             return x.copy_(drop(x, arguments))
-        return _Dropout.apply(x, None, True, arguments)  # type: ignore[attr-defined, no-any-return]
+        return _apply(x, None, True, arguments)  # type: ignore[no-any-return]
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)  # a backward pass that needs the old values then fails
     return _into(x, x, None, *arguments)
@@ -75,7 +75,7 @@ def drop_add(x: Tensor, residual: Tensor, arguments: DropoutArguments) -> Tensor
     if not (is_plain(x) and is_plain(residual)):
         return _dropout_add(x, residual, *arguments)  # type: ignore[no-any-return]
     if _recorded(x, residual):
-        return _Dropout.apply(x, residual, False, arguments)  # type: ignore[attr-defined, no-any-return]
+        return _apply(x, residual, False, arguments)  # type: ignore[no-any-return]
     return _compute_add(x, residual, *arguments)
 
 
@@ -197,7 +197,7 @@ _COMPUTED = {_dropout: _compute, _dropout_add: _compute_add, _masked: _compute_m
 # ------------------------------------------------------------------------------------- derivatives
 
 
-class _Dropout(compat.SingleLevelFunction):
+class _Dropout(torch.autograd.Function):
     """Dropout, with an optional residual, for plain calls: without the overhead of an operator."""
 
     @staticmethod
@@ -226,6 +226,9 @@ class _Dropout(compat.SingleLevelFunction):
         if ctx.needs_input_grad[1]:
             residual_gradient = gradient.to(ctx.residual_dtype)
         return x_gradient, residual_gradient, None, None
+
+
+_apply = compat.plain_apply(_Dropout)
 
 
 class _LinearFunction(compat.SingleLevelFunction):

@@ -49,7 +49,7 @@ def call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | N
 
 def _plain_call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
-        return _Projection.apply(op, x, spec, axis, dtype)  # type: ignore[attr-defined, no-any-return]
+        return _apply(op, x, spec, axis, dtype)  # type: ignore[no-any-return]
     return _product(op, x, spec, axis, dtype)
 
 
@@ -113,7 +113,7 @@ def _on_arrays(function: Any, spec: SketchSpec, x: Tensor, out: Tensor, accumula
 # ------------------------------------------------------------------------------------- derivatives
 
 
-class _Projection(compat.SingleLevelFunction):
+class _Projection(torch.autograd.Function):
     """A plain call with its derivative, without the overhead of an operator."""
 
     @staticmethod
@@ -124,6 +124,9 @@ class _Projection(compat.SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return None, call(_TRANSPOSE[ctx.op], gradient, ctx.spec, ctx.axis, ctx.dtype), None, None, None
+
+
+_apply = compat.plain_apply(_Projection)
 
 
 class _LinearFunction(compat.SingleLevelFunction):
