@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ SHARDS, SMALL_PARTS, SMALL_ROWS = 16, 1000, 300
 BLOCK = 10_000  # rows that every file repeats
 CELLS, GENES, DENSITY = 200_000, 20_000, 0.05
 QUALITY_ROWS = 500_000
+DASK_ROWS = 20_833  # of a block of 64 MB
 
 
 def block(rows: int) -> np.ndarray:
@@ -20,26 +22,46 @@ def block(rows: int) -> np.ndarray:
     return np.random.default_rng(SEED).standard_normal((rows, D), np.float32)
 
 
-def make_sources(folder: Path, rows: int) -> None:
-    """Write all sources.
+def make_source(folder: Path, name: str, rows: int) -> None:
+    """Write one source with `rows` vectors, or as many as its kind has.
 
-    ``fixed.parquet`` and ``list.parquet`` have `rows` vectors, and so have the .npy files in ``shards`` together;
-    ``fixed-quarter.parquet`` and ``shards-quarter`` have a quarter of them. ``small`` is a folder of many small files,
-    ``cells.h5ad`` is CSR, ``quality.npy`` is for search.
+    Parameters
+    ----------
+    folder : Path
+    name : str
+        ``fixed.parquet`` and ``list.parquet`` hold `rows` vectors, ``fixed-quarter.parquet`` a quarter of them;
+        ``shards`` is a folder of 16 .npy files with four times as many, ``shards-quarter`` one with a quarter of these;
+        ``blocks`` is a folder as of `dask.array.to_npy_stack`, ``small`` one of many small files; ``cells.h5ad`` is
+        CSR; ``quality.npy`` is for search.
+    rows : int
     """
-    x = block(BLOCK)
-    for kind in ("fixed", "list"):
-        write_parquet(folder / f"{kind}.parquet", x, rows, kind)
-    write_parquet(folder / "fixed-quarter.parquet", x, rows // 4, "fixed")
-    for name, size in (("shards", rows // SHARDS), ("shards-quarter", rows // SHARDS // 4)):
-        (folder / name).mkdir()
+    x, path = block(BLOCK), folder / name
+    if name.endswith(".parquet"):
+        write_parquet(path, x, rows // 4 if "quarter" in name else rows, path.stem.removesuffix("-quarter"))
+    elif name in ("shards", "shards-quarter"):
+        path.mkdir()
         for i in range(SHARDS):
-            write_npy(folder / name / f"{i}.npy", x, size)
-    (folder / "small").mkdir()
-    for i in range(SMALL_PARTS):
-        np.save(folder / "small" / f"{i}.npy", x[:SMALL_ROWS])
-    write_npy(folder / "quality.npy", x, min(QUALITY_ROWS, rows))
-    write_h5ad(folder / "cells.h5ad", min(CELLS, rows))
+            write_npy(path / f"{i}.npy", x, 4 * rows // SHARDS // (4 if "quarter" in name else 1))
+    elif name == "blocks":
+        write_blocks(path, x, rows)
+    elif name == "small":
+        path.mkdir()
+        for i in range(SMALL_PARTS):
+            np.save(path / f"{i}.npy", x[:SMALL_ROWS])
+    elif name == "cells.h5ad":
+        write_h5ad(path, min(CELLS, rows))
+    else:
+        write_npy(path, x, min(QUALITY_ROWS, rows))
+
+
+def write_blocks(folder: Path, x: np.ndarray, rows: int) -> None:
+    """Blocks of 64 MB that `dask.array.from_npy_stack` maps into memory."""
+    folder.mkdir()
+    sizes = [min(DASK_ROWS, rows - start) for start in range(0, rows, DASK_ROWS)]
+    for i, size in enumerate(sizes):
+        write_npy(folder / f"{i}.npy", x, size)
+    with open(folder / "info", "wb") as file:
+        pickle.dump({"chunks": (tuple(sizes), (D,)), "dtype": x.dtype, "axis": 0}, file)
 
 
 def write_npy(path: Path, x: np.ndarray, rows: int) -> None:

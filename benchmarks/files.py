@@ -3,7 +3,7 @@
 Each case runs in a process of its own, imports included, machine code cached, on files in the page cache. Cases that
 are compared run in turns. Results are compared with `Sketch.project` on some rows before a time counts. A time is the
 median of REPEATS runs. Peak memory is the resident set's high-water mark, of the largest process where there are
-several. Takes about 10 minutes and 20 GB below D; writes benchmarks/results/files.json.
+several. Takes about 10 minutes and 17 GB below D; writes benchmarks/results/files.json.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ from typing import Any
 
 import numpy as np
 
-from .file_sources import BLOCK, SMALL_PARTS, D, block, make_sources
+from .file_sources import BLOCK, DASK_ROWS, SMALL_PARTS, D, block, make_source
 
 RESULTS = Path(__file__).parent / "results" / "files.json"
 K, NNZ = 256, 4
 CELL_COMPONENTS = 512
 REPEATS = 3
 BATCH = 8192
-DASK_ROWS = 20_833  # of a block of 64 MB
 
 CASES: dict[str, Callable[[Path], None]] = {}
+# Of each group the source, the cases that run in turns, and those that run once. A source is removed after its group,
+# so that the page cache holds the next one.
 GROUPS = (
-    ("parquet_fixed_sjlt", "parquet_fixed_sklearn", "parquet_fixed_bare"),
-    ("parquet_list_sjlt", "parquet_list_sklearn", "parquet_list_bare"),
-    ("shards_two_workers", "shards_one_process"),
-    ("small_parts_plan", "small_parts_loop"),
-    ("dask_sjlt", "dask_sklearn"),
-    ("h5ad_sjlt", "h5ad_sklearn"),
+    ("fixed.parquet", ("parquet_fixed_sjlt", "parquet_fixed_sklearn", "parquet_fixed_bare"), ()),
+    ("list.parquet", ("parquet_list_sjlt", "parquet_list_sklearn", "parquet_list_bare"), ()),
+    ("fixed-quarter.parquet", (), ("parquet_quarter_sjlt",)),
+    ("shards", ("shards_two_workers", "shards_one_process"), ()),
+    ("shards-quarter", (), ("shards_quarter",)),
+    ("small", ("small_parts_plan", "small_parts_loop"), ()),
+    ("blocks", ("dask_sjlt", "dask_sklearn"), ()),
+    ("cells.h5ad", ("h5ad_sjlt", "h5ad_sklearn"), ()),
+    ("quality.npy", (), ("quality",)),
 )
-ONCE = ("parquet_quarter_sjlt", "shards_quarter", "quality")
 
 
 def case(function: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -103,7 +106,7 @@ def _rival_parquet(folder: Path, kind: str) -> None:
     import pyarrow as pa
     from sklearn.random_projection import SparseRandomProjection
 
-    transformer = SparseRandomProjection(K, random_state=0).fit(np.empty((1, D), np.float32))
+    transformer = SparseRandomProjection(K, random_state=0).fit(np.zeros((1, D), np.float32))
 
     def projected() -> Any:
         for batch in _batches(folder, kind):
@@ -151,9 +154,10 @@ def parquet_list_bare(folder: Path) -> None:
 
 
 def _plan(folder: Path, source: str, workers: int) -> None:
+    """A plan run by so many processes of one thread each."""
     import sjlt
 
-    sjlt.set_num_threads(workers)  # a process each has one thread
+    sjlt.set_num_threads(workers)  # workers divide them
     shutil.rmtree(folder / "out", ignore_errors=True)
     sjlt.plan(folder / source, folder / "out", K, nnz=NNZ).run(workers=workers)
 
@@ -196,10 +200,6 @@ def small_parts_loop(folder: Path) -> None:
 # ------------------------------------------------------------------------------------- dask
 
 
-def _read(path: str, start: int, stop: int) -> np.ndarray:
-    return np.array(np.load(path, mmap_mode="r")[start:stop])
-
-
 def _reset_peak() -> int:
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak counts from now on
@@ -212,19 +212,14 @@ def _peak() -> int:
 
 
 def _dask(folder: Path, project: Callable[[Any], Any], expected: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Time the projection of blocks, mapped from .npy files as `dask.array.from_npy_stack` does, and a sum over it.
+
+    Without the sum, sending the result to this process would be most of the time. Mapped pages count as memory.
+    """
     import dask.array as da
     import distributed
-    from dask import delayed
 
-    blocks = []
-    for i in range(16):
-        path = folder / "shards" / f"{i}.npy"
-        rows = np.load(path, mmap_mode="r").shape[0]
-        for start in range(0, rows, DASK_ROWS):
-            stop = min(start + DASK_ROWS, rows)
-            read = delayed(_read)(str(path), start, stop)
-            blocks.append(da.from_delayed(read, (stop - start, D), np.float32))
-    X = da.concatenate(blocks)
+    X = da.from_npy_stack(str(folder / "blocks"))
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
@@ -253,7 +248,7 @@ def dask_sjlt(folder: Path) -> None:
 def dask_sklearn(folder: Path) -> None:
     from sklearn.random_projection import SparseRandomProjection
 
-    transformer = SparseRandomProjection(K, random_state=0).fit(np.empty((1, D), np.float32))
+    transformer = SparseRandomProjection(K, random_state=0).fit(np.zeros((1, D), np.float32))
 
     def project(X: Any) -> Any:
         return X.map_blocks(transformer.transform, chunks=(X.chunks[0], (K,)), dtype=np.float32)
@@ -366,12 +361,15 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         folder, found = Path(name), {}
-        make_sources(folder, arguments.rows)
-        for group in GROUPS:
-            run_case(folder, group[0])  # compiles, and reads the file into the page cache
-            found.update(measured(folder, group, REPEATS))
-        for name in ONCE:
-            found.update(measured(folder, (name,), 1))
+        for source, names, once in GROUPS:
+            make_source(folder, source, arguments.rows)
+            path = folder / source
+            size = sum(each.stat().st_size for each in (path.iterdir() if path.is_dir() else (path,)))
+            run_case(folder, (*names, *once)[0])  # compiles, and reads the file into the page cache
+            for name, row in {**measured(folder, names, REPEATS), **measured(folder, once, 1)}.items():
+                found[name] = {**row, "source_gb": size / 1e9}
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
     if arguments.rows == parser.get_default("rows"):
         save(RESULTS, {"environment": environment(), "cases": found})
 

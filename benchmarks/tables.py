@@ -186,7 +186,7 @@ FILES = (  # title, case, rival, the rival's name, target of the ratio
     ("parquet, lists", "parquet_list_sjlt", "parquet_list_sklearn", "pyarrow, scikit-learn", "≥ 5"),
     ("", "parquet_list_sjlt", "parquet_list_bare", "bare read and write", "≤ 1.5"),
     ("parquet, a quarter of the rows", "parquet_quarter_sjlt", None, "", ""),
-    ("folder of 16 .npy files, 2 workers", "shards_two_workers", "shards_one_process", "one process", "≥ 1.6"),
+    ("folder of 16 .npy files, 2 processes", "shards_two_workers", "shards_one_process", "one process", "≥ 1.6"),
     ("the same, a quarter of the rows", "shards_quarter", None, "", ""),
     ("1,000 parts of 300 rows, one process", "small_parts_plan", "small_parts_loop", "plain loop", "≤ 1.3"),
     ("dask, blocks of 64 MB, 2 workers", "dask_sjlt", "dask_sklearn", "scikit-learn in map_blocks", "≥ 4"),
@@ -210,6 +210,8 @@ def files() -> str:
             theirs = cases[rival]["seconds"]
             ratio = digits(ours["seconds"] / theirs if "≤" in target else theirs / ours["seconds"])
         shown = f"{beside}: {digits(cases[rival]['seconds'])} s" if rival else ""
+        if title and "source_gb" in ours:
+            title = f"{title}, {ours['source_gb']:.1f} GB"
         rows.append((title, digits(ours["seconds"]), shown, ratio, target, peak))
     return markdown(("case", "sjlt, s", "beside", "ratio", "target", "peak MB"), rows)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAGIC = b"PAR1"
-READ_BYTES = 4 << 20  # at a time, instead of whole column chunks: these may be gigabytes
+READ_BYTES = 256 << 10  # at a time, which a cache holds, instead of whole column chunks: these may be gigabytes
 
 
 class ParquetVectors(Source):
