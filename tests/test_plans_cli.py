@@ -108,6 +108,7 @@ def test_refusals_are_one_line(tmp_path):
     assert "nnz must be from 1" in error("project", source, out, "-k", K, "--nnz", 99)
     assert "no column 'v'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--column", "v")
     assert "no column 'w'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--output-column", "w")
+    assert "absent.parquet: No such" in error("project", "absent.parquet", "y.parquet", "-k", K, "--output-column", "w")
     assert "a folder of parts: give it a name without .npy" in error("project", source, tmp_path / "y.npy", "-k", K)
     assert "not the address of a dask scheduler" in error("project", source, out, "-k", K, "--dask", "nowhere")
     assert "no folder of a plan" in error("commit", source)

@@ -160,7 +160,7 @@ def project(
                     density=density, stacks=stacks, seed=seed, dtype=stored, normalize=normalize, batch_rows=batch_rows,
                     resume=resume, force=force, progress=bar.show, note=bar.note,
                 )  # fmt: skip
-            elif output_column is not None:
+            elif output_column is not None and source.exists():
                 raise UserError(f"{out}: not a parquet file: it has no column {output_column!r}")
             else:
                 project_file(
