@@ -1,5 +1,6 @@
 """Launches that skip Triton's search launch the kernel that Triton would have found."""
 
+import inspect
 import os
 import random
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import torch
 import triton
 from helpers.compilation import source_of
+from triton.compiler import CompiledKernel
 
 from sjlt import Sketch
 from sjlt.backends.triton import launcher as triton_launches
@@ -58,6 +60,7 @@ def nothing_remembered(monkeypatch):
     monkeypatch.setattr(triton_launches, "_compiled", {})
     active = SimpleNamespace(get_current_stream=lambda device: f"stream {device}")
     monkeypatch.setattr(triton_launches, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(triton_launches, "DIRECT", True)
 
 
 def constants(block=64):
@@ -130,6 +133,26 @@ def test_hooks_are_served(name, monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, name, lambda metadata: None)
     run(kernel, (3, 1, 1), 0, ("x", 7), "key", constants)
     assert [call[0] for call in kernel.launched] == ["stream 0", "with hooks"]
+
+
+def test_other_versions_launch_through_triton(monkeypatch):
+    monkeypatch.setattr(triton_launches, "DIRECT", False)
+    kernel = Kernel()
+    for _ in range(2):
+        run(kernel, (3, 1, 1), 0, ("x", 7), "key", constants)
+    assert kernel.launched == [("with hooks", (3, 1, 1), ("x", 7, 64, True), passed())]
+
+
+def test_tested_versions_have_the_interface_that_launches_use():
+    """Without a GPU: what a compiled kernel passes on to its `run`, as Triton's source says."""
+    if not triton.__version__.startswith(("3.6.", "3.7.")):
+        pytest.skip("launches go through Triton in this version")
+    source = inspect.getsource(CompiledKernel.__getitem__)
+    expected = (
+        "self.run(grid[0], grid[1], grid[2], stream, self.function, self.packed_metadata, launch_metadata, "
+        "knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *args)"
+    )
+    assert "".join(expected.split()) in "".join(source.split())
 
 
 def prepare(calls, spec, data, out, accumulate):

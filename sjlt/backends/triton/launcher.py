@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
@@ -18,6 +19,9 @@ MAX_COMPILED = 4096  # compiled kernels remembered
 # debugs. The law's words wrap on purpose. Without the checks the machine code is the same, and the first stage of the
 # compiler takes half the time.
 OPTIONS = {"sanitize_overflow": False}
+
+# Versions of Triton whose `CompiledKernel.run` takes the arguments that `_start` passes; it is no documented interface.
+DIRECT = triton.__version__.startswith(("3.6.", "3.7."))
 
 Found = tuple[Any, tuple[Any, ...]]  # a compiled kernel, and the values of its constants in the order of its arguments
 _compiled: dict[Hashable, Found] = {}
@@ -116,7 +120,7 @@ def _start(compiled: Any, grid: tuple[int, int, int], device: int, arguments: tu
     """``compiled[grid](*arguments)``, without what Triton prepares for hooks (of profilers) where there are none."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+    if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
         compiled[grid](*arguments)
         return
     stream = driver.active.get_current_stream(device)
