@@ -20,12 +20,12 @@ from sjlt.files.projection import project_file
 
 N, D, K = 50, 30, 16
 NOT_FOR_A_GPU = {
-    "int8": (lambda: np.save("x.npy", np.ones((N, D), np.int8)), "x.npy: holds int8, and a GPU takes float16, "),
-    "bool": (lambda: np.save("x.npy", np.ones((N, D), bool)), "x.npy: holds bool, and a GPU takes float16, "),
-    "big-endian": (lambda: np.save("x.npy", np.ones((N, D), ">f4")), "x.npy: holds >f4, and a GPU takes float16, "),
+    "int8": (lambda: np.save("x.npy", np.ones((N, D), np.int8)), "x.npy: holds int8, and a GPU needs float16, "),
+    "bool": (lambda: np.save("x.npy", np.ones((N, D), bool)), "x.npy: holds bool, and a GPU needs float16, "),
+    "big-endian": (lambda: np.save("x.npy", np.ones((N, D), ">f4")), "x.npy: holds >f4, and a GPU needs float16, "),
     "sparse": (
         lambda: scipy.sparse.save_npz("x.npz", scipy.sparse.csr_array(np.ones((N, D)))),
-        "x.npz: sparse, and a GPU takes dense rows",
+        "x.npz: sparse, and a GPU needs dense rows",
     ),
 }
 

@@ -1,6 +1,6 @@
 """The choice of backend: the one place where a sketch's law and a device meet.
 
-A law's backend is a module of functions on 2-D data, one data vector per row, that take a `SketchSpec` and write to
+A law's backend is a module of functions on 2-D data, one data vector per row, that accept a `SketchSpec` and write to
 `out`. On the CPU it has ``project``, ``adjoint``, ``project_sparse``, ``project_to_csr`` and ``columns``; on Triton
 ``project``, ``adjoint``, ``project_sparse`` and ``gather_sparse``.
 """

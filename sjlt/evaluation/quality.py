@@ -65,9 +65,9 @@ def quality(
     """Show whether search among the rows of X survives projection, or compare random laws.
 
     The first question is whether a search still finds the same rows. Sampled rows search all others exactly, by inner
-    product and by cosine similarity, before and after projection, and in what else takes as few bytes: principal
-    components, the first numbers of each vector, int8 and float16, also of projected vectors. The report ends with a
-    sentence of advice, which may be not to project.
+    product and by cosine similarity, before and after projection, and after other ways to save memory: principal
+    components, the first numbers of each vector, and int8 and float16, also for projected vectors. The report ends with
+    a sentence of advice, which may be not to project.
 
     With `laws`, sampled rows are projected in float64 by every sketch with `seeds` seeds, and distances, inner products
     and norms are compared with the theory of a dense Gaussian matrix.

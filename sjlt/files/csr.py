@@ -54,7 +54,7 @@ class CsrMatrix(Source):
         return self._matrix[chosen]
 
     def gpu_obstacle(self) -> str | None:
-        return "sparse, and a GPU takes dense rows"
+        return "sparse, and a GPU needs dense rows"
 
 
 def _contents(file: FileIO) -> str:

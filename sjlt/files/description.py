@@ -82,7 +82,7 @@ def _check(content: Any) -> None:
     sketch = Sketch.from_dict(content["sketch"])
     rows = source["shape"][0]
     if result["shape"] != [rows, sketch.n_components] or source["shape"][1] != sketch.n_features:
-        raise ValueError(f"a sketch of shape {sketch.shape} does not take {source['shape']} to {result['shape']}")
+        raise ValueError(f"a sketch of shape {sketch.shape} does not map {source['shape']} to {result['shape']}")
     if "rows_done" in content:
         _integer("rows_done", content["rows_done"], 0, rows)
         _segments(content.get("segments"), content["rows_done"])

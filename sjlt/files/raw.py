@@ -57,7 +57,7 @@ class RawMatrix(Source):
 
     def gpu_obstacle(self) -> str | None:
         if self.dtype.kind != "f" or not self.dtype.isnative:
-            return f"holds {self.dtype}, and a GPU takes float16, float32 and float64 of this machine's byte order"
+            return f"holds {self.dtype}, and a GPU needs float16, float32 or float64 of this machine's byte order"
         return None
 
     def read(self, start: int, stop: int, out: np.ndarray | None = None) -> np.ndarray:

@@ -11,7 +11,7 @@ backend composes exactly these. With k = n_components, s = nnz:
   place i = j mod B.
 - **Tile of a chunk.** `chunk_tile`: chunks are dealt to tiles in groups of 2^pm, the largest power of two <= M,
   by a keyed bijection (`beta`) per group.
-- **Row.** `row_in_sub_block`: sub-block t of the chunk's tile takes the chunk's columns to distinct rows by a
+- **Row.** `row_in_sub_block`: sub-block t of the chunk's tile maps the chunk's columns to distinct rows by a
   keyed bijection per (chunk, t).
 - **Sign.** `sign_bit`: one call of Philox gives all the signs of a chunk.
 - **Value.** +-1/sqrt(s): entries are +-1 and the scale is applied once, where a result is stored.
@@ -120,7 +120,7 @@ def beta_inverse(y, a1, b1, a2, b2, p):
 
 
 def scale_index(i, n, theta, p):
-    """Takes [0, 2^p) into [0, n), n >= 2^p, in ascending order: a rounding that starts at theta < n."""
+    """Maps [0, 2^p) into [0, n), n >= 2^p, in ascending order: a rounding that starts at theta < n."""
     return (i * n + theta) >> p
 
 
@@ -141,7 +141,7 @@ def group_words(group, k0, k1, stack=0):
 
 
 def tile_theta(w1, n_tiles):
-    """The start of the rounding that takes a group's places to tiles."""
+    """The start of the rounding that maps a group's places to tiles."""
     return ((w1 >> 16) * n_tiles) >> 16
 
 
@@ -171,7 +171,7 @@ def chunk_signs(c, k0, k1, stack=0):
 
 
 def row_theta(w, b):
-    """The start of the rounding that takes a chunk's slots to rows."""
+    """The start of the rounding that maps a chunk's slots to rows."""
     return (((w >> 4) & TWELVE_BITS) * b) >> 12
 
 

@@ -1,4 +1,4 @@
-"""The description of a sketch that operators and backends take: plain numbers, from which every entry follows."""
+"""The description of a sketch that operators and backends accept: plain numbers, from which every entry follows."""
 
 from __future__ import annotations
 

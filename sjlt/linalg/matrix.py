@@ -358,7 +358,7 @@ def check_finite(matrix: Matrix, sketched: Any) -> None:
 
 
 def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
-    """A matrix of this shape and dtype is one that the algorithms take."""
+    """Refuse a matrix whose shape or dtype the algorithms do not accept."""
     if str(dtype) not in ("float32", "float64"):
         hint = "is refused" if "complex" in str(dtype) else f"is refused: convert it, as by {name}.astype('float64')"
         raise TypeError(f"{name} must be float32 or float64 of this machine's byte order; dtype {dtype} {hint}")

@@ -200,7 +200,7 @@ def _exact(problem: Problem, whitening: Whitening) -> Whitening:
 
 
 class _NullProbe:
-    """Random vectors of the sketch's null space: whether A, too, takes them to about 0."""
+    """Whether A, too, maps random vectors of the sketch's null space to about 0."""
 
     def __init__(self, problem: Problem, whitening: Whitening):
         null = whitening.null

@@ -19,7 +19,7 @@ class SJLTProjection(nn.Module):
     Arguments, tables and results are those of its class of this name, on the CPU as well and without nvcc; results are
     differentiable. Each feature is added with a sign to `c` components drawn with replacement, so that a component may
     be drawn twice. The tables cost 9 c bytes per feature and have no seed of their own. `Sketch` stores nothing, has
-    distinct components, and takes data of any shape::
+    distinct components, and accepts data of any shape::
 
         SJLTProjection(d, k, c)(x)  ->  sjlt.Sketch(d, k, nnz=c, seed=0).project(x)
         projection.transpose(y)     ->  sketch.project_adjoint(y)

@@ -80,7 +80,7 @@ class Plan:
         retries : int >= 0, default 2
             How many more times a part is attempted that fails for another reason than bad data.
         progress : callable
-            Called with the rows that are there and the rows there are.
+            Called with the number of rows that are done and the total.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class Plan:
         retries = integer("retries", retries, 0, 10**9)
         if workers is not None:
             if executor is not None:
-                raise ValueError(f"workers are of the default executor: pass workers={workers} or an executor")
+                raise ValueError(f"workers={workers} applies to the default executor only: pass one of the two")
             workers = integer("workers", workers, 1, 10**6)
         if self.committed:
             total = sum(each["rows"] for each in self.record["inputs"])

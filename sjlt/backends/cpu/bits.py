@@ -46,7 +46,7 @@ def compute_dtype(x: np.ndarray) -> np.dtype:
 
 # ------------------------------------------------------------------------------------- instructions
 #
-# The functions below take and give LLVM values, scalars or vectors.
+# The functions below accept and return LLVM values, scalars or vectors.
 
 
 def _like(value: Any, element: Any) -> Any:

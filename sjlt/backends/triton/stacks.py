@@ -1,6 +1,6 @@
 """Stacked sketches of the exact law on Triton, by the portable kernels.
 
-Products of many vectors take one launch, in which the tiles of all stacks run side by side, so that all but one of them
+Products of many vectors need one launch, in which the tiles of all stacks run side by side, so that all but one of them
 find the data in the L2 cache. Few vectors and adjoints are made stack by stack.
 """
 

@@ -1,6 +1,6 @@
 """Which products of the exact law run on `project_codes_hopper`, and how: pure functions of a `Product`.
 
-It takes what `project_hopper` does not: any k and nnz, any strides, results that are accumulated or of another dtype.
+It covers what `project_hopper` does not: any k and nnz, any strides, results that are accumulated or of another dtype.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ and rows of data that the tensor memory accelerator (TMA) cannot load arrive by 
 - TMA: rows begin at multiples of 16 bytes, and a panel, what one copy loads, is wide enough. Copies of boxes with rows
   of 64 bytes or less take 1.15 times as long as the next kind in fp32, and 1.4 times in 16 bits (H200).
 - COPY: asynchronous copies of VECTOR numbers, 4 to 16 bytes, by each thread.
-- LOAD: through registers, for 16-bit numbers at odd places, which no asynchronous copy takes.
+- LOAD: through registers, for 16-bit numbers at odd places, which asynchronous copies do not support.
 
 Results are stored by the TMA where tiles have equally many rows, at multiples of 16 bytes; else by threads, neighbours
 in memory by neighbouring threads.
