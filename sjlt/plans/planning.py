@@ -92,7 +92,7 @@ class Plan:
         retries = integer("retries", retries, 0, 10**9)
         if workers is not None:
             if executor is not None:
-                raise ValueError(f"workers={workers} applies to the default executor only: pass one of the two")
+                raise ValueError(f"workers is for the default executor: pass workers={workers} or an executor")
             workers = integer("workers", workers, 1, 10**6)
         if self.committed:
             total = sum(each["rows"] for each in self.record["inputs"])
