@@ -6,6 +6,8 @@ data; 1 KB to 200 MB. Results are compared with the product with the stored sket
 
 A row has the time of sjlt, which generates the entries, over the best rival, whose matrix is stored: SciPy's CSR,
 scikit-learn's fitted transformer, and torch's GEMM in the data's precision and in bf16 (of data that is bf16 already).
+Before these, the products of `NAMED` are timed, each beside what it must keep up with.
+
 Libraries run in processes of their own, in turns, since their thread pools disturb each other; a time is the least of
 several calls. With ``--save`` the results go to benchmarks/results as well.
 """
@@ -17,17 +19,18 @@ import math
 import multiprocessing
 import random
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from scipy.linalg import clarkson_woodruff_transform
 
 import sjlt
 
@@ -40,6 +43,7 @@ MAX_STORED = 200e6  # bytes of a rival's dense matrix
 LIMITS = {"float64": 1e-13, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}  # of the error, relative to the norm
 CALL_SECONDS, ROUNDS = 0.15, 2  # of one method at a time; turns of each method
 RIVALS = ("scipy", "scikit-learn", "gemm", "gemm bf16")
+OTHERS = ("clarkson-woodruff", "memcpy")  # memcpy of the data, on one thread; both beside the products of `NAMED` only
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,38 @@ class Shape:
     nnz: int
     dtype: str
     padding: int | None
+    stacks: int = 1
 
     @property
     def bytes(self) -> int:
         return self.n * max(self.d, self.k) * {"float64": 8, "float32": 4}.get(self.dtype, 2)
+
+
+class Named(NamedTuple):
+    """A product, what its time is compared with (a method, the best rival, another product), and the most it may be."""
+
+    shape: Shape
+    beside: str | Shape
+    most: float
+
+
+def _named() -> Iterator[Named]:
+    embed = Shape("embed", 20_000, 768, 256, 8, "float32", 0)
+    yield Named(replace(embed, dtype="float16"), embed, 1.5)
+    for n in (64, 1):
+        yield Named(Shape("batch", n, 768, 256, 4, "float32", 0), "best", 1.05)
+    for d, k in ((384, 64), (768, 128)):
+        yield Named(Shape("embed", 20_000, d, k, 4, "float32", 0), "gemm bf16", 1.05)
+    for nnz, copies in ((1, 5), (4, 8)):
+        yield Named(Shape("few", 1, 10_000_000, 4096, nnz, "float32", 0), "memcpy", copies)
+    for m, n, k in ((200_000, 50, 400), (1_000_000, 20, 200)):
+        yield Named(Shape("tall", n, m, k, 1, "float64", None), "clarkson-woodruff", 1 / 1.5)
+    tall = Shape("tall", 256, 200_000, 1024, 4, "float32", None)
+    yield Named(replace(tall, stacks=4), "scipy", 1 / 2.5)
+    yield Named(replace(tall, stacks=4), tall, 1.4)
+
+
+NAMED = tuple(_named())
 
 
 def draw(rng: random.Random) -> Shape:
@@ -89,18 +121,26 @@ def data_of(shape: Shape, seed: int) -> torch.Tensor:
     return data.T if shape.padding is None else data[:, :width]
 
 
+def sketch_of(shape: Shape, seed: int) -> sjlt.Sketch:
+    return sjlt.Sketch(shape.d, shape.k, nnz=shape.nnz, stacks=shape.stacks, seed=seed)
+
+
 def array_of(x: torch.Tensor) -> np.ndarray:
     return x.numpy() if x.dtype != torch.bfloat16 else x.float().numpy()
 
 
 def calls(shape: Shape, seed: int) -> dict[str, Callable[[], Any]]:
     """The methods that can compute the product: results have the vectors in rows, or for "tall" in columns."""
-    S, x = sjlt.Sketch(shape.d, shape.k, nnz=shape.nnz, seed=seed), data_of(shape, seed)
+    S, x = sketch_of(shape, seed), data_of(shape, seed)
 
     def product(matrix: Any, data: Any) -> Callable[[], Any]:
         return partial(product_of(shape.kind, matrix), data)
 
     methods = {"sjlt": product(S, x)}
+    if shape.dtype != "bfloat16":
+        methods["memcpy"] = partial(np.copyto, np.empty_like(x.numpy()), x.numpy())
+    if shape.kind == "tall":
+        methods["clarkson-woodruff"] = partial(clarkson_woodruff_transform, array_of(x).T, shape.k, seed)
     if shape.dtype in ("float32", "float64"):
         array, stored = array_of(x), S.to_scipy("csr", dtype=shape.dtype)
         methods["scipy"] = product(stored, array)
@@ -124,7 +164,7 @@ def scikit_learn(stored: Any, x: np.ndarray) -> Callable[[], Any]:
 def check(shape: Shape, seed: int, call: Callable[[], Any]) -> None:
     """Compare a sample of the vectors with fp64 products."""
     x = array_of(data_of(shape, seed)[:20].to(torch.float64))
-    S = sjlt.Sketch(shape.d, shape.k, nnz=shape.nnz, seed=seed).to_scipy("csr")
+    S = sketch_of(shape, seed).to_scipy("csr")
     want = x @ S if shape.kind == "adjoint" else (S @ x.T).T
     result = torch.as_tensor(call())
     result = (result.T if shape.kind == "tall" else result)[:20].to(torch.float64).numpy()
@@ -155,23 +195,51 @@ def time_of(shape: Shape, seed: int, name: str) -> float | None:
     return least
 
 
-def measure(shape: Shape, seed: int, pools: dict[str, Any]) -> dict[str, Any]:
+def least_times(shape: Shape, seed: int, pools: dict[str, Any], names: Iterable[str]) -> dict[str, float]:
+    """The least seconds of each method that there is, in turns."""
     times: dict[str, float] = {}
     for _ in range(ROUNDS):
-        for name in ("sjlt", *RIVALS):
+        for name in names:
             seconds = pools[name].apply(time_of, (shape, seed, name))
             if seconds is not None:
                 times[name] = min(seconds, times.get(name, math.inf))
+    return times
+
+
+def measure(shape: Shape, seed: int, pools: dict[str, Any]) -> dict[str, Any]:
+    times = least_times(shape, seed, pools, ("sjlt", *RIVALS))
     rivals = {name: seconds for name, seconds in times.items() if name != "sjlt"}
     best = min(rivals, key=rivals.__getitem__) if rivals else None
     of_best = times["sjlt"] / rivals[best] if best else math.nan
     return {**asdict(shape), "seconds": times, "best": best, "of best": of_best}
 
 
+def measure_named(named: Named, seed: int, pools: dict[str, Any]) -> dict[str, Any]:
+    """The row of `measure`, with what is compared, the ratio of the times, and the most it may be."""
+    shape, beside, most = named
+    if isinstance(beside, Shape):
+        times = {"sjlt": math.inf}
+        other = math.inf
+        for _ in range(ROUNDS):
+            times["sjlt"] = min(times["sjlt"], *least_times(shape, seed, pools, ["sjlt"]).values())
+            other = min(other, *least_times(beside, seed, pools, ["sjlt"]).values())
+        name = f"the same in {beside.dtype}" if beside.dtype != shape.dtype else "the same, one stack"
+    else:
+        names = RIVALS if beside == "best" else (beside,)
+        times = least_times(shape, seed, pools, ("sjlt", *names))
+        name = min((n for n in names if n in times), key=times.__getitem__)
+        other = times[name]
+    return {**asdict(shape), "seconds": times, "best": name, "of best": times["sjlt"] / other, "most": most}
+
+
 def describe(row: dict[str, Any]) -> str:
     layout = "transposed" if row["padding"] is None else f"padded by {row['padding']}"
     shape = f"{row['kind']} ({row['n']}, {row['d']}) -> {row['k']} nnz {row['nnz']} {row['dtype']} {layout}"
-    return f"{shape}: {row['seconds']['sjlt'] * 1e3:.3f} ms, {row['of best']:.2f} of {row['best']}"
+    if row["stacks"] > 1:
+        shape += f", {row['stacks']} stacks"
+    return f"{shape}: {row['seconds']['sjlt'] * 1e3:.3f} ms, {row['of best']:.2f} of {row['best']}" + (
+        f", at most {row['most']:.2f}" if "most" in row else ""
+    )
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -198,16 +266,20 @@ def main() -> None:
     parser.add_argument("seconds", type=float, nargs="?", default=300)
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
-    rng, rows, end = random.Random(arguments.seed), [], time.monotonic() + arguments.seconds
+    rng, rows = random.Random(arguments.seed), []
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as ours, context.Pool(1) as stored, context.Pool(1) as gemm:
-        pools = {"sjlt": ours, "scipy": stored, "scikit-learn": stored, "gemm": gemm, "gemm bf16": gemm}
+        pools = {"sjlt": ours, "gemm": gemm, "gemm bf16": gemm}
+        pools |= dict.fromkeys(("scipy", "scikit-learn", *OTHERS), stored)
+        named = [measure_named(each, arguments.seed, pools) for each in NAMED]
+        print(*map(describe, named), sep="\n", flush=True)
+        end = time.monotonic() + arguments.seconds
         while time.monotonic() < end:
             rows.append(measure(draw(rng), rng.getrandbits(32), pools))
             print(describe(rows[-1]), flush=True)
     show(rows)
     if arguments.save:
-        save(RESULTS / "envelope_cpu.json", {**environment(), "seed": arguments.seed, "rows": rows})
+        save(RESULTS / "envelope_cpu.json", {**environment(), "seed": arguments.seed, "named": named, "rows": rows})
 
 
 if __name__ == "__main__":
