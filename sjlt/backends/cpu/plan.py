@@ -98,7 +98,8 @@ def exact_plan(spec: SketchSpec) -> ExactPlan:
 
 def useful_threads(work: int) -> int:
     """The threads that shorten a call of so many additions."""
-    return min(threads.get_num_threads(), 1 + work // THREAD_WORK)
+    others = work // THREAD_WORK
+    return min(threads.get_num_threads(), 1 + others) if others else 1  # the former looks at the environment: 4 us
 
 
 def total_parts(compute: np.dtype) -> int:
