@@ -189,6 +189,8 @@ def test_names_that_are_taken(tmp_path, source):
         files.project_parquet(source, tmp_path, K, force=True)
     with pytest.raises(UserError, match="no such directory"):
         files.project_parquet(source, tmp_path / "no" / "y.parquet", K)
+    with pytest.raises(UserError, match=r"y\.csv: the result is a parquet file"):
+        files.project_parquet(source, tmp_path / "y.csv", K)
     with pytest.raises(FileNotFoundError):
         files.project_parquet(tmp_path / "no.parquet", tmp_path / "z.parquet", K)
 

@@ -251,6 +251,7 @@ def test_the_source_by_another_path(run: Run) -> None:
         ("/dev/full", "/dev/full: exists and is not a regular file"),
         (".", ".: exists and is not a regular file"),
         ("y.npz", "give it a name that ends in .npy"),
+        ("y.CSV", "give it a name that ends in .npy"),
         ("y.parquet", "give it a name that ends in .npy"),
     ],
 )

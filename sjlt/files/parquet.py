@@ -19,7 +19,7 @@ from .attempts import PREFIX, appearing, sweep, sync_folder
 from .encoding import SCALE
 from .errors import UserError, one_line
 from .parquet_vectors import ParquetVectors, read_metadata
-from .projection import note_poor_choices
+from .projection import OTHER_SUFFIXES, note_poor_choices
 
 BATCH_BYTES = 8 << 20  # decoded; 16 and 32 MiB are no faster with 768 features and take 30 and 100 MB more
 ROW_GROUP_BYTES = 64 << 20
@@ -73,6 +73,8 @@ def project_parquet(
     """
     if batch_rows is not None and batch_rows < 1:
         raise UserError(f"a batch must have at least 1 row, got {batch_rows}")
+    if out.suffix.lower() in OTHER_SUFFIXES:
+        raise UserError(f"{out}: the result is a parquet file: give it a name that ends in .parquet")
     if os.path.lexists(out):
         if not out.is_file():
             raise UserError(f"{out}: exists and is not a regular file")

@@ -24,6 +24,7 @@ from .source import Source
 
 BATCH_BYTES = 16 << 20  # of input or output, whichever is more; 4 to 32 MiB are equally fast with 768 features
 GPU_BATCH_BYTES = 32 << 20  # see stream.py
+OTHER_SUFFIXES = (".npz", ".csv", ".tsv", ".txt")  # of formats that are not written
 
 
 def project_file(
@@ -134,7 +135,7 @@ def check_names(source: Path, out: Path) -> None:
     refuse_dash(out)
     if os.path.lexists(out) and not out.is_file():
         raise UserError(f"{out}: exists and is not a regular file")
-    if out.suffix == ".npz":
+    if out.suffix.lower() in OTHER_SUFFIXES:
         raise UserError(f"{out}: the result is one dense array: give it a name that ends in .npy")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such directory")
