@@ -23,7 +23,7 @@ from .projection import OTHER_SUFFIXES, note_poor_choices
 
 BATCH_BYTES = 8 << 20  # decoded; 16 and 32 MiB are no faster with 768 features and take 30 and 100 MB more
 ROW_GROUP_BYTES = 64 << 20
-AHEAD = 4  # batches
+AHEAD = 8  # batches: enough for reading to go on while a row group is written
 
 
 def project_parquet(
