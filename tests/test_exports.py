@@ -67,7 +67,7 @@ def test_faiss_refuses_what_its_int_cannot_count():
     pytest.importorskip("faiss")
     import sjlt.faiss
 
-    with pytest.raises(ValueError, match="up to 2147483647 numbers, got n_features = 2147483648"):
+    with pytest.raises(ValueError, match="at most 2147483647 dimensions, got n_features = 2147483648"):
         sjlt.faiss.transform(sjlt.Sketch(2**31, 8))
 
 

@@ -66,5 +66,5 @@ def reduce_partial_sums(
         rest = total - before
         lost += (before - (total - rest)) + (part - rest)
     total += tl.where(lost == lost, lost, 0)  # NaN beside an infinite total
-    total *= tl.cast(scale, SUM_DTYPE)
+    total *= tl.full((), scale, tl.float64).to(SUM_DTYPE)  # a cast would make it fp32 in Triton's interpreter
     store_result(total, out + (r[:, None] * stride_or + c[None, :] * stride_oc), inside, ACCUMULATE)
