@@ -34,6 +34,7 @@ def test_neighbours_are_other_vectors() -> None:
     assert found == {*range(45, 56)} - {50}
 
 
+@pytest.mark.exhaustive
 def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "RUNS", 1)

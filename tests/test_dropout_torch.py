@@ -177,6 +177,7 @@ def test_forward_derivatives_that_are_compiled(device):
 # --------------------------------------------------------------------------------- operators
 
 
+@pytest.mark.exhaustive
 def test_opcheck(device):
     x = new(device, 4, 6).requires_grad_()
     seeds, step = torch.arange(4, device=device), torch.tensor(3, device=device)

@@ -332,7 +332,7 @@ def test_union_stacks_two_seeds():
     np.testing.assert_array_equal(union.fit_transform(X), np.hstack(expected))
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
+@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_grid_search(n_jobs):
     X = shaped(40, 100)
     y = X @ np.arange(100)

@@ -14,8 +14,8 @@ PORTABLE = {
 }
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
 
-# The first calls of each list launch all of its kernels; the others run under the `exhaustive` marker. By default,
-# targets other than sm_90 compile the very first calls only.
+# By default the kernels of the first products and of the first dropout are compiled, for sm_90; all calls and the other
+# targets run under the `exhaustive` marker.
 
 # (n, d, k, law, dtype, layout): tall, square, wide and narrow data; whole and broken tiles; one and many vectors.
 PRODUCTS = [
@@ -24,7 +24,6 @@ PRODUCTS = [
     (2000, 301, 300, {"nnz": 5}, "bfloat16", "rows"),
     (8, 1 << 24, 4096, {"nnz": 4}, "float32", "columns"),
     (65_536, 4096, 128, {"density": 1 / 3}, "bfloat16", "rows"),
-    # exhaustive:
     (65_536, 4096, 512, {"nnz": 4}, "bfloat16", "rows"),
     (2000, 301, 300, {"nnz": 5}, "float32", "rows"),
     (2000, 4096, 128, {"nnz": 1}, "float32", "rows"),
@@ -41,7 +40,6 @@ PRODUCTS = [
     (512, 262_144, 1024, {"nnz": 8, "stacks": 2}, "float32", "columns"),
     (2000, 301, 600, {"nnz": 4, "stacks": 2}, "bfloat16", "rows"),
 ]
-DEFAULT_PRODUCTS = 5
 
 ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
     (1 << 20, 4096, 512, {"nnz": 4}, "float32", "rows"),
@@ -52,7 +50,6 @@ ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
     (200_000, 1024, 300, {"nnz": 4}, "float32", "rows"),
     (200_000, 1023, 64, {"nnz": 3}, "bfloat16", "rows"),
     (1001, 50_000, 777, {"nnz": 8}, "float32", "columns"),
-    # exhaustive:
     (1 << 20, 384, 64, {"nnz": 4}, "float32", "rows"),
     (200_000, 1001, 1000, {"nnz": 4}, "float32", "rows"),
     (200_000, 1024, 300, {"nnz": 4}, "float16", "rows"),
@@ -76,25 +73,21 @@ ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
     (512, 1 << 18, 1024, {"nnz": 8}, "bfloat16", "columns"),
     (1 << 16, 1 << 10, 128, {"nnz": 1}, "float16", "columns"),
 ]
-DEFAULT_ON_HOPPER = 7
 
 SPARSE = [  # (n, nonzeros, k, law, dtype, type of indices)
     (200_000, 20_000_000, 512, {"nnz": 4}, "float32", "int64"),
     (8, 10_000_000, 300, {"density": 1 / 3}, "float32", "int32"),
-    # exhaustive:
     (1, 10_000_000, 4096, {"nnz": 1}, "bfloat16", "int64"),
     (1000, 100_000, 300, {"nnz": 5}, "float64", "int32"),
     (1000, 100_000, 1000, {"nnz": 8, "stacks": 4}, "float16", "int64"),
     (1000, 100_000, 2000, {"nnz": 16}, "float32", "int32"),
     (1000, 100_000, 64, {"density": 0.01}, "float64", "int64"),
 ]
-DEFAULT_SPARSE = 2
 
 DROPOUT = [  # (shape, dtype, layout, bits, what else is given)
     ((1 << 20,), "bfloat16", "rows", 16, {}),
     ((4096, 1000), "float32", "rows", 8, {"seeds": True, "steps": True}),
     ((1 << 20,), "uint8", "rows", 16, {}),
-    # exhaustive:
     *(((1 << 20,), dtype, "rows", bits, {}) for dtype in ("bfloat16", "float32", "uint8") for bits in (8, 16, 32)),
     ((1 << 20,), "float16", "rows", 16, {}),
     ((1 << 20,), "float64", "rows", 16, {}),
@@ -109,7 +102,6 @@ DROPOUT = [  # (shape, dtype, layout, bits, what else is given)
     ((1024, 4096), "bfloat16", "mixed", 16, {}),
     ((5000,), "float32", "every second", 16, {}),  # one row: Triton turns its length into a constant
 ]
-DEFAULT_DROPOUT = 3
 
 
 def new(shape, dtype, layout):
@@ -170,25 +162,23 @@ def drop(shape, dtype, layout, bits, given):
         dropout.drop_stored(1.5, x, torch.empty(x.shape, dtype=torch.bool, device="meta"), out)
 
 
-def make_calls(on, target, everything, hopper):
+def make_calls(on, everything, hopper):
     import torch
 
-    few = not everything and target != "sm_90"  # a glance at the other targets
     on()
-    for call in PRODUCTS if everything else PRODUCTS[: 1 if few else DEFAULT_PRODUCTS]:
+    for call in PRODUCTS if everything else PRODUCTS[:1]:
         multiply(*call)
+    for call in DROPOUT if everything else DROPOUT[:1]:
+        drop(*call)
     if everything:
+        for call in SPARSE:
+            multiply_sparse(*call)
         torch.set_float32_matmul_precision("high")
         multiply(2000, 301, 300, {"nnz": 5}, "float32", "rows")
         torch.set_float32_matmul_precision("highest")
-    if not few:
-        for call in SPARSE if everything else SPARSE[:DEFAULT_SPARSE]:
-            multiply_sparse(*call)
-    for call in DROPOUT if everything else DROPOUT[: 1 if few else DEFAULT_DROPOUT]:
-        drop(*call)
     if hopper:
         on(hopper=True)
-        for call in ON_HOPPER if everything else ON_HOPPER[:DEFAULT_ON_HOPPER]:
+        for call in ON_HOPPER if everything else ON_HOPPER[:1]:
             multiply(*call)
 
 
@@ -198,13 +188,13 @@ def test_kernels_compile(target, which):
     from sjlt.backends.triton.device import GLUON_VERSIONS
 
     hopper = target == "sm_90" and triton.__version__.startswith(GLUON_VERSIONS)
-    if which == "default" and target != "sm_90":
+    kernels = PORTABLE | HOPPER if hopper else PORTABLE
+    if which == "default":
         kernels = {"project_tensor_core", "adjoint_tensor_core", "scale_vectors", "dropout_flat"}
-    else:
-        kernels = PORTABLE | HOPPER if hopper else PORTABLE
+        kernels |= {"project_hopper", "adjoint_hopper"} if hopper else set()
     check_compiled(__file__, target, kernels, which, *(["hopper"] if hopper else []))
 
 
 if __name__ == "__main__":
     target, *which = sys.argv[1:]
-    compile_launches(target, lambda on: make_calls(on, target, "everything" in which, "hopper" in which))
+    compile_launches(target, lambda on: make_calls(on, "everything" in which, "hopper" in which))

@@ -108,7 +108,7 @@ NUMBERS = {
 @with_parts(
     "numbers",
     [(name,) for name in NUMBERS],
-    default=[(name, "pair") for name in list(NUMBERS)[::8]] + [(name, "triple") for name in list(NUMBERS)[1::8]],
+    default=[(name, "pair") for name in list(NUMBERS)[::16]] + [(name, "triple") for name in list(NUMBERS)[1::16]],
 )
 def test_fp32(numbers, parts, kernels_on):
     n = 66
@@ -163,7 +163,7 @@ def test_sums_of_splits_see_all_of_their_parts():
             assert torch.equal(result, expected[i % 3])
 
 
-@with_parts("numbers", [("normal",), ("positive",)], default=[("normal", "pair"), ("positive", "triple")])
+@with_parts("numbers", [("normal",), ("positive",)], default=[("positive", "triple")])
 def test_long_sums(numbers, parts, kernels_on):
     x, y = NUMBERS[numbers](normal(2, S.n_features)), normal(2, 256)
     for result, exact in products(S, x, y, "float32", kernels_on):
@@ -276,9 +276,7 @@ def test_overflow_of_fp16_gives_infinities(n, kernels_on):
     "n, dtype, value",
     [(n, t, v) for n, t in ((66, "float32"), (66, "bfloat16"), (2, "float32"), (2, "float64")) for v in NON_FINITE],
     default=[
-        (66, "float32", math.nan, "pair"),
         (66, "float32", -math.inf, "triple"),
-        (66, "bfloat16", math.inf, "pair"),
         (2, "float64", math.inf, "pair"),
     ],
 )

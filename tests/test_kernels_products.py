@@ -30,7 +30,7 @@ SKETCHES = [(1, 1), (6, 4), (100, 3), (127, 63), (127, 127), (128, 1), (128, 16)
             (257, 5), (384, 4), (512, 128), (700, 5), (1000, 4), (1009, 8), (1024, 32)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("k", "nnz"), some(SKETCHES, [(100, 3), (256, 4)], SKETCHES))
+@pytest.mark.parametrize(("k", "nnz"), some(SKETCHES, [(100, 3)], SKETCHES))
 def test_sketches(k, nnz, kernels_on):
     """Each in a few vectors and in many, from the middle of a chunk of features."""
     S = Sketch(2**40, k, nnz=nnz, seed=2**63 + k)
@@ -104,7 +104,7 @@ def test_dtypes(n, dtype, out_dtype, kernels_on):
     ("layout", "dtype", "n"),
     some(
         [*itertools.product(LAYOUTS, ["bfloat16", "float32", "float64"], (8, 66))],
-        [(layout, "float32", 8) for layout in list(LAYOUTS)[::2]] + [("columns", "bfloat16", 8)],
+        [(layout, "float32", 8) for layout in list(LAYOUTS)[::4]] + [("columns", "bfloat16", 8)],
         [(layout, t, n) for layout in LAYOUTS for t, n in (("float32", 8), ("float32", 66), ("float64", 8))]
         + [("columns", "float64", 66), ("rows", "bfloat16", 66)],
     ),

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.cases import exhaustive_except
 
 import sjlt
 from sjlt.files import output
@@ -150,7 +149,8 @@ def assert_is_result() -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["expected", "x.npy", "y.npy", "y.npy.json"]
 
 
-@pytest.mark.parametrize("scenario", exhaustive_except(list(SCENARIOS)[:1], SCENARIOS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_every_change_of_files(scenario: str) -> None:
     for point in itertools.count():
         options = prepare(scenario)

@@ -82,6 +82,7 @@ def test_numbers_whose_squares_overflow(n_iter):
         np.testing.assert_allclose(found[0] @ found[2], U @ Vh, atol=1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("n_iter", [0, 1, 2])
 def test_float32_is_as_good(n_iter):
     A = matrix("exponential")

@@ -65,6 +65,7 @@ def test_an_array_job_in_a_shell_loop(tmp_path):
     assert np.array_equal(result(tmp_path / "out"), sjlt.Sketch(D, K).project(x))
 
 
+@pytest.mark.exhaustive
 def test_a_parquet_file(tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
@@ -97,6 +98,7 @@ def test_a_dask_cluster(tmp_path):
     assert np.array_equal(result(tmp_path / "out"), sjlt.Sketch(D, K).project(x))
 
 
+@pytest.mark.exhaustive
 def test_refusals_are_one_line(tmp_path):
     shards(tmp_path / "in")
     source, out = tmp_path / "in", tmp_path / "out"

@@ -90,7 +90,7 @@ def assert_is_whole(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "kills"),
     [
-        ("npy", 4),
+        ("npy", 2),
         pytest.param("npy", 40, marks=pytest.mark.exhaustive),
         pytest.param("parquet", 40, marks=pytest.mark.exhaustive),
     ],

@@ -206,6 +206,7 @@ np.testing.assert_array_equal(x @ S.T, x @ S.toarray().T)
         run(code, **environment)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("damage", exhaustive_except(["cut"], ["empty", "cut", "garbage"]))
 @pytest.mark.parametrize("files", exhaustive_except(["*.nbi"], ["*.nbi", "*.nbc"]))
 def test_a_damaged_cache_is_compiled_again(tmp_path, files, damage):

@@ -103,8 +103,8 @@ def test_one_call():
 
 
 # Pairs of values rather than the full product, whose cases take up to half a minute each in the interpreter; by default
-# one vector and many, of few features.
-DEFAULT_CASES = [((600, 4), 2, torch.float64, 1, 70), ((1024, 16), 2, torch.float32, 40, 70)]
+# one vector of few features.
+DEFAULT_CASES = [((600, 4), 2, torch.float64, 1, 70)]
 KERNEL_CASES, _ = all_pairs(
     [SHAPES, [2, 4], [torch.float32, torch.float64, torch.float16], [1, 3, 40], [70, 1500], ["features", "vectors"]],
     allowed,

@@ -374,6 +374,7 @@ for S in (sjlt.Sketch(50, 40), sjlt.Sketch(50, 40, density=0.1)):
     assert run(code).split() == ["refused"] * 2
 
 
+@pytest.mark.exhaustive
 def test_a_module_named_torch_that_is_not_torch():
     code = """
 import sys, types

@@ -73,6 +73,7 @@ def test_one_compilation_for_all_seeds(device, name, law):
     assert counter.frame_count == 1
 
 
+@pytest.mark.exhaustive
 def test_one_compilation_for_all_numbers_of_rows(device):
     for function, width in (
         (lambda x, S: x @ S.T, 50),
@@ -135,6 +136,7 @@ def test_inductor(device):
     assert counter.frame_count == 1
 
 
+@pytest.mark.exhaustive
 def test_one_call_and_sketches_made_inside(device):
     for function in (
         lambda x, n: sjlt.project(x, 20, seed=n),
@@ -184,6 +186,7 @@ def test_results_written_into(device):
     assert counter.frame_count == 1
 
 
+@pytest.mark.exhaustive
 def test_transformed_functions(device):
     def square(x, S):
         return (x @ S.T).square().sum()

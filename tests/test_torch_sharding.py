@@ -12,6 +12,7 @@ import torch
 PROGRAM = Path(__file__).parent / "helpers" / "distributed_program.py"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_sharded(device, world):

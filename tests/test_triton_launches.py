@@ -197,6 +197,7 @@ def test_products_are_prepared_once_for_all_seeds(monkeypatch):
     assert len(calls) == len(others) + 2
 
 
+@pytest.mark.exhaustive
 def test_what_keys_leave_out_is_not_compiled_for():
     """For launches with equal keys Triton would compile the same kernel. (In a process of its own: see `helpers`.)"""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
