@@ -339,6 +339,7 @@ def test_compiled_forms(form, device):
     assert torch.equal(same, x)
 
 
+@pytest.mark.exhaustive
 def test_compiled_shapes(device):
     """Lengths and strides that the compiler knows by name only; a view, in place; a shape that is a number."""
 

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.cases import each_value
 from scipy import sparse, stats
 from sklearn import random_projection
 from sklearn.datasets import load_sample_images
@@ -57,8 +58,7 @@ def ratios(family, law):
 # --------------------------------------------------------------------------------- our iid law is theirs
 
 
-@pytest.mark.parametrize("density", DENSITIES, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_value(density=DENSITIES, family=FAMILIES)
 def test_distance_ratios_have_scikit_learns_distribution(family, density):
     """Kolmogorov and Smirnov's two-sample test for each pair, over seeds; false alarms: 3e-6 a test.
 

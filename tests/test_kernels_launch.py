@@ -154,6 +154,7 @@ def test_masks_are_left_out_only_where_all_columns_exist(p):
             assert isinstance(c, config.TensorCore) or p.n % c.block_vectors == 0
 
 
+@pytest.mark.exhaustive
 @CASES
 @given(p=wide_products())
 def test_constants_of_the_tensor_core_kernels(p):
@@ -303,7 +304,10 @@ SLOW = pytest.mark.exhaustive
 CHOSEN = [pytest.param(*v, marks=() if i in DEFAULT_VARIANTS else SLOW) for i, v in enumerate(VARIANTS)]
 
 
-@pytest.mark.parametrize(("wanted", "shape", "splits"), CHOSEN)
+@pytest.mark.parametrize(
+    ("wanted", "shape", "splits"),
+    [pytest.param(*c, marks=pytest.mark.exhaustive if i > 1 else ()) for i, c in enumerate(CHOSEN)],
+)
 def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     n, d, k, nnz, offset, dtype, layout = shape
     chosen, choose, in_halves = [], triton_exact.choose, "16" in dtype

@@ -65,6 +65,7 @@ def test_factors(n_iter):
     assert (np.diff(s) <= 0).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [(7, 5), (5, 300), (300, 5), (1, 1), (40, 40)])
 def test_full_rank_is_exact(shape):
     A = np.random.default_rng(0).standard_normal(shape)

@@ -52,6 +52,7 @@ def executor_processes():
     return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["npy", pytest.param("parquet", marks=pytest.mark.exhaustive)])
 def test_every_executor_writes_the_same_bytes(tmp_path, kind):
     shards(tmp_path / "in", kind=kind)

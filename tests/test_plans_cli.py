@@ -187,6 +187,7 @@ def test_bad_input_is_one_clear_line(tmp_path, case):
     assert list(tmp_path.iterdir()) == [source]
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_in_one_line(tmp_path):
     """The limit of the size of files stands for it, here of a parquet file."""
     import resource

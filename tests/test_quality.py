@@ -272,6 +272,7 @@ def test_names():
     ]
 
 
+@pytest.mark.exhaustive
 def test_the_standard_sketches():
     names = [name for name, _ in standard_sketches(100, 64)]
     assert names == [

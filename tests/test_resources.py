@@ -128,6 +128,7 @@ DEFAULT_CASES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is reset through /proc")
 @pytest.mark.parametrize("case", exhaustive_except(DEFAULT_CASES, CASES))
 def test_extra_memory_stays_under_64_mib(case):

@@ -102,9 +102,7 @@ def test_one_call():
 # ------------------------------------------------------------------------------------- kernels
 
 
-# Pairs of values rather than the full product, whose cases take up to half a minute each in the interpreter; by default
-# one vector of few features.
-DEFAULT_CASES = [((600, 4), 2, torch.float64, 1, 70)]
+# Pairs of values rather than the full product, whose cases take up to half a minute each in the interpreter.
 KERNEL_CASES, _ = all_pairs(
     [SHAPES, [2, 4], [torch.float32, torch.float64, torch.float16], [1, 3, 40], [70, 1500], ["features", "vectors"]],
     allowed,
@@ -152,10 +150,8 @@ def test_one_launch_makes_all_stacks(splits, contiguous, kernels_on, monkeypatch
     assert torch.equal(y, (x.double() @ matrix(kernels_on, S).T).float())
 
 
-@pytest.mark.parametrize(
-    ("shape", "stacks", "dtype", "n", "d", "contiguous"),
-    [pytest.param(*c, marks=() if c[:5] in DEFAULT_CASES else pytest.mark.exhaustive) for c in KERNEL_CASES],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("shape", "stacks", "dtype", "n", "d", "contiguous"), KERNEL_CASES)
 def test_kernels(shape, stacks, dtype, n, d, contiguous, kernels_on):
     """Every portable kernel that the sizes choose, both ways, over NaN where results go."""
     from sjlt.backends import triton_backend

@@ -26,6 +26,7 @@ def test_dir_has_public_names_only():
     assert all(hasattr(sjlt, name) for name in names)
 
 
+@pytest.mark.exhaustive
 def test_layers_are_loaded_on_first_access():
     code = """
 import sys, sjlt

@@ -356,6 +356,7 @@ assert not {"torch", "triton"} & set(sys.modules)
     run(code)
 
 
+@pytest.mark.exhaustive
 def test_without_triton():
     """The CPU does not need it; for CUDA tensors there is a message of what to install."""
     code = """

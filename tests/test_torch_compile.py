@@ -221,6 +221,7 @@ SIDES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("side", exhaustive_except(["X @ S.T"], SIDES))
 def test_no_product_is_taken_for_one_from_the_other_side(device, side):
     """torch.compile swaps operands of which the left one is no tensor: where shapes do not tell, it says so."""

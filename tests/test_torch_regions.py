@@ -101,6 +101,7 @@ def test_results_written_into_under_autocast(device, region):
     assert torch.equal(out, 2 * expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @each_region
 def test_transformed_and_compiled_functions_under_autocast(device, region):
