@@ -12,15 +12,14 @@ from sjlt.attribution import DattriProjector, TrakProjector, dattri_projections
 
 GRADIENTS = {"weight": torch.randn(5, 4, 8), "scalar": torch.randn(5), "bias": torch.randn(5, 2, 2)}  # of 5 examples
 D, K = 37, 16
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def flat(gradients):
     return torch.cat([g.reshape(5, -1) for g in gradients.values()], 1)
 
 
-@pytest.mark.parametrize(
-    "dtype", exhaustive_except([torch.float32], [torch.float16, torch.bfloat16, torch.float32, torch.float64]), ids=str
-)
+@pytest.mark.parametrize("dtype", exhaustive_except([torch.float32], FLOATS), ids=str)
 def test_dicts_and_tensors(dtype):
     gradients = {name: g.to(dtype) for name, g in GRADIENTS.items()}
     expected = Sketch(D, K, seed=3).project(flat(gradients).to(torch.promote_types(dtype, torch.float32)))

@@ -304,10 +304,7 @@ SLOW = pytest.mark.exhaustive
 CHOSEN = [pytest.param(*v, marks=() if i in DEFAULT_VARIANTS else SLOW) for i, v in enumerate(VARIANTS)]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "shape", "splits"),
-    [pytest.param(*c, marks=pytest.mark.exhaustive if i > 1 else ()) for i, c in enumerate(CHOSEN)],
-)
+@pytest.mark.parametrize(("wanted", "shape", "splits"), CHOSEN)
 def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     n, d, k, nnz, offset, dtype, layout = shape
     chosen, choose, in_halves = [], triton_exact.choose, "16" in dtype
