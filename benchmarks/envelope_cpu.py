@@ -210,8 +210,9 @@ def measure(shape: Shape, seed: int, pools: dict[str, Any]) -> dict[str, Any]:
     times = least_times(shape, seed, pools, ("sjlt", *RIVALS))
     rivals = {name: seconds for name, seconds in times.items() if name != "sjlt"}
     best = min(rivals, key=rivals.__getitem__) if rivals else None
-    of_best = times["sjlt"] / rivals[best] if best else math.nan
-    return {**asdict(shape), "seconds": times, "best": best, "of best": of_best}
+    precise = [s for name, s in rivals.items() if name != "gemm bf16" or shape.dtype == "bfloat16"]
+    ratios = {"of best": rivals[best] if best else math.nan, "of best as precise": min(precise, default=math.nan)}
+    return {**asdict(shape), "seconds": times, "best": best} | {name: times["sjlt"] / s for name, s in ratios.items()}
 
 
 def measure_named(named: Named, seed: int, pools: dict[str, Any]) -> dict[str, Any]:
@@ -244,17 +245,22 @@ def describe(row: dict[str, Any]) -> str:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the table by kind and dtype, and the ten worst shapes."""
-    table = Table("shapes", "number", "of the best rival: median, 90 %, worst", "slower", box=box.SIMPLE)
+    sides = {"of best": "of the best rival", "of best as precise": "of the best in the data's precision"}
+    columns = [column for side in sides.values() for column in (f"{side}: median, 90 %, worst", "slower")]
+    table = Table("shapes", "number", *columns, box=box.SIMPLE)
     groups: dict[str, Callable[[dict[str, Any]], bool]] = {"all": lambda row: True}
     for column in ("kind", "dtype"):
         for value in sorted({row[column] for row in rows}):
             groups[value] = lambda row, column=column, value=value: row[column] == value
     for name, belongs in groups.items():
-        ratios = [row["of best"] for row in rows if belongs(row) and row["best"]]
-        if ratios:
-            cells = " ".join(f"{quantile(ratios, share):.2f}" for share in (0.5, 0.9, 1))
-            table.add_row(name, str(len(ratios)), cells, str(sum(ratio > SLOWER for ratio in ratios)))
-    console = Console(width=110)
+        members = [row for row in rows if belongs(row) and row["best"]]
+        cells = []
+        for side in sides:
+            ratios = [row[side] for row in members if row[side] == row[side]]
+            cells.append(" ".join(f"{quantile(ratios, share):.2f}" for share in (0.5, 0.9, 1)) if ratios else "")
+            cells.append(f"{sum(ratio > SLOWER for ratio in ratios)} of {len(ratios)}")
+        table.add_row(name, str(len(members)), *cells)
+    console = Console(width=120)
     console.print(table)
     for row in sorted((row for row in rows if row["best"]), key=lambda row: -row["of best"])[:10]:
         console.print(describe(row))

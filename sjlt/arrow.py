@@ -253,18 +253,8 @@ class Projector:
                 self.sketch.project(vectors, out=y)
         stored = encoding.encode(y)
         if encoding.stored != "int8":
-            return [self._lists(stored, fields[0].type)]
-        return [self._lists(stored["codes"], fields[0].type), _array_of(stored["scale"], pa.float32())]
-
-    def _lists(self, rows: np.ndarray, kind: Any) -> Any:
-        """The rows of a matrix as lists, without a copy where they are contiguous."""
-        import pyarrow as pa
-
-        values = _array_of(rows, kind.value_type)
-        if self.list_type == "fixed":
-            return pa.FixedSizeListArray.from_arrays(values, type=kind)
-        offsets = _array_of(np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1], pa.int32())
-        return pa.ListArray.from_arrays(offsets, values, type=kind)
+            return [lists_of(stored, fields[0].type)]
+        return [lists_of(stored["codes"], fields[0].type), _array_of(stored["scale"], pa.float32())]
 
 
 def fixed_width(column_type: Any) -> int | None:
@@ -334,6 +324,18 @@ def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.n
         row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) // max(1, found)
         raise ValueError(f"column {name!r}: row {first_row + row} has a null among its numbers")
     return _numbers(values, NUMBERS[str(values.type)]).reshape(n, found)
+
+
+def lists_of(rows: np.ndarray, kind: pa.DataType) -> Any:
+    """The reverse of `vectors_of`: the rows of a matrix as lists, without a copy where they are contiguous."""
+    import pyarrow as pa
+
+    values = _array_of(rows, kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(values, type=kind)
+    large = pa.types.is_large_list(kind)
+    offsets = np.arange(len(rows) + 1, dtype=np.int64 if large else np.int32) * rows.shape[1]
+    return (pa.LargeListArray if large else pa.ListArray).from_arrays(pa.array(offsets), values, type=kind)
 
 
 def _numbers(array: Any, dtype: np.dtype[Any]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Vectors that lie side by side in memory: their products are, to the bit, those of a copy with vectors in rows."""
+"""Vectors that lie side by side in memory: their products are, to the bit, those with vectors in rows."""
 
 import ctypes
 import mmap
@@ -57,6 +57,41 @@ def test_results_are_those_of_rows(sketch, n, dtype, slices, accumulate, memory,
     finally:
         sjlt.set_num_threads(before)
     np.testing.assert_array_equal(*results)
+
+
+@each_value(
+    sketch=list(SKETCHES),
+    n=[4, 33, 300],
+    dtypes=[
+        ("float64", "float64"),
+        ("float32", "float32"),
+        ("float16", "float16"),
+        ("float16", "float64"),
+        ("int8", "float32"),
+    ],
+    slices=["whole", "part", "backwards"],
+    order=["C", "F"],
+    memory=[None, 1 << 20],
+)
+def test_adjoints_are_those_of_rows(sketch, n, dtypes, slices, order, memory, monkeypatch):
+    if memory:
+        monkeypatch.setattr(contiguous, "SUMS_BYTES", memory)
+        monkeypatch.setattr(contiguous, "MAX_WIDTH", 128)
+    d, k, nnz, stacks = SKETCHES[sketch]
+    S = sjlt.Sketch(d, k, nnz=nnz, stacks=stacks, seed=3)
+    y = np.asarray((30 * np.random.default_rng(1).standard_normal((n, k))).astype(dtypes[0]), order=order)
+    whole = np.full((3 * d, n + 13) if slices == "part" else (d, n), np.nan, dtypes[1])
+    columns = sliced(whole, slices)
+    expected = np.full((n, d), np.nan, dtypes[1])
+    before = sjlt.get_num_threads()
+    sjlt.set_num_threads(3)
+    try:
+        for out in (columns.T, expected):
+            S.project_adjoint(y, out=out)
+    finally:
+        sjlt.set_num_threads(before)
+    np.testing.assert_array_equal(columns.T, expected)
+    assert np.isfinite(whole).sum() == columns.size  # nothing is written beside it
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.exhaustive)])

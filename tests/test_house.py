@@ -1,6 +1,8 @@
 """The layout rules of the code: no import circles, no oversized modules, a README of bounded length."""
 
 import ast
+import re
+from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -110,3 +112,11 @@ def test_tests_import_each_other_without_the_repository_root():
         for node in import_nodes(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             assert not any(name.split(".")[0] == "tests" for name in names), path
+
+
+def test_the_readme_of_tests_lists_every_file_of_tests():
+    files = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
+    table = (ROOT / "tests/README.md").read_text().partition("## Organisation")[2].partition("## Rules")[0]
+    patterns = re.findall(r"`(test_\w+\*?)`", table)
+    assert {name for name in files if not any(fnmatch(name, pattern) for pattern in patterns)} == set()
+    assert [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in files)] == []

@@ -122,7 +122,7 @@ def test_portable_kernels(name, kernels_on):
 
 WIDE = Sketch(2**14, 256, nnz=4, seed=695)
 ON_CUDA = {
-    "tensor cores": Case(TensorCore, WIDE[:, 3:], 40, mode=4),
+    "tensor cores": Case(TensorCore, WIDE[:, 3:], 40, settings=PAIRS, mode=4),
     "tensor cores, many groups": Case(TensorCore, Sketch(2**18, 128, nnz=4), 40, mode=4),
     "tensor cores, bf16": Case(TensorCore, WIDE[:, 3:], 40, "bfloat16"),
     "row_gather": Case(RowGather, WIDE, 40, columns=True),

@@ -1,4 +1,4 @@
-"""How many kernels a process compiles for many shapes, counted without a GPU from what Triton compiles for."""
+"""Kernels that a process compiles for many shapes, counted without a GPU from what Triton compiles for."""
 
 import json
 import os

@@ -131,7 +131,7 @@ def test_parts_of_rows():
 @pytest.mark.parametrize("law", list(LAWS))
 @pytest.mark.parametrize("layout", ["csr", "csc", "coo"])
 def test_cuda_tensors(layout, law):
-    """The CPU's results and derivatives; bitwise the same in every run."""
+    """The CPU's results and derivatives, to the bit where scales are powers of two; the same bits in every run."""
     S = Sketch(20_000, seed=5, **LAWS[law])
     dense = drawn(200, 20_000, 3).float()
     convert = {"csr": dense.to_sparse_csr, "csc": dense.to_sparse_csc, "coo": dense.to_sparse_coo}[layout]
@@ -139,8 +139,9 @@ def test_cuda_tensors(layout, law):
     expected = S.project(dense)
     results = [S.project(x.cuda()) for _ in range(5)]
     assert all(torch.equal(y, results[0]) for y in results)
-    assert torch.equal(results[0].cpu(), expected)
-    assert torch.equal((S @ x.cuda().t()).cpu(), expected.T) or layout == "coo"
+    rtol = 0 if S.nnz in (1, 4) else 2**-22  # the scale is rounded, and multiplied by, elsewhere
+    torch.testing.assert_close(results[0].cpu(), expected, rtol=rtol, atol=0)
+    torch.testing.assert_close((S @ x.cuda().t()).cpu(), expected.T, rtol=rtol, atol=0)
     noise = torch.randn_like(dense) * (dense != 0)
     noisy = {"csr": noise.to_sparse_csr, "csc": noise.to_sparse_csc, "coo": noise.to_sparse_coo}[layout]().cuda()
     results = [S.project(noisy) for _ in range(20)]
@@ -149,7 +150,9 @@ def test_cuda_tensors(layout, law):
     assert float(error) < 1e-6
     tree = [x.cuda(), torch.ones(5, device="cuda")]
     whole = Sketch(200 * 20_000 + 5, seed=5, **LAWS[law])
-    assert torch.equal(whole.project_tree(tree).cpu(), whole.project_tree([dense, torch.ones(5)]))
+    torch.testing.assert_close(
+        whole.project_tree(tree).cpu(), whole.project_tree([dense, torch.ones(5)]), rtol=rtol, atol=0
+    )
     if layout != "csc":  # torch has no gradient of the conversion
         leaf = x.cuda().requires_grad_()
         weights = torch.randint(-3, 4, (200, S.n_components)).float()

@@ -129,6 +129,11 @@ def calls():
         "part_start": ([w % t for w, t in zip(words(12), tiles, strict=True)], [128 * t - 1 for t in tiles], tiles),
         "beta": ([w % 2**q for w, q in zip(words(13), pm, strict=True)], *four, pm),
         "odd_inverse": ([w | 1 for w in four[0]],),
+        "undo_beta": (
+            [w % 2**q for w, q in zip(words(19), pm, strict=True)],
+            *([w | 1 for w in words] if i % 2 == 0 else words for i, words in enumerate(four)),
+            pm,
+        ),
         "beta_inverse": ([w % 2**q for w, q in zip(words(19), pm, strict=True)], *four, pm),
         "scale_index": (
             [w % 2**q for w, q in zip(seats, groups, strict=True)],

@@ -1,12 +1,17 @@
 """The backward error of `lstsq` is that of Householder QR, whatever the condition number and the residual."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from helpers.cases import pairwise
 from helpers.matrices import backward_error, householder, problem
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from sjlt.linalg import lstsq
+from sjlt import threads
+from sjlt.linalg import lstsq, products
+from sjlt.linalg.residuals import normal_product, residual_gradient
+from sjlt.linalg.sums import Gram
 
 METHODS = ["cg", "passes"]
 
@@ -39,6 +44,23 @@ def test_backward_error(method, condition, residual, seed):
     check(*problem(1600, 24, condition, residual, seed), [method], seed)
 
 
+@pairwise(method=METHODS, condition=CONDITIONS, residual=RESIDUALS)
+def test_backward_error_with_many_columns(method, condition, residual):
+    """From 100 columns on the compiled gradient is used, and A is much larger than a block of it in memory."""
+    check(*problem(2000, 120, condition, residual, 0), [method], 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("condition", [1e6, 1e10])
+def test_the_estimate_for_several_right_hand_sides(method, condition):
+    """Residuals of 1e-12 to 1 at once: each solution's backward error is small, and the estimate at least that."""
+    A, b = problem(2000, 40, condition, 1, 0)
+    B = np.stack([A @ np.ones(40) + r * b for r in RESIDUALS], 1)
+    solution = lstsq(A, B, method=method)
+    errors = [backward_error(A, B[:, j], solution.x[:, j]) for j in range(B.shape[1])]
+    assert max(errors) / 4 - 1e-18 <= solution.backward_error <= 1.2e-16
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("residual", RESIDUALS)
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -63,3 +85,34 @@ def test_columns_of_different_scales(method):
     scales = 10.0 ** rng.integers(-6, 7, 40)
     plain, scaled = lstsq(A, b, method=method).x, lstsq(A * scales, b, method=method).x
     np.testing.assert_allclose(scaled * scales, plain, rtol=1e-10)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("m", [1, 3, 4, 6, 5000])
+def test_products_are_exact_and_the_same_on_any_number_of_threads(m, columns):
+    """Whole groups of rows, rows left over, several pieces, tiles that are cut off: integers, so sums are exact."""
+    rng = np.random.default_rng(m)
+    A, X, B = (rng.integers(-8, 9, shape).astype(float) for shape in ((m, 300), (300, columns), (m, columns)))
+    before = threads.get_num_threads()
+    try:
+        for count in (1, 3):
+            threads.set_num_threads(count)
+            for a in (A, np.asfortranarray(A)):
+                gradient, squares = residual_gradient(a, X, B)
+                np.testing.assert_array_equal(gradient, A.T @ (B - A @ X))
+                np.testing.assert_array_equal(squares, ((B - A @ X) ** 2).sum(0))
+                np.testing.assert_array_equal(products.multiply(a, X), A @ X)
+                np.testing.assert_array_equal(normal_product(a, X), A.T @ (A @ X))
+                gram = Gram(None)
+                gram.add(0, a)
+                np.testing.assert_array_equal(gram.value, A.T @ A)
+    finally:
+        threads.set_num_threads(before)
+
+
+def test_concurrent_callers_leave_the_threads_of_blas_as_they_were():
+    limits = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    A, b = np.random.default_rng(0).standard_normal((4000, 50)), np.ones(4000)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda seed: lstsq(A, b, method="passes", seed=seed), range(12)))
+    assert [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"] == limits

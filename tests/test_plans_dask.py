@@ -115,8 +115,8 @@ if __name__ == "__main__":
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="Linux")
 def test_a_worker_holds_a_few_blocks(tmp_path):
-    """24 blocks of 61 MB on two workers: measured 3.4 in the memory of each."""
+    """24 blocks of 61 MB on two workers: at most 4 in the memory of each."""
     (tmp_path / "peak.py").write_text(PEAK)
     done = subprocess.run([sys.executable, str(tmp_path / "peak.py")], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 5, done.stdout
+    assert float(done.stdout) <= 4, done.stdout

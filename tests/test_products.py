@@ -130,18 +130,29 @@ def test_shapes(k, nnz, d):
 @pytest.mark.parametrize("dtype", exhaustive_except(["float32"], ["float16", "float32", "float64", "int16"]))
 @pytest.mark.parametrize(
     "sketch",
-    [(4096, 1, 1, 0), (300, 3, 1, 77), (16, 8, 1, 1), (1000, 8, 2, 2**33 + 11), (128, 128, 1, 9), (1, 1, 1, 5)],
+    [
+        (4096, 1, 1, 0),
+        (300, 3, 1, 77),
+        (16, 8, 1, 1),
+        (254, 1, 1, 70),  # sub-blocks of 127 rows, of which a chunk takes 64
+        (190, 2, 1, 33),  # of 47 and 48
+        (256, 2, 1, 7),
+        (1000, 8, 2, 2**33 + 11),
+        (128, 128, 1, 9),
+        (1, 1, 1, 5),
+    ],
 )
 def test_one_vector_has_the_bits_it_has_among_others(sketch, dtype):
-    """It is summed in another way: 16 columns of a chunk at a time, which reach different rows."""
+    """One vector, and two, are summed in another way: 16 rows of a sub-block at a time."""
     k, nnz, stacks, offset = sketch
     d = 40_001
     S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=k)[:, offset:]
-    x = (np.random.default_rng(k).normal(size=(2, d)) * 50).astype(dtype)
-    both = S.project(x)
-    for i, row in enumerate(x):
-        same(S.project(row), both[i])
-    same(S.project(np.asfortranarray(x)[1]), both[1])
+    x = (np.random.default_rng(k).normal(size=(9, d)) * 50).astype(dtype)
+    all_of_them = S.project(x)
+    same(S.project(x[:2]), all_of_them[:2])
+    for i in (0, 8):
+        same(S.project(x[i]), all_of_them[i])
+    same(S.project(np.asfortranarray(x)[1]), all_of_them[1])
 
 
 @pytest.mark.parametrize("n", [*range(1, 12), 31, 32, 33, 63, 64, 65, 100, 257])

@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 def cpu_backend(spec: SketchSpec) -> Any:
     """The Numba module for the law of `spec`. Importing it loads or compiles machine code."""
-    if spec.is_iid:
-        from .cpu import iid
+    return _cpu_module("iid" if spec.is_iid else "exact")
 
-        return iid
-    from .cpu import exact
 
-    return exact
+@cache
+def _cpu_module(law: str) -> Any:
+    return importlib.import_module(f"sjlt.backends.cpu.{law}")
 
 
 def triton_backend(spec: SketchSpec) -> Any:

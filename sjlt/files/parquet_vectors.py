@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,14 @@ import numpy as np
 from .. import arrow
 from .description import differences
 from .errors import UserError, one_line
+from .parquet_pages import VectorPages
 from .source import Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MAGIC = b"PAR1"
+MAX_NUMBERS = 2**31 - 1  # of one array of lists
 READ_BYTES = 256 << 10  # at a time, which a cache holds, instead of whole column chunks: these may be gigabytes
 
 
@@ -52,11 +55,14 @@ class ParquetVectors(Source):
         import pyarrow.parquet
 
         self.path = path
-        with open(path, "rb"):  # the system's own messages for missing files and permissions
-            pass
-        with self.explained():
-            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
-        try:
+        with ExitStack() as opened:
+            file = opened.enter_context(open(path, "rb", buffering=0))  # the system's own messages
+            with self.explained():
+                self._file = opened.enter_context(
+                    pyarrow.parquet.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
+                )
+            if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                raise UserError(f"{path}: was replaced while it was opened")
             self.schema = self._file.schema_arrow
             self.column = self._chosen(column)
             metadata = self._file.metadata
@@ -72,9 +78,8 @@ class ParquetVectors(Source):
                     total += chunk.total_uncompressed_size
                     if chunk.path_in_schema.split(".")[0] == self.column:
                         own += chunk.total_uncompressed_size
-        except BaseException:
-            self._file.close()
-            raise
+            self._pages = VectorPages(file, metadata, self.column, self.shape[1], self.dtype)
+            self._opened = opened.pop_all()
         self.carried_bytes = (total - own) // max(1, metadata.num_rows)
         self.row_bytes = self.carried_bytes + self.shape[1] * self.dtype.itemsize
 
@@ -110,6 +115,33 @@ class ParquetVectors(Source):
 
     def tables(self, start: int, stop: int, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Record batches of rows `start` to `stop` - 1, at most `rows` in each; of all columns by default."""
+        columns = columns or self.schema.names
+        if self.column in columns:
+            for batch in self._plain(start, stop, rows, columns):
+                yield batch
+                start += len(batch)
+        yield from self._decoded(start, stop, rows, columns)
+
+    def _plain(self, start: int, stop: int, rows: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """The first of these batches, as far as the vectors need no decoding; pyarrow decodes the other columns."""
+        import pyarrow as pa
+
+        width, place, field = self.shape[1], columns.index(self.column), self.schema.field(self.column)
+        others = [name for name in columns if name != self.column]
+        if not width:
+            return
+        for batch in self._decoded(start, stop, min(rows, MAX_NUMBERS // width), others):
+            if batch.schema.names != others:  # pyarrow takes a name with dots for a path
+                return
+            content = pa.allocate_buffer(len(batch) * width * self.dtype.itemsize)  # from a pool: few page faults
+            vectors = np.frombuffer(content, self.dtype).reshape(len(batch), width)
+            if not self._pages.fill(start, vectors):
+                return
+            yield batch.add_column(place, field, arrow.lists_of(vectors, field.type))
+            start += len(batch)
+
+    def _decoded(self, start: int, stop: int, rows: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """These batches as pyarrow decodes them."""
         groups = [i for i in range(len(self._starts) - 1) if self._starts[i] < stop and self._starts[i + 1] > start]
         if not groups or start >= stop:
             return
@@ -167,7 +199,7 @@ class ParquetVectors(Source):
             raise UserError(f"{self.path}: {one_line(e)}") from None
 
     def close(self) -> None:
-        self._file.close()
+        self._opened.close()
 
 
 def is_parquet(path: Path) -> bool:

@@ -95,17 +95,21 @@ class RawMatrix(Source):
     def fill(self, pieces: Pieces) -> None:
         """Carry out reads; several threads may do so at once."""
         for part, position in pieces:
-            left = memoryview(cast(memoryview, part.view(np.uint8)))
-            position += self._offset
-            while left:
-                try:
-                    count = os.preadv(self._file.fileno(), [left], position)
-                except OSError as e:
-                    raise OSError(e.errno, e.strerror, str(self.path)) from None
-                if not count:
-                    raise UserError(f"{self.path}: ends early: it was truncated while it was read")
-                left, position = left[count:], position + count
+            read_numbers(self._file.fileno(), self._offset + position, part, self.path)
 
     def description(self) -> dict[str, object]:
         status = os.fstat(self._file.fileno())
         return {**super().description(), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def read_numbers(descriptor: int, position: int, out: np.ndarray, path: Path) -> None:
+    """Fill a contiguous array from byte `position` of an open file on; errors name `path`."""
+    left = memoryview(cast(memoryview, out.view(np.uint8)))
+    while left:
+        try:
+            count = os.preadv(descriptor, [left], position)
+        except OSError as e:
+            raise OSError(e.errno, e.strerror, str(path)) from None
+        if not count:
+            raise UserError(f"{path}: ends early: it was truncated while it was read")
+        left, position = left[count:], position + count

@@ -102,6 +102,9 @@ def _project_dense(
 ) -> np.ndarray:
     """Apply `function` to the rows along the last axis of x."""
     out = _result(name, out, (*x.shape[:-1], width), result_dtype(x.dtype), accumulate, x)
+    if x.ndim == 2:
+        function(spec, x, out, accumulate)
+        return out
     for rows, result in _matrices(x, out):
         function(spec, rows, result, accumulate)
     return out

@@ -31,7 +31,8 @@ def as_container(x: Any) -> Any:
     """`x` itself if it is sparse, else an ndarray of numbers; TypeError for anything else."""
     if is_sparse(x):
         return x
-    refuse_foreign(x)
+    if type(x) is not np.ndarray:
+        refuse_foreign(x)
     if hasattr(x, "matvec"):
         raise TypeError(f"{type(x).__name__} is an operator: compose it with scipy.sparse.linalg.aslinearoperator")
     array = np.asarray(x)

@@ -111,12 +111,17 @@ def odd_inverse(a):
     return (x * (SIXTEEN_BITS + THREE - ((a * x) & SIXTEEN_BITS))) & SIXTEEN_BITS
 
 
-def beta_inverse(y, a1, b1, a2, b2, p):
-    """The x whose `beta` is y; its xor-shift is its own inverse."""
+def undo_beta(y, i1, b1, i2, b2, p):
+    """`beta_inverse`, given the inverses of a1 | 1 and a2 | 1. (The xor-shift is its own inverse.)"""
     mask = (ONE << p) - ONE
-    y = ((y + mask + ONE - (b2 & mask)) * odd_inverse(a2 | ONE)) & mask
+    y = ((y + mask + ONE - (b2 & mask)) * i2) & mask
     y = y ^ (y >> ((p + ONE) >> ONE))
-    return ((y + mask + ONE - (b1 & mask)) * odd_inverse(a1 | ONE)) & mask
+    return ((y + mask + ONE - (b1 & mask)) * i1) & mask
+
+
+def beta_inverse(y, a1, b1, a2, b2, p):
+    """The x whose `beta` is y."""
+    return undo_beta(y, odd_inverse(a1 | ONE), b1, odd_inverse(a2 | ONE), b2, p)
 
 
 def scale_index(i, n, theta, p):
@@ -196,6 +201,7 @@ FUNCTIONS = (
     part_start,
     beta,
     odd_inverse,
+    undo_beta,
     beta_inverse,
     scale_index,
     unscale_index,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,9 +32,9 @@ class LstsqResult:
         Squared norms of b - A x, one per solution.
     rank : int
         Numerical rank of A: its singular values above rcond times the largest.
-    singular_values : {ndarray, tensor} of shape (min(m, n),) or None, float64
+    singular_values : {ndarray, tensor} of shape (min(m, n),), float64
         Estimates from the sketch, descending: each within a factor of 2 of A's. (Exact to rounding where m is below
-        8 n, since A itself is factored then.) None where the sketch is so well conditioned that they were not needed.
+        8 n, since A itself is factored then.) Computed when they are first asked for, if the solution did without.
     iterations : int
         Passes over A.
     backward_error : float
@@ -44,9 +45,19 @@ class LstsqResult:
     x: Any
     residuals: Any
     rank: int
-    singular_values: Any
     iterations: int
     backward_error: float
+    _factor: Any = field(repr=False)  # a square matrix of A's singular values, or these themselves
+
+    @functools.cached_property
+    def singular_values(self) -> Any:
+        if self._factor.ndim == 1:
+            return self._factor
+        if is_tensor(self._factor):
+            import torch
+
+            return torch.linalg.svdvals(self._factor)
+        return np.linalg.svd(self._factor, compute_uv=False)
 
 
 def lstsq(
@@ -137,10 +148,8 @@ def lstsq(
     x = problem.xp.moveaxis((X * problem.x_scale).reshape(n, ridges.size, q), 0, 1)
     x = x.reshape((*shape[:is_sequence], n, *shape[is_sequence:]))
     squares = (squares * problem.b_scale**2).reshape(shape)
-    values = problem.singular_values
-    kept = (x, squares, values)
-    x, squares, values = (like_input(A, value) for value in kept)
-    return LstsqResult(x, squares, problem.rank, values, matrix.passes, error)
+    x, squares, factor = (like_input(A, value) for value in (x, squares, problem.factor))
+    return LstsqResult(x, squares, problem.rank, matrix.passes, error, factor)
 
 
 def _ridges(damp: float | Sequence[float]) -> tuple[np.ndarray, bool]:

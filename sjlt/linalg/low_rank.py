@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -14,7 +15,9 @@ from ..inputs.containers import is_tensor
 from ..ledger import Ledger
 from ..sketch import Sketch
 from .matrix import Matrix, Progress, check_finite, like_input, matrix_of
+from .products import multiply, normal_product, one_blas_thread
 from .sketching import STACKS, embedding
+from .sums import Gram
 from .whitening import NOISE, cholesky, inverse, power_of_two
 
 ERROR_ROWS = 64  # of the independent sketch that estimates the error: its relative standard deviation is below 1/8
@@ -22,6 +25,7 @@ SKETCH_ROWS = 16  # of the sketch for n_iter > 0, per column of V: within 1 to 3
 SKETCH_ITERATIONS = 6  # subspace iterations on that sketch
 MODERATE = 1e2  # condition number of Y up to which Y'Y is good enough: Q'Q = I up to its square times eps
 FORMAT = 1  # of `to_bytes`
+SMALL = 1e8  # operations of a factorization of (n, columns): one thread of BLAS does not wait for others
 SPARE_COLUMNS = 16  # of a dense Omega for all of A's range, which it then loses with a probability of about 2^-16
 MIN_EMBEDDING = 0.01  # smallest singular value of Psi Q; a sketch of twice as many rows keeps it above 0.2
 
@@ -222,8 +226,8 @@ def svd_lowrank(
         A file may be larger than memory; a result of (m, rank) fits there.
     rank : int, 1 to min(m, n)
     oversampling : int >= 0, optional
-        Further columns; by default as many as the rank, with n_iter > 0 a quarter of that, at least 8. Together at most
-        min(m, n).
+        Further columns; by default as many as the rank, with n_iter > 0 a quarter of that, at least 8, up to the next
+        multiple of 16 columns. Together at most min(m, n).
     n_iter : int >= 0, default 0
         Passes over A after the first. 0: the method of `SVDSketch`. 1: A is multiplied by singular vectors of a sketch,
         which comes within 1 to 3 % of the best error. More: each is a subspace iteration, for slow decay.
@@ -263,13 +267,16 @@ def svd_lowrank(
     matrix = matrix_of(A, "A", callback)
     try:
         rank, oversampling = _sizes(matrix.shape, rank, oversampling, share=4 if n_iter else 1)
-        if n_iter == 0:
-            omega, psi, _ = _sketches(matrix.shape, rank + oversampling, seed)
-            Y, Z = matrix.sketch_both(omega, psi)
-            check_finite(matrix, Y)
-            factors = _from_sketches(matrix.xp, Y, psi, Z, rank, rank + oversampling)
-        else:
-            factors = _by_iterations(matrix, rank, rank + oversampling, n_iter, seed)
+        width = rank + oversampling
+        is_small = matrix.xp is np and matrix.shape[1] * width**2 < SMALL
+        with one_blas_thread() if is_small else contextlib.nullcontext():
+            if n_iter == 0:
+                omega, psi, _ = _sketches(matrix.shape, width, seed)
+                Y, Z = matrix.sketch_both(omega, psi)
+                check_finite(matrix, Y)
+                factors = _from_sketches(matrix.xp, Y, psi, Z, rank, width)
+            else:
+                factors = _by_iterations(matrix, rank, width, n_iter, seed)
     finally:
         matrix.close()
     return tuple(like_input(A, factor) for factor in factors)
@@ -284,7 +291,10 @@ def _sizes(shape: tuple[int, int], rank: int, oversampling: int | None, share: i
     rank = integer("rank", rank, 1, min(shape), f" for shape {shape}")
     most = min(shape) - rank
     if oversampling is None:
-        return rank, min(max(rank // share, 8), most)
+        oversampling = max(rank // share, 8)
+        if share > 1:  # a product with 64 columns takes less time than one with 62
+            oversampling += -(rank + oversampling) % 16
+        return rank, min(oversampling, most)
     return rank, integer("oversampling", oversampling, 0, most, f" for rank {rank} and shape {shape}")
 
 
@@ -332,7 +342,7 @@ def _by_iterations(matrix: Matrix, rank: int, width: int, n_iter: int, seed: int
     Z = Z / top
     V = matrix.array(np.random.default_rng(seed).standard_normal((matrix.shape[1], width)))
     for _ in range(SKETCH_ITERATIONS):
-        V, _ = xp.linalg.qr(Z.T @ (Z @ V))
+        V, _ = xp.linalg.qr(normal_product(Z, V) if xp is np else Z.T @ (Z @ V))
     for _ in range(n_iter - 1):
         V, _ = xp.linalg.qr(matrix.normal_times(V / top))
     P, E, T, _ = _orthonormal(xp, matrix.times(V), S)
@@ -352,16 +362,23 @@ def _orthonormal(xp: Any, Y: Any, S: Sketch | None) -> tuple[Any, Any, Any, Any]
         if float(sigma[-1]) > NOISE * float(sigma[0]):
             W = Vh.T / sigma
             if float(sigma[0]) < MODERATE * float(sigma[-1]):
-                C = cholesky(xp, W.T @ (Y.T @ Y) @ W).T
+                C = cholesky(xp, W.T @ _gram(Y) @ W).T
                 E = inverse(xp, C)
                 return Y, W @ E, (C * sigma) @ Vh, U @ E
-            P = Y @ W
-            C = cholesky(xp, P.T @ P).T
+            P = _times(Y, None, W)
+            C = cholesky(xp, _gram(P)).T
             E = inverse(xp, C)
             return P, E, (C * sigma) @ Vh, U @ E
     Q, R = xp.linalg.qr(Y)
     return Q, None, R, None if S is None else S @ Q
 
 
+def _gram(Y: Any) -> Any:
+    total = Gram(None)
+    total.add(0, Y)
+    return total.value
+
+
 def _times(P: Any, E: Any, U: Any) -> Any:
-    return P @ (U if E is None else E @ U)
+    U = U if E is None else E @ U
+    return multiply(P, U) if isinstance(P, np.ndarray) else P @ U

@@ -19,12 +19,11 @@ import numpy as np
 from ..files.opening import open_source
 from ..inputs.containers import is_sparse, is_tensor
 from ..sketch import Sketch
+from .products import multiply, normal_product
 from .sums import Normal, Product, Projected, Sketched, Sum
 
-# A block is read from memory once and used twice (A_i Z, then its transpose times that) while it lies in the cache:
-# 1 to 4 MiB were equally fast on Zen 5.
-CACHE_BYTES = 2 << 20
-FILE_BYTES = 32 << 20  # rows of a file read at a time
+FILE_BYTES = 32 << 20  # rows of a file, or of an array that is converted, at a time
+ARRAY_BYTES = 128 << 20  # rows of an array in float64 at a time
 GPU_ROWS = 1 << 16  # rows of a CUDA tensor at a time where a product as wide as A is made
 
 Progress = Callable[[int, int, int], None]
@@ -50,18 +49,17 @@ class Matrix:
         self.passes = 0
         self._progress = progress
 
-    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, Any]]:
+    def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
         """(first row, rows in float64) of each block.
 
         width : columns of the widest product with a block.
-        large : whether a sum rewrites much memory with each block, so that larger blocks than the cache are better.
         """
         raise NotImplementedError
 
     def sketch(self, S: Sketch) -> Any:
         """S A in float64, one pass."""
         total = Sketched(S, self.zeros((self.shape[1], S.n_components)))
-        self.run(total, large=True)
+        self.run(total)
         return total.value
 
     def quick_sketch(self, S: Sketch) -> Any:
@@ -85,13 +83,13 @@ class Matrix:
         """A Omega' and Psi A in float64, one pass."""
         projected = Projected(omega, self.zeros((self.shape[0], omega.n_components)))
         sketched = Sketched(psi, self.zeros((self.shape[1], psi.n_components)))
-        self.run(projected, sketched, large=True)
+        self.run(projected, sketched)
         return projected.value, sketched.value
 
     def project(self, omega: Sketch) -> Any:
         """A Omega' in float64, one pass."""
         total = Projected(omega, self.zeros((self.shape[0], omega.n_components)))
-        self.run(total, large=True)
+        self.run(total)
         return total.value
 
     def times(self, V: Any) -> Any:
@@ -109,10 +107,10 @@ class Matrix:
     def close(self) -> None:
         """Close what was opened."""
 
-    def run(self, *sums: Sum, width: int = 1, large: bool = False) -> None:
+    def run(self, *sums: Sum, width: int = 1) -> None:
         """One pass over the rows for all the sums; see `blocks`."""
         self.passes += 1
-        for start, block in self.blocks(width, large):
+        for start, block in self.blocks(width):
             for each in sums:
                 each.add(start, block)
             self.report(start + block.shape[0])
@@ -138,8 +136,10 @@ class DenseMatrix(Matrix):
         super().__init__(a.shape, progress=progress)
         self._a = a
 
-    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, np.ndarray]]:
-        rows = max(64, (FILE_BYTES if large else CACHE_BYTES) // (8 * max(self.shape[1], width)))
+    def blocks(self, width: int) -> Iterator[tuple[int, np.ndarray]]:
+        is_converted = self._a.dtype != np.float64
+        size = FILE_BYTES if is_converted else ARRAY_BYTES
+        rows = max(64, size // (8 * max(self.shape[1], width)))
         for i in range(0, self.shape[0], rows):
             yield i, self._a[i : i + rows].astype(np.float64, copy=False)
 
@@ -163,15 +163,11 @@ class DenseMatrix(Matrix):
 
     def times(self, V: np.ndarray) -> np.ndarray:
         self.passes += 1
-        return np.asarray(self._a @ V.astype(self._a.dtype), np.float64)
+        return multiply(self._a, V.astype(self._a.dtype))
 
     def normal_times(self, V: np.ndarray) -> np.ndarray:
-        total, narrow = Normal(V.astype(self._a.dtype)), self._a.dtype
         self.passes += 1
-        rows = max(64, CACHE_BYTES // (narrow.itemsize * self.shape[1]))
-        for i in range(0, self.shape[0], rows):
-            total.add(i, self._a[i : i + rows])
-        return np.asarray(total.value, np.float64)
+        return normal_product(self._a, V.astype(self._a.dtype)).astype(np.float64, copy=False)
 
     def dense(self) -> np.ndarray:
         self.passes += 1
@@ -187,7 +183,7 @@ class SparseMatrix(Matrix):
         super().__init__(a.shape, progress=progress)
         self._a = a.astype(np.float64, copy=False)
 
-    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, Any]]:
+    def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
         if width <= 64:
             yield 0, self._a
             return
@@ -223,7 +219,7 @@ class CudaMatrix(Matrix):
         super().__init__(tuple(a.shape), torch, a.device, progress)
         self._a = a.detach()
 
-    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, Any]]:
+    def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
         is_whole = self._a.dtype == self.xp.float64 and width <= 64
         rows = self.shape[0] if is_whole else GPU_ROWS
         for i in range(0, self.shape[0], rows):
@@ -275,7 +271,7 @@ class FileMatrix(Matrix):
                 f"{self._path} changed between passes: (inode, bytes, mtime in ns) were {self._seen}, are {now}"
             )
 
-    def blocks(self, width: int, large: bool = False) -> Iterator[tuple[int, np.ndarray]]:
+    def blocks(self, width: int) -> Iterator[tuple[int, np.ndarray]]:
         """A thread reads the next block meanwhile, into the other one of two buffers."""
         m, n = self.shape
         rows = min(m, max(64, FILE_BYTES // (8 * max(n, width))))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .matrix import Matrix, check_finite
-from .sketching import embedding
+from .products import add_gram
+from .sketching import STACKS, embedding
 from .sums import Gradient, Gram, Normal, Sum
 from .whitening import NOISE, Whitening, power_of_two
 
@@ -37,35 +38,36 @@ class Problem:
         self.ridge_of = np.repeat(np.arange(ridges.size), q)
         self.b_scale = scales[self.columns]
         self.scale: Any = 1.0  # (n, 1), of A's columns; the scaled problem has the matrix A / scale.T
-        self.rank, self.singular_values = 0, None
+        self.rank, self.factor = 0, None
 
     def sketched(self, seed: int, is_small: bool) -> tuple[Whitening, Any, bool]:
         """(W, sketched solutions, whether A itself stands for its sketch)."""
         m, n = self.matrix.shape
         xp = self.xp
         # More rows than 4 n save iterations as long as factoring them costs less than those.
-        S = embedding(m, n, 4 * n if is_small else min(max(m // 4, 4 * n), 12 * n), seed)
+        S = embedding(m, n, 4 * n if is_small else min(max(m // 5, 4 * n), 12 * n), seed)
         if S is None:
             SA, SB = self.matrix.dense(), self.B
         else:
             SA, SB = self.matrix.sketch(S), S @ self.B
-        p = min(SA.shape[0], n)
-        top = float(abs(SA).max())
+        top = max(float(SA.max()), -float(SA.min()))
         if not math.isfinite(top):
             check_finite(self.matrix, SA)
-        top = power_of_two(top)
-        SA = SA / top
+        top = 1.0 if 1e-60 < top < 1e60 else power_of_two(top)  # squares neither overflow nor vanish
+        if top != 1:
+            SA = SA / top
         if (found := self._by_gram(SA, SB)) is not None:
             whitening, columns, solution = found
         else:
+            p = min(SA.shape[0], n)
             R = _r_factor(xp, xp.concatenate([SA, SB], 1))
             del SA
             whitening, columns = self._whitening(R[:p, :n])
             self.scale = top * columns
             solution = whitening.sketched_solution(R[:p, n:][:, self.columns], self.damp)
         self.scale = top * columns
-        if whitening.singular_values is not None:
-            whitening.singular_values = whitening.singular_values * top
+        if not whitening.is_triangular:
+            whitening.factor = whitening.factor * top
         return whitening, solution, S is None
 
     def _by_gram(self, SA: Any, SB: Any) -> tuple[Whitening, Any, Any] | None:
@@ -74,9 +76,11 @@ class Problem:
         None where A is ill-conditioned, or where its singular values are wanted.
         """
         xp = self.xp
-        if self.needs_singular_values:
+        if self.needs_singular_values or not _may_be_moderate(xp, SA):
             return None
-        gram = SA.T @ SA
+        total = Gram(None)
+        total.add(0, SA)
+        gram = total.value
         scales = self.matrix.array([power_of_two(math.sqrt(value)) for value in xp.diagonal(gram).tolist()])[:, None]
         whitening = Whitening.of_gram(xp, gram / scales / scales.T)
         if whitening is None or not self._has_full_rank(whitening, scales):
@@ -111,10 +115,15 @@ class Problem:
         if whitening.rank == R.shape[1] and ratio > MAX_COLUMN_RATIO and not self.needs_singular_values:
             scaled = Whitening.by_singular_vectors(xp, R / scales.T, NOISE)
             if scaled.rank == R.shape[1]:
-                scaled.singular_values = whitening.singular_values * float(plain[0, 0])
+                scaled.factor = whitening.factor * float(plain[0, 0])
                 return scaled, scales
-        whitening.singular_values = whitening.singular_values * float(plain[0, 0])
+        whitening.factor = whitening.factor * float(plain[0, 0])
         return whitening, plain
+
+    def found(self, whitening: Whitening) -> None:
+        """Keep the rank, and a matrix of A's singular values, or those themselves."""
+        self.rank = whitening.rank
+        self.factor = whitening.factor * self.scale.T if whitening.is_triangular else whitening.factor
 
     @property
     def damp(self) -> Any:
@@ -125,10 +134,10 @@ class Problem:
     def x_scale(self) -> Any:
         return self.b_scale / self.scale
 
-    def gradient(self, X: Any, *others: Sum, width: int = 1, large: bool = False) -> tuple[Any, Any]:
+    def gradient(self, X: Any, *others: Sum, width: int = 1) -> tuple[Any, Any]:
         """A'(B - A X) - d^2 X and the squared norms of B - A X."""
         total = Gradient(X / self.scale, self.B, self.columns)
-        self.matrix.run(total, *others, width=max(width, X.shape[1]), large=large)
+        self.matrix.run(total, *others, width=max(width, X.shape[1]))
         return total.value / self.scale - self.damp**2 * X, total.squares
 
     def normal(self, Z: Any) -> Any:
@@ -141,8 +150,8 @@ class Problem:
         """(A W)'(A W) of the scaled problem, or A'A without its scales, to be summed in a pass."""
         return Gram(None if whitening is None else whitening.matrix() / self.scale)
 
-    def backward_errors(self, whitening: Whitening, X: Any, G: Any, squares: Any) -> Any:
-        """Karlson-Walden estimates relative to ||A||_F, one per column."""
+    def backward_errors(self, whitening: Whitening, X: Any, G: Any, squares: Any, is_first: bool = False) -> Any:
+        """Karlson-Walden estimates relative to ||A||_F, one per column; for the first solution upper bounds will do."""
         xp, norm = self.xp, max(whitening.norm, EPS)
         b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
         is_zero = b_norms == 0
@@ -150,7 +159,7 @@ class Problem:
         x_squares = (X * X).sum(0)
         root = xp.sqrt(1 + theta**2 * x_squares)
         eta = theta * xp.sqrt(squares + self.damp**2 * x_squares) / root
-        enough = TARGET * norm * root / theta
+        enough = (math.inf if is_first else TARGET) * norm * root / theta
         errors = theta / root * whitening.weighted_norms(G, self.damp, eta, enough) / norm
         return xp.where(is_zero & (x_squares == 0), 0.0 * errors, errors)
 
@@ -161,11 +170,30 @@ class Problem:
         return TARGET / 4 * xp.sqrt(b_norms**2 + norm**2 * (X * X).sum(0))
 
 
+def _may_be_moderate(xp: Any, SA: Any) -> bool:
+    """Whether one stack of the sketch has a Cholesky factor in float32: up to a condition number of about 3e3.
+
+    For 1500 columns this look takes a sixth of the time of the Gram matrix that is formed in vain otherwise.
+    """
+    rows, n = SA.shape[0] // STACKS, SA.shape[1]
+    if xp is not np or rows < n:
+        return True
+    norms = np.linalg.norm(SA[:rows], axis=0)
+    gram = np.zeros((n, n), np.float32)
+    add_gram(gram, (SA[:rows] / np.where(norms > 0, norms, 1)).astype(np.float32))
+    try:
+        np.linalg.cholesky(gram.T)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
 def _r_factor(xp: Any, a: Any) -> Any:
+    """R of a's QR factorization; `a` is overwritten where that saves a copy."""
     if xp is not np:
         return xp.linalg.qr(a, mode="r").R
     import scipy.linalg
 
     # Its recursive panels take half of the time of numpy.linalg.qr's for (10240, 1501), the least at this block size.
     size = min(a.shape)
-    return np.triu(scipy.linalg.lapack.dgeqrt(min(128, size), a)[0][:size])
+    return np.triu(scipy.linalg.lapack.dgeqrt(min(128, size), a, overwrite_a=True)[0][:size])

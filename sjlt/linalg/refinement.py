@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .problem import EPS, TARGET, Problem
+from .products import one_blas_thread
 from .sums import Sum
 from .whitening import MAX_GRAM_CONDITION, NOISE, LostRangeError, Whitening, cholesky
 
@@ -16,7 +17,7 @@ ACCEPTED = 100 * EPS  # backward error beyond which the sketch is made anew, and
 SKETCHES = 3
 MAX_REFINEMENTS = 12
 MAX_CG_STEPS = 120  # A W has a condition number below 4: 16 digits take fewer than 60
-CG_REDUCTION = 1e-9  # of the residual of one conjugate gradient solve; the next refinement does the rest
+CG_REDUCTION = 1e-14  # of the residual of one conjugate gradient solve; what rounding left, the next refinement removes
 PROBES = 2
 MIN_SCALE = 1e-100  # of a column of A, for A'A
 # Refinements in a row that may fail to halve the backward error. At condition 1e14 the first solutions are far too
@@ -51,7 +52,7 @@ def _refined(problem: Problem, whitening: Whitening, X: Any, is_direct: bool, me
     if problem.rcond_given:
         whitening = _exact(problem, whitening)
         X = 0 * X
-    problem.rank, problem.singular_values = whitening.rank, whitening.singular_values
+    problem.found(whitening)
     if whitening.rank == 0:
         _, squares = problem.gradient(X)
         return X, squares, 0 * squares
@@ -63,14 +64,14 @@ def _refined(problem: Problem, whitening: Whitening, X: Any, is_direct: bool, me
             first, correct = problem.gradient(X, *sums), _normal_solution(whitening)
         elif _is_moderate(problem, whitening):
             gram = problem.gram()
-            first = problem.gradient(X, gram, *sums, large=True)
+            first = problem.gradient(X, gram, *sums)
             exact = Whitening.of_gram(problem.xp, gram.value / problem.scale / problem.scale.T)
             if exact is None:
                 raise LostRangeError("A is far worse conditioned than its sketch")
             whitening, correct = exact, _normal_solution(exact)
         else:
             gram = problem.gram(whitening)
-            first = problem.gradient(X, gram, *sums, width=whitening.rank, large=True)
+            first = problem.gradient(X, gram, *sums, width=whitening.rank)
             correct = _cholesky(problem, whitening, gram.value)
     else:
         first = problem.gradient(X, *sums)
@@ -104,7 +105,7 @@ def _refinement(
     """Corrections until the backward error is small enough or does not fall any more; the best X of each column."""
     xp = problem.xp
     G, squares = first
-    errors = problem.backward_errors(whitening, X, G, squares)
+    errors = problem.backward_errors(whitening, X, G, squares, is_first=True)
     best = X, squares, errors
     stalled = 0
     for _ in range(MAX_REFINEMENTS):
@@ -133,6 +134,7 @@ def _normal_solution(whitening: Whitening) -> Callable[..., Any]:
 
 
 def _conjugate_gradients(problem: Problem, whitening: Whitening) -> Callable[..., Any]:
+    @one_blas_thread()  # more would still wait for work in loops while the next pass runs
     def correct(G: Any, X: Any) -> Any:
         """The solution of (A'A + d^2) dX = G in the basis W, to a relative residual of CG_REDUCTION."""
         damp, xp = problem.damp, problem.xp
@@ -195,7 +197,7 @@ def _exact(problem: Problem, whitening: Whitening) -> Whitening:
     gram = problem.gram(whitening)
     problem.matrix.run(gram, width=whitening.rank)
     refined = whitening.refined(cholesky(xp, gram.value).T, problem.rcond)
-    refined.singular_values = refined.singular_values * float(problem.scale[0, 0])
+    refined.factor = refined.factor * float(problem.scale[0, 0])
     return refined
 
 

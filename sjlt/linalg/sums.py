@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..sketch import Sketch
+from .products import add_gram, multiply
+from .residuals import normal_product, residual_gradient
 
 
 class Sum(Protocol):
@@ -50,7 +52,8 @@ class Product:
         self.value = np.empty((m, V.shape[1])) if isinstance(V, np.ndarray) else V.new_empty((m, V.shape[1]))
 
     def add(self, start: int, block: Any) -> None:
-        self.value[start : start + block.shape[0]] = block @ self._V
+        product = multiply(block, self._V) if isinstance(block, np.ndarray) else block @ self._V
+        self.value[start : start + block.shape[0]] = product
 
 
 class Normal:
@@ -61,7 +64,8 @@ class Normal:
         self.value: Any = 0
 
     def add(self, start: int, block: Any) -> None:
-        self.value = self.value + block.T @ (block @ self._Z)
+        is_array = isinstance(block, np.ndarray)
+        self.value = self.value + (normal_product(block, self._Z) if is_array else block.T @ (block @ self._Z))
 
 
 class Gram:
@@ -69,12 +73,24 @@ class Gram:
 
     def __init__(self, W: Any):
         self._W = W
-        self.value: Any = 0
+        self._total: Any = 0
 
     def add(self, start: int, block: Any) -> None:
-        product = block if self._W is None else block @ self._W
-        term = product.T @ product
-        self.value = self.value + (term.toarray() if hasattr(term, "tocoo") else term)
+        if isinstance(block, np.ndarray):
+            product = block if self._W is None else multiply(block, self._W)
+            if isinstance(self._total, int):
+                self._total = np.zeros((product.shape[1],) * 2)
+            add_gram(self._total, product)
+        else:
+            product = block if self._W is None else block @ self._W
+            term = product.T @ product
+            self._total = self._total + (term.toarray() if hasattr(term, "tocoo") else term)
+
+    @property
+    def value(self) -> Any:
+        if isinstance(self._total, np.ndarray):
+            return np.triu(self._total) + np.triu(self._total, 1).T
+        return self._total
 
 
 class Gradient:
@@ -89,6 +105,11 @@ class Gradient:
         self.squares: Any = 0
 
     def add(self, start: int, block: Any) -> None:
-        residual = self._B[start : start + block.shape[0]][:, self._columns] - block @ self._X
-        self.value = self.value + block.T @ residual
-        self.squares = self.squares + (residual * residual).sum(0)
+        right = self._B[start : start + block.shape[0]][:, self._columns]
+        if isinstance(block, np.ndarray):
+            term, squares = residual_gradient(block, self._X, right)
+        else:
+            residual = right - block @ self._X
+            term, squares = block.T @ residual, (residual * residual).sum(0)
+        self.value = self.value + term
+        self.squares = self.squares + squares

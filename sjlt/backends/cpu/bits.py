@@ -19,8 +19,17 @@ from numba.extending import intrinsic, overload
 BFLOAT16 = np.dtype([("bfloat16", np.int16)])  # the bits of bf16, for which NumPy has no dtype
 _BITS = {np.dtype(np.float16): np.dtype(np.uint16), BFLOAT16: np.dtype(np.int16)}
 
+
+def has_feature(name: str) -> bool:
+    """Whether kernels are compiled for a processor that has these instructions."""
+    if getattr(config, "CPU_NAME", None) not in (None, "host") or getattr(config, "CPU_FEATURES", None) is not None:
+        return False
+    switched_off = name.startswith("avx") and not getattr(config, "ENABLE_AVX", True)
+    return get_host_cpu_features().get(name, False) and not switched_off
+
+
 # Where the processor converts fp16, so does LLVM; elsewhere it would call a function that Numba does not link.
-_HAS_FP16: bool = get_host_cpu_features().get("f16c", False) and getattr(config, "CPU_NAME", None) in (None, "host")
+_HAS_FP16 = has_feature("f16c")
 
 
 def is_native(x: np.ndarray) -> bool:
@@ -268,6 +277,8 @@ class WordVector:
     def __add__(self, other: Any) -> Any:
         return self._operation("add", other)
 
+    __radd__ = __add__
+
     def __sub__(self, other: Any) -> Any:
         return self._operation("sub", other)
 
@@ -285,6 +296,9 @@ class WordVector:
 
     def __rshift__(self, other: Any) -> Any:
         return self._operation("lshr", other)
+
+    def __lshift__(self, other: Any) -> Any:
+        return self._operation("shl", other)
 
     def __rlshift__(self, other: int) -> Any:
         return type(self)(self.builder, self.builder.shl(self._operand(other), self.value))

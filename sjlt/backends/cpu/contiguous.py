@@ -1,9 +1,9 @@
-"""Projections of vectors that lie side by side in memory: S A for a row-major A, X S' for a column-major X.
+"""Products with vectors that lie side by side in memory: S A and S' B for row-major A and B.
 
 A feature of all vectors is then a stretch of memory, which is added to rows of sums as it is: no tile of features is
 laid out, and memory is read in its order. A task is a block of features (`dense_kernels`) and a group of vectors, as
 wide as memory for the sums allows. (On Zen 5, groups of 32 of 256 vectors take 6 times as long.) Blocks are added in
-their order, so that results are those of the other ways to the bit.
+their order, so that results are those of the other ways to the bit. The adjoint adds rows of components likewise.
 """
 
 from __future__ import annotations
@@ -17,16 +17,28 @@ from numba import types
 from ... import threads
 from .dense_kernels import add_lost, add_to_totals
 from .entries import CODES_STEP, generate_codes
-from .jit import CODES, COMPUTE, DATA_2D, FLAGS, INT64S, LAW, OUT_2D, RANGE, TOTALS, Array, compiled, kernel
-from .plan import STEP_WORK, THREAD_WORK, ExactPlan, Scratch, total_parts, useful_threads
-from .simd import SQUARE_BYTES, scatter_row
-from .tiles import store_tile
+from .jit import CODES, COMPUTE, DATA_2D, FLAGS, INT64S, LAW, OUT_2D, RANGE, TILE, TOTALS, Array, compiled, kernel
+from .plan import (
+    STEP_WORK,
+    STORE_WORK,
+    THREAD_WORK,
+    ExactPlan,
+    Scratch,
+    aligned,
+    row_ranges,
+    total_parts,
+    useful_threads,
+)
+from .rows import gather_row, scatter_row
+from .simd import SQUARE_BYTES
+from .tiles import load_tile, store_tile
 
 SUMS_BYTES = 36 << 20  # sums of the blocks under way, and totals
 AHEAD_BYTES = 2560  # of memory that are fetched before they are added: 30 % less time for rows of 160 bytes on Zen 5
 MIN_VECTORS = 4  # fewer are faster in tiles
 MIN_WIDTH, MAX_WIDTH = 128, 1024  # vectors of a group, where there are more
-MIN_TERMS, CACHE_BYTES = 8, 1 << 20  # additions to a sum for which sums may leave a core's cache, and this cache
+MIN_TERMS = 8  # additions to a sum; where there are fewer, sums must fit into a core's cache
+CACHE_BYTES = 1 << 20  # of a core
 FOLD_NUMBERS = 1 << 18  # sums of a task that adds them to totals
 
 
@@ -40,8 +52,7 @@ def scatter_blocks(x, bounds, first_column, geometry, codes, sums):
     codes : room for those of some columns.
     sums : (blocks, components, vectors).
     """
-    flat, s = codes.reshape(-1), codes.shape[1]
-    stride = x.strides[1]
+    s, stride = codes.shape[1], x.strides[1]
     ahead = stride * max(1, AHEAD_BYTES // max(1, abs(stride)))
     for b in range(bounds.size - 1):
         begin, end = max(bounds[b], 0), min(bounds[b + 1], x.shape[1])
@@ -51,7 +62,7 @@ def scatter_blocks(x, bounds, first_column, geometry, codes, sums):
             nj = min(codes.shape[0], end - j)
             generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
             for i in range(nj):
-                scatter_row(flat, i * s, (i + 1) * s, x, j + i, ahead, sums[b])
+                scatter_row(codes, i * s, (i + 1) * s, x, j + i, ahead, sums[b])
 
 
 @kernel(
@@ -88,7 +99,7 @@ def is_contiguous(x: np.ndarray, compute: np.dtype) -> bool:
 
 
 class _Cut(NamedTuple):
-    """How vectors are cut: in groups of `group`, whose sums are `width` wide; `groups`, `blocks` go on together."""
+    """Groups of `group` vectors, whose sums are `width` wide; `groups` of them and `blocks` are worked on together."""
 
     group: int
     width: int
@@ -152,4 +163,51 @@ def project_contiguous(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumula
                 for r in range(0, k, rows)
             ]
             threads.run(fold, folds, workers)
+    return True
+
+
+# ------------------------------------------------------------------------------------- adjoint
+
+
+@kernel(y=DATA_2D, components=TILE)
+def load_components(y, components):
+    """components[:, :n] = y', for y of n rows."""
+    load_tile(y, 0, y.shape[0], 0, y.shape[1], components, 0)
+
+
+@kernel(components=TILE, first_column=types.uint64, geometry=LAW, codes=CODES, out=OUT_2D, scale=types.float64)
+def gather_features(components, first_column, geometry, codes, out, scale):
+    """All columns of out, the first of which is the law's `first_column`. codes : room for those of some columns."""
+    s = codes.shape[1]
+    for j in range(0, out.shape[1], codes.shape[0]):
+        nj = min(codes.shape[0], out.shape[1] - j)
+        generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
+        for i in range(nj):
+            gather_row(codes, i * s, (i + 1) * s, components, out, j + i, scale)
+
+
+def adjoint_contiguous(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
+    """out (n, d) = y (n, k) S for out contiguous along its vectors; False where tiles are faster."""
+    n, k = y.shape
+    lanes = SQUARE_BYTES // compute.itemsize
+    most = min(MAX_WIDTH, SUMS_BYTES // (k * compute.itemsize)) // lanes * lanes
+    if n < MIN_VECTORS or most < min(n, MIN_WIDTH) or out.strides[0] != out.itemsize:
+        return False
+    load, gather = (
+        compiled(load_components, data=y.dtype, compute=compute),
+        compiled(gather_features, compute=compute, out=out.dtype),
+    )
+    group = -(-n // -(-n // most))
+    components = aligned((k, -(-group // lanes) * lanes), compute)
+    codes = Scratch(lambda: (np.empty((CODES_STEP, plan.s), np.int32),))
+    workers = useful_threads(n * plan.d * plan.s)
+
+    def task(begin: int, end: int, out: np.ndarray) -> None:
+        with codes.borrow() as (room,):
+            gather(components, plan.column(begin), plan.geometry, room, out[:, begin:end], plan.scale)
+
+    for i in range(0, n, group):
+        load(y[i : i + group], components)
+        ranges = row_ranges(plan.d, 1, workers, components.shape[1] * (plan.s + STORE_WORK))
+        threads.run(task, [(*r, out[i : i + group]) for r in ranges], workers)
     return True

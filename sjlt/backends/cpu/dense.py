@@ -1,10 +1,11 @@
 """The exact law on dense data on the CPU: 2-D arrays of any strides, one data vector per row.
 
-There are four ways. Where vectors lie side by side in memory, whole features are added (`contiguous`). With many rows,
+There are five ways. Where vectors lie side by side in memory, whole features are added (`contiguous`). With many rows,
 the codes of a span of features go into a table that all threads share, and a task is a range of rows. With few rows, a
 task is a run of features and generates its own codes. A product that is not worth a second thread, by a sketch of few
-codes, is one kernel call, which takes codes that are kept between calls. All add the same blocks of features in the
-same order, so their results are equal to the bit.
+codes, is one kernel call, which takes codes that are kept between calls; for one or two vectors these are sorted by
+component (`by_component`). All add the same blocks of features in the same order, so that their results are equal to
+the bit.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import numpy as np
 from ... import threads
 from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
-from .contiguous import is_contiguous, project_contiguous
+from .by_component import MAX_VECTORS, project_by_component
+from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous
 from .dense_kernels import TILE_FEATURES
 from .entries import CODES_STEP
 from .jit import compiled
-from .one_vector import PADDING
+from .one_vector import LOG_ROWS, PADDING
 from .plan import (
     SCRATCH_BYTES,
     STAGE_BYTES,
@@ -30,6 +32,7 @@ from .plan import (
     TABLE_CODES,
     ExactPlan,
     Scratch,
+    aligned,
     exact_plan,
     row_ranges,
     total_parts,
@@ -67,18 +70,23 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
             out[...] = 0
         return
     plan, compute, out = exact_plan(spec), compute_dtype(x), kernel_view(out)
+    native, small = is_native(x), plan.is_small(n)
+    if native and small and n <= MAX_VECTORS:
+        project_by_component(plan, kernel_view(x), out, accumulate, compute)
+        return
     rows = n
-    if not is_native(x):  # the few rows that are copied at a time, a run of features of them
+    if not native:  # the few rows that are copied at a time, a run of features of them
         rows = max(1, min(8, STAGE_BYTES // (x.itemsize * max(plan.block, RUN_FEATURES))))
-    vectors, workers = plan.vectors_and_workers(rows, compute.itemsize)
-    if not is_native(x):
+    one_by_one = rows == 2 and plan.log_chunk >= LOG_ROWS  # half the time that they take in a tile
+    vectors, workers = plan.vectors_and_workers(1 if one_by_one else rows, compute.itemsize)
+    if not native:
         workers = 1
-    elif plan.is_small(n):
+    elif small:
         _project_small(plan, kernel_view(x), out, accumulate, compute, vectors)
         return
     elif is_contiguous(x, compute) and project_contiguous(plan, kernel_view(x), out, accumulate, compute):
         return
-    elif n > vectors and (-(-n // vectors) >= workers or plan.n_blocks == 1):
+    elif n > vectors and not one_by_one and (-(-n // vectors) >= workers or plan.n_blocks == 1):
         _project_many(plan, kernel_view(x), out, accumulate, compute, vectors, workers)
         return
     step = min(rows, vectors)
@@ -92,8 +100,16 @@ def _project_small(
     n, k = out.shape
     kernel = compiled(kernels.project_rows, data=x.dtype, compute=compute, out=out.dtype)
     (table, bounds), totals = plan.kept, np.empty((total_parts(compute), k if plan.n_blocks > 1 else 0, vectors))
-    scratch = np.zeros((TILE_FEATURES, vectors), compute), np.empty((k, vectors), compute), totals
-    kernel(x, table, bounds, (0, n), (True, True), True, scratch, out, plan.scale, accumulate)
+    with plan.room(TILE_FEATURES + k, vectors, compute) as room:
+        scratch = room[:TILE_FEATURES], room[TILE_FEATURES:], totals
+        _clear_rest(scratch[0], n)
+        kernel(x, table, bounds, (0, n), (True, True), True, scratch, out, plan.scale, accumulate)
+
+
+def _clear_rest(tile: np.ndarray, n: int) -> None:
+    """Clear the columns that n vectors leave unused: denormal numbers of an earlier call would make additions slow."""
+    if rest := n % tile.shape[1]:
+        tile[:, rest:] = 0
 
 
 def _project_many(
@@ -108,8 +124,8 @@ def _project_many(
     own_totals = 0 if plan.n_blocks == 1 else together if plan.n_blocks <= per_table else None
     scratch = Scratch(
         lambda: (
-            np.zeros((TILE_FEATURES, vectors), compute),
-            np.empty((together * k, vectors), compute),
+            aligned((TILE_FEATURES, vectors), compute),
+            aligned((together * k, vectors), compute),
             np.empty((parts, (own_totals or 0) * k, vectors)),
         )
     )
@@ -149,7 +165,7 @@ def _project_many(
                 del table  # before the next is made
                 bounds = plan.bounds(b0, b1)
                 table = plan.table(bounds[0], bounds[-1])
-            ranges = row_ranges(rows.shape[0], unit, workers, STEP_WORK // (STORE_WORK * k + codes * (b1 - b0)))
+            ranges = row_ranges(rows.shape[0], unit, workers, STORE_WORK * k + table.size)
             threads.run(task, [(*r, rows, result, totals, b0, b1, table) for r in ranges], workers)
 
 
@@ -165,8 +181,8 @@ def _project_few(
     scratch = [
         (
             np.empty((CODES_STEP, plan.s), np.int32),
-            np.zeros((TILE_FEATURES if vectors > 1 else CODES_STEP + PADDING, vectors), compute),
-            np.empty((min(per_task, plan.n_blocks) * k, vectors), compute),
+            aligned((TILE_FEATURES if vectors > 1 else CODES_STEP + PADDING, vectors), compute),
+            aligned((min(per_task, plan.n_blocks) * k, vectors), compute),
         )
         for _ in range(workers)
     ]
@@ -206,6 +222,8 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
     vectors, workers = plan.vectors_and_workers(n, compute.itemsize)
     if plan.is_small(n):
         _adjoint_small(plan, y, out, accumulate, compute, vectors)
+    elif not accumulate and adjoint_contiguous(plan, y, out, compute):
+        return
     elif n <= vectors or -(-n // vectors) < workers:
         for i in range(0, n, vectors):
             _adjoint_few(plan, y[i : i + vectors], out[i : i + vectors], accumulate, compute, vectors, workers)
@@ -218,8 +236,10 @@ def _adjoint_small(
 ) -> None:
     n, k = y.shape
     kernel = compiled(kernels.adjoint_rows, data=y.dtype, compute=compute, out=out.dtype)
-    scratch = np.empty((TILE_FEATURES, vectors), compute), np.zeros((k, vectors), compute)
-    kernel(y, plan.kept[0], (0, n), scratch, out, plan.scale, accumulate)
+    with plan.room(TILE_FEATURES + k, vectors, compute) as room:
+        scratch = room[:TILE_FEATURES], room[TILE_FEATURES:]
+        _clear_rest(scratch[1], n)
+        kernel(y, plan.kept[0], (0, n), scratch, out, plan.scale, accumulate)
 
 
 def _adjoint_many(
@@ -228,7 +248,7 @@ def _adjoint_many(
     n, k = y.shape
     kernel = compiled(kernels.adjoint_rows, data=y.dtype, compute=compute, out=out.dtype)
     together = _together(out, k * vectors * compute.itemsize, vectors * workers)
-    scratch = Scratch(lambda: (np.empty((TILE_FEATURES, vectors), compute), np.zeros((together * k, vectors), compute)))
+    scratch = Scratch(lambda: (aligned((TILE_FEATURES, vectors), compute), aligned((together * k, vectors), compute)))
 
     def task(i: int, end: int, columns: np.ndarray, table: np.ndarray) -> None:
         with scratch.borrow() as arrays:
@@ -239,7 +259,7 @@ def _adjoint_many(
     for j in range(0, plan.d, span):
         columns = out[:, j : j + span]
         table = plan.table(j, j + columns.shape[1])
-        ranges = row_ranges(n, unit, workers, STEP_WORK // (STORE_WORK * columns.shape[1] + table.size))
+        ranges = row_ranges(n, unit, workers, STORE_WORK * columns.shape[1] + table.size)
         threads.run(task, [(*r, columns, table) for r in ranges], workers)
         del table  # before the next is made
 
@@ -252,8 +272,8 @@ def _adjoint_few(
     scratch = Scratch(
         lambda: (
             np.empty((CODES_STEP, plan.s), np.int32),
-            np.empty((TILE_FEATURES, vectors), compute),
-            np.zeros((k, vectors), compute),
+            aligned((TILE_FEATURES, vectors), compute),
+            aligned((k, vectors), compute),
         )
     )
 

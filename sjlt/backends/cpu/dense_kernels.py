@@ -47,18 +47,23 @@ def _accumulate(x, i0, i1, codes, j0, j1, k, tile, sums):
 
 
 @leaf
+def two_sum(a, b):
+    """(a + b, what that addition lost), by Knuth's TwoSum."""
+    total = a + b
+    rest = total - a
+    return total, (a - (total - rest)) + (b - rest)
+
+
+@leaf
 def add_to_totals(sums, totals, lost, compensated):
-    """totals += sums; lost += what that addition lost (Knuth's TwoSum), if compensated. All flat."""
+    """totals += sums; lost += what that addition lost, if compensated. All flat."""
     if not compensated:
         for r in range(sums.size):
             totals[r] += sums[r]
     else:
         for r in range(sums.size):
-            a, b = totals[r], np.float64(sums[r])
-            total = a + b
-            rest = total - a
-            totals[r] = total
-            lost[r] += (a - (total - rest)) + (b - rest)
+            totals[r], error = two_sum(totals[r], np.float64(sums[r]))
+            lost[r] += error
 
 
 @leaf

@@ -2,21 +2,106 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import types
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
 
 from ...laws import exact as law
 from ...laws.philox import define
+from .bits import WIDTH, WordVector, store_vector
 from .jit import CODES, LAW, kernel, leaf
+
+intrinsic: Any = extending.intrinsic  # its own types are those of the functions that emit code
 
 CODES_STEP = 1024  # columns whose codes are generated at a time where no table is shared
 
 _words = define(law.FUNCTIONS, leaf, np.uint64)
 part_start, select_word, sign_bit = _words.part_start, _words.select_word, _words.sign_bit
 chunk_tile, chunk_keys, chunk_signs = _words.chunk_tile, _words.chunk_keys, _words.chunk_signs
-row_in_sub_block = _words.row_in_sub_block
+row_in_sub_block, odd_inverse = _words.row_in_sub_block, _words.odd_inverse
 
 ONE, TWO, THREE = (np.uint64(v) for v in (1, 2, 3))
+TILE, SIGNS, KEYS = 0, 1, 5  # rows of a table of the words of WIDTH chunks
+MIN_VECTOR_CHUNKS = 4  # fewer chunks are faster one by one
+
+
+# ------------------------------------------------------------------------------------- words of chunks
+
+
+def _store_words(context: Any, builder: Any, table_type: Any, table: Any, row: Any, vectors: list[Any]) -> None:
+    """table[row + i, :] = the vector i, for a table of WIDTH columns of 32 bits that is given as one axis."""
+    for i, vector in enumerate(vectors):
+        at = builder.mul(builder.add(row, ir.Constant(row.type, i)), ir.Constant(row.type, WIDTH))
+        words = builder.trunc(vector.value, ir.VectorType(ir.IntType(32), WIDTH))
+        store_vector(context, builder, table_type, table, at, words)
+
+
+def _define_store(function: Any, returned: int) -> Any:
+    @intrinsic
+    def store(typing_context, table, row, c, scalars):
+        """table[row:, i] = the words of the law's `function` for chunk c + i, i < WIDTH."""
+
+        def codegen(context, builder, signature, arguments):
+            table, row, c, packed = arguments
+            scalars = [WordVector.splat(builder, word) for word in cgutils.unpack_tuple(builder, packed)]
+            made = function(WordVector.count_from(builder, c), *scalars)
+            _store_words(context, builder, signature.args[0], table, row, list(made) if returned > 1 else [made])
+            return context.get_dummy_value()
+
+        return types.void(table, types.int64, types.uint64, scalars), codegen
+
+    return store
+
+
+_store_tiles, _store_signs, _store_keys = (
+    _define_store(function, returned)
+    for function, returned in ((law.chunk_tile, 1), (law.chunk_signs, 4), (law.chunk_keys, 4))
+)
+
+
+@leaf
+def words_table(geometry):
+    """Room for the words of WIDTH chunks, as one axis."""
+    return np.zeros((KEYS + ((np.int64(geometry[1]) + 3) & ~3)) * WIDTH, np.uint32)
+
+
+@leaf
+def fill_words(table, c, count, stack, geometry):
+    """table[row WIDTH + i] = the words of chunk c + i of a stack, i < count <= WIDTH.
+
+    Its rows are the chunk's tile, from SIGNS on four words of signs, and from KEYS on the key words of the sub-blocks.
+    """
+    _, s, n_tiles, log_group, _, k0, k1, _ = geometry
+    if count >= MIN_VECTOR_CHUNKS:
+        if n_tiles > ONE:
+            _store_tiles(table, TILE, c, (n_tiles, log_group, k0, k1, np.uint64(stack)))
+        _store_signs(table, SIGNS, c, (k0, k1, np.uint64(stack)))
+        for quad in range((s + THREE) >> TWO):
+            _store_keys(table, KEYS + 4 * np.int64(quad), c, (np.uint64(quad), k0, k1, np.uint64(stack)))
+        return
+    for i in range(count):
+        chunk = c + np.uint64(i)
+        if n_tiles > ONE:
+            table[TILE * WIDTH + i] = chunk_tile(chunk, n_tiles, log_group, k0, k1, stack)
+        signs = chunk_signs(chunk, k0, k1, stack)
+        for n in range(4):
+            table[(SIGNS + n) * WIDTH + i] = signs[n]
+        for quad in range((s + THREE) >> TWO):
+            keys = chunk_keys(chunk, quad, k0, k1, stack)
+            for n in range(4):
+                table[(KEYS + 4 * np.int64(quad) + n) * WIDTH + i] = keys[n]
+
+
+@leaf
+def word(table, row, i):
+    """The word in that row of the table for the chunk i."""
+    return np.uint64(table[row * WIDTH + i])
+
+
+# ------------------------------------------------------------------------------------- codes
 
 
 @leaf
@@ -25,35 +110,39 @@ def generate_codes(first_column, codes, geometry):
 
     geometry : `exact_law.Geometry` in uint64.
     """
+    if codes.shape[0] == 0:
+        return
+    table = words_table(geometry)
+    p = geometry[4]
+    end = ((first_column + np.uint64(codes.shape[0]) - ONE) >> p) + ONE
     for stack in range(geometry[7]):
-        _generate_stack(first_column, codes, stack, geometry)
+        for c in range(first_column >> p, end, WIDTH):
+            count = np.int64(min(end - c, np.uint64(WIDTH)))
+            fill_words(table, c, count, stack, geometry)
+            for i in range(count):
+                _generate_chunk(first_column, codes, c + np.uint64(i), table, i, stack, geometry)
 
 
 @leaf
-def _generate_stack(first_column, codes, stack, geometry):
-    """The codes of one stack. Philox runs once per chunk."""
-    k, s, n_tiles, log_group, p, k0, k1, _ = geometry
-    end = first_column + np.uint64(codes.shape[0])
-    if end == first_column:
-        return
-    for c in range(first_column >> p, ((end - ONE) >> p) + ONE):
-        m = chunk_tile(c, n_tiles, log_group, k0, k1, stack)
-        first_row = part_start(m, k, n_tiles)
-        tile_rows = part_start(m + ONE, k, n_tiles) - first_row
-        tile_row = stack * k + first_row
-        g0, g1, g2, g3 = chunk_signs(c, k0, k1, stack)
-        begin, stop = max(first_column, c << p), min(end, (c + ONE) << p)
-        for quad in range((s + THREE) >> TWO):
-            w0, w1, w2, w3 = chunk_keys(c, quad, k0, k1, stack)
-            for t in range(quad << TWO, min(s, (quad + ONE) << TWO)):
-                w = select_word(t & THREE, w0, w1, w2, w3)
-                block_row = part_start(t, tile_rows, s)
-                b = part_start(t + ONE, tile_rows, s) - block_row
-                for j in range(begin, stop):
-                    i = j - (c << p)
-                    row = tile_row + block_row + row_in_sub_block(i, w, b, p)
-                    code = (row << ONE) | sign_bit(i, t, p, g0, g1, g2, g3)
-                    codes[np.int64(j - first_column), np.int64(stack * s + t)] = np.int32(code)
+def _generate_chunk(first_column, codes, c, table, i, stack, geometry):
+    """The codes of chunk c, the chunk i of the table, in one stack."""
+    k, s, n_tiles, _, p, _, _, _ = geometry
+    m = word(table, TILE, i)
+    first_row = part_start(m, k, n_tiles)
+    tile_rows = part_start(m + ONE, k, n_tiles) - first_row
+    tile_row = stack * k + first_row
+    g0, g1, g2, g3 = word(table, 1, i), word(table, 2, i), word(table, 3, i), word(table, 4, i)
+    start = c << p
+    begin, stop = max(first_column, start), min(first_column + np.uint64(codes.shape[0]), start + (ONE << p))
+    for t in range(s):
+        w = word(table, KEYS + np.int64(t), i)
+        block_row = part_start(t, tile_rows, s)
+        b = part_start(t + ONE, tile_rows, s) - block_row
+        for j in range(begin, stop):
+            place = j - start
+            row = tile_row + block_row + row_in_sub_block(place, w, b, p)
+            code = (row << ONE) | sign_bit(place, t, p, g0, g1, g2, g3)
+            codes[np.int64(j - first_column), np.int64(stack * s + t)] = np.int32(code)
 
 
 @kernel(first_column=types.uint64, codes=CODES, geometry=LAW)

@@ -71,7 +71,7 @@ def _project_csr(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool, table
                 yield
 
     workers = min(useful_threads(x.nnz * per_nonzero + n * k), max(1, SCRATCH_BYTES // (24 * k)))
-    threads.run(task, row_ranges(n, 1, workers, STEP_WORK // (STORE_WORK * k)), workers)
+    threads.run(task, row_ranges(n, 1, workers, STORE_WORK * k), workers)
 
 
 # ------------------------------------------------------------------------------------- by columns

@@ -64,6 +64,7 @@ TILE = Array(COMPUTE, 2)
 TOTALS = Array(types.float64, 3)
 CODES = Array(types.int32, 2)
 FLOAT64S = Array(types.float64, 1)
+INT32S = Array(types.int32, 1)
 INT64S = Array(types.int64, 1)
 INDICES = Array(INDEX, 1, readonly=True)  # of a sparse matrix
 VALUES = Array(DATA, 1, readonly=True)

@@ -1,11 +1,13 @@
-"""The projection of a single vector: entries are made and added 16 at a time, and never stored.
+"""Project a single vector: entries are generated and added for 16 rows of a sub-block at a time, and never stored.
 
-The columns of a chunk have different rows in each sub-block, so no two of the 16 additions reach one component, and
-each component gets its terms in the order of chunks, as in a tile of several vectors.
+A chunk gives each row of a sub-block at most one number; inverting the law's bijection finds it. Sums are then
+contiguous vectors, to which gathered numbers are added, in a third of the time of scattering numbers one by one. Each
+component gets its terms in the order of chunks, as in a tile of several vectors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,69 +16,159 @@ from numba import extending, types
 from numba.core import cgutils
 
 from ...laws import exact as law
-from .bits import HalfWordVector, decoded
-from .entries import chunk_keys, chunk_signs, chunk_tile, part_start, select_word
+from .bits import WIDTH, HalfWordVector, decoded, has_feature, shuffle_mask
+from .entries import KEYS, TILE, fill_words, odd_inverse, part_start, select_word, word, words_table
 from .jit import leaf
+from .simd import SQUARE_BYTES, load_masked, load_numbers, loads_by_squares, store_masked
 
 intrinsic: Any = extending.intrinsic  # its own types are those of the functions that emit code
 
-RUN = HalfWordVector.width  # places of a chunk that are worked on together
-PADDING = 2 * RUN  # numbers that a buffer of features has beyond them: a run's, before and after
+ROWS = HalfWordVector.width  # of a sub-block that are worked on together
+LOG_ROWS = 5  # of sub-blocks that fill two such vectors
+PADDING = 2 * law.TILE_ROWS  # numbers that a buffer of features has beyond them: a chunk's, before and after
 
-ZERO, ONE, TWO, THREE, FIVE, SIXTEEN = (np.uint64(v) for v in (0, 1, 2, 3, 5, RUN))
-LAST_OF_RUN, FIVE_BITS = np.uint64(RUN - 1), np.uint64(31)
+ONE, FIVE, SIX, SEVEN, SIXTEEN, FIVE_BITS, DIVISION_BITS = (np.uint64(v) for v in (1, 5, 6, 7, 16, 31, 22))
 
 
-@intrinsic
-def _add_run(typing_context, features, at, lanes, place, key, geometry, signs, base, sums):
-    """sums[base + row of place + l] += sign * features[at + l] for l in a range of lanes of the RUN.
+class _Divisor(HalfWordVector):
+    """The number b of rows of a sub-block, by which the law's `unscale_index` divides what is below 2^15."""
 
-    key : the sub-block's key word.  geometry : (its rows b, the chunk's p).  signs : bit l is 1 where negative.
-    """
+    reciprocal: HalfWordVector
 
-    def codegen(context, builder, signature, arguments):
-        features, at, lanes, place, key, geometry, signs, base, sums = arguments
-        number = context.get_data_type(signature.args[0].dtype)
-        bits = signature.args[0].dtype.bitwidth
-        b, p = (builder.extract_value(geometry, n) for n in range(2))
-        words = (HalfWordVector.splat(builder, scalar) for scalar in (key, b, p))
-        rows = law.row_in_sub_block(HalfWordVector.count_from(builder, place), *words)
-        rows = rows + HalfWordVector.splat(builder, base)
+    def __rfloordiv__(self, dividend: HalfWordVector) -> HalfWordVector:
+        """floor(x / b) = (x ceil(2^22 / b)) >> 22: the quotient is less than 1 / b too large for b <= 128, x < 2^15."""
+        return (dividend * self.reciprocal) >> int(DIVISION_BITS)
 
-        integers = ir.VectorType(ir.IntType(bits), RUN)
-        steps = HalfWordVector.count_from(builder, ir.Constant(ir.IntType(64), 0))
-        flips = ((HalfWordVector.splat(builder, signs) >> steps) & 1).value
-        flips = flips if bits == 32 else builder.zext(flips, integers)
-        flips = builder.shl(flips, ir.Constant(integers, [bits - 1] * RUN))
-        data = builder.gep(context.make_array(signature.args[0])(context, builder, features).data, [at])
-        loaded = builder.load(builder.bitcast(data, integers.as_pointer()), align=bits // 8)
-        values = builder.bitcast(builder.xor(loaded, flips), ir.VectorType(number, RUN))
 
-        row_of, value_of = (cgutils.alloca_once_value(builder, vector) for vector in (rows.value, values))
-        row_of = builder.bitcast(row_of, ir.IntType(32).as_pointer())
-        value_of = builder.bitcast(value_of, number.as_pointer())
-        target = context.make_array(signature.args[8])(context, builder, sums).data
+def _define_add_rows(log_chunk: int, whole: bool) -> Any:
+    @intrinsic
+    def add_rows(typing_context, features, at, sums, base, sub_block, inverses, signs):
+        """sums[base + r] += sign * features[at + i] for each row r of a sub-block that a place i of the chunk takes.
 
-        def add(lane: Any) -> None:
-            row = builder.zext(builder.load(builder.gep(row_of, [lane])), ir.IntType(64))
-            total = builder.gep(target, [row])
-            value = builder.load(builder.gep(value_of, [lane]))
-            builder.store(builder.fadd(builder.load(total), value), total)
+        For chunks of at most 2^log_chunk columns, and if `whole` as many as the sub-block has rows.
+        sub_block : (its rows b, ceil(2^22 / b), the chunk's p, the key word w).  inverses : of the factors of `beta`.
+        signs : four words, whose bit i is 1 where place i is negative.
+        """
 
-        first, last = (builder.extract_value(lanes, n) for n in range(2))
-        is_whole = builder.icmp_signed("==", builder.sub(last, first), ir.Constant(last.type, RUN))
-        with builder.if_else(is_whole) as (whole, part):
-            with whole:
-                for lane in range(RUN):
-                    add(ir.Constant(first.type, lane))
-            with part, cgutils.for_range(builder, last, start=first) as loop:
-                add(loop.index)
-        return context.get_dummy_value()
+        def codegen(context, builder, signature, arguments):
+            features, at, sums, base, sub_block, inverses, signs = arguments
+            number, bits = context.get_data_type(signature.args[0].dtype), signature.args[0].dtype.bitwidth
+            integers, numbers = ir.VectorType(ir.IntType(bits), ROWS), ir.VectorType(number, ROWS)
 
-    word, integer = types.uint64, types.int64
-    pair = types.UniTuple(word, 2)
-    arguments = features, integer, types.UniTuple(integer, 2), word, word, pair, word, word, sums
-    return types.void(*arguments), codegen
+            def splats(pack):
+                return [HalfWordVector.splat(builder, scalar) for scalar in cgutils.unpack_tuple(builder, pack)]
+
+            b, reciprocal, p, w = splats(sub_block)
+            divisor = _Divisor(builder, b.value)
+            divisor.reciprocal = reciprocal
+            (i1, i2), theta = splats(inverses), law.row_theta(w, b)
+            words = [word.value for word in splats(signs)[: 1 << (log_chunk - 5)]]
+            table = builder.gep(context.make_array(signature.args[0])(context, builder, features).data, [at])
+            look_up = _define_look_up(builder, table, numbers, log_chunk)
+            target = builder.gep(context.make_array(signature.args[2])(context, builder, sums).data, [base])
+            count, step = builder.extract_value(sub_block, 0), ir.Constant(ir.IntType(64), ROWS)
+            with cgutils.for_range_slice(builder, ir.Constant(count.type, 0), count, step, count.type) as (first, _):
+                row = slot = HalfWordVector.count_from(builder, first)
+                found = inside = builder.icmp_unsigned("<", row.value, b.value)
+                if not whole:
+                    slot = law.unscale_index(row, divisor, theta, p)
+                    taken = builder.icmp_unsigned("==", law.scale_index(slot, b, theta, p).value, row.value)
+                    taken = builder.and_(taken, builder.icmp_unsigned("<", slot.value, (1 << p).value))
+                    found = builder.and_(inside, taken)
+                place = law.undo_beta(slot, i1, w >> 8, i2, w >> 24, p)
+                word = HalfWordVector(builder, _select(builder, words, place.value, 5))
+                flips = ((word >> (place & 31)) & 1).value
+                flips = flips if bits == 32 else builder.zext(flips, integers)
+                flips = builder.shl(flips, ir.Constant(integers, [bits - 1] * ROWS))
+                values = builder.bitcast(builder.xor(builder.bitcast(look_up(place.value), integers), flips), numbers)
+                values = builder.select(found, values, ir.Constant(numbers, None))
+                pointer = builder.bitcast(builder.gep(target, [first]), numbers.as_pointer())
+                total = load_masked(builder, pointer, inside, bits // 8)
+                store_masked(builder, builder.fadd(total, values), pointer, inside, bits // 8)
+            return context.get_dummy_value()
+
+        word_type, integer = types.uint64, types.int64
+        four = types.UniTuple(word_type, 4)
+        return types.void(features, integer, sums, integer, four, types.UniTuple(word_type, 2), four), codegen
+
+    return add_rows
+
+
+def _select(builder: Any, vectors: list[Any], places: Any, bit: int) -> Any:
+    """Choose among 2^n vectors, lane by lane, by the bits `bit` to bit + n - 1 of each place."""
+    while len(vectors) > 1:
+        part = builder.and_(places, ir.Constant(places.type, [1 << bit] * places.type.count))
+        is_odd = builder.icmp_unsigned("!=", part, ir.Constant(part.type, None))
+        vectors = [builder.select(is_odd, odd, even) for even, odd in zip(vectors[::2], vectors[1::2], strict=True)]
+        bit += 1
+    return vectors[0]
+
+
+def _define_look_up(builder: Any, table: Any, numbers: Any, log_size: int) -> Callable[[Any], Any]:
+    """A function of places, 32 bits each, that emits a vector of the numbers there in a table of 2^log_size."""
+    lanes = 16 if isinstance(numbers.element, ir.FloatType) else 8  # of a register of AVX-512
+    if not has_feature("avx512f"):
+        return lambda places: _gather(builder, table, places, numbers)
+    vector, integers = ir.VectorType(numbers.element, lanes), ir.VectorType(ir.IntType(512 // lanes), lanes)
+    starts = (builder.gep(table, [ir.Constant(ir.IntType(64), start)]) for start in range(0, 1 << log_size, lanes))
+    align = 64 // lanes
+    held = [builder.load(builder.bitcast(start, vector.as_pointer()), align=align) for start in starts]
+    name = f"llvm.x86.avx512.vpermi2var.{'ps' if lanes == 16 else 'pd'}.512"
+    permute = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector, integers, vector]), name)
+
+    def look_up(places: Any) -> Any:
+        parts = []
+        for first in range(0, ROWS, lanes):
+            part = builder.shuffle_vector(places, places, shuffle_mask(list(range(first, first + lanes))))
+            part = part if lanes == 16 else builder.zext(part, integers)
+            pairs = zip(held[::2], held[1::2], strict=True)
+            found = [builder.call(permute, [low, part, high]) for low, high in pairs]
+            parts.append(_select(builder, found, part, lanes.bit_length()))
+        return parts[0] if len(parts) == 1 else builder.shuffle_vector(*parts, shuffle_mask(list(range(ROWS))))
+
+    return look_up
+
+
+def _gather(builder: Any, table: Any, places: Any, numbers: Any) -> Any:
+    pointers = builder.gep(table, [places], source_etype=numbers.element)
+    pointers.type = ir.VectorType(table.type, ROWS)
+    kind, size = f"v{ROWS}{numbers.element.intrinsic_name}", 4 if isinstance(numbers.element, ir.FloatType) else 8
+    every = ir.Constant(ir.VectorType(ir.IntType(1), ROWS), [1] * ROWS)
+    arguments = [pointers, ir.Constant(ir.IntType(32), size), every, ir.Constant(numbers, None)]
+    signature = ir.FunctionType(numbers, [argument.type for argument in arguments])
+    gather = cgutils.get_or_insert_function(builder.module, signature, f"llvm.masked.gather.{kind}.v{ROWS}p0")
+    return builder.call(gather, arguments)
+
+
+_add_rows_32, _add_all_rows_32 = _define_add_rows(5, False), _define_add_rows(5, True)
+_add_rows_64, _add_all_rows_64 = _define_add_rows(6, False), _define_add_rows(6, True)
+_add_all_rows_128 = _define_add_rows(7, True)
+
+
+@leaf
+def _load_one_by_one(x, begin, end, features, at):
+    """features[at + j] = x[0, j] for begin <= j < end."""
+    for j in range(begin, end):
+        features[at + j] = decoded(x[0, j], features)
+
+
+def _load_features(x, begin, end, features, at):
+    """`_load_one_by_one`, by vectors where numbers lie together (kernels)."""
+    raise NotImplementedError
+
+
+@extending.overload(_load_features)
+def _overload_load_features(x, begin, end, features, at):
+    if not loads_by_squares(x, features):
+        return lambda x, begin, end, features, at: _load_one_by_one(x, begin, end, features, at)
+    item = x.dtype.bitwidth // 8
+
+    def load(x, begin, end, features, at):
+        whole = (end - begin) // SQUARE_BYTES * SQUARE_BYTES if x.strides[1] == item else 0
+        load_numbers(x, 0, begin, whole, features, at + begin)
+        _load_one_by_one(x, begin + whole, end, features, at)
+
+    return load
 
 
 @leaf
@@ -85,35 +177,68 @@ def accumulate_vector(x, begin, end, first_column, geometry, features, sums):
 
     features : a buffer of end - begin + PADDING numbers.
     """
-    for j in range(end - begin):
-        features[RUN + j] = decoded(x[0, begin + j], features)
+    before, count = PADDING // 2, end - begin
+    features[:before] = 0
+    features[before + count : PADDING + count] = 0
+    _load_features(x, begin, end, features, before - begin)
+    table, sub_blocks = words_table(geometry), _sub_blocks(geometry)
     for stack in range(geometry[7]):
-        _accumulate_stack(first_column, np.uint64(end - begin), stack, geometry, features, sums)
+        _accumulate_stack(first_column, np.uint64(count), stack, geometry, (table, sub_blocks), features, sums)
 
 
 @leaf
-def _accumulate_stack(first, count, stack, geometry, features, sums):
-    k, s, n_tiles, log_group, p, k0, k1, _ = geometry
-    if count == ZERO:
-        return
-    end = first + count
-    for c in range(first >> p, ((end - ONE) >> p) + ONE):
-        m = chunk_tile(c, n_tiles, log_group, k0, k1, stack)
-        first_row = part_start(m, k, n_tiles)
-        tile_rows = part_start(m + ONE, k, n_tiles) - first_row
-        g0, g1, g2, g3 = chunk_signs(c, k0, k1, stack)
-        start = c << p
-        begin, stop = max(first, start) - start, min(end, start + (ONE << p)) - start  # places in the chunk
-        for quad in range((s + THREE) >> TWO):
-            w0, w1, w2, w3 = chunk_keys(c, quad, k0, k1, stack)
-            for t in range(quad << TWO, min(s, (quad + ONE) << TWO)):
-                w = select_word(t & THREE, w0, w1, w2, w3)
-                block_row = part_start(t, tile_rows, s)
-                b = part_start(t + ONE, tile_rows, s) - block_row
-                base = stack * k + first_row + block_row
-                for i in range(begin & ~LAST_OF_RUN, stop, SIXTEEN):
-                    e = (t << p) + i
-                    signs = select_word(e >> FIVE, g0, g1, g2, g3) >> (e & FIVE_BITS)
-                    lanes = np.int64(max(begin, i) - i), np.int64(min(stop, i + SIXTEEN) - i)
-                    at = np.int64(start + i + SIXTEEN - first)
-                    _add_run(features, at, lanes, i, w, (b, p), signs, base, sums)
+def _sub_blocks(geometry):
+    """[whether the tile has one row more than the smallest, t] = (the sub-block's first row, b, ceil(2^22 / b))."""
+    k, s, n_tiles = geometry[:3]
+    numbers = np.empty((2, np.int64(s), 3), np.uint64)
+    for more in range(2):
+        rows = k // n_tiles + np.uint64(more)
+        for t in range(s):
+            first = part_start(t, rows, s)
+            b = part_start(t + ONE, rows, s) - first
+            numbers[more, t, 0], numbers[more, t, 1] = first, b
+            numbers[more, t, 2] = ((ONE << DIVISION_BITS) + b - ONE) // b
+    return numbers
+
+
+@leaf
+def _accumulate_stack(first, count, stack, geometry, tables, features, sums):
+    table, sub_blocks = tables
+    p = geometry[4]
+    end = ((first + count - ONE) >> p) + ONE
+    for c0 in range(first >> p, end, WIDTH):
+        chunks = np.int64(min(end - c0, np.uint64(WIDTH)))
+        fill_words(table, c0, chunks, stack, geometry)
+        for i in range(chunks):
+            start = np.int64(((c0 + np.uint64(i)) << p) - first)  # of the chunk among the features: may be negative
+            _accumulate_chunk(PADDING // 2 + start, table, i, sub_blocks, stack, geometry, features, sums)
+
+
+@leaf
+def _accumulate_chunk(at, table, i, sub_blocks, stack, geometry, features, sums):
+    """Add the numbers of chunk i of the table, which begins at features[at]."""
+    k, s, n_tiles, _, p, _, _, _ = geometry
+    m = word(table, TILE, i)
+    first_row = part_start(m, k, n_tiles)
+    more = part_start(m + ONE, k, n_tiles) - first_row - k // n_tiles
+    g0, g1, g2, g3 = word(table, 1, i), word(table, 2, i), word(table, 3, i), word(table, 4, i)
+    for t in range(s):
+        w = word(table, KEYS + np.int64(t), i)
+        b = sub_blocks[more, t, 1]
+        base = np.int64(stack * k + first_row + sub_blocks[more, t, 0])
+        sub_block = b, sub_blocks[more, t, 2], p, w
+        inverses = odd_inverse(w | ONE), odd_inverse((w >> SIXTEEN) | ONE)
+        if p == SEVEN:
+            _add_all_rows_128(features, at, sums, base, sub_block, inverses, (g0, g1, g2, g3))
+        elif p == SIX:
+            signs = (g0, g1, g0, g1) if t == 0 else (g2, g3, g2, g3)
+            if b == ONE << p:
+                _add_all_rows_64(features, at, sums, base, sub_block, inverses, signs)
+            else:
+                _add_rows_64(features, at, sums, base, sub_block, inverses, signs)
+        else:
+            signs = (select_word((t << p) >> FIVE, g0, g1, g2, g3) >> ((t << p) & FIVE_BITS), g0, g0, g0)
+            if b == ONE << p:
+                _add_all_rows_32(features, at, sums, base, sub_block, inverses, signs)
+            else:
+                _add_rows_32(features, at, sums, base, sub_block, inverses, signs)

@@ -1,4 +1,4 @@
-"""The innermost operations on tiles, as LLVM vector instructions.
+"""The innermost operations on tiles, as LLVM vector instructions, and what those of `rows` share with them.
 
 Left to itself, the compiler checks at run time whether two tiles overlap before every few additions, and moves tiles
 number by number: on Zen 5 a projection then takes more than twice as long.
@@ -18,25 +18,26 @@ from .bits import DECODE, ENCODE, doubles_to_odd_floats, shuffle_mask
 intrinsic: Any = extending.intrinsic  # its own types are those of the functions that emit code
 
 HELD_ROWS = 8 if get_host_cpu_features().get("avx512f", False) else 2  # rows of 32 fp32 that registers hold
+LINE_BYTES = 64  # of the caches
 SQUARE_BYTES = 64  # a side of the squares that tiles are moved by: 16 fp32, 8 fp64
 
 
-def _splat(builder: Any, value: Any, width: int) -> Any:
+def splat(builder: Any, value: Any, width: int) -> Any:
     undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(first, undefined, shuffle_mask([0] * width))
 
 
-def _sign_vector(builder: Any, code: Any, number: Any, width: int) -> Any:
+def sign_vector(builder: Any, code: Any, number: Any, width: int) -> Any:
     """A vector of 1.0 for an even code, of -1.0 for an odd one."""
     bits, one = (32, 0x3F800000) if isinstance(number, ir.FloatType) else (64, 0x3FF0000000000000)
     integer = ir.IntType(bits)
     code = builder.zext(code, integer) if bits > 32 else code
     word = builder.or_(builder.shl(code, ir.Constant(integer, bits - 1)), ir.Constant(integer, one))
-    return _splat(builder, builder.bitcast(word, number), width)
+    return splat(builder, builder.bitcast(word, number), width)
 
 
-def _multiply_add(builder: Any, vector: Any, number_bits: int) -> Any:
+def multiply_add(builder: Any, vector: Any, number_bits: int) -> Any:
     """LLVM's a * b + c for vectors. Where products are exact, fused and separate instructions give the same bits."""
     name = f"llvm.fmuladd.v{vector.count}f{number_bits}"
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
@@ -47,8 +48,8 @@ def define_apply_codes(vectors: int, adjoint: bool) -> Any:
     def apply_codes(typing_context, codes, begin, end, features, i, components, base):
         """components[base + row] += sign * features[i] for each of codes[begin:end], the entries of a column.
 
-        With `adjoint`, features[i] += sign * components[base + row]. codes has one axis; both tiles have `vectors`
-        columns of one dtype.
+        With `adjoint`, features[i] += sign * components[base + row]. codes is contiguous, and indexed as if it had one
+        axis; both tiles have `vectors` columns of one dtype.
         """
 
         def codegen(context, builder, signature, arguments):
@@ -56,7 +57,7 @@ def define_apply_codes(vectors: int, adjoint: bool) -> Any:
             codes_type, _, _, features_type, _, components_type, _ = signature.args
             number, align = context.get_data_type(features_type.dtype), features_type.dtype.bitwidth // 8
             vector = ir.VectorType(number, vectors)
-            fma = _multiply_add(builder, vector, 8 * align)
+            fma = multiply_add(builder, vector, 8 * align)
 
             def row(array_type, array, index):
                 data = context.make_array(array_type)(context, builder, array).data
@@ -72,7 +73,7 @@ def define_apply_codes(vectors: int, adjoint: bool) -> Any:
                 code = builder.load(builder.gep(data, [loop.index]))
                 place = builder.zext(builder.lshr(code, ir.Constant(code.type, 1)), base.type)
                 component = row(components_type, components, builder.add(base, place))
-                sign = _sign_vector(builder, code, number, vectors)
+                sign = sign_vector(builder, code, number, vectors)
                 mine, other = builder.load(held), builder.load(component, align=align)
                 if adjoint:
                     builder.store(builder.call(fma, (sign, other, mine)), held)
@@ -88,87 +89,93 @@ def define_apply_codes(vectors: int, adjoint: bool) -> Any:
     return apply_codes
 
 
-def _load_part(builder: Any, pointer: Any, count: Any, align: int) -> Any:
+def scaled(builder: Any, vector: Any, scale: Any, dtype: Any) -> Any:
+    """A vector of sums times an fp64, as numbers of an array of that dtype, rounded once from fp64."""
+    scales = splat(builder, scale, vector.type.count)
+    if isinstance(vector.type.element, ir.FloatType):
+        vector = builder.fpext(vector, scales.type)
+    vector = builder.fmul(scales, vector)
+    if dtype is types.float32:
+        return builder.fptrunc(vector, ir.VectorType(ir.FloatType(), vector.type.count))
+    return ENCODE[dtype](builder, doubles_to_odd_floats(builder, vector)) if dtype in ENCODE else vector
+
+
+def first_lanes(builder: Any, count: Any, width: int) -> Any:
+    """A mask of `width` lanes, set for the first `count`."""
+    lanes = ir.Constant(ir.VectorType(count.type, width), list(range(width)))
+    return builder.icmp_signed("<", lanes, splat(builder, count, width))
+
+
+def load_part(builder: Any, pointer: Any, count: Any, align: int) -> Any:
     """The first `count` numbers of a vector in memory, zeros after them."""
+    return load_masked(builder, pointer, first_lanes(builder, count, pointer.type.pointee.count), align)
+
+
+def load_masked(builder: Any, pointer: Any, mask: Any, align: int) -> Any:
+    """A vector in memory where the mask is set, zeros elsewhere."""
     vector = pointer.type.pointee
-    lanes = ir.Constant(ir.VectorType(count.type, vector.count), list(range(vector.count)))
-    mask = builder.icmp_signed("<", lanes, _splat(builder, count, vector.count))
+    arguments = [pointer, ir.Constant(ir.IntType(32), align), mask, ir.Constant(vector, None)]
+    return _call_masked(builder, "load", vector, vector, arguments)
+
+
+def store_masked(builder: Any, vector: Any, pointer: Any, mask: Any, align: int) -> None:
+    """Store a vector where the mask is set."""
+    arguments = [vector, pointer, ir.Constant(ir.IntType(32), align), mask]
+    _call_masked(builder, "store", ir.VoidType(), vector.type, arguments)
+
+
+def _call_masked(builder: Any, name: str, result: Any, vector: Any, arguments: list[Any]) -> Any:
     kind = f"v{vector.count}{vector.element.intrinsic_name}"
-    signature = ir.FunctionType(vector, [pointer.type, ir.IntType(32), mask.type, vector])
-    load = cgutils.get_or_insert_function(builder.module, signature, f"llvm.masked.load.{kind}.p0{kind}")
-    return builder.call(load, [pointer, ir.Constant(ir.IntType(32), align), mask, ir.Constant(vector, None)])
+    signature = ir.FunctionType(result, [argument.type for argument in arguments])
+    function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.masked.{name}.{kind}.p0{kind}")
+    return builder.call(function, arguments)
 
 
-def _prefetch(builder: Any, pointer: Any, ahead: Any, size: int) -> None:
-    """Fetch `size` bytes that lie `ahead` bytes after a pointer; any address is allowed."""
+def prefetch(builder: Any, pointer: Any, ahead: Any, size: int, write: int = 0, locality: int = 3) -> None:
+    """Fetch `size` bytes that lie `ahead` bytes after a pointer; any address is allowed.
+
+    write : 1 where they are to be written.  locality : 3 for all caches, 2 for all but the first.
+    """
     address, word = ir.PointerType(ir.IntType(8)), ir.IntType(32)
     signature = ir.FunctionType(ir.VoidType(), [address, word, word, word])
-    prefetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0i8")
+    fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0i8")
     start = builder.gep(builder.bitcast(pointer, address), [ahead])
-    for line in range(0, size, 64):
+    for line in range(0, size, LINE_BYTES):
         place = builder.gep(start, [ir.Constant(ahead.type, line)])
-        builder.call(prefetch, [place, *(ir.Constant(word, value) for value in (0, 3, 1))])  # to read, keep, data
+        builder.call(fetch, [place, *(ir.Constant(word, value) for value in (write, locality, 1))])
 
 
 @intrinsic
-def scatter_row(typing_context, codes, begin, end, x, j, ahead, components):
-    """components[row, v] += sign * x[v, j] for each of codes[begin:end], the entries of a column, and all v.
+def load_numbers(typing_context, x, i, j, count, numbers, at):
+    """numbers[at + v] = x[i, j + v] for v < count, a multiple of SQUARE_BYTES, decoded where x has 16 bits.
 
-    codes has one axis. x is contiguous along its first axis, and is decoded where it has 16 bits; its numbers `ahead`
-    bytes after these are fetched. The rows of components are whole vectors of SQUARE_BYTES, not shorter than x's
-    columns: zeros are added to what is beyond.
+    x is contiguous along its second axis, and numbers, of one axis, has the dtype of sums.
     """
-    lanes = SQUARE_BYTES * 8 // components.dtype.bitwidth
+    lanes = SQUARE_BYTES
 
     def codegen(context, builder, signature, arguments):
-        codes, begin, end, x, j, ahead, components = arguments
-        codes_type, _, _, x_type, _, _, components_type = signature.args
-        source, source_bytes = context.get_data_type(x_type.dtype), x_type.dtype.bitwidth // 8
-        number, bits = context.get_data_type(components_type.dtype), components_type.dtype.bitwidth
-        codes = context.make_array(codes_type)(context, builder, codes).data
-        x = context.make_array(x_type)(context, builder, x)
-        components = context.make_array(components_type)(context, builder, components)
-        count, width = builder.extract_value(x.shape, 0), builder.extract_value(components.shape, 1)
-        feature = builder.bitcast(x.data, ir.PointerType(ir.IntType(8)))
-        feature = builder.gep(feature, [builder.mul(j, builder.extract_value(x.strides, 1))])
-        feature = builder.bitcast(feature, source.as_pointer())
-
-        def add(v, size, rest=None):
-            """For the vectors v .. v + size - 1, or the first `rest` of them."""
-            vector = ir.VectorType(number, size)
-            pointer = builder.bitcast(builder.gep(feature, [v]), ir.VectorType(source, size).as_pointer())
-            if rest is None:
-                held = builder.load(pointer, align=source_bytes)
-            else:
-                held = _load_part(builder, pointer, rest, source_bytes)
-            _prefetch(builder, pointer, ahead, size * source_bytes)
-            if x_type.dtype is not components_type.dtype:
-                held = DECODE[x_type.dtype](builder, held)
-            with cgutils.for_range(builder, end, start=begin) as loop:
-                code = builder.load(builder.gep(codes, [loop.index]))
-                row = builder.zext(builder.lshr(code, ir.Constant(code.type, 1)), width.type)
-                target = builder.gep(components.data, [builder.add(builder.mul(row, width), v)])
-                target = builder.bitcast(target, vector.as_pointer())
-                sign, total = _sign_vector(builder, code, number, size), builder.load(target, align=bits // 8)
-                total = builder.call(_multiply_add(builder, vector, bits), (sign, held, total))
-                builder.store(total, target, align=bits // 8)
-
-        def times(value, factor):
-            return builder.mul(value, ir.Constant(value.type, factor))
-
-        whole = builder.udiv(count, ir.Constant(count.type, lanes))
-        fours = builder.udiv(whole, ir.Constant(count.type, 4))
-        with cgutils.for_range(builder, fours) as loop:
-            add(times(loop.index, 4 * lanes), 4 * lanes)
-        with cgutils.for_range(builder, whole, start=times(fours, 4)) as loop:
-            add(times(loop.index, lanes), lanes)
-        rest = builder.sub(count, times(whole, lanes))
-        with builder.if_then(builder.icmp_signed(">", rest, ir.Constant(rest.type, 0))):
-            add(times(whole, lanes), lanes, rest)
+        x, i, j, count, numbers, at = arguments
+        x_type, numbers_type = signature.args[0], signature.args[4]
+        source, target = context.get_data_type(x_type.dtype), context.get_data_type(numbers_type.dtype)
+        x, numbers = (
+            context.make_array(x_type)(context, builder, x),
+            context.make_array(numbers_type)(context, builder, numbers),
+        )
+        row = builder.bitcast(x.data, ir.PointerType(ir.IntType(8)))
+        row = builder.bitcast(builder.gep(row, [builder.mul(i, builder.extract_value(x.strides, 0))]), x.data.type)
+        row, target_row = builder.gep(row, [j]), builder.gep(numbers.data, [at])
+        step = ir.Constant(count.type, lanes)
+        with cgutils.for_range_slice(builder, ir.Constant(count.type, 0), count, step, count.type) as (v, _):
+            pointer = builder.bitcast(builder.gep(row, [v]), ir.VectorType(source, lanes).as_pointer())
+            vector = builder.load(pointer, align=x_type.dtype.bitwidth // 8)
+            if x_type.dtype is not numbers_type.dtype:
+                vector = DECODE[x_type.dtype](builder, vector)
+            pointer = builder.bitcast(builder.gep(target_row, [v]), ir.VectorType(target, lanes).as_pointer())
+            builder.store(vector, pointer, align=numbers_type.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     integer = types.int64
-    return types.void(codes, integer, integer, x, integer, integer, components), codegen
+    return types.void(x, integer, integer, integer, numbers, integer), codegen
 
 
 def define_multiply_rows(vectors: int, width: int) -> Any:
@@ -183,7 +190,7 @@ def define_multiply_rows(vectors: int, width: int) -> Any:
             _, at, step, next_, count, _, _, base = arguments
             number = context.get_data_type(signature.args[0].dtype)
             vector, align = ir.VectorType(number, vectors), signature.args[0].dtype.bitwidth // 8
-            fma = _multiply_add(builder, vector, 8 * align)
+            fma = multiply_add(builder, vector, 8 * align)
             values, tile, sums = (
                 context.make_array(signature.args[n])(context, builder, arguments[n]).data for n in (0, 5, 6)
             )
@@ -198,7 +205,7 @@ def define_multiply_rows(vectors: int, width: int) -> Any:
                 x = builder.load(row(tile, loop.index), align=align)
                 place = builder.add(at, builder.mul(loop.index, next_))
                 for total in held:
-                    entry = _splat(builder, builder.load(builder.gep(values, [place])), vectors)
+                    entry = splat(builder, builder.load(builder.gep(values, [place])), vectors)
                     builder.store(builder.call(fma, (entry, x, builder.load(total))), total)
                     place = builder.add(place, step)
             for pointer, total in zip(rows, held, strict=True):
@@ -249,58 +256,61 @@ def loads_by_squares(x: Any, tile: Any) -> bool:
 
 def _define_load_square(transposed: bool) -> Any:
     @intrinsic
-    def load_square(typing_context, x, i, j, tile, row, vector):
-        """tile[row + q, vector + p] = x[i + p, j + q] for p, q < side, x contiguous along j (transposed) or i."""
+    def load_square(typing_context, x, i, j, ahead, tile, row, vector):
+        """tile[row + q, vector + p] = x[i + p, j + q] for p, q < side, x contiguous along j (transposed) or i.
+
+        Of an x contiguous along j, the numbers `ahead` bytes after these are fetched.
+        """
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 
         def codegen(context, builder, signature, arguments):
-            x, i, j, tile, row, first = arguments
-            x_type, _, _, tile_type, _, _ = signature.args
+            x, i, j, ahead, tile, row, first = arguments
+            x_type, _, _, _, tile_type, _, _ = signature.args
             sources = _square(context, builder, x_type, x, i, j, 0 if transposed else 1, side)
             vectors = [builder.load(pointer, align=x_type.dtype.bitwidth // 8) for pointer in sources]
             if tile_type.dtype is not x_type.dtype:
                 vectors = [DECODE[x_type.dtype](builder, vector) for vector in vectors]
             if transposed:
                 vectors = _transpose(builder, vectors)
+                for pointer in sources:
+                    prefetch(builder, pointer, ahead, side * x_type.dtype.bitwidth // 8, locality=2)
             targets = _square(context, builder, tile_type, tile, row, first, 0, side)
             for vector, pointer in zip(vectors, targets, strict=True):
                 builder.store(vector, pointer, align=tile_type.dtype.bitwidth // 8)
             return context.get_dummy_value()
 
-        return types.void(x, types.int64, types.int64, tile, types.int64, types.int64), codegen
+        integer = types.int64
+        return types.void(x, integer, integer, integer, tile, integer, integer), codegen
 
     return load_square
 
 
 def _define_store_square(transposed: bool) -> Any:
     @intrinsic
-    def store_square(typing_context, tile, row, vector, out, i, j, scale):
-        """out[i + p, j + q] = scale * tile[row + q, vector + p] for p, q < side, by way of fp64, as `store_tile`."""
+    def store_square(typing_context, tile, row, vector, out, i, j, ahead, scale):
+        """out[i + p, j + q] = scale * tile[row + q, vector + p] for p, q < side, by way of fp64, as `store_tile`.
+
+        Of an out contiguous along j (transposed), the memory `ahead` bytes after these is fetched, to be written.
+        """
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 
         def codegen(context, builder, signature, arguments):
-            tile, row, first, out, i, j, scale = arguments
-            tile_type, _, _, out_type, _, _, _ = signature.args
-            scales = _splat(builder, scale, side)
-            vectors = []
-            for pointer in _square(context, builder, tile_type, tile, row, first, 0, side):
-                vector = builder.load(pointer, align=tile_type.dtype.bitwidth // 8)
-                if tile_type.dtype is types.float32:
-                    vector = builder.fpext(vector, scales.type)
-                vector = builder.fmul(scales, vector)
-                if out_type.dtype is types.float32:
-                    vector = builder.fptrunc(vector, ir.VectorType(ir.FloatType(), side))
-                elif out_type.dtype in ENCODE:
-                    vector = ENCODE[out_type.dtype](builder, doubles_to_odd_floats(builder, vector))
-                vectors.append(vector)
+            tile, row, first, out, i, j, ahead, scale = arguments
+            tile_type, _, _, out_type, _, _, _, _ = signature.args
+            pointers = _square(context, builder, tile_type, tile, row, first, 0, side)
+            vectors = [builder.load(pointer, align=tile_type.dtype.bitwidth // 8) for pointer in pointers]
+            vectors = [scaled(builder, vector, scale, out_type.dtype) for vector in vectors]
             if transposed:
                 vectors = _transpose(builder, vectors)
             targets = _square(context, builder, out_type, out, i, j, 0 if transposed else 1, side)
             for vector, pointer in zip(vectors, targets, strict=True):
                 builder.store(vector, pointer, align=out_type.dtype.bitwidth // 8)
+                if transposed:
+                    prefetch(builder, pointer, ahead, side * out_type.dtype.bitwidth // 8, write=1, locality=2)
             return context.get_dummy_value()
 
-        return types.void(tile, types.int64, types.int64, out, types.int64, types.int64, types.float64), codegen
+        integer = types.int64
+        return types.void(tile, integer, integer, out, integer, integer, integer, types.float64), codegen
 
     return store_square
 

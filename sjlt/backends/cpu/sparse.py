@@ -110,7 +110,7 @@ def _project_csr(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> 
                 )  # fmt: skip
                 yield
 
-    threads.run(task, row_ranges(n, 1, workers, STEP_WORK // (STORE_WORK * k)), workers)
+    threads.run(task, row_ranges(n, 1, workers, STORE_WORK * k), workers)
 
 
 def _csr_workers(plan: ExactPlan, x: Any) -> int:
@@ -172,7 +172,7 @@ def project_exact_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.
     index = np.dtype(np.int32 if min(x.nnz * plan.s, n * k) <= np.iinfo(np.int32).max else np.int64)
     indptr = np.zeros(n + 1, index)
     count = compiled(kernels.count_csr, index=x.indices.dtype, out_index=index)
-    tasks, most = row_ranges(n, 1, workers, STEP_WORK // (STORE_WORK * k)), _step_nonzeros(plan, table)
+    tasks, most = row_ranges(n, 1, workers, STORE_WORK * k), _step_nonzeros(plan, table)
     law = plan.column(0), plan.geometry
 
     def count_task(i: int, end: int) -> Iterator[None]:

@@ -18,6 +18,7 @@ import numpy as np
 from numba import types
 
 from .bits import store_number
+from .dense_kernels import two_sum
 from .entries import CODES_STEP, generate_codes
 from .jit import (
     CODES,
@@ -96,19 +97,11 @@ def _count_bits(word):
 
 
 @leaf
-def _two_sum(a, b):
-    """(a + b rounded, the error of that) (Knuth)."""
-    total = a + b
-    rest = total - a
-    return total, (a - (total - rest)) + (b - rest)
-
-
-@leaf
 def close_segment(sums, base, k):
     """Add the sums base .. base + k - 1 of a segment to the totals, keep the error of that, and begin anew."""
     segment, totals, lost = sums
     for r in range(base, base + k):
-        totals[r], error = _two_sum(totals[r], segment[r])
+        totals[r], error = two_sum(totals[r], segment[r])
         lost[r] += error
         segment[r] = 0
 
@@ -129,7 +122,7 @@ def sum_of(sums, r, several):
     segment, totals, lost = sums
     if not several:
         return segment[r]
-    total, error = _two_sum(totals[r], segment[r])
+    total, error = two_sum(totals[r], segment[r])
     result = total + (lost[r] + error)
     return result if np.isfinite(result) else total
 

@@ -32,14 +32,14 @@ def _define_entries(vectors: int) -> tuple[Any, Any]:
     scatter_codes, gather_codes = (define_apply_codes(vectors, adjoint) for adjoint in (False, True))
 
     def scatter(codes, j0, nj, features, components, base):
-        flat, s = codes.reshape(-1), codes.shape[1]
+        s = codes.shape[1]
         for j in range(nj):
-            scatter_codes(flat, (j0 + j) * s, (j0 + j + 1) * s, features, j, components, base)
+            scatter_codes(codes, (j0 + j) * s, (j0 + j + 1) * s, features, j, components, base)
 
     def gather(codes, j0, nj, features, components, base):
-        flat, s = codes.reshape(-1), codes.shape[1]
+        s = codes.shape[1]
         for j in range(nj):
-            gather_codes(flat, (j0 + j) * s, (j0 + j + 1) * s, features, j, components, base)
+            gather_codes(codes, (j0 + j) * s, (j0 + j + 1) * s, features, j, components, base)
 
     # Numba links machine code from its cache by these names: closures that share one would be taken for each other.
     scatter.__qualname__, gather.__qualname__ = f"scatter_{vectors}", f"gather_{vectors}"
@@ -74,6 +74,18 @@ def gather(codes, j0, nj, features, components, base):
 # ------------------------------------------------------------------------------------- tiles of numbers
 
 
+@leaf
+def _next_tile(x, i, n, j0, nj):
+    """Bytes from the tile x[i:i + n, j0:j0 + nj] to the one that is probably next, 0 if there is none.
+
+    Prefetching it saves 15 to 25 % of the time for data beyond the caches: the pieces of rows are too short for the
+    processor to see what comes next. (Addresses beyond the data would cost TLB misses.)
+    """
+    if j0 + nj < x.shape[1]:
+        return nj * x.strides[1]
+    return n * x.strides[0] - j0 * x.strides[1] if i + 2 * n <= x.shape[0] else 0
+
+
 def _load_squares(x, i, n, j0, nj, tile, base):
     """`load_tile` for the whole squares; returns how many vectors and features these cover."""
     raise NotImplementedError
@@ -89,13 +101,15 @@ def _overload_load_squares(x, i, n, j0, nj, tile, base):
         rows, columns = x.strides[1] == item, x.strides[0] == item
         if not (rows or columns):
             return 0, 0
-        vectors, features = n // side * side, nj // side * side
-        for j in range(0, features, side):
+        vectors, features, ahead = n // side * side, nj // side * side, _next_tile(x, i, n, j0, nj)
+        if rows:
             for v in range(0, vectors, side):
-                if rows:
-                    load_rows(x, i + v, j0 + j, tile, base + j, v)
-                else:
-                    load_columns(x, i + v, j0 + j, tile, base + j, v)
+                for j in range(0, features, side):
+                    load_rows(x, i + v, j0 + j, ahead, tile, base + j, v)
+        else:
+            for j in range(0, features, side):
+                for v in range(0, vectors, side):
+                    load_columns(x, i + v, j0 + j, ahead, tile, base + j, v)
         return vectors, features
 
     return load
@@ -123,12 +137,15 @@ def _store_squares(tile, base, out, i, n, j0, nj, scale):
     if not (rows or columns):
         return 0, 0
     vectors, features = n // side * side, nj // side * side
-    for j in range(0, features, side):
+    ahead = _next_tile(out, i, n, j0, nj) if nj == out.shape[1] else 0  # tiles of features gain nothing
+    if rows:
         for v in range(0, vectors, side):
-            if rows:
-                store_rows(tile, base + j, v, out, i + v, j0 + j, scale)
-            else:
-                store_columns(tile, base + j, v, out, i + v, j0 + j, scale)
+            for j in range(0, features, side):
+                store_rows(tile, base + j, v, out, i + v, j0 + j, ahead, scale)
+    else:
+        for j in range(0, features, side):
+            for v in range(0, vectors, side):
+                store_columns(tile, base + j, v, out, i + v, j0 + j, ahead, scale)
     return vectors, features
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +13,9 @@ from ...kernels.config.dropout import FLAT_WARPS, calls_per_group, choose_tiles,
 from ...kernels.portable.dropout import ADD, DROP, MASK, STORED, dropout_flat, dropout_tiles
 from ...laws.dropout import Rule
 from . import device
-from .launcher import Launch, kind, run
-from .prepared import MAX_PREPARED
+from .launcher import Launch, keep, kind, run
 
-_flat: dict[Any, Launch] = {}
+_flat: dict[Hashable, Launch] = {}
 
 
 def drop(rule: Rule, x: Tensor, out: Tensor) -> None:
@@ -83,20 +82,18 @@ def _is_flat(rule: Rule, x: Tensor, other: Tensor, out: Tensor) -> bool:
 
 def _launch_flat(mode: int, rule: Rule, x: Tensor, other: Tensor, out: Tensor) -> None:
     bits, threshold, scale, seed, step, offset, _, seeds, steps = rule
-    key = (
-        mode, bits, offset % (128 // bits) == 0, out.numel(), out.get_device(), kind(x), kind(out),
-        other is x or kind(other), seeds is None or kind(seeds), steps is None or kind(steps),
+    kinds = (
+        kind(x), kind(out), other is x or kind(other), seeds is None or kind(seeds), steps is None or kind(steps),
     )  # fmt: skip
+    key = (mode, bits, offset % (128 // bits) == 0, out.numel(), out.get_device(), kinds)
     launch = _flat.get(key)
     if launch is None:
-        if len(_flat) >= MAX_PREPARED:
-            _flat.clear()
-        launch = _flat[key] = _prepare_flat(mode, rule, out, key)
+        launch = keep(_flat, key, _prepare_flat(mode, rule, out, kinds))
     tensors = (x, other, out, out if seeds is None else seeds, out if steps is None else steps)
     launch(tensors, seed, step, threshold, scale, offset)
 
 
-def _prepare_flat(mode: int, rule: Rule, out: Tensor, key: tuple[Any, ...]) -> Launch:
+def _prepare_flat(mode: int, rule: Rule, out: Tensor, kinds: Hashable) -> Launch:
     """A launch on as many elements as `out` has, of these kinds, which serves all seeds, steps and probabilities."""
     calls, n = calls_per_group(rule.bits, out.itemsize, (rule.offset,)), out.numel()
     block = flat_block(rule.bits, calls, out.itemsize)
@@ -104,7 +101,7 @@ def _prepare_flat(mode: int, rule: Rule, out: Tensor, key: tuple[Any, ...]) -> L
     names = dropout_flat.arg_names[-len(constants) :]
     by_name = dict(zip(names, constants, strict=True), num_warps=FLAT_WARPS, enable_fp_fusion=False)
     # Triton compiles for the kinds of tensors, not for the number of elements.
-    compiled_for = (constants, key[5:])
+    compiled_for = (constants, kinds)
     return Launch(dropout_flat, (-(-n // block), 1, 1), out.get_device(), (), (n,), compiled_for, lambda: by_name)
 
 

@@ -7,14 +7,14 @@ Triton examines all arguments of every launch to find what to compile for, which
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-MAX_COMPILED = 4096  # compiled kernels remembered
+MAX_KEPT = 4096  # compiled kernels, or what was prepared for calls, in one dictionary
 # Triton by default generates a check for every integer operation, with wider numbers, and drops all of them unless it
 # debugs. The law's words wrap on purpose. Without the checks the machine code is the same, and the first stage of the
 # compiler takes half the time.
@@ -23,6 +23,7 @@ OPTIONS = {"sanitize_overflow": False}
 # Versions of Triton whose `CompiledKernel.run` takes the arguments that `_start` passes; it is no documented interface.
 DIRECT = triton.__version__.startswith(("3.6.", "3.7."))
 
+Value = TypeVar("Value")
 Found = tuple[Any, tuple[Any, ...]]  # a compiled kernel, and the values of its constants in the order of its arguments
 _compiled: dict[Hashable, Found] = {}
 _address = Tensor.data_ptr
@@ -31,6 +32,14 @@ _address = Tensor.data_ptr
 def kind(t: Tensor) -> Hashable:
     """The properties of a tensor that Triton compiles for: its dtype, and the alignment of its memory."""
     return t.dtype, t.data_ptr() % 16
+
+
+def keep(kept: dict[Hashable, Value], key: Hashable, value: Value) -> Value:
+    """Keep a value under a key of a dictionary, which is emptied when it is full, and return the value."""
+    if len(kept) >= MAX_KEPT:
+        kept.clear()
+    kept[key] = value
+    return value
 
 
 class Launch:
@@ -110,10 +119,8 @@ def run(
     compiled = kernel[grid](*arguments, **by_name)
     if compiled is None:
         return None
-    if len(_compiled) >= MAX_COMPILED:
-        _compiled.clear()
-    found = _compiled[known_by] = compiled, tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
-    return found
+    values = tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
+    return keep(_compiled, known_by, (compiled, values))
 
 
 def _start(compiled: Any, grid: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:

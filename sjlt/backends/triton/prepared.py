@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import device
-from .launcher import Launch
+from .launcher import Launch, keep
 from .partial_sums import Sums
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     # call(spec, data, out) writes a product to `out`. The seed of `spec` may differ from that of the preparation.
     Call = Callable[[SketchSpec, Tensor, Tensor], None]
     Prepare = Callable[[SketchSpec, Tensor, Tensor, bool], Call]
-
-MAX_PREPARED = 4096  # products remembered
 
 _prepared: dict[Hashable, Any] = {}
 
@@ -45,9 +43,7 @@ def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accu
     )  # fmt: skip
     call = _prepared.get(key)
     if call is None:
-        if len(_prepared) >= MAX_PREPARED:
-            _prepared.clear()
-        call = _prepared[key] = prepare(spec, data, out, accumulate)
+        call = keep(_prepared, key, prepare(spec, data, out, accumulate))
     if device.is_current(index):
         call(spec, data, out)
     else:

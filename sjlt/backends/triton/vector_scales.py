@@ -19,7 +19,7 @@ _CONSTANTS = {
 
 
 def vector_scales(mode: int, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """How the scales, fp32 (n,), of vectors like x are computed, if `mode` is FP16_PAIR.
+    """A function that computes the scales, fp32 (n,), of vectors like x, if `mode` is FP16_PAIR.
 
     In other modes the function returns its argument: kernels then do not read their tensor of scales.
     """

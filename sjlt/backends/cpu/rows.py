@@ -1,0 +1,137 @@
+"""Operations on the features and components of vectors that lie side by side in memory, as LLVM vector instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+
+from .bits import DECODE
+from .simd import SQUARE_BYTES, first_lanes, load_part, multiply_add, prefetch, scaled, sign_vector, store_masked
+
+intrinsic: Any = extending.intrinsic  # its own types are those of the functions that emit code
+
+
+def _for_vectors(builder: Any, count: Any, lanes: int, emit: Callable[[Any, int, Any], None]) -> None:
+    """Emit loops over `count` numbers that call ``emit(v, size, rest)`` for the numbers v .. v + size - 1.
+
+    size : 4 lanes, then `lanes`.  rest : None, or how many of the last `lanes` numbers there are.
+    """
+
+    def times(value: Any, factor: int) -> Any:
+        return builder.mul(value, ir.Constant(value.type, factor))
+
+    whole = builder.udiv(count, ir.Constant(count.type, lanes))
+    fours = builder.udiv(whole, ir.Constant(count.type, 4))
+    with cgutils.for_range(builder, fours) as loop:
+        emit(times(loop.index, 4 * lanes), 4 * lanes, None)
+    with cgutils.for_range(builder, whole, start=times(fours, 4)) as loop:
+        emit(times(loop.index, lanes), lanes, None)
+    rest = builder.sub(count, times(whole, lanes))
+    with builder.if_then(builder.icmp_signed(">", rest, ir.Constant(rest.type, 0))):
+        emit(times(whole, lanes), lanes, rest)
+
+
+def _feature(builder: Any, x: Any, j: Any) -> Any:
+    """A pointer to column j of an array of vectors in rows."""
+    start = builder.bitcast(x.data, ir.PointerType(ir.IntType(8)))
+    start = builder.gep(start, [builder.mul(j, builder.extract_value(x.strides, 1))])
+    return builder.bitcast(start, x.data.type)
+
+
+def _component(builder: Any, components: Any, code: Any, v: Any, vector: Any) -> Any:
+    """A pointer to the numbers from v on, as a vector of that type, of the component that a code names."""
+    width = builder.extract_value(components.shape, 1)
+    row = builder.zext(builder.lshr(code, ir.Constant(code.type, 1)), width.type)
+    start = builder.gep(components.data, [builder.add(builder.mul(row, width), v)])
+    return builder.bitcast(start, vector.as_pointer())
+
+
+@intrinsic
+def scatter_row(typing_context, codes, begin, end, x, j, ahead, components):
+    """components[row, v] += sign * x[v, j] for each of codes[begin:end], the entries of a column, and all v.
+
+    codes is contiguous, and indexed as if it had one axis. x is contiguous along its first axis, and is decoded where
+    it has 16 bits; its numbers `ahead` bytes after these are fetched. The rows of components are whole vectors of
+    SQUARE_BYTES, not shorter than x's columns: zeros are added to what is beyond.
+    """
+    lanes = SQUARE_BYTES * 8 // components.dtype.bitwidth
+
+    def codegen(context, builder, signature, arguments):
+        codes, begin, end, x, j, ahead, components = arguments
+        codes_type, _, _, x_type, _, _, components_type = signature.args
+        source, source_bytes = context.get_data_type(x_type.dtype), x_type.dtype.bitwidth // 8
+        number, bits = context.get_data_type(components_type.dtype), components_type.dtype.bitwidth
+        codes = context.make_array(codes_type)(context, builder, codes).data
+        x = context.make_array(x_type)(context, builder, x)
+        components = context.make_array(components_type)(context, builder, components)
+        count = builder.extract_value(x.shape, 0)
+        feature = _feature(builder, x, j)
+
+        def add(v, size, rest):
+            vector = ir.VectorType(number, size)
+            pointer = builder.bitcast(builder.gep(feature, [v]), ir.VectorType(source, size).as_pointer())
+            if rest is None:
+                held = builder.load(pointer, align=source_bytes)
+            else:
+                held = load_part(builder, pointer, rest, source_bytes)
+            prefetch(builder, pointer, ahead, size * source_bytes)
+            if x_type.dtype is not components_type.dtype:
+                held = DECODE[x_type.dtype](builder, held)
+            with cgutils.for_range(builder, end, start=begin) as loop:
+                code = builder.load(builder.gep(codes, [loop.index]))
+                target = _component(builder, components, code, v, vector)
+                sign, total = sign_vector(builder, code, number, size), builder.load(target, align=bits // 8)
+                total = builder.call(multiply_add(builder, vector, bits), (sign, held, total))
+                builder.store(total, target, align=bits // 8)
+
+        _for_vectors(builder, count, lanes, add)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(codes, integer, integer, x, integer, integer, components), codegen
+
+
+@intrinsic
+def gather_row(typing_context, codes, begin, end, components, out, j, scale):
+    """out[v, j] = scale * (the sum of sign * components[row, v] for each of codes[begin:end]), for all v.
+
+    codes is contiguous, and indexed as if it had one axis. out is contiguous along its first axis, and rounded to once
+    from fp64. The rows of components are as in `scatter_row`; their sums run in the order of the codes.
+    """
+    lanes = SQUARE_BYTES * 8 // components.dtype.bitwidth
+
+    def codegen(context, builder, signature, arguments):
+        codes, begin, end, components, out, j, scale = arguments
+        codes_type, _, _, components_type, out_type, _, _ = signature.args
+        number, bits = context.get_data_type(components_type.dtype), components_type.dtype.bitwidth
+        codes = context.make_array(codes_type)(context, builder, codes).data
+        components = context.make_array(components_type)(context, builder, components)
+        out = context.make_array(out_type)(context, builder, out)
+        feature, align = _feature(builder, out, j), out_type.dtype.bitwidth // 8
+
+        def add(v, size, rest):
+            vector = ir.VectorType(number, size)
+            held = cgutils.alloca_once(builder, vector)  # in registers
+            builder.store(ir.Constant(vector, None), held)
+            with cgutils.for_range(builder, end, start=begin) as loop:
+                code = builder.load(builder.gep(codes, [loop.index]))
+                term = builder.load(_component(builder, components, code, v, vector), align=bits // 8)
+                sign = sign_vector(builder, code, number, size)
+                total = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(held)))
+                builder.store(total, held)
+            result = scaled(builder, builder.load(held), scale, out_type.dtype)
+            pointer = builder.bitcast(builder.gep(feature, [v]), result.type.as_pointer())
+            if rest is None:
+                builder.store(result, pointer, align=align)
+            else:
+                store_masked(builder, result, pointer, first_lanes(builder, rest, size), align)
+
+        _for_vectors(builder, builder.extract_value(out.shape, 0), lanes, add)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(codes, integer, integer, components, out, integer, types.float64), codegen

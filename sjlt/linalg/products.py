@@ -1,0 +1,113 @@
+"""Products of tall NumPy matrices in pieces, on threads that each use a BLAS of one thread.
+
+The threads of a BLAS wait for each other in loops that take a core: where another thread reads a file or other
+processes work, A'A of (100000, 500) took 2.2 s on 2 cores, and takes 0.45 s in pieces. Results do not depend on the
+number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import threads
+
+PIECE_BYTES = 2 << 20  # of a matrix: read from memory once, and used twice while it lies in a core's cache
+TILE = 256  # columns of a Gram matrix's tiles
+
+_lock = threading.Lock()
+threads.fork_locks.append(_lock)
+_users = 0
+_limits: Any = None
+
+
+def row_pieces(a: np.ndarray) -> list[slice]:
+    rows = max(64, PIECE_BYTES // (a.itemsize * a.shape[1]))
+    return [slice(i, i + rows) for i in range(0, a.shape[0], rows)]
+
+
+def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a b in float64, computed in the dtype of a and b."""
+    out = np.empty((a.shape[0], b.shape[1]))
+
+    def task(piece: slice) -> None:
+        out[piece] = a[piece] @ b
+
+    in_parallel(task, ((piece,) for piece in row_pieces(a)))
+    return out
+
+
+def normal_product(a: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """a' a z."""
+    # Transposed, the second product takes 0.8 of the time for 64 columns in float32.
+    return _sum_over_pieces(a, z.shape[1], lambda piece: ((a[piece] @ z).T @ a[piece]).T)
+
+
+def residual_gradient(a: np.ndarray, x: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(a'(b - a x), the squared norms of the columns of b - a x)."""
+
+    def term(piece: slice) -> np.ndarray:
+        residual = b[piece] - a[piece] @ x
+        return np.concatenate([a[piece].T @ residual, (residual * residual).sum(0)[None]])
+
+    total = _sum_over_pieces(a, x.shape[1], term)
+    return total[:-1], total[-1]
+
+
+def add_gram(total: np.ndarray, p: np.ndarray) -> None:
+    """total += p' p, in the tiles on and above the diagonal."""
+    starts = range(0, p.shape[1], TILE)
+
+    def task(i: int, j: int) -> None:
+        total[i : i + TILE, j : j + TILE] += p[:, i : i + TILE].T @ p[:, j : j + TILE]
+
+    in_parallel(task, ((i, j) for i in starts for j in starts if i <= j))
+
+
+def _sum_over_pieces(a: np.ndarray, columns: int, term: Callable[[slice], np.ndarray]) -> np.ndarray:
+    """The sum of term(piece) over a's pieces; as many partial sums as make a fraction of a's size."""
+    pieces = row_pieces(a)
+    size = max(1, -(-len(pieces) * columns // 1024))  # pieces per partial sum
+    groups = [pieces[i : i + size] for i in range(0, len(pieces), size)]
+    partial: list[Any] = [None] * len(groups)
+
+    def task(g: int) -> None:
+        partial[g] = functools.reduce(np.add, map(term, groups[g]))
+
+    in_parallel(task, ((g,) for g in range(len(groups))))
+    return np.asarray(functools.reduce(np.add, partial))
+
+
+def in_parallel(task: Callable[..., None], arguments: Iterable[tuple[Any, ...]]) -> None:
+    """Call the task for each of the arguments on all threads; its products use a BLAS of one thread."""
+    with one_blas_thread():
+        threads.run(task, arguments, threads.get_num_threads())
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit the process's BLAS to one thread: the first of concurrent callers does, and the last one ends it."""
+    global _users, _limits
+    with _lock:
+        if _users == 0:
+            _limits = _controller().limit(limits=1, user_api="blas")
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _limits.restore_original_limits()
+
+
+@functools.cache
+def _controller() -> Any:
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # it loads in 20 ms
+
+    return ThreadpoolController()

@@ -1,0 +1,49 @@
+"""The inner loops of the gradient of a least-squares problem, compiled by Numba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from ..backends.cpu.jit import OPTIONS, Array, kernel
+
+ROWS = 4  # that share one reading of x and one rewriting of the gradient
+VECTOR = Array(types.float64, 1, readonly=True)
+
+
+def _vectorized(function: Any) -> Any:
+    """Declare a function whose sums may be split among the lanes of vectors, the same way in each call."""
+    return numba.njit(function, fastmath={"reassoc", "contract"}, **OPTIONS)
+
+
+@_vectorized
+def _add_rows(a0: Any, a1: Any, a2: Any, a3: Any, x: Any, b: Any, gradient: Any) -> Any:
+    """gradient += a'(b - a x) for ROWS rows."""
+    s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
+    for j in range(x.size):
+        s0 += a0[j] * x[j]
+        s1 += a1[j] * x[j]
+        s2 += a2[j] * x[j]
+        s3 += a3[j] * x[j]
+    s0, s1, s2, s3 = b[0] - s0, b[1] - s1, b[2] - s2, b[3] - s3
+    for j in range(x.size):
+        gradient[j] += (a0[j] * s0 + a1[j] * s1) + (a2[j] * s2 + a3[j] * s3)
+    return (s0 * s0 + s1 * s1) + (s2 * s2 + s3 * s3)
+
+
+@kernel(types.float64, a=Array(types.float64, 2, readonly=True), x=VECTOR, b=VECTOR, gradient=Array(types.float64, 1))
+def add_gradient(a: Any, x: Any, b: Any, gradient: Any) -> Any:
+    """gradient += a'(b - a x); returns the sum of the squares of b - a x."""
+    total, m = 0.0, b.size
+    whole = m // ROWS * ROWS
+    for i in range(0, whole, ROWS):
+        total += _add_rows(a[i], a[i + 1], a[i + 2], a[i + 3], x, b[i : i + ROWS], gradient)
+    if whole < m:  # the last rows, and zeros
+        rest, rest_b = np.zeros((ROWS, x.size)), np.zeros(ROWS)
+        rest[: m - whole] = a[whole:]
+        rest_b[: m - whole] = b[whole:]
+        total += _add_rows(rest[0], rest[1], rest[2], rest[3], x, rest_b, gradient)
+    return total
