@@ -17,6 +17,7 @@ from triton.compiler import CompiledKernel
 from sjlt import Sketch
 from sjlt.backends.triton import launcher as triton_launches
 from sjlt.backends.triton import prepared
+from sjlt.backends.triton.device import GLUON_VERSIONS
 from sjlt.backends.triton.launcher import Launch, kind, run
 
 
@@ -126,6 +127,19 @@ def test_prepared_launches():
     assert len(kernel.searched) == 1
 
 
+def test_launches_by_address():
+    """A caller that knows addresses makes tensors for the first launch alone."""
+    kernel, x = Kernel(), torch.empty(3)
+    launch = Launch(kernel, (3, 1, 1), 1, (), ("after",), "key", constants)
+    assert not launch.start((x.data_ptr(),), 7)
+    assert kernel.searched == kernel.launched == []
+    kernel.arg_names = ("x", "number", "after", "BLOCK", "UNMASKED")
+    launch.search((x,), 7)
+    assert kernel.searched == [((3, 1, 1), (x, 7, "after"), passed())]
+    assert launch.start((x.data_ptr() + 4,), 8)
+    assert kernel.launched == [("stream 1", (3, 1, 1), (x.data_ptr() + 4, 8, "after", 64, True), passed())]
+
+
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
 def test_hooks_are_served(name, monkeypatch):
     """Where Triton has a hook, as profilers set, launches go through Triton; hooks may come at any time."""
@@ -209,6 +223,8 @@ def test_what_keys_leave_out_is_not_compiled_for():
     kinds = ("tensor_core", "row_gather", "few_vectors")
     kernels = {f"{way}_{kind}" for way in ("project", "adjoint") for kind in kinds}
     kernels |= {"scale_vectors", "reduce_partial_sums", "multiply_iid", "dropout_flat", "dropout_tiles"}
+    if triton.__version__.startswith(GLUON_VERSIONS):
+        kernels |= {"encode_chunks", "project_codes_hopper"}
     assert {name for name, times in met.items() if int(times) > 20} >= kernels, "equal keys are what this is about"
 
 

@@ -6,11 +6,11 @@ Triton examines all arguments of every launch to find what to compile for, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 import triton
-from torch import Tensor
+from torch import Tensor, dtype
 from triton import knobs
 from triton.runtime import driver
 
@@ -24,12 +24,13 @@ OPTIONS = {"sanitize_overflow": False}
 DIRECT = triton.__version__.startswith(("3.6.", "3.7."))
 
 Value = TypeVar("Value")
+Kind = tuple[dtype, int]  # of a tensor: its dtype, and its address modulo 16
 Found = tuple[Any, tuple[Any, ...]]  # a compiled kernel, and the values of its constants in the order of its arguments
 _compiled: dict[Hashable, Found] = {}
 _address = Tensor.data_ptr
 
 
-def kind(t: Tensor) -> Hashable:
+def kind(t: Tensor) -> Kind:
     """The properties of a tensor that Triton compiles for: its dtype, and the alignment of its memory."""
     return t.dtype, t.data_ptr() % 16
 
@@ -73,12 +74,24 @@ class Launch:
         self._found: Found | None = None
 
     def __call__(self, tensors: tuple[Tensor, ...], *numbers: float) -> None:
+        if not self.start(map(_address, tensors), *numbers):
+            self.search(tensors, *numbers)
+
+    def start(self, addresses: Iterable[Any], *numbers: float) -> bool:
+        """Launch with addresses in place of tensors, and with descriptors, if the compiled kernel is known.
+
+        Returns False, and does nothing, before the first `search`. Triton looks up who owns a tensor's memory, but
+        takes a number as it is. A caller that knows where parts of a tensor lie need not make tensors of them.
+        """
         found = self._found
-        if found is not None:
-            # Triton looks up who owns a tensor's memory, but takes a number as it is.
-            compiled, rest = found
-            _start(compiled, self.grid, self.device, (*map(_address, tensors), *self.before, *numbers, *rest))
-            return
+        if found is None:
+            return False
+        compiled, rest = found
+        _start(compiled, self.grid, self.device, (*addresses, *self.before, *numbers, *rest))
+        return True
+
+    def search(self, tensors: tuple[Any, ...], *numbers: float) -> None:
+        """Launch with tensors and descriptors, from which Triton learns what to compile for."""
         arguments = (*tensors, *self.before, *numbers, *self.after)
         found = run(self.kernel, self.grid, self.device, arguments, self.key, self.constants)
         if found is not None:
