@@ -29,14 +29,19 @@ def taken(monkeypatch, hopper_sizes):
 
     calls = []
 
-    def recorded(call):
-        def record(chosen, spec, data, out):
-            calls.append((len(data), spec.n_features))
-            call(chosen, spec, data, out)
+    def recorded(prepare):
+        def prepare_recorded(*arguments):
+            call = prepare(*arguments)
 
-        return record
+            def record(spec, data, out):
+                calls.append((len(data), spec.n_features))
+                call(spec, data, out)
 
-    for name in ("project_exact", "adjoint_exact"):
+            return record
+
+        return prepare_recorded
+
+    for name in ("prepare_project", "prepare_adjoint"):
         monkeypatch.setattr(hopper, name, recorded(getattr(hopper, name)))
     return calls
 

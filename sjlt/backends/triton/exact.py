@@ -21,8 +21,8 @@ from ...kernels.portable.few_vectors import adjoint_few_vectors, project_few_vec
 from ...kernels.portable.row_gather import adjoint_row_gather, project_row_gather
 from ...kernels.portable.tensor_core import adjoint_tensor_core, project_tensor_core
 from . import device, prepared, sparse
+from .launcher import Kind, kind
 from .launcher import Launch as KernelLaunch
-from .launcher import kind
 from .partial_sums import reduction, sums_of
 from .vector_scales import vector_scales
 
@@ -151,33 +151,30 @@ def _constants(
 
 def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
     """The call that computes out = X Sᵀ by `plan`."""
-    splits = plan.chosen.splits
+    chosen, splits = plan.chosen, plan.chosen.splits
+    if isinstance(chosen, HopperCodes):
+        from . import hopper_codes
+
+        return hopper_codes.prepare(chosen, spec, x, out, accumulate)
     if splits == 1:
         return _project(plan, spec, x, (0, *out.stride()), kind(out), accumulate)
     sums = sums_of(splits, x, out)
     view = (splits, *out.shape), sums.strides
     reduce = reduction(plan.geometry.scale, *view, sums.dtype, out, accumulate)
-    if isinstance(plan.chosen, Hopper | HopperCodes):
-        write = _project_on_hopper(plan.chosen, False)
-        return prepared.SplitSum(lambda spec, x, memory: write(spec, x, sums.view(memory)), sums, reduce)
-    return prepared.SplitSum(_project(plan, spec, x, sums.strides, (sums.dtype, 0), False), sums, reduce)
-
-
-def _project_on_hopper(chosen: Hopper | HopperCodes, accumulate: bool) -> Call:
-    from . import hopper
-
-    if isinstance(chosen, Hopper):
-        return lambda spec, x, target: hopper.project_exact(chosen, spec, x, target)
-    return lambda spec, x, target: hopper.project_codes(chosen, spec, x, target, accumulate)
+    write = _project(plan, spec, x, sums.strides, (sums.dtype, 0), False)
+    return prepared.SplitSum(write, sums, reduce)
 
 
 def _project(
-    plan: Plan, spec: SketchSpec, x: Tensor, strides: tuple[int, ...], kind_of_target: Hashable, accumulate: bool
+    plan: Plan, spec: SketchSpec, x: Tensor, strides: tuple[int, ...], kind_of_target: Kind, accumulate: bool
 ) -> Call:
     """The call(spec, x, target) of one kernel, into the result or partial sums of these strides and kind."""
     chosen, (n, d) = plan.chosen, x.shape
-    if isinstance(chosen, Hopper | HopperCodes):
-        return _project_on_hopper(chosen, accumulate)
+    if isinstance(chosen, Hopper):
+        from . import hopper
+
+        return hopper.prepare_project(chosen, spec, x, kind_of_target[0], strides)
+    assert not isinstance(chosen, HopperCodes)
     grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
     sizes = (n, d, *x.stride(), *strides)
     kinds = (kind(x), kind_of_target)
@@ -199,7 +196,7 @@ def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, a
     if isinstance(chosen, Hopper):
         from . import hopper
 
-        return lambda spec, y, out: hopper.adjoint_exact(chosen, spec, y, out)
+        return hopper.prepare_adjoint(chosen, spec, y, out)
     assert not isinstance(chosen, HopperCodes), "it does not run adjoints"
     blocks = -(-n // chosen.block_vectors)
     sizes = (n, d, *y.stride(), *out.stride())

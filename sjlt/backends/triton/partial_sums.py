@@ -26,16 +26,12 @@ class Sums(NamedTuple):
     ----------
     shape : of the memory, (n, splits, k) or (splits, k, n)
     dtype : fp64 for fp64 data, else fp32
-    strides : of its view (splits, n, k)
+    strides : along splits, vectors and components
     """
 
     shape: tuple[int, int, int]
     dtype: torch.dtype
     strides: tuple[int, int, int]
-
-    def view(self, memory: Tensor) -> Tensor:
-        """The memory as (splits, n, k)."""
-        return memory.transpose(1, 2) if self.strides[1] == 1 else memory.transpose(0, 1)
 
 
 def sums_of(splits: int, data: Tensor, out: Tensor) -> Sums:

@@ -1,0 +1,179 @@
+"""Launches of `project_codes_hopper`: codes before it and, where sums are split, their sum after it.
+
+Import this module only where `device.GLUON` is true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from ...kernels.config.hopper import WARPGROUP_VECTORS
+from ...kernels.config.hopper_codes import TMA, HopperCodes, KernelChoice
+from ...kernels.config.product import VECTOR_BYTES, kernel_geometry
+from ...kernels.hopper.project_codes import project_codes_hopper
+from ...kernels.portable.chunk_codes import encode_chunks
+from ...laws import exact as law
+from . import device
+from .descriptors import Blocks
+from .device import DTYPE_NAMES
+from .launcher import Kind, Launch, kind
+from .partial_sums import reduction, sums_of
+
+if TYPE_CHECKING:
+    from ...laws.spec import SketchSpec
+
+CHUNKS = 8  # chunks that a program encodes
+
+
+def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectCodes:
+    """The call that computes out = X Sᵀ, added to `out` if `accumulate`, for any k and strides."""
+    splits, scale = chosen.splits, kernel_geometry(spec.n_components, spec.nnz).scale
+    reduce, target = None, Target(out.dtype, kind(out), (0, *out.stride()))
+    if splits > 1:
+        sums = sums_of(splits, x, out)
+        reduce = reduction(scale, (splits, *out.shape), sums.strides, sums.dtype, out, accumulate)
+        scale, accumulate, target = 1.0, False, Target(sums.dtype, (sums.dtype, 0), sums.strides)
+    memory = _memory(chosen, law.count_tiles(spec.n_components), 0 if splits == 1 else splits * out.numel())
+    project, x_blocks, target_blocks = _project(chosen, spec, x, target, scale, accumulate)
+    return ProjectCodes(memory, _encode(chosen, spec, x), project, x_blocks, target_blocks, reduce)
+
+
+class Memory(NamedTuple):
+    """What a call allocates, at once, because every allocation takes about as long as a launch.
+
+    Partial sums come first, then codes, columns and counts, each at a multiple of 16 bytes.
+
+    Attributes
+    ----------
+    size : in fp32 numbers, so that partial sums are the tensor itself
+    codes, columns, counts : where they begin, in bytes
+    """
+
+    size: int
+    codes: int
+    columns: int
+    counts: int
+
+    def views(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes, columns and counts as tensors of their types."""
+        data = memory.view(torch.uint8)
+        columns, counts = data[self.columns : self.counts], data[self.counts :]
+        return data[self.codes : self.columns], columns.view(torch.int32), counts.view(torch.int32)
+
+
+def _memory(chosen: HopperCodes, n_tiles: int, sums: int) -> Memory:
+    """Room for so many partial sums, and for all codes."""
+    lists = chosen.splits * n_tiles
+    blocks, ends, end = lists * chosen.capacity, [], 0
+    for size in (4 * sums, law.TILE_ROWS * blocks, 4 * blocks, 4 * lists):
+        end += -(-size // VECTOR_BYTES) * VECTOR_BYTES
+        ends.append(end)
+    return Memory(end // 4, *ends[:-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProjectCodes:
+    """The call(spec, x, out) of a product, as `prepared` describes it.
+
+    Attributes
+    ----------
+    memory : what a call allocates
+    encode : launch(codes, columns, counts; seed)
+    project : launch(x, target, codes, columns, counts)
+    x_blocks, target_blocks : of the data and of the target, or None where the kernel receives pointers
+    reduce : launch(partial sums, out), or None where the target is `out`
+    """
+
+    memory: Memory
+    encode: Launch
+    project: Launch
+    x_blocks: Blocks | None
+    target_blocks: Blocks | None
+    reduce: Launch | None
+
+    def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
+        size, codes, columns, counts = self.memory
+        memory = x.new_empty(size, dtype=torch.float32)
+        target = out if self.reduce is None else memory
+        begin = memory.data_ptr()
+        addresses = begin + codes, begin + columns, begin + counts
+        if not self.encode.start(addresses, spec.seed):
+            self.encode.search(self.memory.views(memory), spec.seed)
+        x_given: Any = x.data_ptr() if self.x_blocks is None else self.x_blocks.at(x)
+        target_given: Any = target.data_ptr() if self.target_blocks is None else self.target_blocks.at(target)
+        if not self.project.start((x_given, target_given, *addresses)):
+            x_given = x if self.x_blocks is None else x_given
+            target_given = target if self.target_blocks is None else target_given
+            self.project.search((x_given, target_given, *self.memory.views(memory)))
+        if self.reduce is not None:
+            self.reduce((memory, out))
+
+
+class Target(NamedTuple):
+    """Where sums go: to the result, or to partial sums.
+
+    Attributes
+    ----------
+    dtype
+    kind : as `launcher.kind` of its memory
+    strides : along splits, vectors and components
+    """
+
+    dtype: torch.dtype
+    kind: Kind
+    strides: tuple[int, ...]
+
+
+def _encode(chosen: HopperCodes, spec: SketchSpec, x: Tensor) -> Launch:
+    """The launch(codes, columns, counts; seed) that encodes the sketch's columns."""
+    k, nnz, offset, d = spec.n_components, spec.nnz, spec.feature_offset, x.shape[1]
+    g = law.geometry(k, nnz, 0)
+    log_width = g.log_group + g.log_chunk
+    first_group = offset >> log_width
+    groups = ((offset + d - 1) >> log_width) + 1 - first_group
+    sketch = (offset, d, k, nnz, g.n_tiles, g.log_group, g.log_chunk, chosen.kernel.log_block)
+    after = (*sketch, first_group, groups, chosen.groups_per_split, chosen.capacity)
+    grid = (-(-chosen.groups_per_split // CHUNKS), g.n_tiles, chosen.splits)
+    return Launch(encode_chunks, grid, x.get_device(), (), after, (), lambda: {"CHUNKS": CHUNKS, "num_warps": 4})
+
+
+def _project(
+    chosen: HopperCodes, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
+) -> tuple[Launch, Blocks | None, Blocks | None]:
+    """The launch of the kernel, and the descriptors of its data and of its target."""
+    kernel, (n, d), k = chosen.kernel, x.shape, spec.n_components
+    n_tiles, dtype = law.count_tiles(k), x.dtype
+
+    def constants() -> dict[str, Any]:
+        numbers = getattr(gl, DTYPE_NAMES[dtype])
+        return {"DTYPE": numbers, "CHOSEN": kernel, "ACCUMULATE": accumulate, "num_warps": 4}
+
+    sizes = (n, d, k, chosen.products, chosen.splits, n_tiles, chosen.capacity)
+    before = (*sizes, *x.stride(), *target.strides, scale)
+    key = (kernel, accumulate, kind(x), target.kind)
+    programs = min(chosen.products, device.describe(x.device).multiprocessors)
+    launch = Launch(project_codes_hopper, (programs, 1, 1), x.get_device(), before, (), key, constants)
+    x_blocks = _x_blocks(kernel, x) if kernel.loader == TMA else None
+    blocks = _target_blocks(kernel, target, n, k // n_tiles, chosen.splits * n_tiles) if kernel.tma_store else None
+    return launch, x_blocks, blocks
+
+
+def _x_blocks(kernel: KernelChoice, x: Tensor) -> Blocks:
+    columns = 1 << kernel.log_panel
+    if kernel.vectors_contiguous:
+        return Blocks(x.dtype, x.shape[::-1], x.stride()[::-1], (columns, law.TILE_ROWS // x.element_size()))
+    return Blocks(x.dtype, x.shape, x.stride(), (WARPGROUP_VECTORS, columns))
+
+
+def _target_blocks(kernel: KernelChoice, target: Target, n: int, rows: int, lists: int) -> Blocks:
+    """The sums of `lists` pairs of a split and a tile, of so many rows each."""
+    _, stride_v, stride_r = target.strides
+    if kernel.out_vectors_contiguous:
+        block = (1, kernel.rows, WARPGROUP_VECTORS)
+        return Blocks(target.dtype, (lists, rows, n), (rows * stride_r, stride_r, 1), block)
+    return Blocks(target.dtype, (n, lists, rows), (stride_v, rows, 1), (WARPGROUP_VECTORS, 1, kernel.rows))
