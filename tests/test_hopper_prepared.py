@@ -100,14 +100,14 @@ def blocks(x, *block):
 
 
 def parts(memory, *sizes):
-    """Contiguous parts of memory, of so many bytes, each from a multiple of 16 bytes on."""
+    """Contiguous parts of memory, of so many bytes, each from a multiple of 512 bytes on."""
     import torch
 
     data, start, found = memory.flatten().view(torch.uint8), 0, []
     for size in sizes:
         assert start + size <= len(data), "too little memory"
         found.append(data[start : start + size])
-        start += -(-size // 16) * 16
+        start += -(-size // 512) * 512
     return found
 
 

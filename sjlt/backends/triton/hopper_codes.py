@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from ...kernels.config.hopper import WARPGROUP_VECTORS
 from ...kernels.config.hopper_codes import TMA, HopperCodes, KernelChoice
-from ...kernels.config.product import VECTOR_BYTES, kernel_geometry
+from ...kernels.config.product import kernel_geometry
 from ...kernels.hopper.project_codes import project_codes_hopper
 from ...kernels.portable.chunk_codes import encode_chunks
 from ...laws import exact as law
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
 CHUNKS = 8  # chunks that a program encodes
+ALIGN = 512  # bytes: where the allocator begins tensors, so that every row of 128 codes is one cache line
 
 
 def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectCodes:
@@ -46,7 +47,7 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
 class Memory(NamedTuple):
     """What a call allocates, at once, because every allocation takes about as long as a launch.
 
-    Partial sums come first, then codes, columns and counts, each at a multiple of 16 bytes.
+    Partial sums come first, then codes, columns and counts, each at a multiple of ALIGN bytes.
 
     Attributes
     ----------
@@ -71,7 +72,7 @@ def _memory(chosen: HopperCodes, n_tiles: int, sums: int) -> Memory:
     lists = chosen.splits * n_tiles
     blocks, ends, end = lists * chosen.capacity, [], 0
     for size in (4 * sums, law.TILE_ROWS * blocks, 4 * blocks, 4 * lists):
-        end += -(-size // VECTOR_BYTES) * VECTOR_BYTES
+        end += -(-size // ALIGN) * ALIGN
         ends.append(end)
     return Memory(end // 4, *ends[:-1])
 
