@@ -15,7 +15,7 @@ TARGETS = {  # a target's name: Triton's description of it, and the bytes of sha
     "gfx942": ("hip", "gfx942", 64, 64 << 10),
 }
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
-TYPES |= {"uint8": "u8", "int32": "i32", "int64": "i64"}
+TYPES |= {"uint8": "u8", "uint16": "u16", "int32": "i32", "int64": "i64"}
 
 
 def source_of(kernel, arguments, options):

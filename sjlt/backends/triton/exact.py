@@ -5,7 +5,7 @@ The interface is that of the CPU backend: 2-D data of any strides, one data vect
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,12 @@ from torch import Tensor
 from ...kernels.config.exact import FewVectors, Launch, RowGather, TensorCore, choose
 from ...kernels.config.hopper import Hopper
 from ...kernels.config.hopper_codes import HopperCodes
+from ...kernels.config.one_tile import OneTile
 from ...kernels.config.product import VECTOR_BYTES, KernelGeometry, Product, kernel_geometry
 from ...kernels.portable.few_vectors import adjoint_few_vectors, project_few_vectors
 from ...kernels.portable.row_gather import adjoint_row_gather, project_row_gather
 from ...kernels.portable.tensor_core import adjoint_tensor_core, project_tensor_core
-from . import device, prepared, sparse
+from . import device, one_tile, prepared, sparse
 from .launcher import Kind, kind
 from .launcher import Launch as KernelLaunch
 from .partial_sums import reduction, sums_of
@@ -65,7 +66,7 @@ class Plan:
 
     chosen: Launch
     geometry: KernelGeometry
-    constants: dict[str, Any]  # of a portable kernel, but for those that depend on the target
+    constants: dict[str, Any]  # of a kernel that makes entries in registers, but for those that depend on the target
 
 
 def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: bool) -> Product:
@@ -90,7 +91,7 @@ def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: 
 
 
 @lru_cache(maxsize=4096)
-def make_plan(product: Product) -> Plan:
+def make_plan(product: Product, choose: Callable[[Product], Launch] = choose) -> Plan:
     """The plan for a product with n > 0 and d > 0. This is where the product is hashed, once per call."""
     # Triton compiles for an offset's width, nothing else of it.
     return _shared_plan(choose(product), product._replace(offset=int(product.offset >= 1 << 31)))
@@ -99,7 +100,9 @@ def make_plan(product: Product) -> Plan:
 @lru_cache(maxsize=4096)
 def _shared_plan(chosen: Launch, product: Product) -> Plan:
     geometry = kernel_geometry(product.k, product.nnz)
-    constants = {} if isinstance(chosen, Hopper | HopperCodes) else _constants(chosen, geometry, product)
+    constants = {}
+    if isinstance(chosen, FewVectors | RowGather | TensorCore):
+        constants = _constants(chosen, geometry, product)
     return Plan(chosen, geometry, constants)
 
 
@@ -175,6 +178,8 @@ def _project(
 
         return hopper.prepare_project(chosen, spec, x, kind_of_target[0], strides)
     assert not isinstance(chosen, HopperCodes)
+    if isinstance(chosen, OneTile):
+        return one_tile.prepare_project(chosen, plan.geometry, spec, x, strides, kind_of_target, accumulate)
     grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
     sizes = (n, d, *x.stride(), *strides)
     kinds = (kind(x), kind_of_target)
@@ -198,6 +203,8 @@ def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, a
 
         return hopper.prepare_adjoint(chosen, spec, y, out)
     assert not isinstance(chosen, HopperCodes), "it does not run adjoints"
+    if isinstance(chosen, OneTile):
+        return one_tile.prepare_adjoint(chosen, geometry, spec, y, out, accumulate)
     blocks = -(-n // chosen.block_vectors)
     sizes = (n, d, *y.stride(), *out.stride())
     last: tuple[int, ...] = ()

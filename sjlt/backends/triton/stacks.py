@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...kernels.config.exact import FewVectors
+from ...kernels.config.exact import FewVectors, choose_on_the_fly
 from ...kernels.config.product import SCRATCH_BYTES, Product, kernel_geometry
 from . import exact, prepared, sparse
 
@@ -82,7 +82,7 @@ def _prepare_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool)
 
 @lru_cache(maxsize=4096)
 def _plan(product: Product, stack: int | None, stacks: int) -> exact.Plan:
-    """The plan for one stack's product, or with None for all of them, by a portable kernel: Hopper's know no stacks."""
-    plan = exact.make_plan(product._replace(device=product.device._replace(hopper=False)))
+    """The plan for one stack's product, or with None for all of them: the kernels that store entries know no stacks."""
+    plan = exact.make_plan(product, choose_on_the_fly)
     geometry = kernel_geometry(product.k, product.nnz, stack, stacks)
     return replace(plan, geometry=geometry, constants={**plan.constants, "GEOMETRY": geometry})

@@ -41,9 +41,10 @@ from .exact import BATCHES_PER_SUM, FewVectors, RowGather, TensorCore
 from .hopper import STEP_COLUMNS, Hopper
 from .hopper_codes import HopperCodes
 from .iid import Iid, IidHopper
+from .one_tile import OneTile
 from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product
 
-Launch = TensorCore | RowGather | FewVectors | Hopper | HopperCodes | Iid | IidHopper
+Launch = TensorCore | OneTile | RowGather | FewVectors | Hopper | HopperCodes | Iid | IidHopper
 
 # Numbers that a number of the data is multiplied as. A pair of fp16 numbers may have to be repeated in three of bf16.
 PARTS = {NATIVE: 1, BF16: 1, BF16_PAIR: 2, BF16_TRIPLE: 3, FP16_PAIR: 3}
@@ -89,9 +90,12 @@ def error_bound(product: Product, launch: Launch) -> ErrorBound:
 
 def _portable(launch: Launch) -> ErrorBound:
     """Projections of the exact law: the sums of one split."""
-    if isinstance(launch, TensorCore):
-        groups = launch.groups_per_split
-        in_sum = min(groups, max(CHUNKS_PER_SUM, launch.chunks_per_dot)) if launch.chunked_sum else groups
+    if isinstance(launch, TensorCore | OneTile):
+        if isinstance(launch, OneTile):
+            groups, longest = launch.chunks_per_split, launch.chunks_per_sum
+        else:
+            groups, longest = launch.groups_per_split, max(CHUNKS_PER_SUM, launch.chunks_per_dot)
+        in_sum = min(groups, longest) if launch.chunked_sum else groups
         c = 4 * PARTS[launch.mode] * in_sum + _more(groups, in_sum) + SPLIT_ERRORS.get(launch.mode, 0)
         return ErrorBound(c, SAMPLED_FLOOR if launch.mode == FP16_PAIR else 0.0)
     if isinstance(launch, RowGather):
@@ -123,7 +127,7 @@ def _adjoint(product: Product, launch: Launch) -> ErrorBound:
     """Adjoints of the exact law: nnz terms."""
     if isinstance(launch, RowGather | FewVectors):
         return ErrorBound(product.nnz - 1 + SCALE_ERROR, 0.0)
-    mode = launch.mode if isinstance(launch, TensorCore) else FP16_PAIR
+    mode = launch.mode if isinstance(launch, TensorCore | OneTile) else FP16_PAIR
     pair = mode == FP16_PAIR
     c = 4 * (2 if pair else PARTS[mode]) * product.nnz + SPLIT_ERRORS.get(mode, 0) + SCALE_ERROR
     return ErrorBound(c, RUNNING_FLOOR if pair else 0.0)

@@ -10,10 +10,11 @@ import math
 from dataclasses import dataclass
 
 from ...laws import exact as law
-from . import hopper, hopper_codes
+from . import hopper, hopper_codes, one_tile
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
 from .hopper import Hopper
 from .hopper_codes import HopperCodes
+from .one_tile import OneTile
 from .product import (
     GROUPS_PER_STEP,
     SCRATCH_BYTES,
@@ -28,6 +29,8 @@ from .product import (
 )
 
 MIN_SPLIT_ELEMENTS = 1 << 20  # elements of data below which a second launch, to add splits, costs more than they gain
+MAX_UNSPLIT_COLUMNS = 1024  # of a tile, beyond which the time of an unsplit sum exceeds that of a second launch
+LONG = 1 << 16  # features of a vector
 MIN_BLOCK_VECTORS = 16  # vectors below which a block of 64 for the tensor cores would be mostly empty
 MAX_KEYS = 64  # pairs of sub-block and chunk that a thread of a tensor-core kernel searches in a step
 MAX_GATHERED_GROUPS = 1024  # groups in one sum of `row_gather`; a total takes as many registers again
@@ -121,21 +124,23 @@ class FewVectors:
     registers: int
 
 
-Launch = Hopper | HopperCodes | FewVectors | RowGather | TensorCore
+Launch = Hopper | HopperCodes | OneTile | FewVectors | RowGather | TensorCore
 
 
 def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0. The first rule that applies decides."""
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
-    if product.device.hopper and hopper_codes.eligible(product):
+    if product.device.hopper and hopper_codes.eligible(product) and not few_long_vectors(product):
         return hopper_codes.launch(product)
-    return choose_portable(product)
+    if one_tile.eligible(product):
+        return one_tile.launch(product)
+    return choose_on_the_fly(product)
 
 
-def choose_portable(product: Product) -> FewVectors | RowGather | TensorCore:
-    """The launch of a portable kernel for a product with n > 0 and d > 0."""
-    if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS:
+def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
+    """The launch of a portable kernel that makes the entries as it goes, for a product with n > 0 and d > 0."""
+    if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS or few_long_vectors(product):
         return few_vectors(product)
     if vectors_contiguous(product) and product.nnz <= max_reads(product):
         if product.nnz == 1 and not product.adjoint:
@@ -145,6 +150,17 @@ def choose_portable(product: Product) -> FewVectors | RowGather | TensorCore:
     chosen = tensor_core(product)
     keys = kernel_geometry(product.k, product.nnz).n_keys
     return chosen if keys * chosen.chunks_per_dot <= MAX_KEYS else few_vectors(product)
+
+
+def few_long_vectors(product: Product) -> bool:
+    """Whether X Sᵀ has so few and long vectors in rows that a block of them for the tensor cores takes longer.
+
+    (H200, times of tensor cores and of `few_vectors`, in floors: 16 vectors in bf16 24 and 15, 32 in fp16 9.3 and 4.3;
+    100 in fp32 with one nonzero 3.1 and 1.5.)
+    """
+    if product.adjoint or product.d < LONG or vectors_contiguous(product):
+        return False
+    return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and product.nnz == 1 and product.dtype == "float32")
 
 
 def max_reads(product: Product) -> int:
@@ -287,7 +303,8 @@ def split_groups(
 
     Under the adjoint, where nothing is summed over columns, splits share out the columns.
     """
-    if product.n * product.d < MIN_SPLIT_ELEMENTS:
+    is_short = product.d <= MAX_UNSPLIT_COLUMNS * product.geometry.n_tiles
+    if product.n * product.d < MIN_SPLIT_ELEMENTS and is_short and not product.adjoint:
         return 1, -(-groups // unit) * unit
     programs = product.geometry.n_tiles * -(-product.n // block_vectors)
     wanted = programs_per_multiprocessor * product.device.multiprocessors // programs

@@ -17,10 +17,10 @@ TMA, COPY, LOAD = range(3)  # how data is loaded
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
 
-MIN_ELEMENTS = 1 << 22  # elements of X below which the host time of two launches outweighs what the kernel gains
+MIN_BYTES = 8 << 20  # of X, below which the host time of two launches outweighs what the kernel gains
 MIN_VECTORS = 48  # below which blocks of PROGRAM_VECTORS vectors are mostly empty
 MIN_STEPS = 8  # of a split
-MIN_BYTES_PER_CODE = 64  # bytes of data for each byte of codes, below which making the codes dominates
+MIN_BYTES_PER_CODE = 32  # bytes of data for each byte of codes, below which making the codes dominates
 ROW_BYTES = 128  # of a TMA box, below which threads copy faster
 
 
@@ -104,7 +104,7 @@ def eligible(product: Product) -> bool:
         geometry.log_chunk > 0
         and not (gathered and product.dtype == "float32")
         and product.n >= MIN_VECTORS
-        and product.n * product.d >= MIN_ELEMENTS
+        and product.n * product.d * product.item_bytes >= MIN_BYTES
         and product.n * product.item_bytes << geometry.log_chunk >= MIN_BYTES_PER_CODE * law.TILE_ROWS
         and product.n < 1 << 31
         and product.d < 1 << 30

@@ -52,6 +52,35 @@ def _tile_start(m, k, n_tiles):
     return m * (k // n_tiles) + m * (k % n_tiles) // n_tiles
 
 
+@triton.jit
+def chunk_entries(c, m, seed, k, nnz, n_tiles, log_chunk):
+    """(place, negative, there) of the entries of tile m in chunks c, all of which meet it: [chunks, 128] each."""
+    CHUNKS: tl.constexpr = c.shape[0]
+    k0, k1 = seed_words(seed)
+    tile, p = m.to(tl.uint32), log_chunk.to(tl.uint32)
+    first_row = _tile_start(m, k, n_tiles)
+    rows = (_tile_start(m + 1, k, n_tiles) - first_row).to(tl.uint32)
+    s = nnz.to(tl.uint32)
+    r = tl.arange(0, TILE).to(tl.uint32)
+    t = tl.where(r < rows, _quotient((r + 1) * s - 1, rows), 0)
+    begin = _quotient(t * rows, s)
+    b = _quotient((t + 1) * rows, s) - begin
+    w = tl.zeros((CHUNKS, TILE), tl.uint32)
+    for quad in range((nnz + 3) // 4):
+        w0, w1, w2, w3 = chunk_keys(c, (quad + tl.zeros((CHUNKS,), tl.int32)).to(tl.uint32), k0, k1)
+        word = select_word((t & 3)[None, :], w0[:, None], w1[:, None], w2[:, None], w3[:, None])
+        w = tl.where((t >> 2).to(tl.int32)[None, :] == quad, word, w)
+    theta = row_theta(w, b[None, :])
+    row = (r - begin)[None, :]
+    i = _quotient((row << p) + (b[None, :] - 1 - theta), b[None, :])  # `unscale_index`
+    there = (r < rows)[None, :] & (i < (tile * 0 + 1 << p)) & (scale_index(i, b[None, :], theta, p) == row)
+    i = _beta_inverse(i, w, w >> 8, w >> 16, w >> 24, p)
+    s0, s1, s2, s3 = chunk_signs(c, k0, k1)
+    e = (t[None, :] << p) + i
+    negative = (select_word(e >> 5, s0[:, None], s1[:, None], s2[:, None], s3[:, None]) >> (e & 31)) & 1
+    return i, negative, there
+
+
 @triton.jit(do_not_specialize=INTEGERS)
 def encode_chunks(
     codes,
@@ -80,7 +109,7 @@ def encode_chunks(
     k0, k1 = seed_words(seed)
     part, m, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tile, tiles = m.to(tl.uint32), n_tiles.to(tl.uint32)
-    pm, p = log_group.to(tl.uint32), log_chunk.to(tl.uint32)
+    pm = log_group.to(tl.uint32)
     start = split * groups_per_split
     end = tl.minimum(start + groups_per_split, groups)
     first = start + part * CHUNKS
@@ -106,27 +135,9 @@ def encode_chunks(
     if (first < end) & (first + CHUNKS >= end):
         tl.store(counts + split * n_tiles + m, (before + tl.sum(here, 0)) * blocks)
 
-    first_row = _tile_start(m, k, n_tiles)
-    rows = (_tile_start(m + 1, k, n_tiles) - first_row).to(tl.uint32)
-    s = nnz.to(tl.uint32)
-    r = tl.arange(0, TILE).to(tl.uint32)
-    t = tl.where(r < rows, _quotient((r + 1) * s - 1, rows), 0)
-    begin = _quotient(t * rows, s)
-    b = _quotient((t + 1) * rows, s) - begin
-    w = tl.zeros((CHUNKS, TILE), tl.uint32)
-    for quad in range((nnz + 3) // 4):
-        w0, w1, w2, w3 = chunk_keys(c, (quad + tl.zeros((CHUNKS,), tl.int32)).to(tl.uint32), k0, k1)
-        word = select_word((t & 3)[None, :], w0[:, None], w1[:, None], w2[:, None], w3[:, None])
-        w = tl.where((t >> 2).to(tl.int32)[None, :] == quad, word, w)
-    theta = row_theta(w, b[None, :])
-    row = (r - begin)[None, :]
-    i = _quotient((row << p) + (b[None, :] - 1 - theta), b[None, :])  # `unscale_index`
-    there = (r < rows)[None, :] & (i < (tile * 0 + 1 << p)) & (scale_index(i, b[None, :], theta, p) == row)
-    i = _beta_inverse(i, w, w >> 8, w >> 16, w >> 24, p)
-    s0, s1, s2, s3 = chunk_signs(c, k0, k1)
-    e = (t[None, :] << p) + i
-    negative = (select_word(e >> 5, s0[:, None], s1[:, None], s2[:, None], s3[:, None]) >> (e & 31)) & 1
+    i, negative, there = chunk_entries(c, m, seed, k, nnz, n_tiles, log_chunk)
+    r = tl.arange(0, TILE)
     for h in range(blocks):
         inside = there & ((i >> log_block.to(tl.uint32)).to(tl.int32) == h)
         code = tl.where(inside, (i & ((1 << log_block) - 1).to(tl.uint32)) | (negative << 7), NO_ENTRY)
-        tl.store(codes + (slot[:, None] + h) * TILE + r[None, :].to(tl.int32), code.to(tl.uint8), mask=found[:, None])
+        tl.store(codes + (slot[:, None] + h) * TILE + r[None, :], code.to(tl.uint8), mask=found[:, None])

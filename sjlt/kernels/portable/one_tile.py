@@ -1,0 +1,217 @@
+"""Kernels for sketches of one tile (up to 128 rows) and many data vectors: plain matrix products on tensor cores.
+
+Every chunk of columns meets the one tile, so that `tensor_core` saves no products here; what it takes time for is
+making the entries anew for every block of vectors, in geometries that are not powers of two above all. `write_entries`
+writes them once instead, for the length of one call, as 16-bit numbers that stay in the L2 cache: at most 256 bytes per
+column. The kernels that multiply by them know neither the law nor its geometry, so that one compilation serves all
+sketches. (With several tiles, products are too short for this: 1.4 to 2 times the time of the others on an H200.)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..config import one_tile as config
+from .chunk_codes import TILE, chunk_entries
+from .fp32_split import (
+    BF16_PAIR,
+    BF16_TRIPLE,
+    FP16_PAIR,
+    NATIVE,
+    dot,
+    has_overflow,
+    inverse,
+    largest_of,
+    multiply_split,
+    pair_of,
+    scale_of,
+    truncated,
+)
+from .program import known_multiple, start_dependents, store_result, store_sums
+
+STEP = tl.constexpr(config.STEP)
+
+
+@triton.jit(do_not_specialize=["seed", "first_chunk", "chunks", "k", "nnz", "log_chunk", "one"])
+def write_entries(
+    entries, seed: tl.int64, first_chunk: tl.int64, chunks: tl.int32, k: tl.int32, nnz: tl.int32, log_chunk: tl.int32,
+    one: tl.int32, ROWS: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """The unscaled entries of chunks of columns, from first_chunk on; grid blocks of CHUNKS chunks.
+
+    entries : uint16 (chunks * 2^log_chunk, ROWS), the bits of 0, 1 (which are `one`) and -1. ROWS : at least k.
+    """
+    q = tl.program_id(0).to(tl.int64) * CHUNKS + tl.arange(0, CHUNKS)
+    tile = tl.program_id(1)  # 0
+    i, negative, there = chunk_entries(first_chunk + q, tile, seed, k, nnz, tile + 1, log_chunk)
+    value = (negative.to(tl.int32) << 15) | one
+    i = tl.where(there, i.to(tl.int32), -1)
+    r = tl.arange(0, TILE)
+    keep = (q < chunks)[:, None] & (r < ROWS)[None, :]
+    first = (q << log_chunk.to(tl.int64))[:, None] * ROWS + r[None, :]
+    for place in range(1 << log_chunk):
+        tl.store(entries + first + place * ROWS, tl.where(i == place, value, 0).to(tl.uint16), mask=keep)
+
+
+@triton.jit
+def _step_columns(q, stop, first_column, d, ALIGN: tl.constexpr):
+    """(columns in the data, whether they exist) of the STEP columns of entries from q on."""
+    j = first_column + q + tl.arange(0, STEP)
+    if ALIGN > 1:
+        j = tl.max_contiguous(tl.multiple_of(j, ALIGN), ALIGN)
+    known = (q + tl.arange(0, STEP) < stop) & (j >= 0) & (j < d)
+    if ALIGN > 1:
+        known = tl.max_constancy(known, ALIGN)
+    return j, known
+
+
+@triton.jit
+def _load_entries(entries, q, stop, ROWS: tl.constexpr, STORED: tl.constexpr):
+    """The STEP columns of entries from q on: [STEP, ROWS]."""
+    place = q + tl.arange(0, STEP)
+    address = entries + (place.to(tl.int64) * ROWS)[:, None] + tl.arange(0, ROWS)[None, :]
+    return tl.load(address, mask=(place < stop)[:, None], other=0).to(STORED, bitcast=True)
+
+
+@triton.jit
+def _sum_of_columns(
+    data, v, factor, entries, start, stop, first_column, span, ROWS: tl.constexpr, ALIGN: tl.constexpr,
+    CHUNKED_SUM: tl.constexpr, MODE: tl.constexpr, STORED: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """X times the entries of columns start to stop - 1: [V, ROWS] fp32. Sums of `span` columns are added in fp32."""
+    x, n, d, stride_xv, stride_xf = data
+    DTYPE: tl.constexpr = STORED if MODE == NATIVE or MODE == FP16_PAIR else tl.bfloat16
+    acc = tl.zeros((v.shape[0], ROWS), tl.float32)
+    sums = tl.zeros_like(acc)
+    for first in range(start, stop, span):
+        for q in range(first, tl.minimum(first + span, stop), STEP):
+            j, known = _step_columns(q, stop, first_column, d, ALIGN)
+            address = x + v[:, None] * stride_xv + (j * stride_xf)[None, :]
+            z = tl.load(address, mask=(v < n)[:, None] & known[None, :], other=0.0)
+            block = _load_entries(entries, q, stop, ROWS, STORED).to(DTYPE)
+            acc = multiply_split(z, factor, block, acc, MODE, False, INTERPRETED)
+        if CHUNKED_SUM:
+            sums += acc
+            acc = tl.zeros_like(acc)
+    return sums if CHUNKED_SUM else acc
+
+
+NUMBERS = ["k", "columns", "columns_per_split", "first_column", "span", "scale"]
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def project_one_tile(
+    x,
+    entries,
+    out,
+    scales,
+    n,
+    d,
+    stride_xv,
+    stride_xf,
+    stride_os,
+    stride_ov,
+    stride_or,
+    k: tl.int32,
+    columns: tl.int32,
+    columns_per_split: tl.int32,
+    first_column: tl.int64,
+    span: tl.int32,
+    scale: tl.float32,
+    ROWS: tl.constexpr,
+    BLOCK_VECTORS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    CHUNKED_SUM: tl.constexpr,
+    MODE: tl.constexpr,
+    STORED: tl.constexpr,
+    SINGLE_SPLIT: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    PROGRAMMATIC_LAUNCH: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (blocks of vectors, splits).
+
+    entries : from `write_entries`, (columns, ROWS); column 0 is the data's column first_column, which may be negative.
+    STORED : their dtype.  span : columns that tensor cores sum, with CHUNKED_SUM.  Other arguments are as in
+    `project_tensor_core`.
+    """
+    start_dependents(PROGRAMMATIC_LAUNCH)
+    v = tl.program_id(0).to(tl.int64) * BLOCK_VECTORS + tl.arange(0, BLOCK_VECTORS)
+    stride_xv, d = known_multiple(stride_xv, ALIGN), known_multiple(d, ALIGN)
+    start = tl.program_id(1) * columns_per_split
+    stop = tl.minimum(start + columns_per_split, columns)
+    factor = scale
+    if MODE == FP16_PAIR:
+        factor = tl.load(scales + v, mask=v < n, other=1.0)
+    data = (x, n, d, stride_xv, stride_xf)
+    acc = _sum_of_columns(
+        data, v, factor, entries, start, stop, first_column, span, ROWS, ALIGN, CHUNKED_SUM, MODE, STORED, INTERPRETED
+    )
+    if MODE == FP16_PAIR:
+        acc *= inverse(factor)[:, None]
+        if has_overflow(acc):
+            acc = _sum_of_columns(
+                data, v, 1.0, entries, start, stop, first_column, span, ROWS, ALIGN, CHUNKED_SUM, BF16_TRIPLE, STORED,
+                INTERPRETED,
+            )  # fmt: skip
+    r = tl.arange(0, ROWS)
+    keep = (v < n)[:, None] & (r < k)[None, :]
+    out += tl.program_id(1).to(tl.int64) * stride_os + v[:, None] * stride_ov + r[None, :] * stride_or
+    store_sums(acc, out, keep, scale, SINGLE_SPLIT, ACCUMULATE)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def adjoint_one_tile(
+    y,
+    entries,
+    out,
+    n,
+    d,
+    stride_yv,
+    stride_yr,
+    stride_ov,
+    stride_of,
+    k: tl.int32,
+    columns: tl.int32,
+    columns_per_split: tl.int32,
+    first_column: tl.int64,
+    scale: tl.float32,
+    ROWS: tl.constexpr,
+    BLOCK_VECTORS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    MODE: tl.constexpr,
+    STORED: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (blocks of vectors, splits of the columns).
+
+    A program holds all components of its vectors. Arguments are as in `project_one_tile`.
+    """
+    v = tl.program_id(0).to(tl.int64) * BLOCK_VECTORS + tl.arange(0, BLOCK_VECTORS)
+    stride_ov, d = known_multiple(stride_ov, ALIGN), known_multiple(d, ALIGN)
+    r = tl.arange(0, ROWS)
+    address = y + v[:, None] * stride_yv + r[None, :] * stride_yr
+    z = tl.load(address, mask=(v < n)[:, None] & (r < k)[None, :], other=0.0)
+    if MODE == FP16_PAIR:
+        factor = scale_of(largest_of(z), 14)
+        z, low = pair_of(z, factor)
+    elif MODE == BF16_PAIR:
+        z, rest = truncated(z)
+        low = rest.to(tl.bfloat16)
+    elif MODE != NATIVE:
+        z = z.to(tl.bfloat16)
+    start = tl.program_id(1) * columns_per_split
+    stop = tl.minimum(start + columns_per_split, columns)
+    for q in range(start, stop, STEP):
+        j, known = _step_columns(q, stop, first_column, d, ALIGN)
+        block = tl.trans(_load_entries(entries, q, stop, ROWS, STORED))
+        acc = dot(z, block, tl.zeros((BLOCK_VECTORS, STEP), tl.float32), INTERPRETED)
+        if (MODE == FP16_PAIR) | (MODE == BF16_PAIR):
+            acc = dot(low, block, acc, INTERPRETED)
+        if MODE == FP16_PAIR:
+            acc *= inverse(factor)[:, None]
+        acc *= scale
+        address = out + v[:, None] * stride_ov + (j * stride_of)[None, :]
+        store_result(acc, address, (v < n)[:, None] & known[None, :], ACCUMULATE)
