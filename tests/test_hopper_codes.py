@@ -37,7 +37,7 @@ def test_whole_geometries_keep_their_kernel(k):
     [
         {"n": 47},
         {"n": 1024, "d": 768},
-        {"n": 64, "d": 1 << 20},
+        {"n": 60, "d": 1 << 20},
         {"n": 4096, "d": 1 << 25},
         {"dtype": "float64"},
         {"adjoint": True},
@@ -112,7 +112,7 @@ def taken(monkeypatch):
 
     monkeypatch.setattr(ProjectCodes, "__call__", record)
     with changed_choices(
-        {"hopper_codes.MIN_ELEMENTS": 1, "hopper_codes.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES_PER_CODE": 0}
+        {"hopper_codes.MIN_BYTES": 1, "hopper_codes.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES_PER_CODE": 0}
     ):
         yield calls
 

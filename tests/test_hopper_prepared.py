@@ -281,8 +281,8 @@ def main():
 
     launches = Launches()
     launches.replace_kernels()
-    names = ("MIN_ELEMENTS", "MIN_VECTORS")
-    sizes = {f"{module}.{name}": 1 for module in ("hopper", "hopper_codes") for name in names}
+    names = ("hopper.MIN_ELEMENTS", "hopper.MIN_VECTORS", "hopper_codes.MIN_BYTES", "hopper_codes.MIN_VECTORS")
+    sizes = dict.fromkeys(names, 1)
     sizes |= {"hopper_codes.MIN_BYTES_PER_CODE": 0, "hopper.MIN_UTILIZATION": {2: 0, 4: 0}, "hopper.MIN_PRODUCTS": 0}
     with changed_choices(sizes):
         for case in CASES:

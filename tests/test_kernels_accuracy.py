@@ -16,6 +16,7 @@ from sjlt.kernels.config.exact import FewVectors, RowGather, TensorCore
 from sjlt.kernels.config.hopper import Hopper
 from sjlt.kernels.config.hopper_codes import HopperCodes
 from sjlt.kernels.config.iid import Iid, IidHopper
+from sjlt.kernels.config.one_tile import OneTile
 
 pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter do
 SPLIT = {"exact.MIN_SPLIT_ELEMENTS": 0}
 ONE_SPLIT = {"exact.SCRATCH_BYTES": 0, "iid.SCRATCH_BYTES": 0}
 SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
+ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1}
+NO_CODES = {"hopper_codes.MIN_BYTES": 1 << 60}
 PAIRS = {"arithmetic.MIN_PAIR_ELEMENTS": 0}
 LARGE = {"hopper.MIN_ELEMENTS": 0, "hopper.MIN_VECTORS": 0, "hopper.MIN_UTILIZATION": {2: 0, 4: 0}}
 LARGE |= {"hopper.MIN_PRODUCTS": 0, "iid.MIN_PRODUCTS": 0}
@@ -97,6 +100,10 @@ PORTABLE = {
     "tensor cores, fp16": Case(TensorCore, LONG, 20, "float16"),
     "tensor cores, short chunks": Case(TensorCore, Sketch(1000, 60, nnz=8), 20, settings=PAIRS, mode=4),
     "tensor cores, adjoint": Case(TensorCore, Sketch(600, 256, nnz=8), 20, adjoint=True),
+    "one tile, pairs": Case(OneTile, Sketch(2400, 100, nnz=4), 20, settings=PAIRS | ONE_TILE, mode=4),
+    "one tile, triples": Case(OneTile, Sketch(2400, 20, nnz=3)[:, 5:], 20, settings=ONE_TILE, mode=3),
+    "one tile, bf16": Case(OneTile, Sketch(2400, 100, nnz=4), 20, "bfloat16", settings=ONE_TILE),
+    "one tile, adjoint": Case(OneTile, Sketch(600, 100, nnz=8), 20, adjoint=True, settings=ONE_TILE),
     "row_gather": Case(RowGather, LONG[:, :600], 20, columns=True, settings=SPLIT),
     "row_gather, long sums": Case(RowGather, Sketch(300, 4, nnz=2), 20, columns=True, settings=SHORT_SUMS),
     "row_gather, adjoint": Case(RowGather, Sketch(640, 256, nnz=4), 20, adjoint=True, columns=True),
@@ -123,6 +130,11 @@ def test_portable_kernels(name, kernels_on):
 WIDE = Sketch(2**14, 256, nnz=4, seed=695)
 ON_CUDA = {
     "tensor cores": Case(TensorCore, WIDE[:, 3:], 40, settings=PAIRS, mode=4),
+    "one tile": Case(OneTile, Sketch(2**14, 100, nnz=4)[:, 3:], 70, settings=PAIRS, mode=4),
+    "one tile, adjoint": Case(OneTile, Sketch(2**14, 100, nnz=4), 70, adjoint=True),
+    "one tile, bf16": Case(
+        OneTile, Sketch(2**18, 60, nnz=4), 70, "bfloat16", settings={"hopper_codes.MIN_BYTES": 1 << 60}
+    ),
     "tensor cores, many groups": Case(TensorCore, Sketch(2**18, 128, nnz=4), 40, mode=4),
     "tensor cores, bf16": Case(TensorCore, WIDE[:, 3:], 40, "bfloat16"),
     "row_gather": Case(RowGather, WIDE, 40, columns=True),

@@ -9,6 +9,7 @@ from helpers.compilation import TARGETS, check_compiled, compile_launches
 
 PORTABLE = {
     *(f"{way}_{kernel}" for way in ("project", "adjoint") for kernel in ("tensor_core", "row_gather", "few_vectors")),
+    *("write_entries", "project_one_tile", "adjoint_one_tile"),
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
@@ -36,6 +37,9 @@ PRODUCTS = [
     (2000, 301, 300, {"density": 0.01}, "float16", "columns"),
     (70, 500, 1000, {"density": 0.5}, "float64", "rows"),
     (8, 1 << 24, 4096, {"density": 1.0}, "float32", "rows"),
+    (65_536, 768, 100, {"nnz": 4}, "float32", "rows"),
+    (65_536, 768, 30, {"nnz": 3}, "bfloat16", "rows"),
+    (1000, 20_001, 60, {"nnz": 8}, "float16", "columns"),
     (65_536, 768, 1024, {"nnz": 4, "stacks": 4}, "float32", "rows"),
     (512, 262_144, 1024, {"nnz": 8, "stacks": 2}, "float32", "columns"),
     (2000, 301, 600, {"nnz": 4, "stacks": 2}, "bfloat16", "rows"),

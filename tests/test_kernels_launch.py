@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sjlt import Sketch
 from sjlt.backends.triton import exact as triton_exact
-from sjlt.kernels.config import arithmetic, hopper, hopper_codes
+from sjlt.kernels.config import arithmetic, hopper, hopper_codes, one_tile
 from sjlt.kernels.config import exact as config
 from sjlt.kernels.config.arithmetic import BF16_TRIPLE, FP16_PAIR, NATIVE
 from sjlt.kernels.config.product import (
@@ -79,8 +79,11 @@ def test_the_choice_is_one_of_them(p):
         assert not p.adjoint
         assert chosen.splits * chosen.groups_per_split >= count_groups(p)
         assert chosen.splits <= 65_535
+    elif isinstance(chosen, config.OneTile):
+        assert one_tile.eligible(p)
+        assert 1 <= chosen.splits <= 65_535
     else:
-        assert chosen == config.choose_portable(p)
+        assert chosen == config.choose_on_the_fly(p)
         assert chosen in list(every_launch(p))
 
 

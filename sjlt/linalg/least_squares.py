@@ -90,8 +90,8 @@ def lstsq(
     method : {"auto", "cg", "passes"}, default "auto"
         "cg": conjugate gradients in the basis W, with refinement; 15 to 60 passes, each of few operations. "passes":
         (A W)'(A W), or A'A where A is well conditioned, is formed and factored; 3 to 5 passes, one of many operations.
-        "auto" is "passes" for a file, and for a dense A that is well conditioned and not too wide (up to 800 columns
-        on a CPU); else "cg".
+        "auto" is "passes" for a file, for a CUDA tensor of up to 1024 columns, and for an array of up to 800 columns
+        that is well conditioned; else "cg".
     callback : callable, optional
         Called as ``callback(pass, rows done, m)`` while A is read. An exception that it raises ends the solution.
 

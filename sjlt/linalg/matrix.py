@@ -8,6 +8,7 @@ reading of the data.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from .sums import Normal, Product, Projected, Sketched, Sum
 FILE_BYTES = 32 << 20  # rows of a file, or of an array that is converted, at a time
 ARRAY_BYTES = 128 << 20  # rows of an array in float64 at a time
 GPU_ROWS = 1 << 16  # rows of a CUDA tensor at a time where a product as wide as A is made
+MAX_CUDA_COLUMNS = 1024  # up to which "passes" is faster than "cg" at any condition (H200, 512: 47 and 74 ms)
 
 Progress = Callable[[int, int, int], None]
 
@@ -38,7 +40,8 @@ class Matrix:
     xp : the module (numpy or torch) whose arrays small results are
     device : torch device of small results, None for NumPy
     passes : passes made so far
-    gram_columns : columns up to which forming A'A takes less time than about 25 passes over A
+    gram_columns : columns up to which forming A'A takes less time than about 25 passes over A; infinite where forming
+        (A W)'(A W) does, too
     """
 
     gram_columns: float
@@ -211,13 +214,12 @@ class SparseMatrix(Matrix):
 class CudaMatrix(Matrix):
     """A 2-D CUDA tensor, float32 or float64."""
 
-    gram_columns = 2048
-
     def __init__(self, a: Any, progress: Progress | None = None):
         import torch
 
         super().__init__(tuple(a.shape), torch, a.device, progress)
         self._a = a.detach()
+        self.gram_columns = math.inf if a.shape[1] <= MAX_CUDA_COLUMNS else 0
 
     def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
         is_whole = self._a.dtype == self.xp.float64 and width <= 64

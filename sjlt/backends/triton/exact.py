@@ -91,10 +91,10 @@ def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: 
 
 
 @lru_cache(maxsize=4096)
-def make_plan(product: Product, choose: Callable[[Product], Launch] = choose) -> Plan:
-    """The plan for a product with n > 0 and d > 0. This is where the product is hashed, once per call."""
+def make_plan(product: Product, rule: Callable[[Product], Launch] | None = None) -> Plan:
+    """The plan for a product with n > 0 and d > 0, by `choose` or another rule. The product is hashed here, once."""
     # Triton compiles for an offset's width, nothing else of it.
-    return _shared_plan(choose(product), product._replace(offset=int(product.offset >= 1 << 31)))
+    return _shared_plan((rule or choose)(product), product._replace(offset=int(product.offset >= 1 << 31)))
 
 
 @lru_cache(maxsize=4096)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...laws import exact as law
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
-from .product import GROUPS_PER_STEP, SCRATCH_BYTES, Product, alignment, count_groups, is_power_of_two, next_power_of_two
+from .product import (
+    GROUPS_PER_STEP,
+    SCRATCH_BYTES,
+    Product,
+    alignment,
+    count_groups,
+    is_power_of_two,
+    next_power_of_two,
+)
 
 STEP = 64  # columns multiplied at a time
 MIN_ELEMENTS = 1 << 18  # of X, below which a second launch takes longer than making entries anew

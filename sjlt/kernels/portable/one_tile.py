@@ -81,7 +81,7 @@ def _sum_of_columns(
 ):  # fmt: skip
     """X times the entries of columns start to stop - 1: [V, ROWS] fp32. Sums of `span` columns are added in fp32."""
     x, n, d, stride_xv, stride_xf = data
-    DTYPE: tl.constexpr = STORED if MODE == NATIVE or MODE == FP16_PAIR else tl.bfloat16
+    DTYPE: tl.constexpr = STORED if (MODE == NATIVE) | (MODE == FP16_PAIR) else tl.bfloat16
     acc = tl.zeros((v.shape[0], ROWS), tl.float32)
     sums = tl.zeros_like(acc)
     for first in range(start, stop, span):
@@ -192,8 +192,8 @@ def adjoint_one_tile(
     v = tl.program_id(0).to(tl.int64) * BLOCK_VECTORS + tl.arange(0, BLOCK_VECTORS)
     stride_ov, d = known_multiple(stride_ov, ALIGN), known_multiple(d, ALIGN)
     r = tl.arange(0, ROWS)
-    address = y + v[:, None] * stride_yv + r[None, :] * stride_yr
-    z = tl.load(address, mask=(v < n)[:, None] & (r < k)[None, :], other=0.0)
+    keep = (v < n)[:, None] & (r < k)[None, :]
+    z = tl.load(y + v[:, None] * stride_yv + r[None, :] * stride_yr, mask=keep, other=0.0)
     if MODE == FP16_PAIR:
         factor = scale_of(largest_of(z), 14)
         z, low = pair_of(z, factor)
@@ -213,5 +213,5 @@ def adjoint_one_tile(
         if MODE == FP16_PAIR:
             acc *= inverse(factor)[:, None]
         acc *= scale
-        address = out + v[:, None] * stride_ov + (j * stride_of)[None, :]
-        store_result(acc, address, (v < n)[:, None] & known[None, :], ACCUMULATE)
+        pointers = out + v[:, None] * stride_ov + (j * stride_of)[None, :]
+        store_result(acc, pointers, (v < n)[:, None] & known[None, :], ACCUMULATE)

@@ -1,0 +1,106 @@
+"""Products of sketches of one tile, by entries that are written first: exactly, on integer-valued data."""
+
+import pytest
+import torch
+from helpers.cases import each_value
+from helpers.choices import H200, HOPPER, changed_choices, exact_product
+from helpers.kernels import LAYOUTS, check_adjoint, check_project
+
+from sjlt import Sketch
+from sjlt.backends.triton import exact
+from sjlt.kernels.config import one_tile
+from sjlt.kernels.config.exact import choose
+
+# As in test_kernels_products: a result that overflows in fp16 is made again.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
+)
+ALL_SIZES = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES": 1 << 60}
+SHORT = {  # splits and sums of a few chunks, and fp32 data as pairs of fp16 numbers
+    "one_tile.MIN_SPLIT_COLUMNS": 64,
+    "one_tile.MAX_CHUNKS": 3,
+    "one_tile.CHUNKS_PER_SUM": 2,
+    "arithmetic.MIN_PAIR_ELEMENTS": 0,
+}
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """(whether it was an adjoint, its launch) of the products that ran; products of all sizes are eligible."""
+    launches, launch = [], one_tile.launch
+
+    def record(product):
+        launches.append((product.adjoint, launch(product)))
+        return launches[-1][1]
+
+    monkeypatch.setattr(one_tile, "launch", record)
+    with changed_choices(ALL_SIZES):
+        yield launches
+
+
+def check_both(S, n, dtype, out_dtype, device, taken, layouts=("rows", "rows"), add=False):
+    taken.clear()
+    check_project(S, n, dtype, out_dtype, device, *layouts, add=add)
+    check_adjoint(S, n, dtype, out_dtype, device, *layouts, add=add)
+    assert {adjoint for adjoint, _ in taken} == {False, True}
+
+
+@each_value(
+    sketch=[(1, 1), (6, 2), (33, 1), (64, 8), (100, 3), (127, 127)],
+    dtype=["float32", "float16", "bfloat16"],
+    n=[5, 65, 130],
+    d=[33, 200],
+    offset=[0, 7, 2**33 + 5],
+    add=[False, True],
+)
+def test_products_are_exact(kernels_on, taken, sketch, dtype, n, d, offset, add):
+    k, nnz = sketch
+    S = Sketch(2**40, k, nnz=nnz, seed=2**63 + k)[:, offset : offset + d]
+    check_both(S, n, dtype, "float32", kernels_on, taken, add=add)
+
+
+@each_value(x_in=list(LAYOUTS), out_in=list(LAYOUTS), dtype=["float32", "bfloat16"])
+def test_layouts(kernels_on, taken, x_in, out_in, dtype):
+    check_both(Sketch(90, 60, nnz=4, seed=1), 66, dtype, dtype, kernels_on, taken, (x_in, out_in))
+
+
+@each_value(dtype=["float32", "float16"], nnz=[1, 4, 16], n=[20, 130])
+def test_splits_and_sums_add_up(kernels_on, taken, dtype, nnz, n):
+    with changed_choices(ALL_SIZES | SHORT):
+        check_both(Sketch(1800, 100, nnz=nnz, seed=2), n, dtype, "float32", kernels_on, taken)
+    assert all(launch.splits > 1 for _, launch in taken)
+    assert any(launch.chunked_sum for _, launch in taken)
+
+
+def test_a_scale_that_a_sample_misled(kernels_on, taken):
+    """Numbers far larger than those sampled overflow as pairs of fp16 numbers: the product is made again."""
+    S = Sketch(400, 60, nnz=4, seed=3)
+    x = torch.ones(70, 400, device=kernels_on)
+    x[3, 7], x[69, 399] = 2.0**20, -(2.0**20)
+    out = torch.empty(70, 60, device=kernels_on)
+    with changed_choices(ALL_SIZES | SHORT):
+        exact.project(S.spec, x, out, False)
+    torch.testing.assert_close(
+        out.cpu().double(), x.cpu().double() @ torch.from_numpy(S.toarray()).T, rtol=1e-6, atol=2
+    )
+    assert taken
+
+
+def test_the_choice():
+    """One tile, not a power-of-two geometry, enough vectors; in whole steps, within the memory that is promised."""
+    assert isinstance(choose(exact_product(k=100)), one_tile.OneTile)
+    assert isinstance(choose(exact_product(k=100, adjoint=True, device=HOPPER)), one_tile.OneTile)
+    for others in ({"k": 128}, {"k": 300}, {"k": 100, "n": 50}, {"k": 100, "dtype": "float64"}):
+        assert not one_tile.eligible(exact_product(**others))
+    for d in (1, 64, 65, 4096, 100_003, 190_000):
+        for k, nnz, n in ((100, 4, 64), (20, 1, 5000), (127, 120, 1000)):
+            for adjoint in (False, True):
+                product = exact_product(n=n, d=d, k=k, nnz=nnz, adjoint=adjoint, device=H200)
+                chosen, chunk = one_tile.launch(product), 1 << product.geometry.log_chunk
+                chunks = -(-d // chunk)
+                assert (chosen.splits - 1) * chosen.chunks_per_split < chunks <= chosen.splits * chosen.chunks_per_split
+                assert chosen.splits == 1 or chosen.chunks_per_split * chunk % one_tile.STEP == 0
+                assert chosen.chunks_per_sum * chunk % one_tile.STEP == 0
+                if one_tile.eligible(product) and not adjoint and chosen.splits > 1:
+                    entries = chunks * chunk * chosen.rows * 2
+                    assert entries + 4 * chosen.splits * n * k <= 64 << 20
