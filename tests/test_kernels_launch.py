@@ -259,6 +259,31 @@ def test_contiguous_vectors():
         assert isinstance(config.choose(product._replace(**changes)), kind), changes
 
 
+def test_few_long_vectors():
+    """Rows that would leave blocks for tensor cores mostly empty, if nnz is small."""
+    for n, changes, expected in (
+        (32, {}, config.FewVectors),
+        (33, {}, config.TensorCore),
+        (32, {"nnz": 8}, config.TensorCore),
+        (32, {"d": 60_000}, config.TensorCore),
+        (32, {"adjoint": True}, config.TensorCore),
+        (128, {"nnz": 1}, config.FewVectors),
+        (128, {"nnz": 1, "device": HOPPER}, config.FewVectors),
+        (128, {"nnz": 1, "dtype": "bfloat16"}, config.TensorCore),
+        (129, {"nnz": 1}, config.TensorCore),
+    ):
+        product = exact_product(**{"n": n, "d": 1 << 20, "k": 300, **changes})
+        assert isinstance(config.choose(product), expected), (n, changes)
+
+
+def test_small_products_are_split_where_sums_are_long():
+    """A second launch adds up the splits of a projection; an adjoint needs none."""
+    assert config.tensor_core(exact_product(192, 4096, 128)).splits > 1
+    assert config.tensor_core(exact_product(1000, 768, 128)).splits == 1
+    assert config.tensor_core(exact_product(192, 4096, 4096)).splits == 1  # 128 columns for each tile
+    assert config.tensor_core(exact_product(131, 768, 128, adjoint=True)).splits > 1
+
+
 def test_choices_are_values():
     """Equal products have equal launches, and a launch can be a key."""
     first = config.choose(LARGE)

@@ -155,10 +155,10 @@ def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
 def few_long_vectors(product: Product) -> bool:
     """Whether X Sᵀ has so few and long vectors in rows that a block of them for the tensor cores takes longer.
 
-    (H200, times of tensor cores and of `few_vectors`, in floors: 16 vectors in bf16 24 and 15, 32 in fp16 9.3 and 4.3;
-    100 in fp32 with one nonzero 3.1 and 1.5.)
+    (H200, floors that tensor cores and `few_vectors` take: 16 vectors in bf16 with nnz 4 24 and 15, 32 in fp16 9.3 and
+    4.3, the latter in proportion to nnz; 100 in fp32 with nnz 1 3.1 and 1.5.)
     """
-    if product.adjoint or product.d < LONG or vectors_contiguous(product):
+    if product.adjoint or product.d < LONG or vectors_contiguous(product) or product.nnz > 4:
         return False
     return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and product.nnz == 1 and product.dtype == "float32")
 
