@@ -32,7 +32,7 @@ def test_prepared_calls_launch_what_calls_by_themselves_would():
 
 
 class Launches:
-    """What is launched: (kernel's name, grid, arguments, constants), by Triton's search or past it."""
+    """Records launches, (kernel's name, grid, arguments, constants), by Triton's search or past it."""
 
     def __init__(self):
         self.searched, self.started, self.allocated = [], [], []

@@ -45,7 +45,7 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
 
 
 class Memory(NamedTuple):
-    """What a call allocates, at once, because every allocation takes about as long as a launch.
+    """The layout of a call's one allocation: each takes about as long as a launch.
 
     Partial sums come first, then codes, columns and counts, each at a multiple of ALIGN bytes.
 

@@ -131,7 +131,7 @@ def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0. The first rule that applies decides."""
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
-    if product.device.hopper and hopper_codes.eligible(product) and not few_long_vectors(product):
+    if product.device.hopper and hopper_codes.eligible(product) and not favors_few_vectors(product):
         return hopper_codes.launch(product)
     if one_tile.eligible(product):
         return one_tile.launch(product)
@@ -140,7 +140,7 @@ def choose(product: Product) -> Launch:
 
 def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
     """The launch of a portable kernel that makes the entries as it goes, for a product with n > 0 and d > 0."""
-    if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS or few_long_vectors(product):
+    if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS or favors_few_vectors(product):
         return few_vectors(product)
     if vectors_contiguous(product) and product.nnz <= max_reads(product):
         if product.nnz == 1 and not product.adjoint:
@@ -152,15 +152,22 @@ def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
     return chosen if keys * chosen.chunks_per_dot <= MAX_KEYS else few_vectors(product)
 
 
-def few_long_vectors(product: Product) -> bool:
-    """Whether X Sᵀ has so few and long vectors in rows that a block of them for the tensor cores takes longer.
+def favors_few_vectors(product: Product) -> bool:
+    """Whether `few_vectors` takes less time than tensor cores for a projection that they can run.
 
-    (H200, floors that tensor cores and `few_vectors` take: 16 vectors in bf16 with nnz 4 24 and 15, 32 in fp16 9.3 and
-    4.3, the latter in proportion to nnz; 100 in fp32 with nnz 1 3.1 and 1.5.)
+    Long vectors in rows, if they are so few that a block of them is mostly empty and nnz is small, because the time of
+    `few_vectors` is in proportion to it (H200, in floors, tensor cores first: 16 vectors in bf16 with nnz 4 24 and 15,
+    32 in fp16 9.3 and 4.3; 100 in fp32 with nnz 1 3.1 and 1.5). S A in fp32 with nnz 1 in a power-of-two geometry,
+    where each number is read once and without masks (1.3 to 2.1 and 1.0 to 1.2).
     """
-    if product.adjoint or product.d < LONG or vectors_contiguous(product) or product.nnz > 4:
+    if product.adjoint:
         return False
-    return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and product.nnz == 1 and product.dtype == "float32")
+    alone_in_fp32 = product.nnz == 1 and product.dtype == "float32"
+    if vectors_contiguous(product):
+        return alone_in_fp32 and is_power_of_two(product.k, product.nnz)
+    if product.d < LONG or product.nnz > 4:
+        return False
+    return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and alone_in_fp32)
 
 
 def max_reads(product: Product) -> int:

@@ -1,4 +1,4 @@
-"""Which products of the exact law run on the Hopper kernels, and how: pure functions of a `Product`."""
+"""Eligibility and launches of the Hopper kernels of the exact law: pure functions of a `Product`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which products of the exact law run on `project_codes_hopper`, and how: pure functions of a `Product`.
+"""Eligibility and launches of `project_codes_hopper`: pure functions of a `Product`.
 
 It covers what `project_hopper` does not: any k and nnz, any strides, results that are accumulated or of another dtype.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...laws import exact as law
 from .arithmetic import MAX_CHUNKS
 from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
-from .product import SCRATCH_BYTES, VECTOR_BYTES, Product, count_groups, is_power_of_two, vectors_contiguous
+from .product import SCRATCH_BYTES, VECTOR_BYTES, Product, count_groups, vectors_contiguous
 
 TMA, COPY, LOAD = range(3)  # how data is loaded
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
@@ -98,11 +98,8 @@ def eligible(product: Product) -> bool:
     if product.adjoint or product.dtype == "float64" or product.precision == "medium":
         return False
     geometry, stride = product.geometry, product.x_strides[0]
-    # S A with one read of each number and no masks runs at the memory floor as it is (`FewVectors`).
-    gathered = vectors_contiguous(product) and product.nnz == 1 and is_power_of_two(product.k, 1)
     return (
         geometry.log_chunk > 0
-        and not (gathered and product.dtype == "float32")
         and product.n >= MIN_VECTORS
         and product.n * product.d * product.item_bytes >= MIN_BYTES
         and product.n * product.item_bytes << geometry.log_chunk >= MIN_BYTES_PER_CODE * law.TILE_ROWS

@@ -1,4 +1,4 @@
-"""Which products of the exact law run on the kernels of `portable.one_tile`, and how: pure functions of a `Product`."""
+"""Eligibility and launches of the kernels of `portable.one_tile`: pure functions of a `Product`."""
 
 from __future__ import annotations
 

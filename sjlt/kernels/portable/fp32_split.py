@@ -128,3 +128,32 @@ def multiply_split(x, scale, tile, acc, MODE: tl.constexpr, SWAP_OPERANDS: tl.co
             acc = _dot_either_way(part, tile, acc, SWAP_OPERANDS, INTERPRETED)
         acc = _dot_either_way(rest.to(tl.bfloat16), tile, acc, SWAP_OPERANDS, INTERPRETED)
     return acc
+
+
+@triton.jit
+def split_vectors(z, MODE: tl.constexpr):
+    """(first part, second part, scales) of whole vectors z [V, K], for `multiply_vectors`.
+
+    What MODE has no use for is z.
+    """
+    low, scale = z, z
+    if MODE == FP16_PAIR:
+        scale = scale_of(largest_of(z), 14)
+        z, low = pair_of(z, scale)
+    elif MODE == BF16_PAIR:
+        z, rest = truncated(z)
+        low = rest.to(tl.bfloat16)
+    elif MODE != NATIVE:
+        z = z.to(tl.bfloat16)
+    return z, low, scale
+
+
+@triton.jit
+def multiply_vectors(high, low, scale, tile, MODE: tl.constexpr, INTERPRETED: tl.constexpr):
+    """The product of vectors that `split_vectors` split with tile [K, N], in fp32."""
+    acc = dot(high, tile, tl.zeros((high.shape[0], tile.shape[1]), tl.float32), INTERPRETED)
+    if (MODE == FP16_PAIR) | (MODE == BF16_PAIR):
+        acc = dot(low, tile, acc, INTERPRETED)
+    if MODE == FP16_PAIR:
+        acc = acc * inverse(scale)[:, None]
+    return acc

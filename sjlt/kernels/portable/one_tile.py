@@ -1,10 +1,10 @@
 """Kernels for sketches of one tile (up to 128 rows) and many data vectors: plain matrix products on tensor cores.
 
-Every chunk of columns meets the one tile, so that `tensor_core` saves no products here; what it takes time for is
-making the entries anew for every block of vectors, in geometries that are not powers of two above all. `write_entries`
-writes them once instead, for the length of one call, as 16-bit numbers that stay in the L2 cache: at most 256 bytes per
-column. The kernels that multiply by them know neither the law nor its geometry, so that one compilation serves all
-sketches. (With several tiles, products are too short for this: 1.4 to 2 times the time of the others on an H200.)
+Every chunk of columns meets the one tile, so `tensor_core` saves no products here, and spends its time on making the
+entries anew for every block of vectors, above all in geometries that are not powers of two. `write_entries` writes them
+once, for the length of one call, as 16-bit numbers that stay in the L2 cache: at most 256 bytes per column. The kernels
+that multiply by them know neither the law nor its geometry, so one compilation serves all sketches. (With several
+tiles, products are too short for this: 1.3 to 2.2 times the time of the others on an H200.)
 """
 
 from __future__ import annotations
@@ -15,18 +15,14 @@ import triton.language as tl
 from ..config import one_tile as config
 from .chunk_codes import TILE, chunk_entries
 from .fp32_split import (
-    BF16_PAIR,
     BF16_TRIPLE,
     FP16_PAIR,
     NATIVE,
-    dot,
     has_overflow,
     inverse,
-    largest_of,
     multiply_split,
-    pair_of,
-    scale_of,
-    truncated,
+    multiply_vectors,
+    split_vectors,
 )
 from .program import known_multiple, start_dependents, store_result, store_sums
 
@@ -194,24 +190,12 @@ def adjoint_one_tile(
     r = tl.arange(0, ROWS)
     keep = (v < n)[:, None] & (r < k)[None, :]
     z = tl.load(y + v[:, None] * stride_yv + r[None, :] * stride_yr, mask=keep, other=0.0)
-    if MODE == FP16_PAIR:
-        factor = scale_of(largest_of(z), 14)
-        z, low = pair_of(z, factor)
-    elif MODE == BF16_PAIR:
-        z, rest = truncated(z)
-        low = rest.to(tl.bfloat16)
-    elif MODE != NATIVE:
-        z = z.to(tl.bfloat16)
+    high, low, factor = split_vectors(z, MODE)
     start = tl.program_id(1) * columns_per_split
     stop = tl.minimum(start + columns_per_split, columns)
     for q in range(start, stop, STEP):
         j, known = _step_columns(q, stop, first_column, d, ALIGN)
         block = tl.trans(_load_entries(entries, q, stop, ROWS, STORED))
-        acc = dot(z, block, tl.zeros((BLOCK_VECTORS, STEP), tl.float32), INTERPRETED)
-        if (MODE == FP16_PAIR) | (MODE == BF16_PAIR):
-            acc = dot(low, block, acc, INTERPRETED)
-        if MODE == FP16_PAIR:
-            acc *= inverse(factor)[:, None]
-        acc *= scale
+        acc = multiply_vectors(high, low, factor, block, MODE, INTERPRETED) * scale
         pointers = out + v[:, None] * stride_ov + (j * stride_of)[None, :]
         store_result(acc, pointers, (v < n)[:, None] & known[None, :], ACCUMULATE)

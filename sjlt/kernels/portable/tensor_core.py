@@ -13,18 +13,15 @@ import triton.language as tl
 from ..config import arithmetic
 from .entry_generation import GROUPS_PER_STEP, TILE, entries, groups_of_split, step_words
 from .fp32_split import (
-    BF16_PAIR,
     BF16_TRIPLE,
     FP16_PAIR,
     NATIVE,
     dot,
     has_overflow,
     inverse,
-    largest_of,
     multiply_split,
-    pair_of,
-    scale_of,
-    truncated,
+    multiply_vectors,
+    split_vectors,
 )
 from .law import seed_words
 from .program import (
@@ -245,25 +242,13 @@ def adjoint_tensor_core(
     z = tl.load(y + v[:, None] * stride_yv + (tile_row + r)[None, :] * stride_yr, mask=keep, other=0.0)
     HALF: tl.constexpr = tl.float16 if MODE == FP16_PAIR else tl.bfloat16
     DTYPE: tl.constexpr = y.dtype.element_ty if MODE == NATIVE else HALF
-    if MODE == FP16_PAIR:
-        scale = scale_of(largest_of(z), 14)
-        z, low = pair_of(z, scale)
-    elif MODE == BF16_PAIR:
-        z, rest = truncated(z)
-        low = rest.to(tl.bfloat16)
-    elif MODE != NATIVE:
-        z = z.to(tl.bfloat16)
+    high, low, scale = split_vectors(z, MODE)
     for start in range(0, groups, GROUPS_PER_STEP):
         column, words = step_words(m, first_group + start, k0, k1, GEOMETRY)
         for chunk in range(0, tl.minimum(GROUPS_PER_STEP, groups - start), U):
             i, negative = entries(chunk, words, m, GEOMETRY, U)
             tile = tl.trans(_one_hot(i, negative, LOG_CHUNK, DTYPE))
-            acc = dot(z, tile, tl.zeros((BLOCK_VECTORS, U * B), tl.float32), INTERPRETED)
-            if (MODE == FP16_PAIR) | (MODE == BF16_PAIR):
-                acc = dot(low, tile, acc, INTERPRETED)
-            if MODE == FP16_PAIR:
-                acc = acc * inverse(scale)[:, None]
-            acc *= GEOMETRY.scale
+            acc = multiply_vectors(high, low, scale, tile, MODE, INTERPRETED) * GEOMETRY.scale
             k = tl.arange(0, U * B)
             j = tl.gather(column, chunk + (k >> LOG_CHUNK), 0)
             known = (j >= 0) & (chunk + (k >> LOG_CHUNK) < groups - start)
