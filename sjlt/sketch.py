@@ -16,13 +16,19 @@ from .operators import Transposed
 from .products import SketchProducts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import DTypeLike, NDArray
 
     from .operators import Data
 
 MAX_FEATURES = 2**63 - 1
+STEP_ENTRIES = 1 << 22  # entries unpacked at a time: between two steps an interrupt is seen
+
+
+def _parts(n: int, step: int) -> Iterator[slice]:
+    """Slices of a range of n, of at most `step` each."""
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
 def _bounds(part: slice, n: int) -> tuple[int, int]:
@@ -235,7 +241,11 @@ class Sketch(SketchProducts):
         stop = self.n_features if stop is None else integer("stop", stop, 0, self.n_features)
         start = integer("start", start, 0, stop)
         codes = exact.codes(self.spec, start, stop).T
-        return (codes >> 1).astype(np.int64), (1 - 2 * (codes & 1)).astype(np.int8)
+        rows, signs = np.empty(codes.shape, np.int64), np.empty(codes.shape, np.int8)
+        for part in _parts(stop - start, STEP_ENTRIES // self.spec.nnz):
+            rows[:, part] = codes[:, part] >> 1
+            signs[:, part] = 1 - 2 * (codes[:, part] & 1)
+        return rows, signs
 
     def to_scipy(self, format: Literal["csc", "csr", "coo"] = "csc", dtype: DTypeLike = np.float64) -> Any:
         """The sketch as a `scipy.sparse` array of shape (n_components, n_features), indices sorted."""
@@ -245,10 +255,13 @@ class Sketch(SketchProducts):
 
         if np.dtype(dtype).kind != "f":
             raise TypeError(f"the entries are fractions: dtype must be floating, got {np.dtype(dtype)}")
-        signs, rows, indptr, scale = cpu_backend(self.spec).columns(self.spec)  # rows ascend in each column
-        index = np.int32 if max(rows.size, *self.shape) <= np.iinfo(np.int32).max else np.int64
-        parts = ((signs * scale).astype(dtype), rows.astype(index), indptr.astype(index))
-        matrix = scipy.sparse.csc_array(parts, shape=self.shape)
+        codes, indptr, scale = cpu_backend(self.spec).columns(self.spec)  # rows ascend in each column
+        index = np.int32 if max(codes.size, *self.shape) <= np.iinfo(np.int32).max else np.int64
+        entries, rows = np.empty(codes.size, dtype), np.empty(codes.size, index)
+        for part in _parts(codes.size, STEP_ENTRIES):
+            entries[part] = np.where(codes[part] & 1, -scale, scale)
+            rows[part] = codes[part] >> 1
+        matrix = scipy.sparse.csc_array((entries, rows, indptr.astype(index)), shape=self.shape)
         return matrix.asformat(format)
 
     def toarray(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:

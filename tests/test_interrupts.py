@@ -115,6 +115,7 @@ CASES = {
         lambda: Sketch(2**31, 100).project(torch.ones(1, dtype=torch.bfloat16).expand(9, 2**31))
     ),
     "entries": lambda: Sketch(2**25, 1000, nnz=8).entries,
+    "to_scipy": lambda: Sketch(2**23, 1000, nnz=8).to_scipy,
     "to_scipy, independent entries": lambda: Sketch(2**20, 1000, density=0.01).to_scipy,
     "dropout": lambda: lambda: sjlt.dropout(np.broadcast_to(np.float32(1), 2**28), 0.5, 1),
     "dropout, columns": lambda: lambda: sjlt.dropout(np.broadcast_to(np.float32(1), (2**14, 2**14)).T, 0.5, 1),

@@ -184,7 +184,7 @@ class SVDSketch:
             sketch.rows = Ledger((start, stop) for start, stop in ranges)
             starts = [int(start) for start in arrays["starts"]]
             if any(arrays[name].shape != held.shape for name, held in (("Z", sketch._Z), ("E", sketch._E))):
-                raise ValueError(f"sums of shapes {arrays['Zt'].shape} and {arrays['Et'].shape}")
+                raise ValueError(f"sums of shapes {arrays['Z'].shape} and {arrays['E'].shape}")
             if arrays["Y"].shape[0] != len(sketch.rows):
                 raise ValueError(f"{arrays['Y'].shape[0]} rows for the {len(sketch.rows)} seen")
         except Exception as e:

@@ -212,10 +212,10 @@ def _compute_adjoint_cuda(
 
 
 def _gather(
-    numbers: np.ndarray, rows: np.ndarray, columns: np.ndarray, signs: Any, components: Any, indptr: Any, scale: float
+    numbers: np.ndarray, rows: np.ndarray, columns: np.ndarray, codes: Any, starts: Any, scale: float
 ) -> np.ndarray:
     """Sums over the entries of each of the columns times numbers[row], in pieces of bounded memory."""
-    lengths = np.diff(indptr)[columns]
+    lengths = np.diff(starts)[columns]
     ends = np.cumsum(lengths)
     sums = np.zeros(len(columns))
     begin = 0
@@ -224,9 +224,9 @@ def _gather(
         end = max(begin + 1, int(np.searchsorted(ends, done + GATHERED, "right")))
         part = lengths[begin:end]
         which = np.repeat(np.arange(begin, end), part)
-        entry = np.arange(len(which)) - np.repeat(np.cumsum(part) - part, part) + indptr[columns[which]]
-        terms = signs[entry] * numbers[rows[which], components[entry]].astype(np.float64)
-        np.add.at(sums, which, terms)
+        entry = np.arange(len(which)) - np.repeat(np.cumsum(part) - part, part) + starts[columns[which]]
+        terms = numbers[rows[which], codes[entry] >> 1].astype(np.float64)
+        np.add.at(sums, which, np.where(codes[entry] & 1, -terms, terms))
         begin = end
     return scale * sums
 

@@ -22,8 +22,11 @@ def codes(spec: SketchSpec, start: int, stop: int) -> np.ndarray:
     return exact_plan(spec).table(start, stop)
 
 
-def columns(spec: SketchSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """(signs, rows, indptr, scale): the sketch in CSC, rows ascending, entries scale times +-1."""
+def columns(spec: SketchSpec) -> tuple[np.ndarray, np.ndarray, float]:
+    """(codes, starts, scale) of all columns: 2 row + (1 where negative) of each entry, rows ascending.
+
+    Column j has codes[starts[j]:starts[j + 1]], and its entries are scale times +-1.
+    """
     plan = exact_plan(spec)
     table = plan.table(0, plan.d).ravel()
-    return 1 - 2 * (table & 1), table >> 1, np.arange(0, table.size + 1, plan.s), plan.scale
+    return table, np.arange(0, table.size + 1, plan.s), plan.scale

@@ -264,8 +264,10 @@ def column_codes(plan: IidPlan) -> Table:
     return codes, starts
 
 
-def columns_iid(spec: SketchSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """(signs, rows, indptr, scale): the sketch in CSC, rows ascending, entries scale times +-1."""
+def columns_iid(spec: SketchSpec) -> tuple[np.ndarray, np.ndarray, float]:
+    """(codes, starts, scale) of all columns: 2 row + (1 where negative) of each entry, rows ascending.
+
+    Column j has codes[starts[j]:starts[j + 1]], and its entries are scale times +-1.
+    """
     plan = iid_plan(spec)
-    codes, starts = column_codes(plan)
-    return 1 - 2 * (codes & 1), codes >> 1, starts, plan.scale
+    return *column_codes(plan), plan.scale
