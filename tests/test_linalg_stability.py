@@ -99,11 +99,12 @@ def test_products_are_exact_and_the_same_on_any_number_of_threads(m, columns):
         for count in (1, 3):
             threads.set_num_threads(count)
             for a in (A, np.asfortranarray(A)):
-                gradient, squares = residual_gradient(a, X, B)
-                np.testing.assert_array_equal(gradient, A.T @ (B - A @ X))
-                np.testing.assert_array_equal(squares, ((B - A @ X) ** 2).sum(0))
+                for given in (a, a.astype(np.float32)):  # sums of float32 data are in float64
+                    gradient, squares = residual_gradient(given, X + 2**-8, B)
+                    np.testing.assert_array_equal(gradient, A.T @ (B - A @ (X + 2**-8)))
+                    np.testing.assert_array_equal(squares, ((B - A @ (X + 2**-8)) ** 2).sum(0))
+                    np.testing.assert_array_equal(normal_product(given, X + 2**-8), A.T @ (A @ (X + 2**-8)))
                 np.testing.assert_array_equal(products.multiply(a, X), A @ X)
-                np.testing.assert_array_equal(normal_product(a, X), A.T @ (A @ X))
                 gram = Gram(None)
                 gram.add(0, a)
                 np.testing.assert_array_equal(gram.value, A.T @ A)

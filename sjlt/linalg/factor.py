@@ -11,7 +11,7 @@ import scipy.linalg
 from ..inputs.checks import below_one, integer
 from .matrix import Matrix, Progress, check_finite, like_input, matrix_of
 from .sketching import embedding
-from .sums import Gram
+from .sums import Gram, Sum
 from .whitening import NOISE, Whitening, cholesky
 
 
@@ -129,7 +129,7 @@ def _solve_right(xp: Any, a: Any, triangle: Any) -> Any:
     return scipy.linalg.solve_triangular(triangle, a.T, trans="T", check_finite=False).T
 
 
-class _Solved:
+class _Solved(Sum):
     """P = A[:, columns] R^-1, row by row, and P' P."""
 
     def __init__(self, m: int, xp: Any, triangle: Any, columns: Any, keep: bool):
@@ -212,7 +212,7 @@ def leverage_scores(A: Any, *, rcond: float | None = None, seed: int = 0, callba
         matrix.close()
 
 
-class _RowNorms:
+class _RowNorms(Sum):
     """The squared norms of the rows of A times a basis."""
 
     def __init__(self, m: int, xp: Any, like: Any):

@@ -53,17 +53,25 @@ class Matrix:
         self._progress = progress
 
     def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
-        """(first row, rows in float64) of each block.
+        """(first row, rows) of each block, in float64 or, as NumPy arrays, in A's own dtype.
 
         width : columns of the widest product with a block.
         """
         raise NotImplementedError
 
-    def sketch(self, S: Sketch) -> Any:
-        """S A in float64, one pass."""
-        total = Sketched(S, self.zeros((self.shape[1], S.n_components)))
-        self.run(total)
-        return total.value
+    def sketch(self, S: Sketch, beside: Any = None) -> Any:
+        """S A or, with a matrix B `beside`, [S A, S B], in float64, one pass."""
+        n, others = self.shape[1], 0 if beside is None else beside.shape[1]
+        # Fortran-ordered, as LAPACK wants it, and whole: joined later, it would be in memory twice.
+        transposed = self.zeros((n + others, S.n_components))
+        self.sketch_into(S, transposed[:n])
+        if beside is not None:
+            S.project(beside.T, out=transposed[n:])
+        return transposed.T
+
+    def sketch_into(self, S: Sketch, transposed: Any) -> None:
+        """Put (S A)' into float64 zeros, one pass."""
+        self.run(Sketched(S, transposed))
 
     def quick_sketch(self, S: Sketch) -> Any:
         """S A, one pass, to the accuracy of A's dtype."""
@@ -113,7 +121,10 @@ class Matrix:
     def run(self, *sums: Sum, width: int = 1) -> None:
         """One pass over the rows for all the sums; see `blocks`."""
         self.passes += 1
+        as_given = all(each.takes_float32 for each in sums)
         for start, block in self.blocks(width):
+            if not as_given and isinstance(block, np.ndarray):
+                block = block.astype(np.float64, copy=False)
             for each in sums:
                 each.add(start, block)
             self.report(start + block.shape[0])
@@ -144,14 +155,14 @@ class DenseMatrix(Matrix):
         size = FILE_BYTES if is_converted else ARRAY_BYTES
         rows = max(64, size // (8 * max(self.shape[1], width)))
         for i in range(0, self.shape[0], rows):
-            yield i, self._a[i : i + rows].astype(np.float64, copy=False)
+            yield i, self._a[i : i + rows]
 
-    def sketch(self, S: Sketch) -> np.ndarray:
+    def sketch_into(self, S: Sketch, transposed: np.ndarray) -> None:
         if self._a.dtype != np.float64:  # a sketch in float32 would not show which singular values are 0
-            return np.asarray(super().sketch(S))
+            super().sketch_into(S, transposed)
+            return
         self.passes += 1
-        # The transpose of a C-ordered result is Fortran-ordered, as LAPACK wants it.
-        return np.asarray(S.project(self._a.T)).T
+        S.project(self._a.T, out=transposed)
 
     def quick_sketch(self, S: Sketch) -> np.ndarray:
         self.passes += 1
@@ -195,9 +206,9 @@ class SparseMatrix(Matrix):
         for i in range(0, self.shape[0], rows):
             yield i, a[i : i + rows]
 
-    def sketch(self, S: Sketch) -> np.ndarray:
+    def sketch_into(self, S: Sketch, transposed: np.ndarray) -> None:
         self.passes += 1
-        return np.asarray(S @ self._a)
+        S.project(self._a.T, out=transposed)
 
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[np.ndarray, np.ndarray]:
         return self.project(omega), self.sketch(psi)
@@ -227,11 +238,12 @@ class CudaMatrix(Matrix):
         for i in range(0, self.shape[0], rows):
             yield i, self._a[i : i + rows].double()
 
-    def sketch(self, S: Sketch) -> Any:
+    def sketch_into(self, S: Sketch, transposed: Any) -> None:
         if self._a.dtype != self.xp.float64:
-            return super().sketch(S)
+            super().sketch_into(S, transposed)
+            return
         self.passes += 1
-        return S @ self._a
+        S.project(self._a.T, out=transposed)
 
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[Any, Any]:
         return self.project(omega), self.sketch(psi)
@@ -291,12 +303,12 @@ class FileMatrix(Matrix):
                 block = ahead.result()
                 if i + rows < m:
                     ahead = reader.submit(read, i + rows)
-                yield i, block.astype(np.float64, copy=False)
+                yield i, block
         self.check_unchanged()
 
     def dense(self) -> np.ndarray:
         self.passes += 1
-        return np.concatenate([block.copy() for _, block in self.blocks(1)])
+        return np.concatenate([block.astype(np.float64) for _, block in self.blocks(1)])
 
 
 def matrix_of(a: Any, name: str = "A", progress: Progress | None = None) -> Matrix:

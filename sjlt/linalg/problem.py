@@ -46,22 +46,19 @@ class Problem:
         xp = self.xp
         # More rows than 4 n save iterations as long as factoring them costs less than those.
         S = embedding(m, n, 4 * n if is_small else min(max(m // 5, 4 * n), 12 * n), seed)
-        if S is None:
-            SA, SB = self.matrix.dense(), self.B
-        else:
-            SA, SB = self.matrix.sketch(S), S @ self.B
+        SAB = xp.concatenate([self.matrix.dense(), self.B], 1) if S is None else self.matrix.sketch(S, self.B)
+        SA, SB = SAB[:, :n], SAB[:, n:]
         top = max(float(SA.max()), -float(SA.min()))
         if not math.isfinite(top):
             check_finite(self.matrix, SA)
         top = 1.0 if 1e-60 < top < 1e60 else power_of_two(top)  # squares neither overflow nor vanish
         if top != 1:
-            SA = SA / top
+            SA /= top
         if (found := self._by_gram(SA, SB)) is not None:
             whitening, columns, solution = found
         else:
-            p = min(SA.shape[0], n)
-            R = _r_factor(xp, xp.concatenate([SA, SB], 1))
-            del SA
+            p = min(SAB.shape[0], n)
+            R = _r_factor(xp, SAB)
             whitening, columns = self._whitening(R[:p, :n])
             self.scale = top * columns
             solution = whitening.sketched_solution(R[:p, n:][:, self.columns], self.damp)

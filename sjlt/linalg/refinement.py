@@ -201,7 +201,7 @@ def _exact(problem: Problem, whitening: Whitening) -> Whitening:
     return refined
 
 
-class _NullProbe:
+class _NullProbe(Sum):
     """Whether A, too, maps random vectors of the sketch's null space to about 0."""
 
     def __init__(self, problem: Problem, whitening: Whitening):

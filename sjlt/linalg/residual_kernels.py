@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from numba import types
 
-from ..backends.cpu.jit import OPTIONS, Array, kernel
+from ..backends.cpu.jit import DATA, FLOAT64S, OPTIONS, Array, kernel
 
 ROWS = 4  # that share one reading of x and one rewriting of the gradient
 VECTOR = Array(types.float64, 1, readonly=True)
@@ -34,15 +34,15 @@ def _add_rows(a0: Any, a1: Any, a2: Any, a3: Any, x: Any, b: Any, gradient: Any)
     return (s0 * s0 + s1 * s1) + (s2 * s2 + s3 * s3)
 
 
-@kernel(types.float64, a=Array(types.float64, 2, readonly=True), x=VECTOR, b=VECTOR, gradient=Array(types.float64, 1))
+@kernel(types.float64, a=Array(DATA, 2, readonly=True), x=VECTOR, b=VECTOR, gradient=FLOAT64S)
 def add_gradient(a: Any, x: Any, b: Any, gradient: Any) -> Any:
-    """gradient += a'(b - a x); returns the sum of the squares of b - a x."""
+    """gradient += a'(b - a x) in float64; returns the sum of the squares of b - a x."""
     total, m = 0.0, b.size
     whole = m // ROWS * ROWS
     for i in range(0, whole, ROWS):
         total += _add_rows(a[i], a[i + 1], a[i + 2], a[i + 3], x, b[i : i + ROWS], gradient)
     if whole < m:  # the last rows, and zeros
-        rest, rest_b = np.zeros((ROWS, x.size)), np.zeros(ROWS)
+        rest, rest_b = np.zeros((ROWS, x.size), a.dtype), np.zeros(ROWS)
         rest[: m - whole] = a[whole:]
         rest_b[: m - whole] = b[whole:]
         total += _add_rows(rest[0], rest[1], rest[2], rest[3], x, rest_b, gradient)

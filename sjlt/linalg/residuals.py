@@ -16,18 +16,18 @@ MIN_COLUMNS = 100  # below, a BLAS is as fast
 
 
 def residual_gradient(A: np.ndarray, X: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(A'(B - A X), the squared norms of the columns of B - A X), whatever the number of threads."""
+    """(A'(B - A X), the squared norms of the columns of B - A X) in float64, whatever the number of threads."""
     if not _is_compiled_for(A, X.shape[1]):
-        return products.residual_gradient(A, X, B)
+        return products.residual_gradient(A.astype(np.float64, copy=False), X, B)
 
     from ..backends.cpu.jit import compiled
     from .residual_kernels import ROWS, add_gradient  # Numba takes long to load
 
     m, n = A.shape
-    rows = max(ROWS, TASK_BYTES // (8 * n) // ROWS * ROWS)
+    rows = max(ROWS, TASK_BYTES // (A.itemsize * n) // ROWS * ROWS)
     starts = range(0, m, rows)
     gradients, squares = np.zeros((len(starts), n)), np.zeros(len(starts))
-    add, x, b = compiled(add_gradient), X[:, 0], B[:, 0]
+    add, x, b = compiled(add_gradient, data=A.dtype), X[:, 0], B[:, 0]
 
     def task(i: int) -> None:
         part = slice(starts[i], starts[i] + rows)
@@ -38,12 +38,12 @@ def residual_gradient(A: np.ndarray, X: np.ndarray, B: np.ndarray) -> tuple[np.n
 
 
 def normal_product(A: np.ndarray, Z: np.ndarray) -> np.ndarray:
-    """A' A Z, whatever the number of threads."""
+    """A' A Z in float64, whatever the number of threads."""
     if not _is_compiled_for(A, Z.shape[1]):
-        return products.normal_product(A, Z)
+        return products.normal_product(A.astype(np.float64, copy=False), Z)
     return -residual_gradient(A, Z, np.zeros((A.shape[0], 1)))[0]
 
 
 def _is_compiled_for(A: np.ndarray, columns: int) -> bool:
-    is_plain = A.dtype == np.float64 and A.flags.c_contiguous and A.flags.aligned
+    is_plain = A.dtype.isnative and A.flags.c_contiguous and A.flags.aligned
     return columns == 1 and is_plain and A.shape[1] >= MIN_COLUMNS

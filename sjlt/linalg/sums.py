@@ -12,13 +12,18 @@ from .residuals import normal_product, residual_gradient
 
 
 class Sum(Protocol):
-    """A sum over the blocks of rows of a matrix."""
+    """A sum over the blocks of rows of a matrix.
+
+    takes_float32 : whether `add` takes float32 arrays as they are, and computes in float64.
+    """
+
+    takes_float32: bool = False
 
     def add(self, start: int, block: Any) -> None:
-        """Add the term of the rows from `start` on, float64."""
+        """Add the term of the rows from `start` on, float64 unless `takes_float32`."""
 
 
-class Sketched:
+class Sketched(Sum):
     """S A, slice by slice of S."""
 
     def __init__(self, S: Sketch, transposed: Any):
@@ -34,7 +39,7 @@ class Sketched:
         return self._transposed.T
 
 
-class Projected:
+class Projected(Sum):
     """A Omega', row by row, into `value`."""
 
     def __init__(self, omega: Sketch, value: Any):
@@ -44,7 +49,7 @@ class Projected:
         self._omega.project(block, out=self.value[start : start + block.shape[0]])
 
 
-class Product:
+class Product(Sum):
     """A V, row by row."""
 
     def __init__(self, m: int, V: Any):
@@ -56,8 +61,10 @@ class Product:
         self.value[start : start + block.shape[0]] = product
 
 
-class Normal:
+class Normal(Sum):
     """A' A Z."""
+
+    takes_float32 = True
 
     def __init__(self, Z: Any):
         self._Z = Z
@@ -68,7 +75,7 @@ class Normal:
         self.value = self.value + (normal_product(block, self._Z) if is_array else block.T @ (block @ self._Z))
 
 
-class Gram:
+class Gram(Sum):
     """(A W)' (A W), or A'A for W = None."""
 
     def __init__(self, W: Any):
@@ -93,11 +100,13 @@ class Gram:
         return self._total
 
 
-class Gradient:
+class Gradient(Sum):
     """A' R for the residuals R = B - A X, and the squared norms of R's columns.
 
     `columns` says which column of B belongs to each column of X.
     """
+
+    takes_float32 = True
 
     def __init__(self, X: Any, B: Any, columns: Any):
         self._X, self._B, self._columns = X, B, columns
