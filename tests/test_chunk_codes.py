@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
-from sjlt.kernels.portable.chunk_codes import NO_COLUMN, NO_ENTRY, encode_chunks
+from sjlt.kernels.portable.chunk_codes import NO_COLUMN, NO_ENTRY, chunk_entries, encode_chunks
 from sjlt.laws import exact as law
 
 DEVICE = "cpu" if device.INTERPRETED else "cuda"
@@ -82,3 +84,34 @@ def test_codes_are_the_entries(k, nnz, offset, d, splits, log_block):
     expected = np.zeros((k, d), np.int64)
     expected[rows, np.arange(d)] = signs
     assert np.array_equal(decode(k, nnz, -5, offset, d, splits, log_block), expected)
+
+
+@triton.jit
+def entries_of_chunk(places, negatives, c: tl.int64, m, seed: tl.int64, k, nnz, n_tiles, log_chunk):
+    """places, negatives [128]: of the entries of tile m in chunk c; -1 where there is none."""
+    place, negative, there = chunk_entries(c + tl.arange(0, 1).to(tl.int64), m, seed, k, nnz, n_tiles, log_chunk)
+    r = tl.arange(0, 128)[None, :]
+    tl.store(places + r, tl.where(there, place.to(tl.int32), -1))
+    tl.store(negatives + r, negative.to(tl.int32))
+
+
+@pytest.mark.parametrize("k", [8_000_001, law.MAX_N_COMPONENTS - 1])
+@pytest.mark.parametrize("where", [0.0, 0.55, 0.9999])
+def test_entries_of_the_largest_sketches(k, where):
+    """Products of the tile's number exceed 31 bits."""
+    g = law.geometry(k, 4, 0)
+    tile, seed, width = int(where * g.n_tiles), 5, 1 << g.log_chunk
+    first, stop = tile * k // g.n_tiles, (tile + 1) * k // g.n_tiles
+    rows, signs = Sketch(width << g.log_group + 2, k, nnz=4, seed=seed).entries()
+    chunk = int(np.flatnonzero((rows >= first).all(0) & (rows < stop).all(0))[0]) // width
+    places, negatives = (torch.full((128,), -2, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    entries_of_chunk[(1,)](places, negatives, chunk, tile, seed, k, 4, g.n_tiles, g.log_chunk)
+    places, negatives = places.cpu().numpy(), negatives.cpu().numpy()
+    columns = slice(chunk * width, (chunk + 1) * width)
+    expected = {
+        (int(row) - first, column, int(sign))
+        for column in range(width)
+        for row, sign in zip(rows[:, columns][:, column], signs[:, columns][:, column], strict=True)
+    }
+    found = {(r, int(places[r]), 1 - 2 * int(negatives[r])) for r in range(128) if places[r] >= 0}
+    assert found == expected

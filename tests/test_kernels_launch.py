@@ -119,12 +119,35 @@ def test_splits_of_groups_cover_the_columns_once(p):
 @CASES
 @given(p=wide_products())
 @example(p=LARGE)
-def test_partial_results_take_little_memory(p):
-    for c in every_launch(p._replace(adjoint=False)):
-        if c.splits > 1:
-            data = p.n * p.d * ITEM_BYTES[p.dtype]
-            item = max(4, ITEM_BYTES[p.dtype])
-            assert item * c.splits * p.n * p.k <= max(64 << 20, data // 20)
+def test_memory_beyond_input_and_output(p):
+    """At most 64 MiB or 5 % of the data: partial sums, and entries or codes that are written first."""
+    p = p._replace(adjoint=False)
+    launches = list(every_launch(p))
+    if one_tile.eligible(p):
+        launches.append(one_tile.launch(p))
+    if p.device.hopper and hopper.eligible(p):
+        launches.append(hopper.launch(p))
+    if p.device.hopper and hopper_codes.eligible(p):
+        launches.append(hopper_codes.launch(p))
+    for c in launches:
+        taken = max(4, p.item_bytes) * c.splits * p.n * p.k if c.splits > 1 else 0
+        if isinstance(c, config.OneTile):
+            taken += (count_groups(p) << p.geometry.log_chunk) * c.rows * 2
+        elif isinstance(c, config.HopperCodes):
+            taken += c.splits * p.geometry.n_tiles * c.capacity * (law.TILE_ROWS + 4)  # and where each block begins
+        assert taken <= max(64 << 20, p.n * p.d * p.item_bytes // 20) + 4096
+
+
+@CASES
+@given(p=wide_products(), stacks=st.integers(1, 32))
+def test_partial_results_of_stacks_take_little_memory(p, stacks):
+    """Where one launch makes all stacks: as many splits as fill the device with the programs of all of them."""
+    p = p._replace(adjoint=False, stacks=stacks)
+    for c in every_launch(p):
+        if c.splits > 1 and not isinstance(c, config.FewVectors):  # which runs stack by stack
+            assert 4 * c.splits * p.n * p.k * stacks <= 64 << 20
+            programs = stacks * p.geometry.n_tiles * -(-p.n // c.block_vectors)
+            assert c.splits * programs <= 4 * p.device.multiprocessors
 
 
 @CASES

@@ -55,7 +55,7 @@ def test_products(kernels_on, monkeypatch, law, dtype, n, index, cut, seed):
     """`cut`: rows in one part, or in parts of single nonzeros; codes of all nonzeros at once, or of 10."""
     if cut == "always":
         monkeypatch.setattr(sparse, "MIN_PART", 1)
-        monkeypatch.setattr(sparse, "SCRATCH_BYTES", 20_000 * n)
+        monkeypatch.setattr(sparse, "SUMS_BYTES", 20_000 * n)
     else:
         monkeypatch.setattr(sparse, "MIN_PAIRS", 1)
     S = Sketch(2**40, seed=seed, **LAWS[law])[:, 2**39 - 3 : 2**39 + 9]
@@ -118,7 +118,7 @@ def test_parts_of_rows():
             for k in (1, 512, 8192):
                 splits = sparse.count_splits(rows, rows * average, k, 4)
                 assert splits >= 1
-                assert splits == 1 or rows * splits * k * 4 <= sparse.SCRATCH_BYTES
+                assert splits == 1 or rows * splits * k * 4 <= sparse.SUMS_BYTES
                 assert splits == 1 or average // splits >= sparse.MIN_PART
     assert sparse.count_splits(1, 10**7, 512, 4) > 1000
     assert sparse.count_splits(200_000, 200_000 * 100, 512, 4) == 1

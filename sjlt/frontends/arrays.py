@@ -113,6 +113,7 @@ def _project_dense(
 def _adjoint_sparse(spec: SketchSpec, y: Any, out: np.ndarray, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, or out += y S, for y in CSR or CSC, converted to dense a few rows at a time."""
     adjoint, step = cpu_backend(spec).adjoint, max(1, DENSE_BYTES // (8 * spec.n_components))
+    y = y.tocsr()  # each run of rows of CSC data would be searched for in all of it
     for i in range(0, y.shape[0], step):
         adjoint(spec, y[i : i + step].toarray(), out[i : i + step], accumulate)
 

@@ -45,6 +45,11 @@ class SketchSpec(NamedTuple):
         """The parameters of the iid law."""
         return Lanes(self.lane_bits, self.threshold)
 
+    @property
+    def entries_per_column(self) -> float:
+        """The nonzeros of a column; their mean under the iid law."""
+        return self.nnz or self.n_components * self.lanes.density
+
     def one_stack(self) -> SketchSpec:
         """The description with the shape and the nonzeros of one stack; `stacks` is kept."""
         return self._replace(n_components=self.n_components // self.stacks, nnz=self.nnz // self.stacks)

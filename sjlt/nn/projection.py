@@ -61,8 +61,8 @@ class SparseProjection(_Layer):
     ----------
     in_features, out_features : int
         `n_features` and `n_components` of the sketch.
-    nnz : int or "auto", default 4
-        Nonzeros per column.
+    nnz : int or "auto", default "auto"
+        Nonzeros per column, as for `Sketch`.
     stacks : int, default 1
         As for `Sketch`: 4 where a whole subspace or single features have to survive.
     seed : int
@@ -89,7 +89,7 @@ class SparseProjection(_Layer):
         in_features: int,
         out_features: int,
         *,
-        nnz: int | Literal["auto"] = 4,
+        nnz: int | Literal["auto"] = "auto",
         stacks: int = 1,
         seed: int,
         device: torch.device | str | int | None = None,

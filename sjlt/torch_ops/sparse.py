@@ -26,7 +26,7 @@ _SKETCH = (
 )
 _PLACES = "Tensor indptr, Tensor indices, bool by_columns, SymInt n"
 GATHERED = 1 << 20  # terms of the adjoint's sums at a time
-COLUMN_RANGE = 1 << 16  # columns of the sketch generated at a time
+CODES = 1 << 22  # entries of the sketch generated at a time, about
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
 for _schema in (
@@ -188,9 +188,10 @@ def _compute_adjoint(
     numbers = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32)).contiguous().numpy()
     result = np.zeros(len(columns))
     start, ordered = 0, columns[by_column]
+    step = max(1, int(CODES / spec.entries_per_column))
     while start < len(ordered):
         first = int(ordered[start])
-        last = min(first + COLUMN_RANGE, spec.n_features)
+        last = min(first + step, spec.n_features)
         stop = int(np.searchsorted(ordered, last))
         last = int(ordered[stop - 1]) + 1
         places = by_column[start:stop]

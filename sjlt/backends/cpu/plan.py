@@ -49,8 +49,8 @@ class ExactPlan:
         self.log_chunk = geometry.log_chunk
         self.scale = 1 / math.sqrt(self.s)
         self.offset = spec.feature_offset
-        group = 1 << (geometry.log_group + geometry.log_chunk)  # at most TABLE_CODES / s
-        self.block = group * min(MAX_TERMS, TABLE_CODES // (group * self.s))
+        group = 1 << (geometry.log_group + geometry.log_chunk)  # at most TABLE_CODES / s with one stack
+        self.block = group * min(MAX_TERMS, max(1, TABLE_CODES // (group * self.s)))
         self.n_blocks = -(-(self.offset % self.block + self.d) // self.block)
         self._rooms: defaultdict[tuple[int, np.dtype], deque[np.ndarray]] = defaultdict(
             lambda: deque(maxlen=KEPT_ROOMS)

@@ -69,8 +69,8 @@ class Plan:
     constants: dict[str, Any]  # of a kernel that makes entries in registers, but for those that depend on the target
 
 
-def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: bool) -> Product:
-    """The description of Y = X Sᵀ or, with `adjoint`, X = Y S."""
+def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: bool, stacks: int = 1) -> Product:
+    """The description of Y = X Sᵀ or, with `adjoint`, X = Y S; of one stack where one launch makes several."""
     n, d = x.shape
     data = y if adjoint else x
     aligned = (x.data_ptr() | y.data_ptr()) % VECTOR_BYTES == 0
@@ -87,6 +87,7 @@ def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: 
         device.precision(data.dtype),
         aligned and x.dtype == y.dtype and not accumulate,
         device.describe(data.device),
+        stacks,
     )
 
 

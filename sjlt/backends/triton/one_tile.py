@@ -71,6 +71,8 @@ def _launch(
     options: dict[str, Any],
 ) -> Launch:
     grid = (-(-len(data) // chosen.block_vectors), chosen.splits, 1)
+    # Found here, because the function below is kept for later calls: it must not keep the data.
+    stored, interpreted = STORED[_stored(chosen, data)], device.describe(data.device).interpreted
 
     def constants() -> dict[str, Any]:
         return {
@@ -78,8 +80,8 @@ def _launch(
             "BLOCK_VECTORS": chosen.block_vectors,
             "ALIGN": chosen.align,
             "MODE": chosen.mode,
-            "STORED": STORED[_stored(chosen, data)],
-            "INTERPRETED": device.describe(data.device).interpreted,
+            "STORED": stored,
+            "INTERPRETED": interpreted,
             **options,
             "num_warps": chosen.num_warps,
             "num_stages": chosen.num_stages,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TERMS = 64  # of a step of one warp's program: on AMD too, each thread has one
 BLOCK = 128  # nonzeros of a program that encodes or gathers
-CODES_BYTES = SCRATCH_BYTES  # of the codes in memory
+CODES_BYTES = SUMS_BYTES = SCRATCH_BYTES // 2  # of the codes and of the partial sums in memory
 CALLS = 16  # of Philox, whose components a program of the iid law owns
 MIN_PAIRS = 1 << 15  # (row, part) pairs that fill a large GPU
 MAX_PART, MIN_PART = 4096, 32  # nonzeros of a part, on average: for accuracy; that are worth sums of their own
@@ -97,7 +97,7 @@ def count_splits(rows: int, nonzeros: int, k: int, itemsize: int) -> int:
     """The parts into which each row's nonzeros are cut: a pure function of the sizes, so that results repeat."""
     average = nonzeros // max(1, rows)
     wanted = max(-(-MIN_PAIRS // max(1, rows)), -(-average // MAX_PART))
-    fitting = SCRATCH_BYTES // max(1, rows * k * itemsize)
+    fitting = SUMS_BYTES // max(1, rows * k * itemsize)
     return max(1, min(wanted, fitting, average // MIN_PART))
 
 

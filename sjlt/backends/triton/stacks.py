@@ -33,12 +33,14 @@ def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
     """out (n, d) = y (n, k) S, added to `out` if `accumulate`."""
     n, d = out.shape
     if n and out.dtype in (torch.float16, torch.bfloat16):  # the sum over stacks is rounded once
-        span = max(1, SCRATCH_BYTES // (4 * n))
-        for j in range(0, d, span):
-            part = out[:, j : j + span]
-            wide = torch.empty_like(part, dtype=torch.float32)
-            adjoint(spec.columns(j, j + part.shape[1]), y, wide, False)
-            part.copy_(wide)
+        step = max(1, SCRATCH_BYTES // (4 * d)) if d else n
+        span = min(d, SCRATCH_BYTES // 4)  # less than d only where one vector is too large
+        for i in range(0, n, step):
+            for j in range(0, d, max(1, span)):
+                part = out[i : i + step, j : j + span]
+                wide = torch.empty_like(part, dtype=torch.float32)
+                adjoint(spec.columns(j, j + part.shape[1]), y[i : i + step], wide, False)
+                part.copy_(wide)
         return
     prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
 
@@ -48,7 +50,7 @@ def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool)
         return prepared.nothing if accumulate else prepared.zero
     part = spec.one_stack()
     first = out[:, spec.stack_rows(0)]
-    plan = _plan(exact.describe(part, x, first, accumulate, adjoint=False), None, spec.stacks)
+    plan = _plan(exact.describe(part, x, first, accumulate, adjoint=False, stacks=spec.stacks), None, spec.stacks)
     if not isinstance(plan.chosen, FewVectors):
         return exact.prepare_plan(plan, part, x, out, accumulate)
     calls = []
@@ -80,9 +82,12 @@ def _prepare_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool)
     return call
 
 
-@lru_cache(maxsize=4096)
 def _plan(product: Product, stack: int | None, stacks: int) -> exact.Plan:
     """The plan for one stack's product, or with None for all of them: the kernels that store entries know no stacks."""
-    plan = exact.make_plan(product, choose_on_the_fly)
-    geometry = kernel_geometry(product.k, product.nnz, stack, stacks)
+    return _with_geometry(exact.make_plan(product, choose_on_the_fly), product.k, product.nnz, stack, stacks)
+
+
+@lru_cache(maxsize=4096)
+def _with_geometry(plan: exact.Plan, k: int, nnz: int, stack: int | None, stacks: int) -> exact.Plan:
+    geometry = kernel_geometry(k, nnz, stack, stacks)
     return replace(plan, geometry=geometry, constants={**plan.constants, "GEOMETRY": geometry})

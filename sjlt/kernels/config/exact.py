@@ -313,11 +313,11 @@ def split_groups(
     is_short = product.d <= MAX_UNSPLIT_COLUMNS * product.geometry.n_tiles
     if product.n * product.d < MIN_SPLIT_ELEMENTS and is_short and not product.adjoint:
         return 1, -(-groups // unit) * unit
-    programs = product.geometry.n_tiles * -(-product.n // block_vectors)
+    programs = product.stacks * product.geometry.n_tiles * -(-product.n // block_vectors)
     wanted = programs_per_multiprocessor * product.device.multiprocessors // programs
     splits = min(wanted, -(-groups // (4 * unit)))
     if not product.adjoint:
-        splits = min(splits, SCRATCH_BYTES // (4 * product.n * product.k))
+        splits = min(splits, SCRATCH_BYTES // (4 * product.n * product.k * product.stacks))
     per_split = -(-groups // max(1, splits))
     per_split = -(-per_split // unit) * unit
     return -(-groups // per_split), per_split

@@ -185,10 +185,11 @@ def _split(product: Product) -> tuple[int, int]:
     """(splits, groups in each, whole steps): enough for accuracy, and for hardly any multiprocessor to be idle."""
     geometry, groups = product.geometry, count_groups(product)
     unit = max(1, STEP_COLUMNS >> geometry.log_chunk)
-    steps = -(-groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles) + 1
+    steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles) + 1
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
     products, multiprocessors = _count_products(product), product.device.multiprocessors
-    most = max(fewest, min(2 * multiprocessors // products, steps // MIN_STEPS))
+    fitting = (SCRATCH_BYTES - _code_bytes(product)) // (4 * product.n * product.k)
+    most = max(fewest, min(2 * multiprocessors // products, steps // MIN_STEPS, fitting))
     shares = {}
     for splits in range(fewest, most + 1):
         busy = products * splits / (-(-products * splits // multiprocessors) * multiprocessors)
@@ -199,9 +200,9 @@ def _split(product: Product) -> tuple[int, int]:
 
 
 def _code_bytes(product: Product) -> int:
-    """Bytes of all codes, at most."""
+    """Bytes of all codes and of the columns where their blocks begin, at most."""
     geometry = product.geometry
-    return count_groups(product) * geometry.n_tiles * (1 << max(0, geometry.log_chunk - 5)) * law.TILE_ROWS
+    return count_groups(product) * geometry.n_tiles * (1 << max(0, geometry.log_chunk - 5)) * (law.TILE_ROWS + 4)
 
 
 def _count_products(product: Product) -> int:

@@ -66,6 +66,8 @@ class Product(NamedTuple):
         Data and result have one dtype and begin at multiples of 16 bytes, and the result is overwritten rather than
         accumulated. `Hopper` launches need this, and the TMA loads and stores of `HopperCodes`.
     device : Device
+    stacks : int
+        Stacked sketches whose products one launch makes side by side; k and nnz are those of one of them.
     """
 
     adjoint: bool
@@ -80,6 +82,7 @@ class Product(NamedTuple):
     precision: str
     plain: bool
     device: Device
+    stacks: int = 1
 
     @property
     def data_strides(self) -> tuple[int, ...]:

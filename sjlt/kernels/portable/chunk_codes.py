@@ -48,8 +48,9 @@ def _quotient(a, b):
 
 @triton.jit
 def _tile_start(m, k, n_tiles):
-    """floor(m k / n_tiles) in 32 bits."""
-    return m * (k // n_tiles) + m * (k % n_tiles) // n_tiles
+    """floor(m k / n_tiles), for m <= n_tiles < 2^16: no product exceeds 32 bits without a sign."""
+    m, rest, tiles = m.to(tl.uint32), (k % n_tiles).to(tl.uint32), n_tiles.to(tl.uint32)
+    return m * (k // n_tiles).to(tl.uint32) + m * rest // tiles
 
 
 @triton.jit
@@ -59,7 +60,7 @@ def chunk_entries(c, m, seed, k, nnz, n_tiles, log_chunk):
     k0, k1 = seed_words(seed)
     tile, p = m.to(tl.uint32), log_chunk.to(tl.uint32)
     first_row = _tile_start(m, k, n_tiles)
-    rows = (_tile_start(m + 1, k, n_tiles) - first_row).to(tl.uint32)
+    rows = _tile_start(m + 1, k, n_tiles) - first_row
     s = nnz.to(tl.uint32)
     r = tl.arange(0, TILE).to(tl.uint32)
     t = tl.where(r < rows, _quotient((r + 1) * s - 1, rows), 0)
