@@ -170,7 +170,7 @@ def test_orphans_of_the_dead_are_swept_and_files_of_the_living_are_not(tmp_path,
     from sjlt.files.attempts import appearing
 
     plan = planned(tmp_path)
-    with appearing(tmp_path / "out" / "part-00001.npy", replace=False) as living:
+    with appearing(tmp_path / "out" / "part-00001.npy", existing="keep") as living:
         living.write_bytes(b"half")
         plan.run(workers=1)
         assert [name for name in left(tmp_path / "out") if name.endswith(".tmp")] == [living.name]

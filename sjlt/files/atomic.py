@@ -7,17 +7,14 @@ target of a planted link is ever written.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
-from .attempts import PREFIX, SUFFIX, create, lock, sync_folder
+from .attempts import PREFIX, SUFFIX, create, lock, rename_new, sync_folder
 from .errors import UserError
-
-_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def write_whole(path: Path, content: bytes, *, replace: bool) -> None:
@@ -70,23 +67,6 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-def rename_new(old: Path, new: Path) -> None:
-    """Rename `old` to `new`; FileExistsError if `new` exists, even if it appeared just now.
-
-    On a file system without hard links the check and the rename are two steps.
-    """
-    try:
-        os.link(old, new, follow_symlinks=False)
-    except OSError as e:
-        if e.errno not in _NO_HARD_LINKS:
-            raise
-        if os.path.lexists(new):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
-        os.rename(old, new)
-    else:
-        os.unlink(old)
 
 
 def is_temporary_of(path: Path, name: str) -> bool:

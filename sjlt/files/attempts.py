@@ -7,39 +7,77 @@ one file each have a hidden file of their own, and a lock tells the hidden files
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
+
+from .errors import UserError
 
 PREFIX, SUFFIX = ".sjlt-", ".tmp"
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 @contextlib.contextmanager
-def appearing(path: Path, *, replace: bool = True) -> Iterator[Path]:
+def appearing(path: Path, *, existing: Literal["replace", "keep", "refuse"] = "replace") -> Iterator[Path]:
     """A context in which to write `path` under another name: leaving it renames, an exception removes.
 
     Parameters
     ----------
     path : Path
-    replace : bool, default True
-        False keeps a file that stands under the name by then, and removes the one that was written.
+    existing : {"replace", "keep", "refuse"}
+        What happens to a file that has the name by then. "keep" removes the one that was written; "refuse" also raises.
+
+    Raises
+    ------
+    UserError
+        With "refuse", if the file exists when the context is left.
     """
     temporary, descriptor = create(path)
     try:
         yield temporary
         os.fsync(descriptor)
-        if replace or not path.exists():
+        if existing == "replace":
             os.replace(temporary, path)
         else:
-            temporary.unlink()
+            _rename_or_discard(temporary, path, refuse=existing == "refuse")
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)
+
+
+def _rename_or_discard(temporary: Path, path: Path, refuse: bool) -> None:
+    try:
+        rename_new(temporary, path)
+    except FileExistsError:
+        if refuse:
+            raise UserError(
+                f"{path}: appeared meanwhile and is kept; this result was discarded (--force replaces it)"
+            ) from None
+        temporary.unlink()
+
+
+def rename_new(old: Path, new: Path) -> None:
+    """Rename `old` to `new`; FileExistsError if `new` exists, even if it appeared just now.
+
+    On a file system without hard links the check and the rename are two steps.
+    """
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError as e:
+        if e.errno not in _NO_HARD_LINKS:
+            raise
+        if os.path.lexists(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
+        os.rename(old, new)
+    else:
+        os.unlink(old)
 
 
 def sweep(folder: Path, name: str = "") -> list[str]:

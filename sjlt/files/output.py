@@ -319,7 +319,7 @@ class Output:
             os.unlink(self.partial)
             return
         try:
-            atomic.rename_new(self.partial, self.path)
+            attempts.rename_new(self.partial, self.path)
         except FileExistsError:
             if described:
                 os.unlink(self.sidecar)

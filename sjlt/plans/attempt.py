@@ -68,7 +68,7 @@ def attempt(job: Job, part: Part, number: str = "") -> str:
     _check_plan(job)
     with open_source(Path(part.path), _silent, job.column) as source:
         _check_input(source, part)
-        with appearing(out, replace=False) as temporary:
+        with appearing(out, existing="keep") as temporary:
             if job.kind == "parquet":
                 _write_parquet(job, part, source, temporary)
             else:
