@@ -31,6 +31,7 @@ def test_products(device):
     assert isinstance(layer().T, SparseProjectionAdjoint)
     assert layer().T.T.sketch == layer().sketch == layer().T.sketch == S
     assert layer(nnz="auto").sketch.nnz == 4
+    assert SparseProjection(50, 3, seed=0).sketch == Sketch(50, 3)  # where the law allows no more than three nonzeros
     assert layer(nnz=1).sketch == Sketch(50, 16, nnz=1, seed=7)
 
 

@@ -173,3 +173,39 @@ def test_kernels(shape, stacks, dtype, n, d, contiguous, kernels_on):
         if dtype != torch.float16:
             function(S.spec, data, out, True)
             assert torch.equal(out, (2 * expected).to(dtype))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("memory", [4 * 70 * 3, 4 * 30])  # of three vectors, and less than one
+def test_adjoints_in_16_bits_are_cut(memory, kernels_on, monkeypatch):
+    """The sum over stacks is in fp32, a few vectors at a time, or where one of them is too large, a part of it."""
+    from sjlt.backends.triton import stacks
+
+    monkeypatch.setattr(stacks, "SCRATCH_BYTES", memory)
+    S = sjlt.Sketch(70, 64, nnz=4, stacks=2, seed=5)
+    y = torch.from_numpy(integers((7, 64), "float32")).to(kernels_on, torch.float16)
+    out = torch.full((7, 70), torch.nan, dtype=torch.float16, device=kernels_on)
+    stacks.adjoint(S.spec, y, out, False)
+    assert torch.equal(out, (y.double() @ matrix(kernels_on, S)).half())
+
+
+def test_slices_share_a_plan():
+    """Where they begin does not decide how their products are made."""
+    from helpers.choices import exact_product
+
+    from sjlt.backends.triton import stacks
+
+    first, second = (exact_product(64, 512, 128, 1, offset=offset, stacks=4) for offset in (256, 1 << 20))
+    assert stacks._plan(first, None, 4) is stacks._plan(second, None, 4)
+    assert stacks._plan(first, 0, 4) is not stacks._plan(first, 1, 4)
+
+
+def test_the_largest_stacks():
+    """A group of chunks has more entries than a table of the CPU's kernels usually holds."""
+    S = sjlt.Sketch(10, 3 * 2**21, nnz=3, stacks=3, seed=1)
+    rows, signs = S.entries()
+    assert (rows // 2**21 == np.arange(3)[:, None]).all()
+    y = np.zeros((1, 3 * 2**21), np.float32)
+    S.project(np.eye(10, dtype=np.float32)[:1], out=y)
+    assert (np.flatnonzero(y) == rows[:, 0]).all()
+    np.testing.assert_array_equal(y[0, rows[:, 0]], (signs[:, 0] / np.sqrt(3)).astype(np.float32))

@@ -88,7 +88,7 @@ def dropout_words(seed, index, step):
 
 @triton.jit
 def dropout_lane(seed, e, step, BITS: tl.constexpr):
-    """The lane u (uint32, below 2^BITS) of each element e. A call of Philox an element: see `dropout_lanes`."""
+    """The lane u (uint32, below 2^BITS) of each element e. One call of Philox per element; see `dropout_lanes`."""
     k0, k1 = _key(seed)
     LOG_LANES: tl.constexpr = 0 if BITS == 32 else (1 if BITS == 16 else 2)
     return _lane_of(tl.cast(e, tl.int64), tl.cast(step, tl.uint32), k0, k1, LOG_LANES)
@@ -96,7 +96,7 @@ def dropout_lane(seed, e, step, BITS: tl.constexpr):
 
 @triton.jit
 def dropout_keep(seed, e, step, threshold, BITS: tl.constexpr):
-    """Whether each element e is kept. A call of Philox an element: see `dropout_keep_lanes`."""
+    """Whether each element e is kept. One call of Philox per element; see `dropout_keep_lanes`."""
     return dropout_lane(seed, e, step, BITS) >= tl.cast(threshold, tl.uint32)
 
 
@@ -112,7 +112,7 @@ def flat_groups(joined, w, N: tl.constexpr):
 def lanes_at_top(w0, w1, w2, w3, BITS: tl.constexpr):
     """The lanes of four words [..., G] as [..., G * LANES], each in its number's top BITS bits, with others below.
 
-    So little is enough for comparisons: u >= T if and only if the number is >= T * 2^(32 - BITS).
+    This is enough for comparisons: u >= T if and only if the number is >= T * 2^(32 - BITS).
     """
     w = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [..., G, 2, 2]: word 2 i + j at (i, j)
     if BITS == 16:

@@ -1,28 +1,10 @@
 """The sketch law, version 1: which rows column j of a sketch hits, and with which signs.
 
-The law is one pure function of (n_components k, nnz s, seed). It does not depend on n_features, the data, threads or
-devices. README.md specifies it; this module is its only implementation in the package. `Geometry` holds the numbers
-that are fixed for a sketch; the functions below it are the arithmetic, written for words (see `philox.py`), and every
-backend composes exactly these. With k = n_components, s = nnz:
-
-- **Tiles.** M = ceil(k/128). Tile m owns the R_m rows [floor(m k/M), floor((m+1) k/M)). 1 <= s <= min R_m.
-- **Sub-blocks.** Sub-block t, 0 <= t < s, of tile m owns its rows [floor(t R_m/s), floor((t+1) R_m/s)).
-- **Chunks.** B = 2^p is the largest power of two <= floor(floor(k/M)/s). Column j lies in chunk c = j >> p at
-  place i = j mod B.
-- **Tile of a chunk.** `chunk_tile`: chunks are dealt to tiles in groups of 2^pm, the largest power of two <= M,
-  by a keyed bijection (`beta`) per group.
-- **Row.** `row_in_sub_block`: sub-block t of the chunk's tile maps the chunk's columns to distinct rows by a
-  keyed bijection per (chunk, t).
-- **Sign.** `sign_bit`: one call of Philox gives all the signs of a chunk.
-- **Value.** +-1/sqrt(s): entries are +-1 and the scale is applied once, where a result is stored.
-- **Stacks.** A sketch may be T stacked sketches, T a divisor of k and s. Stack t owns the rows [t k/T, (t+1) k/T) and
-  follows the above with k/T rows and s/T nonzeros, its tags shifted by 256 t. The value is +-1/sqrt(s) throughout.
-
-It follows that every column has exactly s nonzeros in s distinct rows; that columns of one chunk never meet, so
-a chunk is embedded exactly; that E[S'S] = I exactly; that Var||Sx||^2 <= 2/k for unit x (up to 1.3 % more where
-k/M or R_m/s is not whole, 12.5 % at worst for tiny k); and that a chunk touches one tile only, so a kernel
-reads each data element once whatever s is. Its known limit: a vector whose mass sits in just two isolated dense
-chunk-aligned blocks has a heavier tail (not a larger variance), because a chunk meets a single tile. Stacks remove it.
+README.md specifies it and says what follows from it; this module is its only implementation in the package. `Geometry`
+holds the numbers that are fixed for a sketch. The functions below it are the arithmetic, written for words (see
+`philox.py`), and every backend composes exactly these. The symbols are the specification's: k = n_components and
+s = nnz of one stack, M tiles, tile m of R_m rows, sub-block t, and chunk c of 2^p columns, dealt to tiles in groups of
+2^pm chunks. Entries are +-1 here; the scale 1/sqrt(nnz) is applied once, where a result is stored.
 
 The construction belongs to the family of Kane & Nelson, "Sparser Johnson-Lindenstrauss transforms", JACM 2014
 (block construction), and OSNAP of Nelson & Nguyen, FOCS 2013; nnz=1 is the CountSketch of Charikar, Chen &

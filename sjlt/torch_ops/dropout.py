@@ -231,7 +231,7 @@ class _Dropout(torch.autograd.Function):
 _apply = compat.plain_apply(_Dropout)
 
 
-class _LinearFunction(compat.SingleLevelFunction):
+class _DropoutFunction(compat.SingleLevelFunction):
     """The derivatives of an operator that is linear in its first `linear` arguments.
 
     Tensors among the remaining arguments are saved for backward.
@@ -261,7 +261,7 @@ class _LinearFunction(compat.SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        given = _LinearFunction._given(ctx)
+        given = _DropoutFunction._given(ctx)
         op = _masked if ctx.op is _masked else _dropout
         x_gradient = op(gradient, *given).to(ctx.dtypes[0]) if ctx.needs_input_grad[2] else None
         others = [gradient.to(dtype) for dtype in ctx.dtypes[1:]]
@@ -272,7 +272,7 @@ class _LinearFunction(compat.SingleLevelFunction):
         linear = tangents[: len(ctx.dtypes)]
         # torch disables forward derivatives here, which would cut an outer level's derivative.
         with compat.forward_derivatives_enabled(True):
-            return ctx.op(*linear, *_LinearFunction._given(ctx))
+            return ctx.op(*linear, *_DropoutFunction._given(ctx))
 
 
 def _differentiable(op: Any, linear: int, *arguments: Any) -> Any:
@@ -280,7 +280,7 @@ def _differentiable(op: Any, linear: int, *arguments: Any) -> Any:
         return _COMPUTED[op](*arguments)
     if any(map(compat.is_differentiated, arguments[:linear])):
         with compat.single_level():
-            return _LinearFunction.apply(op, linear, *arguments)  # type: ignore[attr-defined]
+            return _DropoutFunction.apply(op, linear, *arguments)  # type: ignore[attr-defined]
     with compat.below_autograd():
         return op(*arguments)
 

@@ -20,19 +20,14 @@ from ..backends import cpu_backend, triton_backend
 from ..inputs.containers import elements_overlap
 from ..laws.spec import SketchSpec
 from . import checks, compat, views
-
-# The fields of `SketchSpec`. torch.compile does not recompile when the symbolic numbers (SymInt) change.
-_SKETCH = (
-    "SymInt n_features, int n_components, int nnz, int stacks, int lane_bits, int threshold, SymInt seed, "
-    "SymInt feature_offset"
-)
+from .schema import SKETCH
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
 # Inputs may have any strides, but the strides of a result depend on them, so a compiler must not change them.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 for _name in ("project", "project_adjoint"):
-    _library.define(f"{_name}(Tensor x, {_SKETCH}, int axis, ScalarType? dtype) -> Tensor", tags=_TAGS)
-    _library.define(f"{_name}_into(Tensor x, Tensor(a!) out, {_SKETCH}, bool accumulate) -> ()", tags=_TAGS)
+    _library.define(f"{_name}(Tensor x, {SKETCH}, int axis, ScalarType? dtype) -> Tensor", tags=_TAGS)
+    _library.define(f"{_name}_into(Tensor x, Tensor(a!) out, {SKETCH}, bool accumulate) -> ()", tags=_TAGS)
 
 project, project_adjoint = torch.ops.sjlt.project.default, torch.ops.sjlt.project_adjoint.default
 project_into, project_adjoint_into = torch.ops.sjlt.project_into.default, torch.ops.sjlt.project_adjoint_into.default
@@ -129,7 +124,7 @@ class _Projection(torch.autograd.Function):
 _apply = compat.plain_apply(_Projection)
 
 
-class _LinearFunction(compat.SingleLevelFunction):
+class _ProjectionFunction(compat.SingleLevelFunction):
     """The derivatives of both operators, for calls that torch's dispatcher has to see."""
 
     @staticmethod
@@ -160,7 +155,7 @@ def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
         return _plain_call(op, x, SketchSpec(*description), axis, dtype)
     if compat.is_differentiated(x):
         with compat.single_level():
-            return _LinearFunction.apply(op, x, *arguments)  # type: ignore[attr-defined]
+            return _ProjectionFunction.apply(op, x, *arguments)  # type: ignore[attr-defined]
     with compat.below_autograd():
         return op(x, *arguments)
 

@@ -19,19 +19,16 @@ from ..inputs.containers import checked_sparse
 from ..laws.spec import SketchSpec
 from . import compat
 from .checks import check_dtype, check_place, refuse_derivatives
+from .schema import SKETCH
 
-_SKETCH = (
-    "SymInt n_features, int n_components, int nnz, int stacks, int lane_bits, int threshold, SymInt seed, "
-    "SymInt feature_offset"
-)
 _PLACES = "Tensor indptr, Tensor indices, bool by_columns, SymInt n"
 GATHERED = 1 << 20  # terms of the adjoint's sums at a time
 CODES = 1 << 22  # entries of the sketch generated at a time, about
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
 for _schema in (
-    f"project_sparse(Tensor values, {_PLACES}, {_SKETCH}) -> Tensor",
-    f"adjoint_at(Tensor gradient, {_PLACES}, {_SKETCH}) -> Tensor",
+    f"project_sparse(Tensor values, {_PLACES}, {SKETCH}) -> Tensor",
+    f"adjoint_at(Tensor gradient, {_PLACES}, {SKETCH}) -> Tensor",
 ):
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 project_sparse, adjoint_at = torch.ops.sjlt.project_sparse.default, torch.ops.sjlt.adjoint_at.default
@@ -235,7 +232,7 @@ def _gather(
 # ------------------------------------------------------------------------------------- derivatives, batches
 
 
-class _LinearFunction(compat.SingleLevelFunction):
+class _SparseFunction(compat.SingleLevelFunction):
     """The derivatives of both operators in their first argument."""
 
     @staticmethod
@@ -263,7 +260,7 @@ class _LinearFunction(compat.SingleLevelFunction):
 def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
     if compat.is_differentiated(x):
         with compat.single_level():
-            return _LinearFunction.apply(op, x, *arguments)  # type: ignore[attr-defined]
+            return _SparseFunction.apply(op, x, *arguments)  # type: ignore[attr-defined]
     with compat.below_autograd():
         return op(x, *arguments)
 

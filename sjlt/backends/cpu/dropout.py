@@ -59,7 +59,7 @@ def drop_stored(scale: float, x: np.ndarray, keep: np.ndarray, out: np.ndarray) 
 
 
 def mask(rule: Rule, out: np.ndarray) -> None:
-    """out, of bool, = which elements of its shape live."""
+    """out, of bool: which elements of its shape are kept."""
     out = out.view(np.uint8)
     kernel = compiled(kernels.write_mask)
     seeds, law = _seeds(rule), _law(rule)

@@ -13,7 +13,7 @@ from ...kernels.config.dropout import FLAT_WARPS, calls_per_group, choose_tiles,
 from ...kernels.portable.dropout import ADD, DROP, MASK, STORED, dropout_flat, dropout_tiles
 from ...laws.dropout import Rule
 from . import device
-from .launcher import Launch, keep, kind, run
+from .launcher import Launch, kind, remember, run
 
 _flat: dict[Hashable, Launch] = {}
 
@@ -88,7 +88,7 @@ def _launch_flat(mode: int, rule: Rule, x: Tensor, other: Tensor, out: Tensor) -
     key = (mode, bits, offset % (128 // bits) == 0, out.numel(), out.get_device(), kinds)
     launch = _flat.get(key)
     if launch is None:
-        launch = keep(_flat, key, _prepare_flat(mode, rule, out, kinds))
+        launch = remember(_flat, key, _prepare_flat(mode, rule, out, kinds))
     tensors = (x, other, out, out if seeds is None else seeds, out if steps is None else steps)
     launch(tensors, seed, step, threshold, scale, offset)
 

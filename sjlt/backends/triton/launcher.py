@@ -35,7 +35,7 @@ def kind(t: Tensor) -> Kind:
     return t.dtype, t.data_ptr() % 16
 
 
-def keep(kept: dict[Hashable, Value], key: Hashable, value: Value) -> Value:
+def remember(kept: dict[Hashable, Value], key: Hashable, value: Value) -> Value:
     """Keep a value under a key of a dictionary, which is emptied when it is full, and return the value."""
     if len(kept) >= MAX_KEPT:
         kept.clear()
@@ -133,7 +133,7 @@ def run(
     if compiled is None:
         return None
     values = tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
-    return keep(_compiled, known_by, (compiled, values))
+    return remember(_compiled, known_by, (compiled, values))
 
 
 def _start(compiled: Any, grid: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:

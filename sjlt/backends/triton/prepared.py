@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import device
-from .launcher import Launch, keep
+from .launcher import Launch, remember
 from .partial_sums import Sums
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accu
     )  # fmt: skip
     call = _prepared.get(key)
     if call is None:
-        call = keep(_prepared, key, prepare(spec, data, out, accumulate))
+        call = remember(_prepared, key, prepare(spec, data, out, accumulate))
     if device.is_current(index):
         call(spec, data, out)
     else:

@@ -153,7 +153,7 @@ def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
 
 
 def favors_few_vectors(product: Product) -> bool:
-    """Whether `few_vectors` takes less time than tensor cores for a projection that they can run.
+    """Whether `few_vectors` is faster than the tensor-core kernels at a projection that these can run.
 
     Long vectors in rows, if they are so few that a block of them is mostly empty and nnz is small, because the time of
     `few_vectors` is in proportion to it (H200, in floors, tensor cores first: 16 vectors in bf16 with nnz 4 24 and 15,
@@ -162,12 +162,12 @@ def favors_few_vectors(product: Product) -> bool:
     """
     if product.adjoint:
         return False
-    alone_in_fp32 = product.nnz == 1 and product.dtype == "float32"
+    single_nonzero_fp32 = product.nnz == 1 and product.dtype == "float32"
     if vectors_contiguous(product):
-        return alone_in_fp32 and is_power_of_two(product.k, product.nnz)
+        return single_nonzero_fp32 and is_power_of_two(product.k, product.nnz)
     if product.d < LONG or product.nnz > 4:
         return False
-    return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and alone_in_fp32)
+    return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and single_nonzero_fp32)
 
 
 def max_reads(product: Product) -> int:

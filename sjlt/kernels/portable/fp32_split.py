@@ -134,7 +134,7 @@ def multiply_split(x, scale, tile, acc, MODE: tl.constexpr, SWAP_OPERANDS: tl.co
 def split_vectors(z, MODE: tl.constexpr):
     """(first part, second part, scales) of whole vectors z [V, K], for `multiply_vectors`.
 
-    What MODE has no use for is z.
+    Results that MODE does not use are z.
     """
     low, scale = z, z
     if MODE == FP16_PAIR:
