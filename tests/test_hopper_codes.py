@@ -48,7 +48,7 @@ def test_others_do_not(small):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "d", "plain", "loader", "vector"),
+    ("dtype", "d", "data_aligned", "loader", "vector"),
     [
         ("float32", 768, True, TMA, 1),
         ("float32", 770, True, COPY, 2),
@@ -61,9 +61,11 @@ def test_others_do_not(small):
         ("bfloat16", 768, False, LOAD, 1),
     ],
 )
-def test_loads_follow_the_alignment(dtype, d, plain, loader, vector):
-    kernel = chosen(k=64, d=d, dtype=dtype, plain=plain).kernel
-    assert (kernel.loader, kernel.vector) == (loader, vector)
+def test_loads_follow_the_alignment_of_the_data(dtype, d, data_aligned, loader, vector):
+    for plain in (True, False):  # a result that is accumulated, or of another dtype, is none of the loads' concern
+        kernel = chosen(k=64, d=d, dtype=dtype, plain=plain and data_aligned, data_aligned=data_aligned).kernel
+        assert (kernel.loader, kernel.vector) == (loader, vector)
+        assert kernel.tma_store == (plain and data_aligned)
 
 
 def test_small_panels_are_copied():

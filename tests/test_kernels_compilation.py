@@ -78,6 +78,12 @@ ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
     (1 << 16, 1 << 10, 128, {"nnz": 1}, "float16", "columns"),
 ]
 
+ADDED_ON_HOPPER = [  # added to a result in fp32: whose loads are as wide as others
+    (200_000, 1024, 384, {"nnz": 4}, "float32", "rows"),
+    (200_000, 1024, 300, {"nnz": 4}, "bfloat16", "rows"),
+    (1024, 50_000, 1000, {"nnz": 8}, "bfloat16", "columns"),
+]
+
 SPARSE = [  # (n, nonzeros, k, law, dtype, type of indices)
     (200_000, 20_000_000, 512, {"nnz": 4}, "float32", "int64"),
     (8, 10_000_000, 300, {"density": 1 / 3}, "float32", "int32"),
@@ -133,6 +139,14 @@ def multiply(n, d, k, law, dtype, layout):
     adjoint(S, y, x)
 
 
+def add(n, d, k, law, dtype, layout):
+    from helpers.kernels import project
+
+    from sjlt import Sketch
+
+    project(Sketch(d, k, **law), new((n, d), dtype, layout), new((n, k), "float32", layout), True)
+
+
 def multiply_sparse(n, nonzeros, k, law, dtype, index):
     from sjlt import Sketch
     from sjlt.backends import triton_backend
@@ -184,6 +198,8 @@ def make_calls(on, everything, hopper):
         on(hopper=True)
         for call in ON_HOPPER if everything else ON_HOPPER[:1]:
             multiply(*call)
+        for call in ADDED_ON_HOPPER if everything else ():
+            add(*call)
 
 
 @pytest.mark.parametrize("which", ["default", pytest.param("everything", marks=pytest.mark.exhaustive)])

@@ -13,11 +13,13 @@ HOPPER = H200._replace(hopper=True)
 
 def exact_product(
     n=1 << 20, d=768, k=256, nnz=4, offset=0, x_strides=None, y_strides=None, dtype="float32", precision="highest",
-    adjoint=False, plain=True, device=H200, stacks=1,
+    adjoint=False, plain=True, device=H200, stacks=1, data_aligned=True,
 ):  # fmt: skip
     """A product of the exact law; contiguous rows unless strides are given."""
     x_strides, y_strides = x_strides or (d, 1), y_strides or (k, 1)
-    return Product(adjoint, n, d, k, nnz, offset, x_strides, y_strides, dtype, precision, plain, device, stacks)
+    return Product(
+        adjoint, n, d, k, nnz, offset, x_strides, y_strides, dtype, precision, plain, device, stacks, data_aligned
+    )  # fmt: skip
 
 
 def iid_product(n, d, k, dtype, precision="highest", x_strides=None, offset=0, device=H200):

@@ -73,7 +73,8 @@ def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: 
     """The description of Y = X Sᵀ or, with `adjoint`, X = Y S; of one stack where one launch makes several."""
     n, d = x.shape
     data = y if adjoint else x
-    aligned = (x.data_ptr() | y.data_ptr()) % VECTOR_BYTES == 0
+    data_aligned = data.data_ptr() % VECTOR_BYTES == 0
+    aligned = data_aligned and (x if adjoint else y).data_ptr() % VECTOR_BYTES == 0
     return Product(
         adjoint,
         n,
@@ -88,6 +89,7 @@ def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: 
         aligned and x.dtype == y.dtype and not accumulate,
         device.describe(data.device),
         stacks,
+        data_aligned,
     )
 
 

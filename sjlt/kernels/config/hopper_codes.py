@@ -146,7 +146,7 @@ def _tma_loads(product: Product) -> bool:
     geometry = product.geometry
     least = 8 if contiguous else widest  # columns of a panel: of rows of 128 bytes, swizzled in eights
     return (
-        product.plain
+        product.data_aligned
         and near == 1
         and far >= width
         and far % widest == 0
@@ -160,7 +160,7 @@ def _copy_width(product: Product, log_block: int) -> int:
     """The numbers a thread may copy at once: neighbours in memory, in one block, all inside the data or all outside."""
     contiguous = vectors_contiguous(product)
     far, near = product.x_strides if not contiguous else product.x_strides[::-1]
-    if near != 1 or not product.plain:
+    if near != 1 or not product.data_aligned:
         return 1
     widest = VECTOR_BYTES // product.item_bytes
     if contiguous:

@@ -64,10 +64,12 @@ class Product(NamedTuple):
         "highest", "high" or "medium", as in `torch.get_float32_matmul_precision`; "highest" unless dtype is float32.
     plain : bool
         Data and result have one dtype and begin at multiples of 16 bytes, and the result is overwritten rather than
-        accumulated. `Hopper` launches need this, and the TMA loads and stores of `HopperCodes`.
+        accumulated. `Hopper` launches need this, and the TMA stores of `HopperCodes`.
     device : Device
     stacks : int
         Stacked sketches whose products one launch makes side by side; k and nnz are those of one of them.
+    data_aligned : bool
+        The data begins at a multiple of 16 bytes, which is all that the wide loads of `HopperCodes` need.
     """
 
     adjoint: bool
@@ -83,6 +85,7 @@ class Product(NamedTuple):
     plain: bool
     device: Device
     stacks: int = 1
+    data_aligned: bool = True
 
     @property
     def data_strides(self) -> tuple[int, ...]:
