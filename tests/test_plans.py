@@ -128,7 +128,7 @@ def test_hidden_names_are_skipped_and_committed_folders_are_sources(tmp_path):
     y = sjlt.Sketch(D, K).project(x)
     assert np.array_equal(result(tmp_path / "again"), sjlt.Sketch(K, 8, seed=1).project(y))
     (tmp_path / "out" / "part-00003.npy").unlink()
-    with pytest.raises(UserError, match=r"part-00003\.npy: has \d+ bytes by _sjlt\.json, but it is missing"):
+    with pytest.raises(UserError, match=r"part-00003\.npy is missing \(_sjlt\.json lists it with \d+ bytes\)"):
         plans.committed_parts(tmp_path / "out")
 
 
@@ -180,7 +180,7 @@ def test_another_plan_is_refused_with_the_difference(tmp_path):
         plan.run_part(0)
         if commit:
             plan.run(workers=1)
-        with pytest.raises(UserError, match=r"of another plan: sketch\.seed is 1, was 0"):
+        with pytest.raises(UserError, match=r"belongs to a different plan: sketch\.seed is 1, was 0"):
             sjlt.plan(tmp_path / "in", target, K, seed=1)
         with pytest.raises(UserError, match=r"batch_rows is 3"):
             sjlt.plan(tmp_path / "in", target, K, batch_rows=3)
@@ -246,6 +246,6 @@ def test_an_attempt_for_a_folder_that_another_plan_has_taken_writes_nothing(tmp_
     for name in left(tmp_path / "out"):
         (tmp_path / "out" / name).unlink()
     sjlt.plan(tmp_path / "in", tmp_path / "out", K, seed=1).run_part(0)
-    with pytest.raises(UserError, match="is not this plan any more"):
+    with pytest.raises(UserError, match="no longer holds this plan"):
         plans.planning.attempt(job, part)
     assert "part-00002.npy" not in left(tmp_path / "out")

@@ -205,7 +205,7 @@ from sjlt.files.errors import UserError
 try:
     sjlt.plan(sys.argv[1], sys.argv[2], 32, part_rows=1000, seed=int(sys.argv[3])).run_part(0)
 except UserError as e:
-    assert "of another plan" in str(e), e
+    assert "belongs to a different plan" in str(e), e
     print("refused")
 """
     processes = [

@@ -26,7 +26,7 @@ def test_bad_sources(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no\.npy"):
         sjlt.plan(tmp_path / "no.npy", out, K)
     (tmp_path / "in" / "more").mkdir()
-    with pytest.raises(UserError, match="a folder in a folder: name the files by a glob"):
+    with pytest.raises(UserError, match="more: is a subfolder: name the files by a glob"):
         sjlt.plan(tmp_path / "in", out, K)
     (tmp_path / "in" / "more").rmdir()
     (tmp_path / "in" / "README.txt").write_text("hello, world")
@@ -97,7 +97,7 @@ def test_bad_targets(tmp_path):
         sjlt.plan(tmp_path / "in", tmp_path / "full" / "mine.txt", K)
     with pytest.raises(UserError, match="no such directory"):
         sjlt.plan(tmp_path / "in", tmp_path / "no" / "out", K)
-    with pytest.raises(UserError, match="no folder of a plan"):
+    with pytest.raises(UserError, match=r"not a plan folder: neither _sjlt\.plan\.json nor _sjlt\.json exists"):
         plans.load(tmp_path / "full")
 
 

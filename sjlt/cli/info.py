@@ -36,14 +36,14 @@ def _lines_of(path: Path) -> list[tuple[str, str]]:
     if is_parquet(path):
         content = read_metadata(path)
         if content is None or "result" not in content:
-            raise UserError(f"{path}: a parquet file that sjlt project has not written as a whole")
+            raise UserError(f"{path}: a parquet file not written by sjlt project")
         column = content["result"]["column"]
         return [("column", column), *_lines(content)]
     return _lines(read_description(_description_of(path)))
 
 
 def _folder_lines(path: Path) -> list[tuple[str, str]]:
-    from ..plans import folder, load
+    from ..plans import folder, load, records
 
     plan = load(path)
     record, absent = plan.record, folder.missing(path, plan.record)
@@ -53,6 +53,8 @@ def _folder_lines(path: Path) -> list[tuple[str, str]]:
     lines = [("result", f"{rows:,} x {plan.sketch.n_components:,} {kind}")]
     if not plan.committed:
         lines.append(("unfinished", f"{len(plan) - len(absent):,} of {len(plan):,} parts, not committed"))
+    elif damaged := records.damage(path, record["parts"]):
+        lines.append(("damaged", damaged))
     return [
         *lines,
         ("parts", f"{len(plan):,} {record['result']['kind']} files"),

@@ -1,6 +1,6 @@
 """Projecting folders of files in parts, by any engine that can run a function."""
 
 from .planning import Plan, load, plan
-from .shards import committed_parts
+from .records import committed_parts
 
 __all__ = ["Plan", "committed_parts", "load", "plan"]

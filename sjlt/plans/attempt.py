@@ -12,6 +12,7 @@ import numpy as np
 
 from ..files import device as devices
 from ..files.attempts import appearing
+from ..files.description import differences
 from ..files.encoding import Encoding
 from ..files.errors import UserError
 from ..files.npy import npy_header
@@ -19,7 +20,7 @@ from ..files.opening import open_source
 from ..files.projection import projected_rows
 from ..files.source import Source
 from ..sketch import Sketch
-from .shards import MANIFEST, PLAN
+from .records import MANIFEST, PLAN
 
 
 class Job(NamedTuple):
@@ -29,7 +30,8 @@ class Job(NamedTuple):
     target: str
     kind: str  # of the parts: "npy" or "parquet"
     sketch: dict[str, int]
-    column: str | None
+    column: str | None  # of the source
+    source_dtype: str
     output_column: str | None
     dtype: str | None
     normalize: bool
@@ -42,8 +44,9 @@ class Part(NamedTuple):
 
     name: str
     path: str
-    size: int  # of the input, as is mtime_ns
+    size: int  # of the input, as are mtime_ns and rows
     mtime_ns: int
+    rows: int
     start: int
     stop: int
 
@@ -52,8 +55,8 @@ def attempt(job: Job, part: Part, number: str = "") -> str:
     """Write one part, unless it is there already; return its name.
 
     Any number of attempts at a part may run at once: each writes a file of its own, and the first to be complete gives
-    it the part's name. `number` differs between attempts: dask takes calls with equal arguments for one call, and would
-    hand out an earlier failure again.
+    it the part's name. `number` differs between attempts: dask caches calls by their arguments and would return an
+    earlier failure.
 
     Raises
     ------
@@ -67,13 +70,13 @@ def attempt(job: Job, part: Part, number: str = "") -> str:
         return part.name
     _check_plan(job)
     with open_source(Path(part.path), _silent, job.column) as source:
-        _check_input(source, part)
+        _check_input(source, job, part)
         with appearing(out, existing="keep") as temporary:
             if job.kind == "parquet":
                 _write_parquet(job, part, source, temporary)
             else:
                 _write_npy(job, part, source, temporary)
-            _check_input(source, part)
+            _check_input(source, job, part)
             _check_plan(job)
     return part.name
 
@@ -92,17 +95,23 @@ def _check_plan(job: Job) -> None:
     except FileNotFoundError:
         if (path.parent / MANIFEST).exists():  # committed meanwhile, with this part from another attempt
             return
-    raise UserError(f"{path}: is not this plan any more: the part is not written")
+    raise UserError(f"{path}: no longer holds this plan; the part was not written")
 
 
-def _check_input(source: Source, part: Part) -> None:
-    status = source.description()
-    found = status["size"], status["mtime_ns"]
-    if found != (part.size, part.mtime_ns):
-        raise UserError(
-            f"{part.path}: changed since it was planned: {found[0]} bytes modified at {found[1]} ns, "
-            f"planned were {part.size} and {part.mtime_ns}"
-        )
+def _check_input(source: Source, job: Job, part: Part) -> None:
+    """The source is the matrix that was planned."""
+    found = source.description()
+    planned: dict[str, Any] = {
+        "size": part.size,
+        "mtime_ns": part.mtime_ns,
+        "shape": [part.rows, job.sketch["n_features"]],
+        "dtype": job.source_dtype,
+        "column": job.column,
+    }
+    if found["shape"] == [0, 0]:  # a parquet file without rows may not know the length of its vectors
+        planned["shape"][1] = 0
+    if different := differences(planned, {key: found.get(key) for key in planned}):
+        raise UserError(f"{part.path}: changed since it was planned: {'; '.join(different)}")
 
 
 def _write_npy(job: Job, part: Part, source: Source, out: Path) -> None:

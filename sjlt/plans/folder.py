@@ -17,7 +17,7 @@ from ..files.atomic import write_whole
 from ..files.attempts import PREFIX, lock, sweep, sync_folder
 from ..files.description import differences, to_json
 from ..files.errors import UserError
-from .shards import MANIFEST, PLAN, read_json
+from .records import MANIFEST, PLAN, check_parts, read_record
 
 
 def is_committed(target: Path, record: dict[str, Any]) -> bool:
@@ -48,11 +48,12 @@ def is_committed(target: Path, record: dict[str, Any]) -> bool:
 
 
 def _check_same(path: Path, record: dict[str, Any]) -> None:
-    held = read_json(path)
+    held = read_record(path)
     if held.get("plan") == record["plan"]:
         return
+    same_matrix = held["result"]["column"] == record["result"]["column"]  # a zarr array has a size of its own
     for was, now in zip(held["inputs"], record["inputs"], strict=False):
-        if different := differences(was, now):
+        if same_matrix and (different := differences(was, now)):
             raise UserError(f"{path}: the source has changed: {now['name']}: {'; '.join(different)}")
     ignored = {"plan", "parts", "inputs", "source"}
     different = differences(
@@ -62,7 +63,14 @@ def _check_same(path: Path, record: dict[str, Any]) -> None:
     for key in ("inputs", "parts"):
         if len(held[key]) != len(record[key]):
             different.append(f"{len(record[key])} {key}, was {len(held[key])}")
-    raise UserError(f"{path}: is of another plan: {'; '.join(different) or 'its parts differ'}")
+    raise UserError(f"{path}: belongs to a different plan: {'; '.join(different) or 'its parts differ'}")
+
+
+def check_committed(target: Path, record: dict[str, Any], index: int | None = None) -> None:
+    """Refuse a committed folder of another plan, or with damaged parts; only part `index` is looked at if given."""
+    _check_same(target / MANIFEST, record)
+    parts = read_record(target / MANIFEST)["parts"]
+    check_parts(target, parts if index is None else parts[index : index + 1])
 
 
 def begin(target: Path, record: dict[str, Any]) -> None:
@@ -112,10 +120,10 @@ def commit(target: Path, record: dict[str, Any]) -> None:
     Raises
     ------
     UserError
-        If parts are missing.
+        If parts are missing, or of a committed folder damaged.
     """
     if (target / MANIFEST).exists():
-        _check_same(target / MANIFEST, record)
+        check_committed(target, record)
     else:
         if absent := missing(target, record):
             shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")

@@ -8,18 +8,18 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from .. import __version__
 from ..files import device as devices
 from ..files.encoding import Encoding
 from ..files.errors import UserError, explain
-from ..files.opening import open_source
 from ..files.projection import default_batch_rows, note_poor_choices
+from ..files.source import Source
 from ..inputs.checks import integer
 from ..sketch import Sketch
 from ..threads import get_num_threads
-from . import folder, shards
+from . import folder, records, shards
 from .attempt import Job, Part, attempt
 from .running import Processes, run_parts
 
@@ -65,7 +65,7 @@ class Plan:
         *,
         workers: int | None = None,
         retries: int = 2,
-        progress: Callable[[int, int], None] = lambda rows, of: None,
+        progress: Callable[[int, int], None] = lambda rows, total: None,
     ) -> None:
         """Write the parts that are missing, then commit.
 
@@ -78,16 +78,16 @@ class Plan:
             The number of these processes, by default as many as `sjlt.get_num_threads`; 1 works in this process. The
             processes are spawned: a script that calls this needs ``if __name__ == "__main__":``.
         retries : int >= 0, default 2
-            How many more times a part is attempted that fails for another reason than bad data.
+            Extra attempts for a part that fails for a reason other than bad data.
         progress : callable
             Called with the number of rows that are done and the total.
 
         Raises
         ------
         UserError
-            If another process is running the plan, the folder holds something else, the source has changed, the disk
-            is too small, the data is bad, or a part keeps failing. Parts that are there stay, and a later run
-            continues with the others.
+            If another process is running the plan, the folder holds something else or damaged parts, the source has
+            changed, the disk is too small, the data is bad, a part keeps failing, or the executor is lost. Parts that
+            are there stay, and a later run continues with the others.
         """
         retries = integer("retries", retries, 0, 10**9)
         if workers is not None:
@@ -95,6 +95,7 @@ class Plan:
                 raise ValueError(f"workers is for the default executor: pass workers={workers} or an executor")
             workers = integer("workers", workers, 1, 10**6)
         if self.committed:
+            folder.check_committed(self.target, self.record)
             total = sum(each["rows"] for each in self.record["inputs"])
             progress(total, total)
             return
@@ -119,6 +120,7 @@ class Plan:
         """
         index = integer("index", index, 0, len(self) - 1)
         if self.committed:
+            folder.check_committed(self.target, self.record, index)
             return
         folder.begin(self.target, self.record)
         attempt(self._job(), self._part(index))
@@ -129,7 +131,7 @@ class Plan:
         Raises
         ------
         UserError
-            If parts are missing, or another process is running the plan.
+            If parts are missing or damaged, or another process is running the plan.
         """
         self.committed  # noqa: B018  # refuses a folder that belongs to something else
         with folder.driving(self.target):
@@ -193,6 +195,7 @@ class Plan:
             result["kind"],
             self.record["sketch"],
             result["column"],
+            result["source_dtype"],
             result["output_column"],
             result["given_dtype"],
             result["normalize"],
@@ -202,9 +205,9 @@ class Plan:
 
     def _part(self, i: int) -> Part:
         part = self.record["parts"][i]
-        of = self.record["inputs"][part["input"]]
-        path = str(Path(self.record["source"]) / of["name"])
-        return Part(part["name"], path, of["size"], of["mtime_ns"], part["start"], part["stop"])
+        held = self.record["inputs"][part["input"]]
+        path = str(Path(self.record["source"]) / held["name"])
+        return Part(part["name"], path, held["size"], held["mtime_ns"], held["rows"], part["start"], part["stop"])
 
 
 def _attempt_here(job: Job, part: Part, retries: int) -> None:
@@ -244,11 +247,14 @@ def plan(
         (``2.npy`` before ``10.npy``); names in a folder that begin with "." or "_" are skipped. If the folder is
         another plan's target, exactly its committed parts are read.
     target : path
-        The folder of the result, which must be new, empty, or of this very plan.
+        The folder of the result, which must be new, empty, or of this very plan, and outside the source.
     n_components, nnz, stacks, density, seed
         As for `Sketch`. n_components="auto" is refused.
-    column, output_column : str, optional
-        As for `sjlt.arrow.Projector`, in parquet files; `column` is required where several columns hold vectors.
+    column : str, optional
+        The column of parquet files, tensor of safetensors files, dataset of HDF5 files, or array of zarr stores;
+        required if several are matrices.
+    output_column : str, optional
+        As for `sjlt.arrow.Projector`, in parquet files.
     dtype : {"float16", "float32", "float64", "int8"}, optional
         Dtype of the result; int8 comes with one scale per vector and is read by `sjlt.load_int8`.
     normalize : bool, default False
@@ -298,18 +304,17 @@ def plan(
     part_rows = None if part_rows is None else integer("part_rows", part_rows, 1, 2**62)
     batch_rows = None if batch_rows is None else integer("batch_rows", batch_rows, 1, 2**62)
     source, target = Path(source).absolute(), Path(target).absolute()
+    shards.check_apart(source, target)
     paths = shards.find(source)
-    if any(path.parent.resolve() == target.resolve() for path in paths):
-        raise UserError(f"{target}: is the folder of the source")
+    shards.check_outside(paths, target)
     shard, inputs = shards.describe(paths, column, note)
     if not shard.n_features and shard.kind == "parquet":
         raise UserError(f"{source}: no row of column {shard.column!r} states the length of its vectors")
     sketch = Sketch(shard.n_features, n_components, nnz=nnz, stacks=stacks, density=density, seed=seed)
     result = _result(shard, sketch, output_column, dtype, normalize, paths[0])
-    with open_source(paths[0], note, column) as first:
-        device = "cpu" if shard.kind == "parquet" and device == "auto" else device
-        on_gpu = devices.use_gpu(device, first, note)
-        batch_rows = batch_rows or _batch_rows(first, shard, sketch, result, on_gpu)
+    device = "cpu" if shard.kind == "parquet" and device == "auto" else device
+    on_gpu = devices.use_gpu(device, cast(Source, shard), note)
+    batch_rows = batch_rows or _batch_rows(shard, sketch, result, on_gpu)
     record = {
         "sjlt": __version__,
         "sketch": sketch.to_dict(),
@@ -341,10 +346,10 @@ def load(target: str | Path) -> Plan:
         If the folder belongs to no plan.
     """
     target = Path(target).absolute()
-    for name in (shards.MANIFEST, shards.PLAN):
+    for name in (records.MANIFEST, records.PLAN):
         if (target / name).exists():
-            return Plan(shards.read_json(target / name), target)
-    raise UserError(f"{target}: no folder of a plan: {shards.PLAN} and {shards.MANIFEST} are missing")
+            return Plan(records.read_record(target / name), target)
+    raise UserError(f"{target}: not a plan folder: neither {records.PLAN} nor {records.MANIFEST} exists")
 
 
 def _result(
@@ -358,11 +363,12 @@ def _result(
         row_bytes += shard.carried_bytes if output_column in (None, shard.column) else shard.row_bytes
     elif output_column is not None:
         raise UserError(f"{path}: not a parquet file: its result has no column {output_column!r}")
-    described = encoding.description(0, output_column or shard.column)
+    described = encoding.description(0, (output_column or shard.column) if shard.kind == "parquet" else None)
     return {
         "kind": shard.kind,
         **({"scale": described["scale"]} if "scale" in described else {}),
         "column": shard.column,
+        "source_dtype": str(shard.dtype),
         "output_column": output_column,
         "given_dtype": dtype,
         "dtype": encoding.stored,
@@ -371,13 +377,13 @@ def _result(
     }
 
 
-def _batch_rows(source: Any, shard: shards.Shard, sketch: Sketch, result: dict[str, Any], on_gpu: bool) -> int:
+def _batch_rows(shard: shards.Shard, sketch: Sketch, result: dict[str, Any], on_gpu: bool) -> int:
     from ..files.parquet import BATCH_BYTES
 
     if shard.kind == "parquet":
-        return int(max(1, BATCH_BYTES // max(1, source.row_bytes)))
+        return int(max(1, BATCH_BYTES // max(1, shard.row_bytes)))
     encoding = Encoding.of(shard.dtype, sketch.n_components, result["given_dtype"], result["normalize"])
-    return default_batch_rows(source, encoding, on_gpu)
+    return default_batch_rows(cast(Source, shard), encoding, on_gpu)
 
 
 def _parts(inputs: list[dict[str, Any]], part_rows: int | None, kind: str) -> list[dict[str, Any]]:

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
-import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..files.errors import UserError, one_line
+from ..files.errors import UserError
 from ..files.opening import open_source
 from ..files.source import Source
 from ..files.zarr import is_zarr
-
-MANIFEST, PLAN = "_sjlt.json", "_sjlt.plan.json"
+from .records import MANIFEST, PLAN, committed_parts
 
 
 def natural_key(name: str) -> list[tuple[int, int | str]]:
     """A sorting key under which ``2.npy`` comes before ``10.npy``."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"([0-9]+)", name) if part]
+    return [(1, part) if i % 2 == 0 else (0, int(part)) for i, part in enumerate(re.split(r"([0-9]+)", name)) if part]
 
 
 def find(source: Path) -> list[Path]:
     """The files of a file, folder or glob, in natural order.
 
     In a folder, names that begin with "." or "_" are skipped, as engines use them for their own records; of a folder
-    that a plan has written, exactly the committed parts are taken.
+    that a plan has written, exactly the committed parts are taken. Descriptions, ``X.json`` beside ``X``, are skipped.
 
     Raises
     ------
     UserError
-        If there are none, for a subfolder, and for the result of a plan that is not committed.
+        If there are none, for a subfolder, for an unfinished result, and for a plan that is not committed.
     """
     if is_zarr(source):
         found = [source]
@@ -42,48 +41,53 @@ def find(source: Path) -> list[Path]:
         found = [path for path in source.iterdir() if path.name[0] not in "._"]
         for path in found:
             if path.is_dir() and not is_zarr(path):
-                raise UserError(f"{path}: a folder in a folder: name the files by a glob, such as '{source}/*/*.npy'")
+                raise UserError(f"{path}: is a subfolder: name the files by a glob, such as '{source}/*/*.npy'")
     elif source.exists() or not glob.has_magic(str(source)):
         found = [source]
     else:
         named = map(Path, glob.glob(str(source), recursive=True))
         found = [path for path in named if not path.is_dir() or is_zarr(path)]
+    held = set(found)
+    found = [path for path in found if path.suffix != ".json" or path.with_suffix("") not in held]
     if not found:
         raise UserError(f"{source}: no files")
-    return sorted(found, key=lambda path: natural_key(str(path)))
+    for path in found:
+        if path.suffix == ".partial" and path != source:
+            raise UserError(f"{path}: an unfinished result: complete it with --resume, or remove it")
+    return sorted(found, key=lambda path: (natural_key(str(path)), str(path)))  # 01.npy and 1.npy have equal keys
 
 
-def committed_parts(folder: str | Path) -> list[Path]:
-    """The files of a folder that a plan has written, in the order of their rows.
-
-    Raises
-    ------
-    UserError
-        If the folder is not committed, or a part is missing or has another size than the manifest says.
-    """
-    folder = Path(folder)
-    if not (folder / MANIFEST).exists():
-        raise UserError(f"{folder}: not committed: {MANIFEST} is missing, so parts may be missing, too")
-    paths = []
-    for part in read_json(folder / MANIFEST)["parts"]:
-        path = folder / part["name"]
-        size = path.stat().st_size if path.exists() else None
-        if size != part["size"]:
-            found = "it is missing" if size is None else f"it has {size}"
-            raise UserError(f"{path}: has {part['size']} bytes by {MANIFEST}, but {found}")
-        paths.append(path)
-    return paths
+def check_apart(source: Path, target: Path) -> None:
+    """Refuse a target whose files a later look at the source would find among its own."""
+    resolved, folder = target.resolve(), source.resolve()
+    if source.is_dir():
+        below = resolved.relative_to(folder).parts if resolved.is_relative_to(folder) else ()
+        if below and (is_zarr(source) or below[0][0] not in "._"):
+            raise UserError(f"{target}: is inside the source folder {source}: put the result elsewhere")
+    elif glob.has_magic(str(source)) and not source.exists():
+        for name in ("part-00000.npy", "part-00000.parquet", MANIFEST):
+            if _matches((target / name).parts, source.parts):
+                raise UserError(f"{target}: its files would match the source {source}: put the result elsewhere")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A plan or manifest."""
-    try:
-        content = json.loads(path.read_bytes())
-        if not isinstance(content["parts"], list) or not isinstance(content["inputs"], list):
-            raise TypeError("parts and inputs must be lists")
-    except (ValueError, KeyError, TypeError) as e:
-        raise UserError(f"{path}: not a plan of sjlt: {one_line(e)}") from None
-    return dict(content)
+def check_outside(paths: list[Path], target: Path) -> None:
+    """Refuse a target that is the folder of a source, or lies in one that is itself a folder."""
+    resolved = target.resolve()
+    for path in paths:
+        if path.parent.resolve() == resolved:
+            raise UserError(f"{target}: is the folder of the source")
+        if path.is_dir() and resolved.is_relative_to(path.resolve()):
+            raise UserError(f"{target}: is inside the source {path}: put the result elsewhere")
+
+
+def _matches(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Whether `glob.glob` would find this path by this pattern."""
+    if not pattern:
+        return not names
+    hidden = bool(names) and names[0][0] == "." and pattern[0][0] != "."
+    if pattern[0] == "**":
+        return _matches(names, pattern[1:]) or (bool(names) and not hidden and _matches(names[1:], pattern))
+    return bool(names) and not hidden and fnmatch.fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
 
 
 def describe(paths: list[Path], column: str | None, note: Callable[[str], None]) -> tuple[Shard, list[dict[str, Any]]]:
@@ -98,7 +102,7 @@ def describe(paths: list[Path], column: str | None, note: Callable[[str], None])
     inputs, first, first_path = [], None, paths[0]
     for path in paths:
         with open_source(path, note, column) as opened:
-            shard, described = Shard.of(opened), opened.description()
+            shard, described = Shard(opened), opened.description()
         if first is None or (not first.n_features and not first.differs_from(shard)):
             first, first_path = shard, path
         elif difference := first.differs_from(shard):
@@ -121,25 +125,37 @@ def common_folder(paths: list[Path]) -> Path:
 
 
 class Shard:
-    """The properties that all files of a source must share."""
+    """The properties that all files of a source must share, and what chooses the device and the size of batches.
 
-    def __init__(self, kind: str, n_features: int, dtype: Any, columns: list[str], column: str | None) -> None:
-        self.kind, self.n_features, self.dtype, self.columns, self.column = kind, n_features, dtype, columns, column
-        self.row_bytes = self.carried_bytes = 0
+    Attributes
+    ----------
+    kind : {"npy", "parquet"}
+        Of the parts.
+    n_features : int
+    dtype : dtype
+    columns : list of str
+        All columns of a parquet file.
+    column : str or None
+        The column, tensor, dataset or array that holds the vectors; None where a file is one matrix.
+    row_bytes, carried_bytes, chunk_rows : int
+        As of the first file.
+    """
 
-    @classmethod
-    def of(cls, source: Source) -> Shard:
-        """The properties of an opened file."""
+    def __init__(self, source: Source) -> None:
         from ..files.parquet_vectors import ParquetVectors
 
+        self.path, self.n_features, self.dtype = source.path, source.shape[1], source.dtype
+        self.row_bytes, self.chunk_rows, self.carried_bytes = source.row_bytes, source.chunk_rows, 0
+        self.column = source.description().get("column")
+        self.kind, self.columns = "npy", list[str]()
+        self._obstacle = source.gpu_obstacle()
         if isinstance(source, ParquetVectors):
-            columns = [f"{field.name}: {field.type}" for field in source.schema]
-            shard = cls("parquet", source.shape[1], source.dtype, columns, source.column)
-            shard.carried_bytes = source.carried_bytes
-        else:
-            shard = cls("npy", source.shape[1], source.dtype, [], None)
-        shard.row_bytes = source.row_bytes
-        return shard
+            self.kind, self.columns = "parquet", [f"{field.name}: {field.type}" for field in source.schema]
+            self.carried_bytes = source.carried_bytes
+
+    def gpu_obstacle(self) -> str | None:
+        """As of a `Source`."""
+        return self._obstacle
 
     def differs_from(self, other: Shard) -> str | None:
         """The first difference, said of the other file; None where there is none.
