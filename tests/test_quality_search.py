@@ -98,6 +98,70 @@ def test_containers_give_one_report(kind):
             assert a.cosine == pytest.approx(b.cosine, abs=0.011)  # a tie or two
 
 
+def shares(report, skip=()):
+    """What the search of each method found."""
+    return {m.name: (m.cosine, m.inner, m.cosine_shortlist) for m in report.methods if m.name not in skip}
+
+
+@pytest.mark.parametrize("exponent", [-1000, 900])
+@pytest.mark.parametrize("container", [np.asarray, torch.from_numpy, scipy.sparse.csr_array])
+def test_no_scale_is_too_small_or_too_large(container, exponent):
+    x = data(60).astype(np.float64)
+    found = sjlt.quality(container(x * 2.0**exponent), Sketch(40, 16))
+    assert shares(found) == shares(sjlt.quality(container(x), Sketch(40, 16)))
+
+
+def test_the_smallest_numbers_that_there_are():
+    """Multiples of the smallest float64, which lose digits when they are stored but none when they are searched."""
+    x = np.rint(data(60).astype(np.float64) * 1000)
+    assert shares(sjlt.quality(x * 5e-324, Sketch(40, 16))) == shares(sjlt.quality(x, Sketch(40, 16)))
+
+
+def test_float16_is_searched_as_float32_is():
+    """Scaled as float16, the rows would be rounded to subnormal numbers, and the large one would overflow."""
+    x = (data() * 1e-3).astype(np.float16)
+    x[7] = 60000
+    for queries in (3, 300):
+        found, expected = (sjlt.quality(y, Sketch(40, 16), queries=queries) for y in (x, x.astype(np.float32)))
+        assert shares(found) == shares(expected)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("container", [np.asarray, torch.from_numpy, scipy.sparse.csr_array])
+@pytest.mark.parametrize("factor", [1e45, 1e-45])
+def test_a_row_of_another_magnitude(container, factor):
+    """Its cosines are those that it has without the factor, and so are all others."""
+    x = data().astype(np.float64)
+    y = x.copy()
+    y[7] *= factor
+    for queries in (3, 300):
+        found = sjlt.quality(container(y), Sketch(40, 16), queries=queries)
+        expected = sjlt.quality(container(x), Sketch(40, 16), queries=queries)
+        for a, b in zip(found.methods, expected.methods, strict=True):
+            if a.name.startswith(("sketch, 16", "originals, int8")) and "float16" not in a.name:
+                assert a.cosine == pytest.approx(b.cosine, abs=1e-3)
+
+
+@pytest.mark.parametrize("container", [np.asarray, torch.from_numpy, scipy.sparse.csr_array])
+def test_numbers_that_are_not_finite_are_refused_wherever_they_are(container):
+    for value in (np.nan, np.inf, -np.inf):
+        x = data()
+        x[211, 7] = value
+        with pytest.raises(ValueError, match=rf"X\[211, 7\] is {value}"):
+            sjlt.quality(container(x), Sketch(40, 16), queries=1)
+
+
+def test_more_neighbours_than_the_shortlist_has():
+    x = data()
+    report = sjlt.quality(x, Sketch(40, 16), neighbours=150, queries=300)
+    assert report.shortlist == 150
+    for method in report.methods:
+        assert method.cosine == method.cosine_shortlist
+    assert sjlt.quality(x, Sketch(40, 16), neighbours=298, queries=5).shortlist == 298
+    with pytest.raises(ValueError, match="299 nearest neighbours need at least 301 rows, X has 300"):
+        sjlt.quality(x, Sketch(40, 16), neighbours=299)
+
+
 @pytest.mark.parametrize("kind", exhaustive_except(["parquet"], ["parquet", "h5", "zarr"]))
 def test_formats_are_sampled_in_one_pass_and_searched_whole(kind, run):
     """Not row by row, for each of which a group of rows would be decoded."""

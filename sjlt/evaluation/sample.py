@@ -18,14 +18,22 @@ def rows_of(X: Any, chosen: np.ndarray) -> Any:
     elif is_tensor(X):
         import torch
 
-        picked = X.detach()[torch.from_numpy(chosen).to(X.device)].cpu()
-        X = (picked.float() if picked.dtype == torch.bfloat16 else picked).numpy()
+        X = as_array(X[torch.from_numpy(chosen).to(X.device)])
     else:
         X = X[chosen]
     X = as_container(X).astype(np.float64)
     if is_sparse(X):
         X.sum_duplicates()
     return X
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """A tensor as an array in the host's memory, of float32 for bfloat16, which NumPy does not have."""
+    import torch
+
+    held = tensor.detach().cpu()
+    array: np.ndarray = (held.float() if held.dtype == torch.bfloat16 else held).numpy()
+    return array
 
 
 def refuse_non_finite(X: Any, chosen: np.ndarray) -> None:

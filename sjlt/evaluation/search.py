@@ -18,11 +18,13 @@ from ..inputs.containers import is_sparse, is_tensor
 from ..sketch import Sketch
 from .advice import advice
 from .results import SearchQuality, SearchReport
-from .sample import refuse_non_finite, rows_of
+from .sample import as_array, refuse_non_finite, rows_of
 
 BLOCK_BYTES = 16 << 20  # of rows in float32
 TRAINING_ROWS = 20_000  # from which principal components are computed
-SHORTLIST = 100  # rows that re-ranking would look at
+SHORTLIST = 100  # rows that re-ranking would look at; as many as the neighbours, if these are more
+MAX_EXPONENT = 40  # of the largest number of a row: sums of squares and of products stay within float32's range
+MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,15 @@ def search_report(
         raise ValueError(f"{neighbours} nearest neighbours need at least {neighbours + 2} rows, X has {n}")
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.choice(n, min(queries, n), replace=False))
-    asked, scale = _scaled_rows(X, chosen)
-    methods = _methods(X, d, sketches, scale, rng)
+    query_rows = rows_of(X, chosen)
+    exponent = _typical_exponent(query_rows)
+    query_rows = _scaled(query_rows, chosen, exponent)
+    methods = _methods(X, d, sketches, exponent, rng)
     exact = Method("originals", "originals", d, _itemsize(X) * d, _same, _same)
-    searches = [_Search(method, asked, chosen, min(SHORTLIST, n - 1)) for method in (exact, *methods)]
+    shortlist = min(max(SHORTLIST, neighbours), n - 1)
+    searches = [_Search(method, query_rows, chosen, shortlist) for method in (exact, *methods)]
     row = 0
-    for block in _blocks(X, scale):
+    for block in _blocks(X, exponent):
         progress(f"searching {n:,} rows, {100 * row // n} % done")
         transformed = dict[int, Any]()
         for search in searches:
@@ -82,7 +87,7 @@ def search_report(
     truth, *others = searches
     found = (*(search.quality(truth, neighbours) for search in others),)
     return SearchReport(
-        shape=(n, d), queries=len(chosen), neighbours=neighbours, shortlist=min(SHORTLIST, n - 1), seed=seed,
+        shape=(n, d), queries=len(chosen), neighbours=neighbours, shortlist=shortlist, seed=seed,
         original_bytes=exact.bytes, methods=found, advice=advice(found, exact.bytes, neighbours),
     )  # fmt: skip
 
@@ -95,8 +100,7 @@ def _same(y: np.ndarray) -> np.ndarray:
 
 
 def _as_float16(y: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return y.astype(np.float16).astype(np.float32)
+    return np.clip(y, -MAX_FLOAT16, MAX_FLOAT16).astype(np.float16).astype(np.float32)
 
 
 def _as_int8(y: np.ndarray) -> np.ndarray:
@@ -107,7 +111,7 @@ def _as_int8(y: np.ndarray) -> np.ndarray:
 
 
 def _methods(
-    X: Any, d: int, sketches: Sequence[tuple[str, Sketch]], scale: float, rng: np.random.Generator
+    X: Any, d: int, sketches: Sequence[tuple[str, Sketch]], exponent: int, rng: np.random.Generator
 ) -> list[Method]:
     """Everything that is compared with the originals. Sparse rows are only projected."""
     methods: list[Method] = []
@@ -118,7 +122,7 @@ def _methods(
             Method("originals, int8", "originals, int8", d, d + 4, _same, _as_int8),
         ]
         widths = sorted({sketch.n_components for _, sketch in sketches if sketch.n_components < d})
-        components = _principal_components(X, max(widths, default=0), scale, rng)
+        components = _principal_components(X, max(widths, default=0), exponent, rng)
     for name, sketch in sketches:
         k, project = sketch.n_components, sketch.project
         methods += [
@@ -144,7 +148,7 @@ def _truncation(k: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: np.ascontiguousarray(x[:, :k])
 
 
-def _principal_components(X: Any, k: int, scale: float, rng: np.random.Generator) -> np.ndarray:
+def _principal_components(X: Any, k: int, exponent: int, rng: np.random.Generator) -> np.ndarray:
     """The first k right singular vectors of sampled rows, (n_features, k); not centred, for inner products."""
     from sklearn.utils.extmath import randomized_svd
 
@@ -152,9 +156,7 @@ def _principal_components(X: Any, k: int, scale: float, rng: np.random.Generator
     chosen = np.sort(rng.choice(n, min(TRAINING_ROWS, n), replace=False))
     if k == 0:
         return np.empty((d, 0), np.float32)
-    sample = rows_of(X, chosen)
-    refuse_non_finite(sample, chosen)
-    sample = (sample * scale).astype(np.float32)
+    sample = _scaled(rows_of(X, chosen), chosen, exponent)
     if d <= 2048:
         vectors: np.ndarray = np.linalg.eigh(sample.T @ sample)[1][:, ::-1][:, :k]
         return np.ascontiguousarray(vectors)
@@ -167,9 +169,9 @@ def _principal_components(X: Any, k: int, scale: float, rng: np.random.Generator
 class _Search:
     """The best rows so far of every query, by inner product and by cosine similarity."""
 
-    def __init__(self, method: Method, asked: Any, chosen: np.ndarray, shortlist: int) -> None:
+    def __init__(self, method: Method, query_rows: Any, chosen: np.ndarray, shortlist: int) -> None:
         self.method, self._chosen = method, chosen
-        transformed = method.transform(asked)
+        transformed = method.transform(query_rows)
         self._queries = transformed.toarray() if is_sparse(transformed) else np.asarray(transformed)
         norms = np.linalg.norm(self._queries, axis=1)
         self._inverse_norms = 1 / np.where(norms > 0, norms, 1)
@@ -243,29 +245,49 @@ def _itemsize(X: Any) -> int:
     return int(X.element_size() if is_tensor(X) else X.dtype.itemsize)
 
 
-def _rows(X: Any, chosen: np.ndarray) -> Any:
-    """The chosen rows in float32, dense or CSR."""
-    return rows_of(X, chosen).astype(np.float32)
+def _largest(rows: Any) -> np.ndarray:
+    """The largest magnitude in each row, NaN where the row has a NaN."""
+    if is_sparse(rows):
+        return np.asarray(abs(rows).max(axis=1).toarray()).ravel()
+    return np.maximum(rows.max(axis=1, initial=0), -rows.min(axis=1, initial=0))
 
 
-def _scaled_rows(X: Any, chosen: np.ndarray) -> tuple[Any, float]:
-    """The chosen rows in float32 times a power of two that keeps squares in range, and that power."""
-    rows = rows_of(X, chosen)
-    refuse_non_finite(rows, chosen)
+def _typical_exponent(rows: Any) -> int:
+    """The binary exponent of the median row's largest number."""
+    largest = _largest(rows)
+    exponents = np.frexp(largest[(largest > 0) & np.isfinite(largest)])[1]
+    return int(np.median(exponents)) if len(exponents) else 0
+
+
+def _scaled(rows: Any, chosen: np.ndarray, exponent: int) -> Any:
+    """Rows that have the numbers `chosen`, times 2^-exponent, in float32, dense or CSR; ValueError unless finite.
+
+    A row whose largest number then lies outside 2^-40 to 2^40 is scaled to that bound. This keeps its cosines, and its
+    place among rows within the bounds.
+    """
+    rows = rows.astype(np.result_type(rows.dtype, np.float32), copy=False)  # in float16, scaling would round
+    largest = _largest(rows)
+    if not np.isfinite(largest).all():
+        refuse_non_finite(rows, chosen)
+    shifts = np.frexp(largest)[1] - exponent
+    excess = np.where(largest > 0, shifts - np.clip(shifts, -MAX_EXPONENT, MAX_EXPONENT), 0)
     numbers = rows.data if is_sparse(rows) else rows
-    scale = 2.0 ** -float(np.frexp(np.abs(numbers).max(initial=0))[1])
-    return (rows * scale).astype(np.float32), scale
+    if excess.any():
+        powers = -(exponent + excess)
+        numbers = np.ldexp(numbers, np.repeat(powers, np.diff(rows.indptr)) if is_sparse(rows) else powers[:, None])
+    else:
+        half = exponent // 2  # 2^-exponent itself may not be representable
+        numbers = numbers * 2.0**-half
+        numbers *= 2.0 ** -(exponent - half)
+    numbers = numbers.astype(np.float32, copy=False)
+    return type(rows)((numbers, rows.indices, rows.indptr), shape=rows.shape) if is_sparse(rows) else numbers
 
 
-def _blocks(X: Any, scale: float) -> Iterator[Any]:
-    """All rows in order, in float32 times `scale`, dense or CSR."""
+def _blocks(X: Any, exponent: int) -> Iterator[Any]:
+    """All rows in order, as `_scaled` returns them."""
     row = 0
     for block in _raw_blocks(X):
-        block = block.astype(np.float32) if scale == 1 else (block * block.dtype.type(1) * scale).astype(np.float32)
-        finite = np.isfinite(block.data if is_sparse(block) else np.einsum("ij->i", block))
-        if not finite.all():
-            refuse_non_finite(block, np.arange(row, row + block.shape[0]))
-        yield block
+        yield _scaled(block, np.arange(row, row + block.shape[0]), exponent)
         row += block.shape[0]
 
 
@@ -274,6 +296,5 @@ def _raw_blocks(X: Any) -> Iterable[Any]:
     if isinstance(X, Source):
         rows = max(rows, 1024) if X.order == "CSR" else rows
         return X.batches(0, -(-rows // X.chunk_rows) * X.chunk_rows)
-    if is_tensor(X):
-        return (_rows(X, np.arange(i, min(i + rows, X.shape[0]))) for i in range(0, X.shape[0], rows))
-    return (X[i : i + rows] for i in range(0, X.shape[0], rows))
+    parts = (X[i : i + rows] for i in range(0, X.shape[0], rows))
+    return map(as_array, parts) if is_tensor(X) else parts
