@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sjlt
-from sjlt.files import output
+from sjlt.files import atomic, output
 from sjlt.files.errors import UserError
 from sjlt.files.projection import project_file
 
@@ -168,3 +168,22 @@ def test_a_source_with_the_name_of_a_hidden_file_is_refused() -> None:
     os.rename("x.npy", name)
     with pytest.raises(UserError, match=r"has the name of a temporary file for y.npy.json: rename it first"):
         project(source=Path(name))
+
+
+def test_errors_name_the_file_and_not_its_hidden_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError) as absent:
+        atomic.write_whole(Path("absent/y.json"), b"", replace=True)
+    with pytest.raises(FileExistsError) as existing:
+        atomic.write_whole(Path("x.npy"), b"", replace=False)
+    Path("d").mkdir()
+    with pytest.raises(IsADirectoryError) as folder:
+        atomic.write_whole(Path("d"), b"", replace=True)
+    assert [e.value.filename for e in (absent, existing, folder)] == ["absent/y.json", "x.npy", "d"]
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(5, "Input/output error", str(next(Path().glob(".sjlt-*"))))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match=r"\[Errno 5\] Input/output error: 'y.json'"):
+        atomic.write_whole(Path("y.json"), b"", replace=True)
+    assert names() == ["d", "x.npy"]

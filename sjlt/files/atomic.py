@@ -27,7 +27,10 @@ def write_whole(path: Path, content: bytes, *, replace: bool) -> None:
 
 def write_by(path: Path, write: Callable[[int], None], *, replace: bool) -> None:
     """As `write_whole`, where `write` puts the content into an open descriptor."""
-    temporary, descriptor = create(path)
+    try:
+        temporary, descriptor = create(path)
+    except OSError as e:  # which names the hidden file
+        raise OSError(e.errno, e.strerror, str(path)) from None
     try:
         write(descriptor)
         os.fsync(descriptor)
@@ -38,7 +41,7 @@ def write_by(path: Path, write: Callable[[int], None], *, replace: bool) -> None
     except BaseException as e:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if isinstance(e, OSError) and e.filename is None:
+        if isinstance(e, OSError) and e.errno is not None and e.filename in (None, str(temporary), temporary):
             raise OSError(e.errno, e.strerror, str(path)) from None
         raise
     finally:
@@ -55,11 +58,11 @@ def sync_names(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BytesIO]:
-    """A buffer whose content replaces `path` if the block ends without an exception."""
+def whole_file(path: Path, *, replace: bool = True) -> Iterator[BytesIO]:
+    """A buffer whose content is written as by `write_whole` if the block ends without an exception."""
     buffer = BytesIO()
     yield buffer
-    write_whole(path, buffer.getvalue(), replace=True)
+    write_whole(path, buffer.getvalue(), replace=replace)
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
