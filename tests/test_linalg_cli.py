@@ -110,6 +110,11 @@ BAD_B = {
     "too short": (lambda: np.save("b.npy", np.ones(M - 1)), f"shape ({M - 1},); needs ({M},) or ({M}, columns)"),
     "empty": (lambda: np.save("b.npy", np.ones((M, 0))), f"shape ({M}, 0)"),
     "complex": (lambda: np.save("b.npy", np.ones(M, complex)), "b must be real, dtype complex128"),
+    "zip's first bytes": (lambda: Path("b.npy").write_bytes(b"PK\x03\x04" + bytes(50)), "b.npy: not a readable"),
+    "unterminated header": (
+        lambda: Path("b.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00{'shape': ((((   "),
+        "b.npy: not a readable .npy file",
+    ),
     "nan": (lambda: np.save("b.npy", np.where(np.arange(M) == 77, np.nan, 1)), "b[77] is nan"),
 }
 
@@ -167,13 +172,40 @@ def test_bad_arguments(run, name, changes, more, message):
 
 
 def test_bad_ranks(run):
-    for rank in (0, 13):
+    for rank in (0, 13, 10**12):  # before the space that a result would take
         assert_refused(run, f"rank must be from 1 to 12 for shape ({M}, 12), got {rank}", *COMMANDS["svd"][:-1], rank)
 
 
 def test_bad_numbers(run):
     for option in (["--damp", "-1"], ["--damp", "nan"], ["--damp", "much"], ["--rcond", "1"]):
         assert_refused(run, option[1], *COMMANDS["lstsq"], *option)
+
+
+@each_command
+def test_one_array_of_several_in_a_file(run, name):
+    with pytest.importorskip("h5py").File("A.h5", "w") as file:
+        file["other"], file["v"] = np.ones((M, N)), np.load("A.npy")
+    command = ["A.h5" if argument == "A.npy" else argument for argument in COMMANDS[name]]
+    assert_refused(run, "A.h5: has several datasets with 2 dimensions, name one with --column: other, v", *command)
+    assert_refused(run, "A.h5: has no dataset 'w'", *command, "--column", "w")
+    result = run(*command, "--column", "v")
+    assert (result.code, result.err) == (0, "")
+    expected = run(*COMMANDS[name], "--force")
+    assert result.out.replace("x.np", "") == expected.out.replace("x.np", "")
+
+
+def test_a_sparse_array_in_an_h5ad_file(run):
+    h5py = pytest.importorskip("h5py")
+    A = scipy.sparse.csr_array(np.load("A.npy") * (np.abs(np.load("A.npy")) > 0.01))
+    with h5py.File("A.h5ad", "w") as file:
+        group = file.create_group("X")
+        group.attrs.update({"encoding-type": "csr_matrix", "shape": A.shape})
+        for part in ("data", "indices", "indptr"):
+            group[part] = getattr(A, part)
+    result = run("lstsq", "A.h5ad", "b.npy", "x.npy")
+    assert result.code == 0
+    assert result.err.startswith("A.h5ad: sparse, so it is loaded whole into memory\n")
+    np.testing.assert_allclose(np.load("x.npy"), lstsq(A, np.load("b.npy")).x)
 
 
 def test_the_result_may_not_be_a_source(run):

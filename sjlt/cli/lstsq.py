@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .matrices import check_names, open_matrix, save, set_threads, solving
+from .matrices import open_matrix, save, set_threads, solving
 from .options import INTEGER, NUMBER
+from .outputs import check_output
 from .terminal import note, say
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def lstsq(
-    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="The matrix, m x n: .npy, or CSR .npz.")],
+    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="The matrix, m x n: .npy, or another file.")],
     right_file: Annotated[Path, typer.Argument(metavar="B", help="Right-hand sides, .npy: m, or m x columns.")],
     out: Annotated[Path, typer.Argument(metavar="X", help="The solution, .npy: n, or n x columns.")],
     damp: Annotated[float, typer.Option(help="Ridge: minimize |A x - b|^2 + damp^2 |x|^2.", **NUMBER)] = 0.0,
@@ -24,6 +25,11 @@ def lstsq(
         float | None,
         typer.Option(help="Singular values of A up to rcond times the largest count as zero; default: 10 machine "
                      "epsilons.", show_default=False, **NUMBER),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(help="The column, tensor, dataset or array of A's file, if several are matrices.",
+                     show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
     threads: Annotated[
@@ -33,9 +39,12 @@ def lstsq(
 ) -> None:  # fmt: skip
     """Minimize |A x - b|, as accurately as a QR factorization of A does.
 
-    A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It may be larger
-    than memory, which has to hold B: it is read in 4 or 5 passes. A CSR matrix written by scipy.sparse.save_npz is
-    loaded whole. Where A does not have full rank, X is the solution of minimum norm. X is float64.
+    A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It is read in 4 or 5
+    passes and may be larger than memory. The computation takes 100 MB, twice the size of B, and up to 16 float64 arrays
+    of shape n x n. An A with fewer than about 8 n rows, or fewer than 1024, is loaded whole, twice, in float64. A CSR
+    matrix (of scipy.sparse.save_npz, or in an .h5ad file) is loaded whole.
+
+    Where A does not have full rank, X is the solution of minimum norm. X is float64.
 
     The last line shows A's rank, the passes, |A x - b|, and the backward error: the relative change of A and b for
     which X is exact.
@@ -47,13 +56,13 @@ def lstsq(
 
     from ..linalg import lstsq as solve
 
-    check_names(out, [matrix_file, right_file], ".npy", force)
+    check_output(out, [matrix_file, right_file], (".npy",), force)
     set_threads(threads)
-    A, shape = open_matrix(matrix_file)
-    b = _right_hand_sides(right_file, matrix_file, shape)
-    with solving(out) as progress:
-        solution = solve(A, b, damp=damp, rcond=rcond, seed=seed, callback=progress)
-        save(out, lambda file: np.save(file, solution.x), force)
+    with open_matrix(matrix_file, column) as (A, shape):
+        b = _right_hand_sides(right_file, matrix_file, shape)
+        with solving(out) as progress:
+            solution = solve(A, b, damp=damp, rcond=rcond, seed=seed, callback=progress)
+            save(out, lambda file: np.save(file, solution.x), force)
     largest = "" if b.ndim == 1 else f" (the largest of {b.shape[1]})"
     say(
         f"{out}: rank {solution.rank} of {shape[1]}, {solution.iterations} passes, residual "
@@ -73,10 +82,10 @@ def _right_hand_sides(path: Path, matrix_file: Path, shape: tuple[int, int]) -> 
     if not path.is_file():
         raise UserError(f"{path}: not a regular file")
     try:
-        b: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(b, np.ndarray):
-            raise ValueError("holds several arrays")
-    except (ValueError, EOFError) as e:  # NumPy's parser raises many messages on malformed bytes
+        b: np.ndarray = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, MemoryError):  # the file may be fine
+        raise
+    except Exception as e:  # NumPy's parser raises many types on malformed bytes
         raise UserError(f"{path}: not a readable .npy file: {one_line(e)}") from None
     if b.ndim not in (1, 2) or b.shape[0] != shape[0] or 0 in b.shape:
         raise UserError(

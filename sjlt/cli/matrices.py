@@ -1,9 +1,8 @@
-"""Shared by the commands that solve with a matrix in a file: names, reading, progress pass by pass, and the result."""
+"""Shared by the commands that solve with a matrix in a file: reading, progress pass by pass, and the result."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,25 +12,6 @@ import typer
 from .terminal import ProgressBar, note, watch_compilation
 
 Progress = Callable[[int, int, int], None]
-
-
-def check_names(out: Path, sources: list[Path], suffix: str, force: bool) -> None:
-    """Refuse a result that could not be written, or that would replace a file."""
-    from ..files.errors import UserError
-
-    if out.suffix != suffix:
-        raise UserError(f"{out}: a result's name ends in {suffix}")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such directory")
-    if not os.access(out.parent, os.W_OK):
-        raise UserError(f"{out.parent}: not writable")
-    if out.exists() and not out.is_file():
-        raise UserError(f"{out}: exists and is not a regular file")
-    for source in sources:
-        if out.exists() and source.exists() and out.samefile(source):
-            raise UserError(f"{out}: is the source {source}")
-    if os.path.lexists(out) and not force:
-        raise UserError(f"{out}: exists (--force replaces it)")
 
 
 def set_threads(threads: int | None) -> None:
@@ -46,13 +26,20 @@ def set_threads(threads: int | None) -> None:
         raise UserError(str(e)) from None
 
 
-def open_matrix(path: Path) -> tuple[Any, tuple[int, int]]:
-    """The matrix in a file, in the form in which `sjlt.linalg` accepts it, and its shape: a path, or a CSR matrix."""
+@contextlib.contextmanager
+def open_matrix(path: Path, column: str | None) -> Iterator[tuple[Any, tuple[int, int]]]:
+    """The matrix in a file, as `sjlt.linalg` accepts it, and its shape: the open file, or a CSR matrix."""
+    from ..files.csr import CsrMatrix
     from ..files.opening import open_source
 
-    with open_source(path, note) as source:
+    with open_source(path, note, column) as source:
         shape = source.shape
-        return (source.read(0, shape[0]) if source.order == "CSR" else path), shape
+        if source.order == "CSR":
+            if not isinstance(source, CsrMatrix):  # which says so itself
+                note(f"{path}: sparse, so it is loaded whole into memory")
+            yield source.read(0, shape[0]), shape
+        else:
+            yield source, shape
 
 
 @contextlib.contextmanager

@@ -8,24 +8,30 @@ from typing import Annotated
 
 import typer
 
-from .matrices import check_names, open_matrix, save, set_threads, solving
+from .matrices import open_matrix, save, set_threads, solving
 from .options import INTEGER
+from .outputs import check_output
 from .terminal import say
 
 
 def svd(
-    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="The matrix, m x n: .npy, or CSR .npz.")],
+    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="The matrix, m x n: .npy, or another file.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The result, .npz: arrays U, s and Vh.")],
     rank: Annotated[int, typer.Option(help="Singular values to find, at most min(m, n).", **INTEGER)],
     oversampling: Annotated[
         int | None,
-        typer.Option(help="Further columns of the sketch; default: as many as the rank, at least 8.",
-                     show_default=False, **INTEGER),
+        typer.Option(help="Further columns of the sketch; default: as many as the rank, at least 8; with --n-iter a "
+                     "quarter of the rank, at least 8, and up to 15 more.", show_default=False, **INTEGER),
     ] = None,
     n_iter: Annotated[
         int, typer.Option(help="Passes over A after the first, for singular values that decay slowly.",
                           **INTEGER)
     ] = 0,
+    column: Annotated[
+        str | None,
+        typer.Option(help="The column, tensor, dataset or array of A's file, if several are matrices.",
+                     show_default=False),
+    ] = None,
     seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
     threads: Annotated[
         int | None, typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER)
@@ -35,8 +41,11 @@ def svd(
     """Find the largest singular values and vectors of A, in one pass over it.
 
     A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It may be larger
-    than memory, which has to hold three times the size of OUT. A CSR matrix written by scipy.sparse.save_npz is loaded
-    whole.
+    than memory. A CSR matrix (of scipy.sparse.save_npz, or in an .h5ad file) is loaded whole.
+
+    Where A has more rows than columns, the computation takes 100 MB and up to 5 times the size of OUT, or 9 times if
+    rank + oversampling is the number of columns; where it has fewer, up to 13 times. With --n-iter, an A of fewer than
+    about 32 (rank + oversampling) rows is also loaded whole, in float64.
 
     OUT has the float64 arrays U (m x rank), s (descending) and Vh (rank x n): (U * s) @ Vh is close to A. The last line
     shows the largest and smallest of s. If that is not far below the largest, a larger rank or --n-iter helps.
@@ -46,16 +55,25 @@ def svd(
     """
     import numpy as np
 
-    from ..files.errors import UserError
     from ..linalg import svd_lowrank
 
-    check_names(out, [matrix_file], ".npz", force)
+    check_output(out, [matrix_file], (".npz",), force)
     set_threads(threads)
-    A, shape = open_matrix(matrix_file)
-    needed, free = 8 * rank * (sum(shape) + 1), shutil.disk_usage(out.parent).free
-    if needed > free:
-        raise UserError(f"{out}: needs {needed} bytes, the file system has {free} free")
-    with solving(out) as progress:
+    with open_matrix(matrix_file, column) as (A, shape), solving(out) as progress:
+        _check_size(out, shape, rank)
         U, s, Vh = svd_lowrank(A, rank, oversampling=oversampling, n_iter=n_iter, seed=seed, callback=progress)
         save(out, lambda file: np.savez(file, U=U, s=s, Vh=Vh), force)
     say(f"{out}: U {U.shape}, s {s.shape} from {s[0]:.4g} to {s[-1]:.4g}, Vh {Vh.shape}")
+
+
+def _check_size(out: Path, shape: tuple[int, int], rank: int) -> None:
+    """Refuse a rank out of range, and a result for which there is no space."""
+    from ..files.errors import UserError
+    from ..inputs.checks import integer
+
+    if 0 in shape:
+        return  # `svd_lowrank` refuses the matrix
+    needed = 8 * integer("rank", rank, 1, min(shape), f" for shape {shape}") * (sum(shape) + 1)
+    free = shutil.disk_usage(out.parent).free
+    if needed > free:
+        raise UserError(f"{out}: needs {needed} bytes, the file system has {free} free")

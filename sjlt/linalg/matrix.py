@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..files.opening import open_source
+from ..files.source import Source
 from ..inputs.containers import is_sparse, is_tensor
 from ..sketch import Sketch
 from .products import multiply, normal_product
@@ -258,13 +259,16 @@ class CudaMatrix(Matrix):
 
 
 class FileMatrix(Matrix):
-    """A 2-D array in an ``.npy`` file, float32 or float64, read a block of rows at a time."""
+    """A 2-D array in a file, float32 or float64, read a block of rows at a time.
+
+    A source that is given, which may be one array of several in a file, is closed as one opened here is.
+    """
 
     gram_columns = float("inf")
 
-    def __init__(self, path: Path, progress: Progress | None = None):
-        self._path = path
-        self._source = open_source(path, lambda line: None)
+    def __init__(self, file: Path | Source, progress: Progress | None = None):
+        self._source = file if isinstance(file, Source) else open_source(file, lambda line: None)
+        self._path = path = self._source.path
         if self._source.order == "CSR":
             self._source.close()
             raise TypeError(f"{path}: holds a sparse matrix: load it with scipy.sparse.load_npz")
@@ -317,8 +321,8 @@ def matrix_of(a: Any, name: str = "A", progress: Progress | None = None) -> Matr
     Raises TypeError and ValueError where it is not a non-empty real floating-point matrix. Whether the numbers are
     finite shows in the first pass.
     """
-    if isinstance(a, (str, os.PathLike)):
-        file = FileMatrix(Path(a), progress)
+    if isinstance(a, (str, os.PathLike, Source)):
+        file = FileMatrix(a if isinstance(a, Source) else Path(a), progress)
         try:
             check_matrix(name, file.shape, file.dtype)
         except BaseException:

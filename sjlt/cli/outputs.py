@@ -1,0 +1,41 @@
+"""The check of a result's name, before any work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def check_output(
+    out: Path, sources: Iterable[Path], suffixes: tuple[str, ...], force: bool, kind: str = "result"
+) -> None:
+    """Refuse a name under which a result could not be written, or would replace a source or, unless forced, a file.
+
+    Parameters
+    ----------
+    out : Path
+    sources : iterable of Path
+    suffixes : tuple of str
+        Those allowed, in lower case.
+    force : bool
+    kind : str
+        What is written, for the message.
+    """
+    from ..files.errors import UserError
+    from ..files.opening import refuse_dash
+
+    refuse_dash(out)
+    if out.suffix.lower() not in suffixes:
+        raise UserError(f"{out}: a {kind}'s name ends in {' or '.join(suffixes)}")
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent}: no such directory")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise UserError(f"{out.parent}: not writable")
+    if out.exists() and not out.is_file():
+        raise UserError(f"{out}: exists and is not a regular file")
+    for source in sources:
+        if out.exists() and source.exists() and out.samefile(source):
+            raise UserError(f"{out}: is the source {source}")
+    if os.path.lexists(out) and not force:
+        raise UserError(f"{out}: exists (--force replaces it)")
