@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cli import run as run
 
 from sjlt.cli import app as cli
 from sjlt.evaluation import demo
+from sjlt.evaluation.figures import PLOT_SUFFIXES
 
 
 def test_patches(tmp_path: Path) -> None:
@@ -52,6 +54,7 @@ def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     n = len(np.load("kept/patches.npy", mmap_mode="r"))
     for name in ("sjlt", "scikit-learn"):
         assert np.load(f"kept/{name}.npy", mmap_mode="r").shape == (n, 256)
+    assert {path.name for path in Path("kept").iterdir()} == set(demo.FILES)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,18 @@ def test_what_is_refused_before_the_work(tmp_path: Path, arguments: tuple[str, .
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("suffix", demo.PLOT_SUFFIXES)
+@pytest.mark.parametrize("name", ["sjlt-demo.png", "kept/patches.npy", "kept/sjlt.npy.json"])
+def test_existing_files_are_kept_unless_forced(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("kept").mkdir()
+    Path(name).write_bytes(b"mine")
+    result = run("demo", "--stride", 32, "--keep", "kept")
+    assert (result.code, result.out, result.err) == (2, "", f"Error: {name}: exists (--force replaces it)\n")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+    assert Path(name).read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("suffix", PLOT_SUFFIXES)
 def test_plots_of_every_kind(tmp_path: Path, suffix: str) -> None:
     side = demo.Side("sjlt", "4", (), (), np.linspace(0.9, 1.1, 20).reshape(4, 5))
     demo.plot(demo.Report(5, (side, side)), tmp_path / f"plot{suffix}")

@@ -94,7 +94,7 @@ def test_a_sparse_file_gives_the_numbers_of_a_dense_one(run):
     np.save("x.npy", X)
     found = []
     for name in ("x.npy", "x.npz"):
-        result = run(name, "-k", 16, *SMALL, "--json", "out.json")
+        result = run(name, "-k", 16, *SMALL, "--json", "out.json", "--force")
         assert result.code == 0
         found.append(json.loads(Path("out.json").read_bytes()))
     assert result.err == "x.npz: sparse, so it is loaded whole into memory\n"
@@ -121,6 +121,11 @@ def nan():
     np.save("x.npy", X)
 
 
+def existing():
+    for name in ("x.json", "x.png"):
+        Path(name).write_text("mine")
+
+
 BAD = {
     "no source": (("y.npy",), "y.npy: No such file or directory", None),
     "a NaN": (("x.npy",), "x.npy: X[7, 11] is nan: distances need finite numbers", nan),
@@ -139,9 +144,16 @@ BAD = {
     "plot's suffix": (("x.npy", "--plot", "x.gif"), "x.gif: a plot's name ends in .png or .pdf or .svg", None),
     "plot's directory": (("x.npy", "--plot", "no/x.png"), "no: no such directory", None),
     "JSON's directory": (("x.npy", "--json", "no/x.json"), "no: no such directory", None),
-    "a directory": (("x.npy", "--json", "d"), "d: exists and is not a regular file", lambda: Path("d").mkdir()),
-    "the source": (("x.npy", "--json", "./x.npy"), "x.npy: is the source x.npy", None),
-    "one name": (("x.npy", "--json", "x.svg", "--plot", "x.svg"), "x.svg: cannot be both the JSON and the plot", None),
+    "a directory": (("x.npy", "--json", "d.json"), "d.json: exists and is not a", lambda: Path("d.json").mkdir()),
+    "JSON's suffix": (("x.npy", "--json", "x.npy"), "x.npy: a JSON file's name ends in .json", None),
+    "one name": (("x.npy", "--json", "x.svg", "--plot", "x.svg"), "x.svg: a JSON file's name ends in .json", None),
+    "the source": (
+        ("x.npy", "--json", "x.json", "--force"),
+        "x.json: is the source x.npy",
+        lambda: Path("x.json").symlink_to("x.npy"),
+    ),
+    "an existing JSON file": (("x.npy", "--json", "x.json"), "x.json: exists (--force replaces it)", existing),
+    "an existing plot": (("x.npy", "--plot", "x.png"), "x.png: exists (--force replaces it)", existing),
 }
 
 
@@ -157,6 +169,29 @@ def test_refusals(run, case):
     assert line.startswith("Error: ")
     assert message in line
     assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before
+
+
+def test_files_are_replaced_by_force(run):
+    existing()
+    assert run("x.npy", "-k", 8, *SMALL, "--json", "x.json", "--plot", "x.png", "--force").code == 0
+    assert json.loads(Path("x.json").read_bytes())["version"] == 1
+    assert Path("x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_that_appears_meanwhile_is_kept(run, monkeypatch):
+    monkeypatch.setattr(quality_report, "tables", lambda report: existing())
+    result = run("x.npy", "-k", 8, *SMALL, "--json", "x.json")
+    assert (result.code, result.err) == (2, "Error: x.json: File exists\n")
+    assert Path("x.json").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(run, monkeypatch):
+    """os.access stands in: a test may run as root, to whom every folder is open."""
+    Path("locked").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != "locked")
+    for option, name in (("--json", "locked/x.json"), ("--plot", "locked/x.png")):
+        result = run("absent.npy", option, name)
+        assert (result.code, result.err) == (2, "Error: locked: not writable\n")
 
 
 # ------------------------------------------------------------------------------------- the table
@@ -209,6 +244,15 @@ def test_figures_of_every_kind(report, suffix):
     if suffix == ".svg":  # text stays text, so that it can be edited
         assert ">scikit-learn</text>" in Path("one.svg").read_text(encoding="utf-8")
     assert not list(Path().glob("*.tmp"))
+
+
+@pytest.mark.parametrize("name", ["p", "p.gif", ".png"])
+def test_figures_of_other_kinds_are_refused(report, name):
+    with pytest.raises(ValueError, match=r"a plot's name ends in .png or .pdf or .svg"):
+        report.plot(name)
+    with pytest.raises(ValueError, match=r"a plot's name ends in"):
+        figures.plot_datasets({"a": report}, Path(name))
+    assert not Path(name).exists()
 
 
 def test_a_figure_stands_whole_or_not_at_all(report, monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.cases import exhaustive_except
 from helpers.cli import on_a_terminal
+from helpers.cli import run as run
 from helpers.plans import D, shards, write_parquet
 
 from sjlt.cli.terminal import HINT_CACHE, watch_compilation
@@ -73,6 +74,14 @@ def test_compilation_is_announced_once(kind, tmp_path):
     code, shown = on_a_terminal("project", source, f"2{out}", "-k", K, **cache)
     assert code == 0
     assert "compiling" not in shown
+
+
+def test_a_long_path_is_not_broken_where_there_is_no_terminal(run):
+    np.save(f"{'long' * 60}.npy", np.ones((6, D), np.float32))
+    assert run("project", f"{'long' * 60}.npy", "y.npy", "-k", K).code == 0
+    shown = run("info", "y.npy").out
+    assert f"{'long' * 60}.npy" in shown
+    assert max(map(len, shown.splitlines())) < 300
 
 
 @pytest.mark.parametrize("cached", [False, True])

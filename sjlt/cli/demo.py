@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .options import INTEGER
+from .outputs import check_output
 from .terminal import say, show, status
 
 
@@ -19,6 +20,7 @@ def demo(
         typer.Option(metavar="DIRECTORY", help="Keep the vectors and results there.", show_default=False),
     ] = None,
     stride: Annotated[int, typer.Option(help="Pixels between patches; 2 gives 128,956 vectors.", **INTEGER)] = 2,
+    force: Annotated[bool, typer.Option("--force", help="Replace the plot and the files that are kept.")] = False,
 ) -> None:
     """Project real vectors, side by side with scikit-learn.
 
@@ -30,20 +32,21 @@ def demo(
     import tempfile
 
     from ..evaluation import demo as comparison
+    from ..evaluation.figures import PLOT_SUFFIXES
     from ..files.errors import UserError
 
     if not 1 <= stride <= comparison.MAX_STRIDE:
         raise UserError(f"stride must be from 1 to {comparison.MAX_STRIDE}, got {stride}")
-    if plot.suffix.lower() not in comparison.PLOT_SUFFIXES:
-        raise UserError(f"{plot}: a plot's name ends in {' or '.join(comparison.PLOT_SUFFIXES)}")
-    if not plot.parent.is_dir():
-        raise UserError(f"{plot.parent}: no such directory")
+    check_output(plot, [], PLOT_SUFFIXES, force, "plot")
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        for name in comparison.FILES:
+            check_output(keep / name, [], (".npy", ".json"), force)
     with contextlib.ExitStack() as stack:
         if keep is None:
             keep = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sjlt-demo-")))
-        keep.mkdir(parents=True, exist_ok=True)
         with status() as doing:
             report = comparison.compare(keep, stride, doing)
     show(comparison.table(report))
-    comparison.plot(report, plot)
+    comparison.plot(report, plot, replace=force)
     say(f"Plot: {plot}")

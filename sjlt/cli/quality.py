@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import INTEGER, NUMBER
+from .outputs import check_output
 from .terminal import note, say, show, status
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ def quality(
     pairs: Annotated[int, typer.Option(help="Laws: sampled pairs of these rows.", **INTEGER)] = 10_000,
     seeds: Annotated[int, typer.Option(help="Laws: matrices of each kind, with seeds 0, 1, ...", **INTEGER)] = 100,
     seed: Annotated[int, typer.Option(help="For sampling.", **INTEGER)] = 0,
-    json: Annotated[Path | None, typer.Option(help="Where to save the numbers.", show_default=False)] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Where to save the numbers: .json.", show_default=False)
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Where to save a figure: .png, .pdf or .svg.", show_default=False)
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace these files.")] = False,
 ) -> None:  # fmt: skip
     """Show whether search among the rows of IN survives projection.
 
@@ -58,39 +62,24 @@ def quality(
 
     A CSR matrix is loaded whole. Equal arguments give equal numbers, except for times.
     """
+    from ..evaluation import figures
     from ..evaluation import report as tables
     from ..files.errors import printable
 
-    _refuse_names(source, json, plot)
+    if json is not None:
+        check_output(json, [source], (".json",), force, "JSON file")
+    if plot is not None:
+        check_output(plot, [source], figures.PLOT_SUFFIXES, force, "plot")
     counts = {"rows": rows, "pairs": pairs, "queries": queries, "neighbours": neighbours, "seeds": seeds, "seed": seed}
     with status() as doing:
         report = _report(source, column, laws=laws, n_components=n_components, eps=eps, progress=doing, **counts)
     show(tables.tables(report))
     if json is not None:
-        tables.write_json({"source": source.name, **report.to_dict()}, json)
+        tables.write_json({"source": source.name, **report.to_dict()}, json, replace=force)
         say(f"JSON: {json}")
     if plot is not None:
-        report.plot(plot, f"{printable(source.name)}: {report.sampled}")
+        figures.plot(report, plot, f"{printable(source.name)}: {report.sampled}", replace=force)
         say(f"Plot: {plot}")
-
-
-def _refuse_names(source: Path, json: Path | None, plot: Path | None) -> None:
-    from ..evaluation.figures import PLOT_SUFFIXES
-    from ..files.errors import UserError
-
-    for path in (json, plot):
-        if path is None:
-            continue
-        if not path.parent.is_dir():
-            raise UserError(f"{path.parent}: no such directory")
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path}: exists and is not a regular file")
-        if path.exists() and source.exists() and path.samefile(source):
-            raise UserError(f"{path}: is the source {source}")
-    if plot is not None and plot.suffix.lower() not in PLOT_SUFFIXES:
-        raise UserError(f"{plot}: a plot's name ends in {' or '.join(PLOT_SUFFIXES)}")
-    if json is not None and json == plot:
-        raise UserError(f"{json}: cannot be both the JSON and the plot")
 
 
 def _report(source: Path, column: str | None, **options: Any) -> Report | SearchReport:

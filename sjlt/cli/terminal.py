@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+MAX_LINE = 1 << 16  # of a table that is not shown on a terminal
 HINT_CACHE = (
     "compiled code could not be cached, so each run compiles anew: "
     "set NUMBA_CACHE_DIR to a directory that can be written"
@@ -50,10 +51,17 @@ def say(line: str) -> None:
 
 
 def show(content: Any) -> None:
-    """Write something of Rich's, a table for instance, to standard output."""
-    from rich.console import Console
+    """Write something of Rich's, a table for instance, to standard output.
 
-    Console().print(content)
+    A table is as wide as its longest line where standard output is no terminal, so that no path is broken.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if isinstance(content, Table) and not sys.stdout.isatty():
+        console.width = MAX_LINE
+    console.print(content)
 
 
 def _console() -> Console | None:

@@ -37,7 +37,7 @@ QUERIES, QUERIES_SEED = 500, 2
 NEIGHBOURS = 10
 QUANTILES = (0.001, 0.025, 0.5, 0.975, 0.999)
 MAX_STRIDE = 32  # leaves 520 vectors, enough for the queries
-PLOT_SUFFIXES = (".png", ".pdf", ".svg")
+FILES = ("patches.npy", "first.npy", "sjlt.npy", "sjlt.npy.json", "scikit-learn.npy")
 FIRST_ROWS = 4096  # in the first call, which compiles or loads machine code
 
 
@@ -174,7 +174,7 @@ def _neighbours(vectors: np.ndarray, queries: np.ndarray) -> list[set[int]]:
 
 
 def compare(directory: Path, stride: int, say: Callable[[str], None]) -> Report:
-    """Run the demo on files in `directory`."""
+    """Run the demo on the files FILES in `directory`, which are replaced."""
     source, first = directory / "patches.npy", directory / "first.npy"
     say("cutting photographs into patches")
     n = _alone(write_patches, source, stride)
@@ -258,8 +258,8 @@ def _within_band(side: Side) -> str:
     return f"{100 * np.mean((side.ratios >= low) & (side.ratios <= high)):.1f} %"
 
 
-def plot(report: Report, path: Path) -> None:
-    """Save the distributions of distance ratios as a picture."""
+def plot(report: Report, path: Path, replace: bool = True) -> None:
+    """Save the distributions of distance ratios as a figure."""
     from matplotlib.figure import Figure
 
     from ..files.atomic import whole_file
@@ -289,5 +289,5 @@ def plot(report: Report, path: Path) -> None:
         transform=axes.get_xaxis_transform(), fontsize=9, color="0.35", ha="right", va="top",
     )  # fmt: skip
     axes.legend(frameon=False, loc="upper left")
-    with whole_file(path) as file:
+    with whole_file(path, replace=replace) as file:
         figure.savefig(file, format=path.suffix[1:].lower())

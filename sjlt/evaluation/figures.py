@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -40,11 +40,30 @@ _TEXT: dict[Any, Any] = {
 _FLOOR = 1e-5  # the smallest share that tails show
 
 
-def plot_laws(report: Report, path: Path, title: str = "") -> None:
-    """Save the distributions of squared-distance ratios and their tails, one column per number of components.
+def plot(report: Report | SearchReport, path: Path, title: str = "", replace: bool = True) -> None:
+    """Save the figure of either kind of report.
 
-    The suffix chooses PNG, PDF or SVG; `path` holds the whole figure or is unchanged.
+    Parameters
+    ----------
+    report : Report or SearchReport
+    path : Path
+        Its suffix chooses PNG, PDF or SVG. It holds the whole figure or is unchanged.
+    title : str
+        By default the size of the sample.
+    replace : bool
+        Whether an existing file is replaced; if not, FileExistsError is raised.
+
+    Raises
+    ------
+    ValueError
+        For other suffixes.
     """
+    drawn = plot_laws if hasattr(report, "theory") else plot_search
+    drawn(cast(Any, report), path, title, replace)
+
+
+def plot_laws(report: Report, path: Path, title: str = "", replace: bool = True) -> None:
+    """Save the distributions of squared-distance ratios and their tails, one column per number of components."""
 
     def draw(panels: np.ndarray, styles: Mapping[str, dict[str, Any]]) -> None:
         for column, theory in enumerate(report.theory):
@@ -55,7 +74,7 @@ def plot_laws(report: Report, path: Path, title: str = "") -> None:
         panels[0, 0].set_ylabel("density")
         panels[1, 0].set_ylabel("share of pairs off by more than t")
 
-    _figure(path, title or report.sampled, {"": report}, 2, draw)
+    _figure(path, title or report.sampled, {"": report}, 2, draw, replace)
 
 
 def plot_datasets(reports: Mapping[str, Report], path: Path, title: str = "") -> None:
@@ -74,8 +93,14 @@ def plot_datasets(reports: Mapping[str, Report], path: Path, title: str = "") ->
 
 
 def _figure(
-    path: Path, title: str, reports: Mapping[str, Report], rows: int, draw: Callable[[np.ndarray, Any], None]
+    path: Path,
+    title: str,
+    reports: Mapping[str, Report],
+    rows: int,
+    draw: Callable[[np.ndarray, Any], None],
+    replace: bool = True,
 ) -> None:
+    check_suffix(path)
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -97,8 +122,14 @@ def _figure(
         widest = 0.4 + 0.055 * max(map(len, labels))  # inches, for a line and its name
         wanted = min(5, len(labels), max(1, int(figure.get_figwidth() / widest)))
         figure.legend(handles, labels, loc="outside lower center", ncols=wanted, frameon=False)
-        with whole_file(path) as file:
+        with whole_file(path, replace=replace) as file:
             figure.savefig(file, format=path.suffix[1:].lower())
+
+
+def check_suffix(path: Path) -> None:
+    """Raise ValueError unless the suffix is one of PLOT_SUFFIXES."""
+    if path.suffix.lower() not in PLOT_SUFFIXES:
+        raise ValueError(f"{path}: a plot's name ends in {' or '.join(PLOT_SUFFIXES)}")
 
 
 def _components(report: Report, theory: Theory) -> str:
@@ -154,11 +185,9 @@ def _range(theory: Theory, deviations: float) -> tuple[float, float]:
     return 1 - deviations * theory.ratio_std, 1 + deviations * theory.ratio_std
 
 
-def plot_search(report: SearchReport, path: Path, title: str = "") -> None:
-    """Save recall against bytes per vector, by cosine similarity: among the nearest, and within the shortlist.
-
-    The suffix chooses PNG, PDF or SVG; `path` holds the whole figure or is unchanged.
-    """
+def plot_search(report: SearchReport, path: Path, title: str = "", replace: bool = True) -> None:
+    """Save recall against bytes per vector, by cosine similarity: among the nearest, and within the shortlist."""
+    check_suffix(path)
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -178,5 +207,5 @@ def plot_search(report: SearchReport, path: Path, title: str = "") -> None:
         panels[0].set_ylabel(f"{report.neighbours} nearest rows found, %")
         figure.suptitle(title or report.sampled, x=0.01, ha="left")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-        with whole_file(path) as file:
+        with whole_file(path, replace=replace) as file:
             figure.savefig(file, format=path.suffix[1:].lower())

@@ -137,6 +137,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}" if share >= 5e-5 or share == 0 else "<0.01"
 
 
-def write_json(content: Mapping[str, Any], path: Path) -> None:
+def write_json(content: Mapping[str, Any], path: Path, replace: bool = True) -> None:
     """Write the result of `Report.to_dict`; `path` holds all of it or is unchanged."""
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode(), replace=True)
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode(), replace=replace)

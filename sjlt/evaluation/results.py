@@ -72,10 +72,13 @@ class Report:
         return text(law_tables(self))
 
     def plot(self, path: str | Path, title: str = "") -> None:
-        """Save the figure of ``sjlt quality --laws --plot``."""
-        from .figures import plot_laws
+        """Save the figure of ``sjlt quality --laws --plot`` as PNG, PDF or SVG, chosen by the suffix of `path`.
 
-        plot_laws(self, Path(path), title)
+        An existing file is replaced. ValueError for other suffixes.
+        """
+        from .figures import plot
+
+        plot(self, Path(path), title)
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,10 @@ class SearchReport:
         return text(search_table(self))
 
     def plot(self, path: str | Path, title: str = "") -> None:
-        """Save a figure of recall against bytes per vector: PNG, PDF or SVG, chosen by the suffix."""
-        from .figures import plot_search
+        """Save a figure of recall against bytes per vector as PNG, PDF or SVG, chosen by the suffix of `path`.
 
-        plot_search(self, Path(path), title)
+        An existing file is replaced. ValueError for other suffixes.
+        """
+        from .figures import plot
+
+        plot(self, Path(path), title)

@@ -100,7 +100,8 @@ def _same(y: np.ndarray) -> np.ndarray:
 
 
 def _as_float16(y: np.ndarray) -> np.ndarray:
-    return np.clip(y, -MAX_FLOAT16, MAX_FLOAT16).astype(np.float16).astype(np.float32)
+    stored: np.ndarray = np.clip(y, -MAX_FLOAT16, MAX_FLOAT16).astype(np.float16)
+    return stored.astype(np.float32)
 
 
 def _as_int8(y: np.ndarray) -> np.ndarray:
@@ -249,7 +250,8 @@ def _largest(rows: Any) -> np.ndarray:
     """The largest magnitude in each row, NaN where the row has a NaN."""
     if is_sparse(rows):
         return np.asarray(abs(rows).max(axis=1).toarray()).ravel()
-    return np.maximum(rows.max(axis=1, initial=0), -rows.min(axis=1, initial=0))
+    largest: np.ndarray = np.maximum(rows.max(axis=1, initial=0), -rows.min(axis=1, initial=0))
+    return largest
 
 
 def _typical_exponent(rows: Any) -> int:
