@@ -144,6 +144,15 @@ def test_a_note_where_nothing_is_compressed(tmp_path, kind):
     assert notes == []
 
 
+def test_a_note_on_sparse_files_is_shown_once(tmp_path):
+    shards(tmp_path / "in", kind="npz")
+    notes = []
+    sjlt.plan(tmp_path / "in", tmp_path / "out", K, note=notes.append)
+    assert [note for note in notes if "sparse" in note] == [
+        f"{tmp_path}/in/x1.npz: sparse, so it is loaded whole into memory"
+    ]
+
+
 def test_progress_counts_rows_also_of_a_resumed_run(tmp_path):
     shards(tmp_path / "in")
     plan, seen = sjlt.plan(tmp_path / "in", tmp_path / "out", K), []

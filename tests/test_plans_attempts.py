@@ -2,10 +2,13 @@
 
 import errno
 import os
+import socket
+import subprocess
+import sys
 
 import pytest
 
-from sjlt.files import attempts
+from sjlt.files import atomic, attempts
 from sjlt.files.errors import UserError
 
 
@@ -52,3 +55,62 @@ def test_a_name_taken_between_check_and_rename_is_kept(tmp_path, monkeypatch):
         temporary.write_bytes(b"second")
     monkeypatch.undo()
     assert left(tmp_path) == {"y.npy": b"first"}
+
+
+# ------------------------------------------------------------------------------------- orphans
+
+
+def orphan(folder, name, host="elsewhere", pid=1):
+    path = folder / f".sjlt-{name}~{host}-{pid}-0123456789ab.tmp"
+    path.write_bytes(b"half")
+    return path
+
+
+def without_locks(descriptor, operation):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def dead_process():
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    return int(done.stdout)
+
+
+def test_without_locks_only_files_of_dead_processes_of_this_host_are_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(attempts.fcntl, "flock", without_locks)
+    here, dead = socket.gethostname(), dead_process()
+    own = orphan(tmp_path, "y.npy", here, dead)
+    kept = [
+        orphan(tmp_path, "y.npy", f"not-{here}", dead),
+        orphan(tmp_path, "y.npy", here, os.getppid()),
+        orphan(tmp_path, "y.npy", here, "1" * 30),
+        orphan(tmp_path, "y.npy", here, "x"),
+    ]
+    with attempts.appearing(tmp_path / "y.npy") as living:
+        assert attempts.sweep(tmp_path) == [own.name]
+        assert sorted(tmp_path.iterdir()) == sorted([living, *kept])
+    assert (tmp_path / "y.npy").exists()
+
+
+def test_without_locks_files_are_opened_to_continue(tmp_path, monkeypatch):
+    monkeypatch.setattr(attempts.fcntl, "flock", without_locks)
+    for _ in range(2):
+        os.close(atomic.open_locked(tmp_path / "y.npy.partial"))
+
+
+@pytest.mark.parametrize("name", ["o**.npy", "o[1].parquet", "a~b.npy", "[", "-", "y.npy"])
+def test_names_are_no_patterns(tmp_path, name):
+    own = orphan(tmp_path, name)
+    others = [orphan(tmp_path, other) for other in ("o1.parquet", "b.npy", f"{name}~b", f"{name}.json", "oo.npy")]
+    assert attempts.sweep(tmp_path, name) == [own.name]
+    assert attempts.sweep(tmp_path) == sorted(other.name for other in others)
+
+
+def test_only_regular_files_are_swept(tmp_path):
+    folder, link, pipe = (tmp_path / f".sjlt-y.npy~{name}.tmp" for name in "abc")
+    folder.mkdir()
+    link.symlink_to(tmp_path / "precious")
+    (tmp_path / "precious").touch()
+    os.mkfifo(pipe)
+    assert attempts.sweep(tmp_path, "y.npy") == attempts.sweep(tmp_path) == []
+    assert sorted(tmp_path.iterdir()) == sorted([folder, link, pipe, tmp_path / "precious"])
+    assert attempts.sweep(tmp_path / "absent") == []

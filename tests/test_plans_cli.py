@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from helpers.plans import D, K, contents, left, result, shards, write_parquet
 
 import sjlt
 from sjlt import plans
+from sjlt.files.errors import UserError
 
 
 def run(*arguments, check=True, **options):
@@ -105,7 +107,7 @@ def test_refusals_are_one_line(tmp_path):
     assert "pass one of --workers" in error("project", source, out, "-k", K, "--workers", 2, "--part", 0, "--of", 2)
     assert "pass one of --workers" in error("project", source, out, "-k", K, "--part", 0)
     assert "--part must be from 0 to 1" in error("project", source, out, "-k", K, "--part", 2, "--of", 2)
-    assert "--force replaces no folders" in error("project", source, out, "-k", K, "--force")
+    assert "--force does not replace folders; remove it first" in error("project", source, out, "-k", K, "--force")
     assert "workers must be from 1" in error("project", source, out, "-k", K, "--workers", 0)
     assert "nnz must be from 1" in error("project", source, out, "-k", K, "--nnz", 99)
     assert "no column 'v'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--column", "v")
@@ -119,6 +121,25 @@ def test_refusals_are_one_line(tmp_path):
     out.mkdir()
     (out / "mine").touch()
     assert "not empty, and without a plan" in error("project", source, out, "-k", K)
+
+
+def test_the_bar_of_a_job_counts_rows(tmp_path):
+    from sjlt.cli import folders
+
+    shards(tmp_path / "in")
+    seen = []
+    bar = SimpleNamespace(show=lambda rows, total: seen.append((rows, total)))
+    plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+    folders._run(plan, folders.Work(part_rows=None, workers=None, dask=None, part=0, of=2), bar)
+    assert seen == [(0, 71), (40, 71), (71, 71)]
+
+
+def test_the_number_of_jobs_is_at_least_one(tmp_path):
+    from sjlt.cli import folders
+
+    for of in (0, -1):
+        with pytest.raises(UserError, match=f"^--of must be at least 1, got {of}$"):
+            folders.project_folder(tmp_path, tmp_path / "out", K, folders.Work(None, None, None, 0, of), False)
 
 
 @pytest.mark.exhaustive

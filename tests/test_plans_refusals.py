@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -202,3 +202,26 @@ def test_failures_are_retried(tmp_path, monkeypatch, retries):
             with pytest.raises(UserError, match=r"failed 2 times: .*Input/output error"):
                 plan.run(executor, retries=1)
             assert not plan.committed
+
+
+def test_an_executor_that_is_lost(tmp_path):
+    shards(tmp_path / "in")
+    plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+    plan.run_part(1)
+    with ThreadPoolExecutor(1) as executor:
+        pass
+    with pytest.raises(UserError, match=r"^the executor was lost: cannot schedule new .*; 1 of 4 parts are there$"):
+        plan.run(executor)
+    with pytest.raises(UserError, match=r"^the executor was lost: parts under way were cancelled; 1 of 4 parts"):
+        plan.run(Cancelling())
+    plan.run(workers=1)
+
+
+class Cancelling(Executor):
+    """An executor whose futures are cancelled, as dask does when its scheduler dies."""
+
+    def submit(self, *arguments):
+        future = Future()
+        future.cancel()
+        future.set_running_or_notify_cancel()
+        return future

@@ -170,3 +170,38 @@ def test_commands_refuse_a_damaged_result(tmp_path, monkeypatch, run):
         done = run(*arguments)
         assert (done.code, "3 of 4 parts are damaged" in done.err) == (2, True)
     assert "3 of 4 parts" in run("info", "out").out
+
+
+# ------------------------------------------------------------------------------------- names
+
+
+def test_equal_numbers_have_one_order(tmp_path, monkeypatch):
+    """Whatever the order in which the file system lists them."""
+    (tmp_path / "in").mkdir()
+    for name in ("1.npy", "01.npy", "001.npy", "\u00b2.npy"):
+        np.save(tmp_path / "in" / name, rows())
+    iterdir, names = Path.iterdir, []
+    for order in (sorted, lambda paths: sorted(paths, reverse=True)):
+        monkeypatch.setattr(Path, "iterdir", lambda folder, order=order: order(iterdir(folder)))
+        names.append([path.name for path in plans.shards.find(tmp_path / "in")])
+    assert names == [["001.npy", "01.npy", "1.npy", "\u00b2.npy"]] * 2
+
+
+def test_a_folder_of_results_with_their_descriptions(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    x = shards(Path("in"))
+    Path("projected").mkdir()
+    for name in left(Path("in")):
+        assert run("project", f"in/{name}", f"projected/{name}", "-k", K).code == 0
+    assert "x1.npy.json" in left(Path("projected"))
+    for source in ("projected", "projected/*"):
+        plan = sjlt.plan(source, "out", 8)
+    plan.run(workers=1)
+    assert np.array_equal(result(Path("out")), sjlt.Sketch(K, 8).project(sjlt.Sketch(D, K).project(x)))
+    Path("projected/x2.npy").rename("projected/x2.npy.partial")
+    Path("projected/x2.npy.json").rename("projected/x2.npy.partial.json")
+    with pytest.raises(UserError, match=r"x2\.npy\.partial: an unfinished result"):
+        sjlt.plan("projected", "again", 8)
+    Path("projected/x2.npy.partial").unlink()
+    with pytest.raises(UserError, match=r"x2\.npy\.partial\.json: neither"):  # it describes nothing
+        sjlt.plan("projected", "again", 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,10 +51,12 @@ def project_folder(source: Path, out: Path, n_components: int, work: Work, force
     from ..plans import load, plan
 
     if force:
-        raise UserError(f"{out}: --force replaces no folders: remove it first")
+        raise UserError(f"{out}: --force does not replace folders; remove it first")
     ways = [name for name in ("workers", "dask", "part") if getattr(work, name) is not None]
     if len(ways) > 1 or (work.part is None) != (work.of is None):
         raise UserError("pass one of --workers N, --dask ADDRESS, and --part I with --of N")
+    if work.of is not None and work.of < 1:
+        raise UserError(f"--of must be at least 1, got {work.of}")
     if work.part is not None and work.of is not None and not 0 <= work.part < work.of:
         raise UserError(f"--part must be from 0 to {work.of - 1} for --of {work.of}, got {work.part}")
     with ProgressBar(out.name) as bar, watch_compilation(bar.compiling):
@@ -78,19 +81,22 @@ def _run(planned: Plan, work: Work, bar: ProgressBar) -> None:
     workers = 1 if work.workers is None else work.workers
     starts = workers > 1 or work.dask is not None
 
-    def progress(rows: int, of: int) -> None:
+    def progress(rows: int, total: int) -> None:
         nonlocal starts
-        bar.show(rows, of)
-        if starts and rows < of:
+        bar.show(rows, total)
+        if starts and rows < total:
             bar.waits("the workers start")
         starts = False
 
     if work.part is not None and work.of is not None:
-        mine = range(work.part, len(planned), work.of)
-        progress(0, len(mine))
-        for done, i in enumerate(mine, 1):
+        parts = planned.record["parts"]
+        mine = {i: parts[i]["stop"] - parts[i]["start"] for i in range(work.part, len(parts), work.of)}
+        rows, total = 0, sum(mine.values())
+        progress(rows, total)
+        for i, count in mine.items():
             planned.run_part(i)
-            progress(done, len(mine))
+            rows += count
+            progress(rows, total)
     elif work.dask is not None:
         with _dask_executor(work.dask) as executor:
             planned.run(executor, progress=progress)
@@ -112,6 +118,7 @@ def _dask_executor(address: str) -> Iterator[Any]:
         client: Any = Client(address, set_as_default=False, timeout="10s")
     except (OSError, ValueError) as e:
         raise UserError(f"{address}: no dask scheduler: {one_line(e)}") from None
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # the death of a scheduler is one line of ours
     with client:
         yield client.get_executor()
 

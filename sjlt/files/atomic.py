@@ -82,7 +82,7 @@ def open_locked(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o666)
     try:
-        if not lock(descriptor):
+        if lock(descriptor) is False:
             raise UserError(f"{path}: another process is writing it")
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

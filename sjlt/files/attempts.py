@@ -1,7 +1,8 @@
 """Files that appear under their name only once they are whole and on disk.
 
 A writer fills a hidden file with a unique name, which it keeps locked, and renames it at the end. Several writers of
-one file each have a hidden file of their own, and a lock tells the hidden files of living writers from orphans.
+one file each have a hidden file of their own, and a lock tells the hidden files of living writers from orphans. Where
+the file system has no locks, the host and process in the name do, but only on the writer's host.
 """
 
 from __future__ import annotations
@@ -83,31 +84,62 @@ def rename_new(old: Path, new: Path) -> None:
 def sweep(folder: Path, name: str = "") -> list[str]:
     """Remove what dead writers of the file `name` left in `folder`, or of all files; return the names removed."""
     swept = []
-    for entry in sorted(folder.glob(f"{PREFIX}{name}*{SUFFIX}")):
-        if name and entry.name[len(PREFIX) : len(PREFIX) + len(name) + 1] != f"{name}~":
-            continue
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            descriptor = os.open(entry, os.O_RDWR)
-            try:
-                if lock(descriptor):
-                    entry.unlink()
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if not _is_hidden_file_of(entry.name, name) or not entry.is_file(follow_symlinks=False):
+                continue
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                if _remove_orphan(Path(entry.path)):
                     swept.append(entry.name)
-            finally:
-                os.close(descriptor)
     return swept
 
 
-def lock(descriptor: int) -> bool:
-    """Lock an open file against other processes; False where another one holds it.
+def _is_hidden_file_of(hidden: str, name: str) -> bool:
+    """Whether `create` gives such a name to a hidden file for the file `name`, or for any file."""
+    of, tilde, _ = hidden.rpartition("~")
+    return bool(tilde) and hidden.endswith(SUFFIX) and (of == PREFIX + name if name else of.startswith(PREFIX))
 
-    File systems without locks count as unlocked.
+
+def _remove_orphan(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        locked = lock(descriptor)
+        orphan = _writer_is_dead(path.name) if locked is None else locked
+        if orphan:
+            path.unlink()
+        return orphan
+    finally:
+        os.close(descriptor)
+
+
+def _writer_is_dead(hidden: str) -> bool:
+    """Whether the name of a hidden file tells that its writer was a process of this host that has ended."""
+    host, _, pid = hidden.rpartition("~")[2].removesuffix(SUFFIX).rpartition("-")[0].rpartition("-")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        pass
+    return False
+
+
+def lock(descriptor: int) -> bool | None:
+    """Lock an open file against other processes.
+
+    Returns
+    -------
+    bool or None
+        False where another process holds the lock; None where the file system has no locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        pass
+        return None
     return True
 
 
@@ -126,6 +158,6 @@ def create(path: Path) -> tuple[Path, int]:
         unique = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         temporary = path.with_name(f"{PREFIX}{path.name}~{unique}{SUFFIX}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        if lock(descriptor) and temporary.exists():
+        if lock(descriptor) is not False and temporary.exists():
             return temporary, descriptor
         os.close(descriptor)  # swept between its creation and its lock

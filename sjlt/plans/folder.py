@@ -97,7 +97,7 @@ def driving(target: Path) -> Iterator[None]:
         yield  # committed by another process: is_committed says so
         return
     try:
-        if not lock(descriptor):
+        if lock(descriptor) is False:
             raise UserError(f"{target}: another process is running this plan")
         sweep(target)
         yield

@@ -8,12 +8,12 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from ..files.errors import UserError, explain
+from ..files.errors import UserError, explain, one_line
 from ..threads import get_num_threads
 from .attempt import Job, Part, attempt
 
@@ -82,8 +82,8 @@ def run_parts(
     """Attempt every part until it is there.
 
     A part whose attempt raises is attempted again, `retries` times at most; bad data is not. Where a process of the
-    own pool dies, the parts under way are attempted again one at a time, so that a part that kills its process is told
-    from those beside it.
+    own pool dies, the parts under way are attempted again one at a time, so that a part that kills its process can be
+    identified.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def run_parts(
     Raises
     ------
     UserError
-        For bad data, and for a part that fails once more than `retries` times.
+        For bad data, for a part that fails once more than `retries` times, and for an executor that takes no more work.
     """
     most = 2 * executor.workers if isinstance(executor, Processes) else len(parts)
     own = isinstance(executor, Processes)
@@ -107,7 +107,10 @@ def run_parts(
     finished: SimpleQueue[Future[Any]] = SimpleQueue()
 
     def submit(i: int) -> None:
-        future = executor.submit(attempt, job, parts[i], f"{run} {failures[i]}")
+        try:
+            future = executor.submit(attempt, job, parts[i], f"{run} {failures[i]}")
+        except RuntimeError as e:  # a BrokenExecutor, or shut down
+            raise _lost(running, e) from e
         running[future] = i
         future.add_done_callback(finished.put)
 
@@ -121,7 +124,10 @@ def run_parts(
         alone = len(running) == 1
         future = finished.get()
         i = running.pop(future)
-        error = future.exception()
+        try:
+            error = future.exception()
+        except CancelledError as e:  # dask does this when its scheduler dies
+            raise _lost(running, e) from e
         if error is None:
             done(i)
             continue
@@ -135,6 +141,11 @@ def run_parts(
             what = "its process died" if died else explain(error)
             raise UserError(f"part {i} ({parts[i].path}): failed {failures[i]} times: {what}") from error
         (suspects if died else todo).append(i)
+
+
+def _lost(running: Iterable[Future[Any]], e: Exception) -> UserError:
+    _cancel(running)
+    return UserError(f"the executor was lost: {one_line(e) or 'parts under way were cancelled'}")
 
 
 def _cancel(running: Iterable[Future[Any]]) -> None:

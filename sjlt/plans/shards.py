@@ -101,7 +101,7 @@ def describe(paths: list[Path], column: str | None, note: Callable[[str], None])
     top = common_folder(paths)
     inputs, first, first_path = [], None, paths[0]
     for path in paths:
-        with open_source(path, note, column) as opened:
+        with open_source(path, note if path is paths[0] else _silent, column) as opened:
             shard, described = Shard(opened), opened.description()
         if first is None or (not first.n_features and not first.differs_from(shard)):
             first, first_path = shard, path
@@ -117,6 +117,10 @@ def describe(paths: list[Path], column: str | None, note: Callable[[str], None])
         )
     assert first is not None
     return first, inputs
+
+
+def _silent(line: str) -> None:
+    """What is to be said of the first file holds for the others."""
 
 
 def common_folder(paths: list[Path]) -> Path:
