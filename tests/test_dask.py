@@ -122,6 +122,13 @@ def test_more_and_fewer_dimensions():
     check(S.T @ da.from_array(x[0, 0, :K], chunks=5), S.T @ x[0, 0, :K], ((D,),))
 
 
+@pytest.mark.parametrize("shape", [(0, K), (3, 0, K)])
+def test_adjoints_without_rows(shape):
+    S = sjlt.Sketch(D, K)
+    check(S.project_adjoint(da.zeros(shape)), np.empty((*shape[:-1], D)), ((*((n,) for n in shape[:-1]), (D,))))
+    check(S.T @ da.zeros((K, 0)), np.empty((D, 0)), ((D,), (0,)))
+
+
 def test_adjoints_have_blocks_of_dasks_size():
     S = sjlt.Sketch(100_000, K)
     with dask.config.set({"array.chunk-size": "1MiB"}):

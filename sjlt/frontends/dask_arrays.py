@@ -161,7 +161,7 @@ def _feature_chunks(spec: SketchSpec, others: tuple[Any, ...], dtype: np.dtype) 
     """The columns of S in chunks, so that blocks of an adjoint's result have about dask's chunk size."""
     from dask.array.core import normalize_chunks
 
-    sizes = tuple(1 if any(math.isnan(n) for n in chunks) else max(chunks, default=1) for chunks in others)
+    sizes = tuple(1 if any(math.isnan(n) for n in chunks) else max(1, max(chunks, default=1)) for chunks in others)
     shape = (*sizes, spec.n_features)
     chunks = normalize_chunks((*sizes, "auto"), shape, dtype=dtype)[-1] if spec.n_features else (0,)
     stops = np.cumsum(chunks).tolist()
