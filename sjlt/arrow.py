@@ -45,8 +45,8 @@ class Projector:
     Parameters
     ----------
     column : str
-        The column of vectors: lists, large lists or fixed-size lists of float16, float32, float64, int8 or uint8,
-        all of one length, without nulls.
+        The column of vectors: lists, large lists, fixed-size lists or 1-D tensors of float16, float32, float64, int8
+        or uint8, all of one length, without nulls.
     n_components : int
         Length of a projected vector.
     n_features : int, optional
@@ -155,13 +155,13 @@ class Projector:
         place = self._place(table.schema)
         column = table.column(place)
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        arrays = []
-        for chunk in chunks:
-            arrays.append(self._project_chunk(chunk, column.type, first_row))
-            first_row += len(chunk)
+        starts = [first_row, *(first_row + np.cumsum([len(chunk) for chunk in chunks])).tolist()]
+        arrays: dict[int, list[Any]] = {}
+        for i in sorted(range(len(chunks)), key=lambda i: not len(chunks[i])):  # empty chunks state no length
+            arrays[i] = self._project_chunk(chunks[i], column.type, starts[i])
         projected = []
         for i, field in enumerate(self.fields(column.type)):
-            parts = [each[i] for each in arrays]
+            parts = [arrays[j][i] for j in range(len(chunks))]
             projected.append(pa.chunked_array(parts, field.type) if isinstance(column, pa.ChunkedArray) else parts[0])
         columns = list(table.columns)
         if self.output_column == self.column:
@@ -257,27 +257,50 @@ class Projector:
         return [lists_of(stored["codes"], fields[0].type), _array_of(stored["scale"], pa.float32())]
 
 
+def storage_of(column_type: Any) -> Any:
+    """The type as which a column is stored if it is one of 1-D tensors, such as `pyarrow.FixedShapeTensorType`.
+
+    Other types are returned as they are.
+    """
+    import pyarrow as pa
+
+    tensors = isinstance(column_type, pa.BaseExtensionType) and len(getattr(column_type, "shape", ())) == 1
+    return column_type.storage_type if tensors else column_type
+
+
 def fixed_width(column_type: Any) -> int | None:
     """The length of the vectors that the type of a column states, None for lists of any length."""
     import pyarrow as pa
 
-    return int(column_type.list_size) if pa.types.is_fixed_size_list(column_type) else None
+    kind = storage_of(column_type)
+    return int(kind.list_size) if pa.types.is_fixed_size_list(kind) else None
 
 
 def numbers_of(name: str, column_type: Any) -> np.dtype[Any]:
     """The dtype of the numbers in a column of vectors; TypeError for another type of column."""
     import pyarrow as pa
 
-    types = pa.types
+    types, kind = pa.types, storage_of(column_type)
     wanted = "needs lists of float16, float32, float64, int8 or uint8"
-    if not (types.is_list(column_type) or types.is_large_list(column_type) or types.is_fixed_size_list(column_type)):
-        raise TypeError(f"column {name!r} is of type {column_type}: {wanted}")
-    values = column_type.value_type
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        raise TypeError(f"column {name!r} is of type {column_type}: {wanted}{_advice(kind)}")
+    values = kind.value_type
     if types.is_nested(values):
         raise TypeError(f"column {name!r} has nested lists ({column_type}): {wanted}, one vector per row")
     if str(values) not in NUMBERS:
         raise TypeError(f"column {name!r} is of type {column_type}: {wanted}; cast it")
     return NUMBERS[str(values)]
+
+
+def _advice(kind: pa.DataType) -> str:
+    """How a column of vectors of an unsupported type can be passed."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return "; pass its storage"
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return "; cast it to list first"
+    return "; decode it first" if pa.types.is_dictionary(kind) and pa.types.is_nested(kind.value_type) else ""
 
 
 def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.ndarray:
@@ -287,8 +310,8 @@ def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.n
     ----------
     name : str
         Name of the column, for errors.
-    array : ListArray, LargeListArray or FixedSizeListArray
-        A slice of another array is fine.
+    array : ListArray, LargeListArray, FixedSizeListArray, or an array of 1-D tensors
+        It may be a slice.
     width : int, optional
         The length that vectors must have; by default that of the first.
     first_row : int
@@ -301,6 +324,8 @@ def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.n
     """
     import pyarrow as pa
 
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
     n = len(array)
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
@@ -330,6 +355,8 @@ def lists_of(rows: np.ndarray, kind: pa.DataType) -> Any:
     """The reverse of `vectors_of`: the rows of a matrix as lists, without a copy where they are contiguous."""
     import pyarrow as pa
 
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, lists_of(rows, kind.storage_type))
     values = _array_of(rows, kind.value_type)
     if pa.types.is_fixed_size_list(kind):
         return pa.FixedSizeListArray.from_arrays(values, type=kind)

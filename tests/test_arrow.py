@@ -137,6 +137,34 @@ def test_it_can_be_pickled_before_and_after_use():
     assert next(P.map(iter(table.to_batches()))).equals(expected.to_batches()[0])
 
 
+def test_an_empty_first_chunk_does_not_hide_the_length():
+    x = vectors()
+    lists = as_lists(x, "list")
+    column = pa.chunked_array([lists.slice(0, 0), lists.slice(0, 20), lists.slice(20, 0), lists.slice(20)])
+    P = Projector("v", K, seed=4)
+    result = P(pa.table({"v": column}))["v"]
+    assert np.array_equal(numbers(result), sjlt.Sketch(D, K, seed=4).project(x))
+    assert [len(chunk) for chunk in result.chunks] == [0, 20, 0, N - 20]
+    bad = pa.chunked_array([lists.slice(0, 0), pa.array([[1.0], None], lists.type)])
+    with pytest.raises(ValueError, match="row 1 is null"):
+        Projector("v", K)(pa.table({"v": bad}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_tensors_of_one_dimension(dtype):
+    x = vectors(dtype=dtype)
+    lists = as_lists(x, "fixed")
+    tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(lists.type.value_type, [D]), lists)
+    table = pa.table({"v": pa.chunked_array([tensors.slice(0, 7), tensors.slice(7)]), "id": np.arange(N)})
+    P = Projector("v", K, seed=4)
+    assert P.schema(table.schema).field("v").type.list_size == K
+    expected = Projector("v", K, seed=4)(table_of(x).select(["v", "id"]))
+    assert np.array_equal(numbers(P(table)["v"]), numbers(expected["v"]))
+    null = pa.ExtensionArray.from_storage(tensors.type, pa.array([[1] * D, None], lists.type))
+    with pytest.raises(ValueError, match="row 1 is null"):
+        P(pa.table({"v": null}))
+
+
 def test_tables_without_rows():
     empty = table_of(vectors()).slice(0, 0)
     assert Projector("v", K)(empty).schema == Projector("v", K)(table_of(vectors())).schema
@@ -158,7 +186,21 @@ def test_tables_without_rows():
         (pa.array([[], []], pa.list_(pa.float32())), ValueError, "row 0 has 0 numbers, needs at least 1"),
         (pa.array([["a"]]), TypeError, "needs lists of float16, float32"),
         (pa.array([[1]]), TypeError, "list<item: int64>.*cast it"),
-        (pa.array([1.0]), TypeError, "of type double"),
+        (pa.array([1.0]), TypeError, "of type double: needs lists of .* or uint8$"),
+        (pa.array([[1.0]], pa.list_view(pa.float32())), TypeError, "list_view.*; cast it to list first$"),
+        (
+            pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array([[1.0]])),
+            TypeError,
+            "dictionary.*; decode it first$",
+        ),
+        (pa.array(["a"]).dictionary_encode(), TypeError, "needs lists of .* or uint8$"),
+        (
+            pa.ExtensionArray.from_storage(
+                pa.fixed_shape_tensor(pa.float32(), [1, 2]), pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))
+            ),
+            TypeError,
+            "fixed_shape_tensor.*; pass its storage$",
+        ),
     ],
 )
 def test_bad_columns(column, error, message):
