@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from helpers.cases import pairwise
+from helpers.cli import run as run
 from test_arrow import D, K, N, numbers, table_of, vectors
 
 import sjlt
@@ -189,10 +191,45 @@ def test_names_that_are_taken(tmp_path, source):
         files.project_parquet(source, tmp_path, K, force=True)
     with pytest.raises(UserError, match="no such directory"):
         files.project_parquet(source, tmp_path / "no" / "y.parquet", K)
-    with pytest.raises(UserError, match=r"y\.csv: the result is a parquet file"):
+    with pytest.raises(UserError, match=r"y\.csv: \.csv files are not written; name the result \.parquet"):
         files.project_parquet(source, tmp_path / "y.csv", K)
     with pytest.raises(FileNotFoundError):
         files.project_parquet(tmp_path / "no.parquet", tmp_path / "z.parquet", K)
+
+
+def test_the_suffix_of_a_result_states_its_format(tmp_path, source, run):
+    expected = sjlt.Sketch(D, K).project(vectors())
+    for name in ("y.npy", "y.NPY"):
+        assert run("project", source, tmp_path / name, "-k", K).code == 0
+        assert np.array_equal(np.load(tmp_path / name), expected)
+    for name in ("y.parquet", "y.PARQUET", "y.pq", "y", "y.v2"):
+        assert run("project", source, tmp_path / name, "-k", K).code == 0
+        assert np.array_equal(numbers(pq.read_table(tmp_path / name)["v"]), expected)
+    before = left(tmp_path)
+    for suffix in (".fbin", ".Safetensors", ".csv"):
+        refused = run("project", source, tmp_path / f"z{suffix}", "-k", K)
+        assert refused.code == 2
+        assert f"{suffix} files are not written; name the result .parquet or .npy" in refused.err
+        with pytest.raises(UserError, match=r"name the result \.parquet$"):
+            files.project_parquet(source, tmp_path / f"z{suffix}", K)
+    with pytest.raises(UserError, match="the result is a parquet file"):
+        files.project_parquet(source, tmp_path / "z.npy", K)
+    assert left(tmp_path) == before
+
+
+def test_a_result_that_appears_meanwhile_is_kept(tmp_path, source):
+    """Such as that of another run."""
+    out = tmp_path / "y.parquet"
+
+    def appear(rows, of):
+        out.write_bytes(b"precious")
+
+    with pytest.raises(UserError, match=r"y\.parquet: appeared meanwhile and is kept"):
+        files.project_parquet(source, out, K, progress=appear)
+    assert out.read_bytes() == b"precious"
+    assert left(tmp_path) == ["x.parquet", "y.parquet"]
+    files.project_parquet(source, out, K, progress=appear, force=True)
+    assert np.array_equal(numbers(pq.read_table(out)["v"]), sjlt.Sketch(D, K).project(vectors()))
 
 
 def test_a_source_that_changes_under_way_leaves_nothing(tmp_path, source):
@@ -205,7 +242,7 @@ def test_a_source_that_changes_under_way_leaves_nothing(tmp_path, source):
 
 
 def test_space_is_checked_first(tmp_path, source, monkeypatch):
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
     with pytest.raises(UserError, match=r"needs \d+ bytes, the file system has 10 free"):
         files.project_parquet(source, tmp_path / "y.parquet", K)
 
@@ -223,7 +260,7 @@ if sys.platform == "linux":
 """
 
 
-def run(source, out, limit=0, batch_rows=2000):
+def start(source, out, limit=0, batch_rows=2000):
     return subprocess.Popen(
         [sys.executable, "-c", RUN, str(source), str(out), str(limit), str(batch_rows)],
         stdout=subprocess.PIPE,
@@ -244,7 +281,7 @@ def large(path, n, row_group_size=None):
 @pytest.mark.exhaustive
 def test_a_full_disk_leaves_nothing(tmp_path):
     large(tmp_path / "x.parquet", 8000)
-    process = run(tmp_path / "x.parquet", tmp_path / "y.parquet", limit=2_000_000)
+    process = start(tmp_path / "x.parquet", tmp_path / "y.parquet", limit=2_000_000)
     _, error = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "File too large" in error
@@ -257,7 +294,7 @@ def test_memory_does_not_grow_with_the_file_or_its_row_group(tmp_path):
     peaks = []
     for n in (120_000, 300_000):  # the queues are full well before the end of the smaller one
         large(tmp_path / "x.parquet", n)  # one row group of 369 and 922 MB
-        output, error = run(tmp_path / "x.parquet", tmp_path / "y.parquet").communicate(timeout=300)
+        output, error = start(tmp_path / "x.parquet", tmp_path / "y.parquet").communicate(timeout=300)
         peaks.append(int(output) / 1024)
         assert not error
     assert peaks[1] < peaks[0] + 200, peaks  # of 553 MB more; the allocators alone differ by dozens between runs
@@ -272,19 +309,19 @@ def test_kills_leave_no_file_or_the_whole_file(tmp_path):
     files.project_parquet(tmp_path / "x.parquet", wanted, 256, batch_rows=500)
     expected, rng, out = wanted.read_bytes(), np.random.default_rng(1), tmp_path / "y.parquet"
     began = time.monotonic()
-    run(tmp_path / "x.parquet", out, batch_rows=500).communicate(timeout=120)
+    start(tmp_path / "x.parquet", out, batch_rows=500).communicate(timeout=120)
     whole = time.monotonic() - began
     assert out.read_bytes() == expected
     orphans = 0
     for _ in range(20):
         out.unlink(missing_ok=True)
-        process = run(tmp_path / "x.parquet", out, batch_rows=500)
+        process = start(tmp_path / "x.parquet", out, batch_rows=500)
         time.sleep(rng.uniform(0.5, 1.1) * whole)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert not out.exists() or out.read_bytes() == expected
         orphans += sum(name.startswith(".sjlt-") for name in left(tmp_path))
-    _, error = run(tmp_path / "x.parquet", out, batch_rows=500).communicate(timeout=120)
+    _, error = start(tmp_path / "x.parquet", out, batch_rows=500).communicate(timeout=120)
     assert not error
     assert out.read_bytes() == expected
     assert left(tmp_path) == ["wanted.parquet", "x.parquet", "y.parquet"], f"{orphans} orphans seen"

@@ -250,9 +250,12 @@ def test_the_source_by_another_path(run: Run) -> None:
         ("nowhere/y.npy", "nowhere: no such directory"),
         ("/dev/full", "/dev/full: exists and is not a regular file"),
         (".", ".: exists and is not a regular file"),
-        ("y.npz", "give it a name that ends in .npy"),
-        ("y.CSV", "give it a name that ends in .npy"),
-        ("y.parquet", "give it a name that ends in .npy"),
+        ("y.parquet", "y.parquet: the result is one dense array: give it a name that ends in .npy"),
+        ("y.PARQUET", "y.PARQUET: the result is one dense array: give it a name that ends in .npy"),
+        *(
+            (f"y{suffix}", f"y{suffix}: {suffix} files are not written; name the result .npy")
+            for suffix in (".npz", ".CSV", ".fbin", ".u8bin", ".safetensors", ".h5", ".H5AD", ".zarr")
+        ),
     ],
 )
 def test_bad_places(run: Run, out: str, message: str) -> None:

@@ -127,6 +127,7 @@ def project(
     """
     from .. import set_num_threads
     from ..files.errors import UserError
+    from ..files.names import output_format
     from ..files.opening import refuse_dash
     from ..files.parquet import project_parquet
     from ..files.parquet_vectors import is_parquet
@@ -152,7 +153,7 @@ def project(
         return
     try:
         with ProgressBar(out.name) as bar, watch_compilation(bar.compiling):
-            if is_parquet(source) and out.suffix != ".npy":
+            if is_parquet(source) and output_format(out, "name the result .parquet or .npy") != "npy":
                 if device is Device.cuda:
                     raise UserError(f"{source}: a parquet file is projected on the CPU")
                 project_parquet(

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from . import atomic, attempts
 from .checksums import Written, row_checksum
 from .description import differences, read_description, to_json
 from .errors import UserError, explain
+from .names import check_space
 from .npy import npy_header
 
 SUFFIXES = ("", ".json", ".partial", ".partial.json")  # of all names that a run writes to
@@ -171,9 +171,7 @@ class Output:
 
     def _check_space(self) -> None:
         held = self.partial.stat().st_size if self.partial.exists() else 0
-        needed, free = self._position(self.shape[0]) - held, shutil.disk_usage(self.path.parent).free
-        if needed > free:
-            raise UserError(f"{self.path}: needs {needed} bytes, the file system has {free} free")
+        check_space(self.path, self._position(self.shape[0]) - held)
 
     def _restore(self, adopt: tuple[str, ...]) -> None:
         """Take up the rows of the partial file that its JSON vouches for."""

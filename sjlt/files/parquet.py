@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +17,9 @@ from .. import __version__, arrow
 from .attempts import PREFIX, appearing, sweep, sync_folder
 from .encoding import SCALE
 from .errors import UserError, one_line
+from .names import check_names, check_space
 from .parquet_vectors import ParquetVectors, read_metadata
-from .projection import OTHER_SUFFIXES, note_poor_choices
+from .projection import note_poor_choices
 
 BATCH_BYTES = 8 << 20  # decoded; 16 and 32 MiB are no faster with 768 features and take 30 and 100 MB more
 ROW_GROUP_BYTES = 64 << 20
@@ -68,7 +68,9 @@ def project_parquet(
     """
     if batch_rows is not None and batch_rows < 1:
         raise UserError(f"a batch must have at least 1 row, got {batch_rows}")
-    _check_names(source, out, may_exist=force or resume)
+    check_names(source, out, "parquet")
+    if os.path.lexists(out) and not (force or resume):
+        raise UserError(f"{out}: exists (--force replaces it)")
     with ParquetVectors(source, column) as vectors:
         if not vectors.shape[1]:
             raise UserError(f"{source}: no row of column {vectors.column!r} states the length of its vectors")
@@ -107,20 +109,6 @@ def project_parquet(
         sync_folder(out.parent)
 
 
-def _check_names(source: Path, out: Path, may_exist: bool) -> None:
-    if out.suffix.lower() in OTHER_SUFFIXES:
-        raise UserError(f"{out}: the result is a parquet file: give it a name that ends in .parquet")
-    if os.path.lexists(out):
-        if not out.is_file():
-            raise UserError(f"{out}: exists and is not a regular file")
-        if source.exists() and out.samefile(source):
-            raise UserError(f"{out}: would be written while it is read: it is the source {source}")
-        if not may_exist:
-            raise UserError(f"{out}: exists (--force replaces it)")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such directory")
-
-
 @contextmanager
 def _named(out: Path) -> Iterator[None]:
     """Give errors of pyarrow, and of hidden files, the name of the result."""
@@ -130,13 +118,6 @@ def _named(out: Path) -> Iterator[None]:
         if e.errno is None or (e.filename is not None and not Path(e.filename).name.startswith(PREFIX)):
             raise
         raise OSError(e.errno, os.strerror(e.errno), str(out)) from None
-
-
-def check_space(out: Path, needed: int) -> None:
-    """UserError where the file system of `out` has less than `needed` bytes."""
-    free = shutil.disk_usage(out.parent).free
-    if needed > free:
-        raise UserError(f"{out}: needs {needed} bytes, the file system has {free} free")
 
 
 def write_projected(

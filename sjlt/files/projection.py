@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
@@ -13,18 +12,17 @@ import numpy as np
 from .. import __version__
 from ..sketch import Sketch
 from . import device as devices
-from .atomic import is_temporary_of
 from .description import differences
 from .encoding import Encoding, StoredDtype, natural_dtype
 from .errors import UserError, explain, one_line
-from .opening import open_source, refuse_dash
+from .names import check_names
+from .opening import open_source
 from .output import SUFFIXES, Output
 from .raw import RawMatrix
 from .source import Source
 
 BATCH_BYTES = 16 << 20  # of input or output, whichever is more; 4 to 32 MiB are equally fast with 768 features
 GPU_BATCH_BYTES = 32 << 20  # see stream.py
-OTHER_SUFFIXES = (".npz", ".csv", ".tsv", ".txt")  # of formats that are not written
 
 
 def project_file(
@@ -85,10 +83,8 @@ def project_file(
     """
     if batch_rows is not None and batch_rows < 1:
         raise UserError(f"a batch must have at least 1 row, got {batch_rows}")
-    check_names(source, out)
+    check_names(source, out, "npy", SUFFIXES)
     with open_source(source, note, column) as rows:
-        if out.suffix == ".parquet":
-            raise UserError(f"{out}: the result is one dense array: give it a name that ends in .npy")
         try:
             sketch = Sketch(rows.shape[1], n_components, **parameters)
         except (TypeError, ValueError) as e:
@@ -128,25 +124,6 @@ def project_file(
             raise KeyboardInterrupt(_kept(output)) from None
         except (OSError, MemoryError) as e:
             raise UserError(f"{explain(e)}; {_kept(output)}") from None
-
-
-def check_names(source: Path, out: Path) -> None:
-    """Refuse names of results that cannot be written, or that would overwrite the source."""
-    refuse_dash(out)
-    if os.path.lexists(out) and not out.is_file():
-        raise UserError(f"{out}: exists and is not a regular file")
-    if out.suffix.lower() in OTHER_SUFFIXES:
-        raise UserError(f"{out}: the result is one dense array: give it a name that ends in .npy")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such directory")
-    if not source.exists():
-        return  # opening it says so
-    written = [out.with_name(out.name + suffix) for suffix in SUFFIXES]
-    for path in written:
-        if path.exists() and path.samefile(source):
-            raise UserError(f"{path}: would be written while it is read: it is the source {source}")
-        if is_temporary_of(path, source.name) and out.parent.samefile(source.parent):
-            raise UserError(f"{source}: has the name of a temporary file for {path}: rename it first")
 
 
 def note_poor_choices(out: Path, widths: tuple[int, int], sizes: tuple[int, int], note: Callable[[str], None]) -> None:

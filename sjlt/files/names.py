@@ -1,0 +1,68 @@
+"""Checks of a result's name, and of the space where it is written, before any work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from .atomic import is_temporary_of
+from .binary import DTYPES
+from .errors import UserError
+from .opening import refuse_dash
+
+Format = Literal["npy", "parquet"]
+
+_WRITTEN: dict[str, Format] = {".npy": "npy", ".parquet": "parquet", ".pq": "parquet"}
+_NOT_WRITTEN = {*DTYPES, ".safetensors", ".h5", ".hdf5", ".h5ad", ".zarr", ".npz", ".csv", ".tsv", ".txt"}
+
+
+def output_format(out: Path, advice: str = "name the result .npy") -> Format | None:
+    """The format that the suffix of `out` names, in upper or lower case; None if it names none.
+
+    Raises
+    ------
+    UserError
+        If the suffix is that of a format that is not written. The message ends with `advice`.
+    """
+    suffix = out.suffix.lower()
+    if suffix in _NOT_WRITTEN:
+        raise UserError(f"{out}: {out.suffix} files are not written; {advice}")
+    return _WRITTEN.get(suffix)
+
+
+def check_names(source: Path, out: Path, wanted: Format, suffixes: tuple[str, ...] = ("",)) -> None:
+    """Refuse names of results that cannot be written, or that would overwrite the source.
+
+    Parameters
+    ----------
+    source, out : Path
+    wanted : {"npy", "parquet"}
+        The format of the result.
+    suffixes : tuple of str
+        What is appended to `out` for each file that is written.
+    """
+    refuse_dash(out)
+    if os.path.lexists(out) and not out.is_file():
+        raise UserError(f"{out}: exists and is not a regular file")
+    named = output_format(out, f"name the result .{wanted}")
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent}: no such directory")
+    if not source.exists():
+        return  # opening it says so
+    if named not in (None, wanted):
+        kind = "one dense array" if wanted == "npy" else "a parquet file"
+        raise UserError(f"{out}: the result is {kind}: give it a name that ends in .{wanted}")
+    for path in (out.with_name(out.name + suffix) for suffix in suffixes):
+        if path.exists() and path.samefile(source):
+            raise UserError(f"{path}: would be written while it is read: it is the source {source}")
+        if is_temporary_of(path, source.name) and out.parent.samefile(source.parent):
+            raise UserError(f"{source}: has the name of a temporary file for {path}: rename it first")
+
+
+def check_space(out: Path, needed: int) -> None:
+    """UserError where the file system of `out` has fewer than `needed` bytes free."""
+    free = shutil.disk_usage(out.parent).free
+    if needed > free:
+        raise UserError(f"{out}: needs {needed} bytes, the file system has {free} free")
