@@ -155,6 +155,28 @@ def test_refusals(case):
     assert "\n" not in str(refused.value)
 
 
+def test_csc_matrices_are_refused_by_name():
+    save_h5ad(integers("f4"))
+    with h5py.File("x.h5ad", "r+") as file:
+        file["X"].attrs["encoding-type"] = "csc_matrix"
+        file.copy("X", "layers/spliced")
+    with pytest.raises(UserError) as refused:
+        open_source(Path("x.h5ad"), print)
+    assert str(refused.value) == "x.h5ad: X is a CSC matrix: store it as CSR (adata.X = adata.X.tocsr())"
+    with pytest.raises(UserError, match=r"layers/spliced is a CSC matrix: store it as CSR \(\.tocsr\(\)\)$"):
+        open_source(Path("x.h5ad"), print, "layers/spliced")
+
+
+def test_strings_are_refused_as_strings():
+    with h5py.File("x.h5", "w") as file:
+        file["names"] = [["a", "b"]]
+        file.create_dataset("ragged", (1, 2), h5py.vlen_dtype(np.float32))
+    with pytest.raises(UserError, match=r"^x\.h5: names holds strings \(dtype object\); needs a matrix of numbers$"):
+        open_source(Path("x.h5"), print, "names")
+    with pytest.raises(UserError, match=r"^x\.h5: ragged holds no plain numbers \(dtype object\)"):
+        open_source(Path("x.h5"), print, "ragged")
+
+
 @pytest.mark.parametrize(
     ("part", "values", "message"),
     [
@@ -165,13 +187,21 @@ def test_refusals(case):
         ("indices", [0, 1, 99], "X cannot be read"),
         ("data", np.ones(3, np.float16), "sparse float16 is refused"),
         ("data", np.ones(3, complex), "dtype complex128 is refused"),
+        ("data", np.ones((3, 1)), "malformed CSR: data must be a 1-D array"),
+        ("indices", 1, "malformed CSR: indices must be a 1-D array"),
+        ("data/inner", np.ones(3), "malformed CSR: data must be a 1-D array"),
+        ("data", ["a", "b", "c"], r"X holds strings \(dtype object\)"),
+        ("shape", None, "malformed CSR: it has no attribute 'shape'"),
     ],
 )
 def test_malformed_csr(part, values, message):
     parts = {"data": np.ones(3), "indices": [0, 1, 2], "indptr": [0, 1, 2, 3], part: values}
+    if part == "data/inner":
+        del parts["data"]
     with h5py.File("x.h5ad", "w") as file:
         group = file.create_group("X")
-        group.attrs.update({"encoding-type": "csr_matrix", "shape": (3, 4)})
+        group.attrs.update({"encoding-type": "csr_matrix", **({"shape": (3, 4)} if "shape" not in parts else {})})
+        parts.pop("shape", None)
         for name, content in parts.items():
             group[name] = content
     with pytest.raises(UserError, match=f"^x.h5ad: .*{message}"):

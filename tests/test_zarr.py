@@ -134,7 +134,19 @@ def damaged_metadata():
     Path("x.zarr/zarr.json").write_text('{"zarr_format": 3}')
 
 
+def csc():
+    save_csr(integers())
+    zarr.open("x.zarr", mode="r+")["X"].attrs["encoding-type"] = "csc_matrix"
+
+
+def csr_without_a_shape():
+    save_csr(integers())
+    del zarr.open("x.zarr", mode="r+")["X"].attrs["shape"]
+
+
 REFUSED = {
+    "CSC": (csc, r"X is a CSC matrix: store it as CSR \(adata\.X = adata\.X\.tocsr\(\)\)$"),
+    "CSR without a shape": (csr_without_a_shape, "malformed CSR: it has no attribute 'shape'$"),
     "chunk": (damaged_chunk, "the array cannot be read"),
     "metadata": (damaged_metadata, "not a readable zarr store"),
     "vector": (lambda: save(np.zeros(5)), r"holds an array of shape \(5,\); needs 2 dimensions"),

@@ -10,7 +10,7 @@ import numpy as np
 from .errors import UserError, one_line
 from .safetensors import choose
 from .source import Source
-from .stored import CSR_PARTS, StoredCsr, StoredMatrix, is_csr
+from .stored import CSR_PARTS, StoredCsr, StoredMatrix, is_csr, refuse_csc
 
 MAGIC = b"\x89HDF\r\n"
 
@@ -26,14 +26,14 @@ def open_hdf5(path: Path, name: str | None) -> Source:
     except OSError as e:
         raise UserError(f"{path}: not a readable HDF5 file: {one_line(e)}") from None
     try:
-        found = dict[str, Any]()
-        file.visititems(lambda key, item: found.setdefault(key, item) and None)
+        found = _items(file)
         groups = {key for key, item in found.items() if isinstance(item, h5py.Group) and is_csr(item)}
         inside = {f"{key}/{part}" for key in groups for part in CSR_PARTS}
         arrays = {key: item for key, item in found.items() if isinstance(item, h5py.Dataset) and key not in inside}
         matrices = sorted(groups | {key for key, item in arrays.items() if len(item.shape or ()) == 2})
         if name is None and path.suffix == ".h5ad" and "X" in found:
             name = "X"
+        refuse_csc(path, name, found)
         chosen = choose(path, "dataset", name, sorted(groups | set(arrays)), matrices)
         return _Hdf5Csr(path, chosen, file) if chosen in groups else _Hdf5Matrix(path, chosen, file)
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as e:  # of damaged files
@@ -42,6 +42,17 @@ def open_hdf5(path: Path, name: str | None) -> Source:
     except BaseException:
         file.close()
         raise
+
+
+def _items(file: Any) -> dict[str, Any]:
+    """All groups and datasets by their names."""
+    found: dict[str, Any] = {}
+
+    def visit(name: str, item: Any) -> None:  # a result other than None would end the visit
+        found[name] = item
+
+    file.visititems(visit)
+    return found
 
 
 class _Hdf5Matrix(StoredMatrix):

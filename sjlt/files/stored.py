@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,21 @@ CSR_PARTS = ("data", "indices", "indptr")
 
 def is_csr(group: Any) -> bool:
     """Whether a group is a CSR matrix, as AnnData writes it."""
+    return _is_compressed(group, "csr")
+
+
+def refuse_csc(path: Path, name: str | None, found: dict[str, Any]) -> None:
+    """UserError if the item `name` is a CSC matrix, whose rows cannot be read one after the other."""
+    if name in found and not hasattr(found[name], "dtype") and _is_compressed(found[name], "csc"):
+        how = "adata.X = adata.X.tocsr()" if name == "X" else ".tocsr()"
+        raise UserError(f"{path}: {name} is a CSC matrix: store it as CSR ({how})")
+
+
+def _is_compressed(group: Any, kind: str) -> bool:
+    """Whether a group is a sparse matrix of this kind."""
     encoding = group.attrs.get("encoding-type", group.attrs.get("h5sparse_format", b""))
     encoding = encoding.decode() if isinstance(encoding, bytes) else str(encoding)
-    return encoding in ("csr_matrix", "csr") and set(CSR_PARTS) <= set(group)
+    return encoding in (f"{kind}_matrix", kind) and set(CSR_PARTS) <= set(group)
 
 
 class Stored(Source):
@@ -58,6 +71,7 @@ class StoredMatrix(Stored):
     def __init__(self, path: Path, name: str, array: Any) -> None:
         super().__init__(path, name)
         shape = tuple(map(int, array.shape or ()))
+        _refuse_objects(path, name, array.dtype)
         check_matrix(path, shape, array.dtype)
         self._array, self.shape, self.dtype = array, (shape[0], shape[1]), array.dtype
         self.row_bytes = shape[1] * self.dtype.itemsize
@@ -75,7 +89,7 @@ class StoredMatrix(Stored):
 
 
 class StoredCsr(Stored):
-    """A CSR matrix. Only its row pointers are held in memory.
+    """A CSR matrix. Its row pointers are held in memory, all of them, and the rows of one batch.
 
     Parameters
     ----------
@@ -87,9 +101,12 @@ class StoredCsr(Stored):
 
     def __init__(self, path: Path, name: str, group: Any) -> None:
         super().__init__(path, name)
-        attributes = group.attrs
-        shape = tuple(map(int, attributes["shape"] if "shape" in attributes else attributes["h5sparse_shape"]))
+        shape = _shape_of(group)
+        for part in CSR_PARTS:
+            if len(getattr(group[part], "shape", ())) != 1:
+                raise ValueError(f"malformed CSR: {part} must be a 1-D array")
         self._data, self._indices, self._indptr = group["data"], group["indices"], group["indptr"][:]
+        _refuse_objects(path, name, self._data.dtype)
         check_matrix(path, shape, self._data.dtype)
         if self._data.dtype == np.float16:
             raise UserError(f"{path}: sparse float16 is refused: convert it to float32")
@@ -116,3 +133,20 @@ class StoredCsr(Stored):
         except ValueError as e:
             raise self._error(e) from None
         return rows
+
+
+def _shape_of(group: Any) -> tuple[int, ...]:
+    """The shape in the attributes of a CSR matrix."""
+    for name in ("shape", "h5sparse_shape"):
+        if name in group.attrs:
+            return tuple(map(int, group.attrs[name]))
+    raise ValueError("malformed CSR: it has no attribute 'shape'")
+
+
+def _refuse_objects(path: Path, name: str, dtype: np.dtype) -> None:
+    """UserError for arrays of strings and of other objects, which these formats store without pickles."""
+    if dtype.hasobject:
+        metadata: Mapping[str, Any] = dtype.metadata or {}
+        strings = dtype.kind == "T" or metadata.get("vlen") in (str, bytes)
+        what = "strings" if strings else "no plain numbers"
+        raise UserError(f"{path}: {name or 'the array'} holds {what} (dtype {dtype}); needs a matrix of numbers")

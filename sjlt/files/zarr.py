@@ -9,7 +9,7 @@ from typing import Any
 from .errors import UserError, one_line
 from .safetensors import choose
 from .source import Source
-from .stored import CSR_PARTS, Stored, StoredCsr, StoredMatrix, is_csr
+from .stored import CSR_PARTS, Stored, StoredCsr, StoredMatrix, is_csr, refuse_csc
 
 _MARKS = ("zarr.json", ".zarray", ".zgroup")  # of format 3, and of format 2
 
@@ -38,6 +38,7 @@ def open_zarr(path: Path, name: str | None) -> Source:
         matrices = sorted(groups | {key for key, item in arrays.items() if len(item.shape) == 2})
         if name is None and root.attrs.get("encoding-type") == "anndata" and "X" in found:
             name = "X"
+        refuse_csc(path, name, found)
         chosen = choose(path, "array", name, sorted(groups | set(arrays)), matrices)
         return (_ZarrCsr if chosen in groups else _ZarrMatrix)(path, chosen, found[chosen])
     except UserError:
