@@ -274,7 +274,7 @@ def decode_runs(content: bytes, bits: int, count: int) -> np.ndarray:
             value = np.frombuffer(content, np.uint8, (bits + 7) // 8, position)
             out[done : done + size], position = int.from_bytes(value.tobytes(), "little"), position + len(value)
         done += size
-    raise ValueError("more runs than it is worth")
+    raise ValueError("too many runs")
 
 
 def unpack(packed: np.ndarray, bits: int, out: np.ndarray) -> None:
@@ -295,7 +295,7 @@ def thrift_struct(content: bytes, position: int = 0, depth: int = 0) -> tuple[di
     Raises ValueError for types that page headers do not hold, and IndexError at the end of `content`.
     """
     if depth > MAX_DEPTH:
-        raise ValueError("structs in structs")
+        raise ValueError("structs nested too deeply")
     fields, number = dict[int, Any](), 0
     while head := content[position]:
         step, kind, position = head >> 4, head & 15, position + 1
