@@ -90,6 +90,13 @@ def test_cuda_without_a_gpu_is_an_error(machine: str) -> None:
     assert [path.name for path in Path().iterdir()] == ["x.npy"]
 
 
+def test_other_devices_are_refused_by_name() -> None:
+    np.save("x.npy", np.ones((N, D), np.float32))
+    with pytest.raises(UserError, match=r"^device must be auto, cpu or cuda, got 'tpu'$"):
+        project("tpu")
+    assert [path.name for path in Path().iterdir()] == ["x.npy"]
+
+
 def test_without_a_driver_torch_is_not_imported() -> None:
     """It takes seconds, where a small file takes tenths of one."""
     np.save("x.npy", np.ones((N, D), np.float32))

@@ -14,6 +14,8 @@ def use_gpu(device: str, rows: Source, note: Callable[[str], None]) -> bool:
 
     "auto" without a driver is decided at once, before torch is imported.
     """
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"device must be auto, cpu or cuda, got {device!r}")
     if device == "cpu" or (device == "auto" and not has_driver()):
         return False
     import torch
