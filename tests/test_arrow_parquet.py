@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 from helpers.cases import pairwise
-from helpers.cli import run as run
 from test_arrow import D, K, N, numbers, table_of, vectors
 
 import sjlt
@@ -143,6 +142,10 @@ BAD = {
         lambda p: pq.write_table(pa.table({"v": pa.array([], pa.list_(pa.float32()))}), p),
         "no row of column 'v' states the length",
     ),
+    "length 0": (
+        lambda p: pq.write_table(pa.table({"v": pa.array([[], []], pa.list_(pa.float32()))}), p),
+        "the vectors in 'v' have length 0",
+    ),
     "empty": (lambda p: write_bytes(p, b""), "Parquet|0 bytes"),  # the command line says "is empty"
     "not parquet": (lambda p: write_bytes(p, b"PAR1" + bytes(100)), "Parquet|parquet"),
 }
@@ -176,60 +179,6 @@ def test_damaged_pages_are_an_error(tmp_path, source):
     with pytest.raises(UserError, match=str(source)):
         files.project_parquet(source, tmp_path / "y.parquet", K)
     assert left(tmp_path) == ["x.parquet"]
-
-
-def test_names_that_are_taken(tmp_path, source):
-    out = tmp_path / "y.parquet"
-    files.project_parquet(source, out, K)
-    with pytest.raises(UserError, match="exists"):
-        files.project_parquet(source, out, K, seed=1)
-    files.project_parquet(source, out, K, seed=1, force=True)
-    assert np.array_equal(numbers(pq.read_table(out)["v"]), sjlt.Sketch(D, K, seed=1).project(vectors()))
-    with pytest.raises(UserError, match="is the source"):
-        files.project_parquet(source, source, K, force=True)
-    with pytest.raises(UserError, match="not a regular file"):
-        files.project_parquet(source, tmp_path, K, force=True)
-    with pytest.raises(UserError, match="no such directory"):
-        files.project_parquet(source, tmp_path / "no" / "y.parquet", K)
-    with pytest.raises(UserError, match=r"y\.csv: \.csv files are not written; name the result \.parquet"):
-        files.project_parquet(source, tmp_path / "y.csv", K)
-    with pytest.raises(FileNotFoundError):
-        files.project_parquet(tmp_path / "no.parquet", tmp_path / "z.parquet", K)
-
-
-def test_the_suffix_of_a_result_states_its_format(tmp_path, source, run):
-    expected = sjlt.Sketch(D, K).project(vectors())
-    for name in ("y.npy", "y.NPY"):
-        assert run("project", source, tmp_path / name, "-k", K).code == 0
-        assert np.array_equal(np.load(tmp_path / name), expected)
-    for name in ("y.parquet", "y.PARQUET", "y.pq", "y", "y.v2"):
-        assert run("project", source, tmp_path / name, "-k", K).code == 0
-        assert np.array_equal(numbers(pq.read_table(tmp_path / name)["v"]), expected)
-    before = left(tmp_path)
-    for suffix in (".fbin", ".Safetensors", ".csv"):
-        refused = run("project", source, tmp_path / f"z{suffix}", "-k", K)
-        assert refused.code == 2
-        assert f"{suffix} files are not written; name the result .parquet or .npy" in refused.err
-        with pytest.raises(UserError, match=r"name the result \.parquet$"):
-            files.project_parquet(source, tmp_path / f"z{suffix}", K)
-    with pytest.raises(UserError, match="the result is a parquet file"):
-        files.project_parquet(source, tmp_path / "z.npy", K)
-    assert left(tmp_path) == before
-
-
-def test_a_result_that_appears_meanwhile_is_kept(tmp_path, source):
-    """Such as that of another run."""
-    out = tmp_path / "y.parquet"
-
-    def appear(rows, of):
-        out.write_bytes(b"precious")
-
-    with pytest.raises(UserError, match=r"y\.parquet: appeared meanwhile and is kept"):
-        files.project_parquet(source, out, K, progress=appear)
-    assert out.read_bytes() == b"precious"
-    assert left(tmp_path) == ["x.parquet", "y.parquet"]
-    files.project_parquet(source, out, K, progress=appear, force=True)
-    assert np.array_equal(numbers(pq.read_table(out)["v"]), sjlt.Sketch(D, K).project(vectors()))
 
 
 def test_a_source_that_changes_under_way_leaves_nothing(tmp_path, source):

@@ -157,7 +157,8 @@ def test_bad_sparse_sources(run: Run, case: str) -> None:
         (("-k", 16, "--nnz", 0), ", got 0"),
         (("-k", 16, "--seed", 2**64), f"got {2**64}"),
         (("-k", 16, "--seed", -(2**63) - 1), f"got {-(2**63) - 1}"),
-        (("-k", 16, "--batch-rows", 0), "a batch must have at least 1 row, got 0"),
+        (("-k", 16, "--batch-rows", 0), f"batch_rows must be from 1 to {2**62}, got 0"),
+        (("-k", 16, "--batch-rows", 10**20), f"batch_rows must be from 1 to {2**62}, got {10**20}"),
         (("-k", 16, "--threads", 0), "must be an integer from 1 to 65536, got 0"),
     ],
 )

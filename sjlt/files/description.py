@@ -31,18 +31,39 @@ def read_description(path: Path) -> dict[str, Any]:
     OSError
         If it cannot be read.
     """
+    return checked(str(path), from_json(str(path), _bytes(path)))
+
+
+def from_json(place: str, content: bytes) -> Any:
+    """The value of JSON text; UserError, with the place where it stands, if it is none."""
     try:
-        content = json.loads(_bytes(path))
+        return json.loads(content)
     except RecursionError:
-        raise UserError(f"{path}: not JSON that can be read: nested too deeply") from None
+        raise UserError(f"{place}: not JSON that can be read: nested too deeply") from None
     except ValueError as e:
-        raise UserError(f"{path}: not JSON: {one_line(e)}") from None
+        raise UserError(f"{place}: not JSON: {one_line(e)}") from None
+
+
+def checked(place: str, content: Any, *, with_column: bool = False) -> dict[str, Any]:
+    """`content` if it is a description, else UserError.
+
+    Parameters
+    ----------
+    place : str
+        Where it stands, for the error.
+    content
+        Parsed JSON.
+    with_column : bool, default False
+        Whether the result must have a column, as in a parquet file.
+    """
     try:
         _check(content)
+        if with_column:
+            _keys("result", content["result"], column=str)
     except (TypeError, ValueError, OverflowError) as e:
-        raise UserError(f"{path}: not a description of a projected file: {one_line(e)}") from None
-    checked: dict[str, Any] = content
-    return checked
+        raise UserError(f"{place}: not a description of a projected file: {one_line(e)}") from None
+    description: dict[str, Any] = content
+    return description
 
 
 def _bytes(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Checks of a result's name, and of the space where it is written, before any work."""
+"""Checks before any work: the name of a result, the space for it, the rows of a batch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from ..inputs.checks import integer
 from .atomic import is_temporary_of
 from .binary import DTYPES
-from .errors import UserError
+from .errors import UserError, one_line
 from .opening import refuse_dash
 
 Format = Literal["npy", "parquet"]
@@ -66,3 +67,11 @@ def check_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(out.parent).free
     if needed > free:
         raise UserError(f"{out}: needs {needed} bytes, the file system has {free} free")
+
+
+def check_batch_rows(batch_rows: int | None) -> int | None:
+    """The given number of rows per batch, or UserError. None, for the default, is returned as it is."""
+    try:
+        return None if batch_rows is None else integer("batch_rows", batch_rows, 1, 2**62)
+    except (TypeError, ValueError) as e:
+        raise UserError(one_line(e)) from None

@@ -15,9 +15,10 @@ import numpy as np
 
 from .. import __version__, arrow
 from .attempts import PREFIX, appearing, sweep, sync_folder
+from .description import differences
 from .encoding import SCALE
 from .errors import UserError, one_line
-from .names import check_names, check_space
+from .names import check_batch_rows, check_names, check_space
 from .parquet_vectors import ParquetVectors, read_metadata
 from .projection import note_poor_choices
 
@@ -66,14 +67,12 @@ def project_parquet(
     UserError, OSError
         UserError's message is one line with the numbers.
     """
-    if batch_rows is not None and batch_rows < 1:
-        raise UserError(f"a batch must have at least 1 row, got {batch_rows}")
+    batch_rows = check_batch_rows(batch_rows)
     check_names(source, out, "parquet")
     if os.path.lexists(out) and not (force or resume):
         raise UserError(f"{out}: exists (--force replaces it)")
     with ParquetVectors(source, column) as vectors:
-        if not vectors.shape[1]:
-            raise UserError(f"{source}: no row of column {vectors.column!r} states the length of its vectors")
+        _check_length(vectors)
         try:
             projector = arrow.Projector(vectors.column, n_components, n_features=vectors.shape[1], **parameters)
             projected = projector.schema(vectors.schema)
@@ -95,18 +94,37 @@ def project_parquet(
             "device": "cpu",
         }
         if resume and out.exists() and not force:
-            if read_metadata(out) != description:
-                raise UserError(f"{out}: exists and is not this result (--force replaces it)")
+            _check_is_result(out, description)
             note(f"{out}: complete already, from the same source and parameters")
             return
         size = vectors.shape[0] * row_bytes(vectors, projector, projected)
         check_space(out, size)
         note_poor_choices(out, (vectors.shape[1], n_components), (size, described["size"]), note)
         sweep(out.parent, out.name)
-        with _named(out), appearing(out) as temporary:
+        with _named(out), appearing(out, existing="replace" if force else "refuse") as temporary:
             write_projected(vectors, projector, temporary, description, (0, vectors.shape[0], batch_rows), progress)
             vectors.check_unchanged(described)
         sync_folder(out.parent)
+
+
+def _check_length(vectors: ParquetVectors) -> None:
+    if vectors.shape[1]:
+        return
+    if vectors.shape[0] or arrow.fixed_width(vectors.schema.field(vectors.column).type) is not None:
+        raise UserError(f"{vectors.path}: the vectors in {vectors.column!r} have length 0")
+    raise UserError(f"{vectors.path}: no row of column {vectors.column!r} states the length of its vectors")
+
+
+def _check_is_result(out: Path, description: dict[str, Any]) -> None:
+    """UserError with the differences if `out` is not the result that is described."""
+    try:
+        recorded = read_metadata(out)
+    except UserError as e:
+        different = [str(e)]
+    else:
+        different = ["it has no description"] if recorded is None else differences(recorded, description)
+    if different:
+        raise UserError(f"{out}: exists and is not this result: {'; '.join(different)} (--force replaces it)")
 
 
 @contextmanager
@@ -156,8 +174,9 @@ def write_projected(
     others = [path for path, name in leaves if name not in vectors]
     per_group = max(1, -(-ROW_GROUP_BYTES // (row_bytes(source, projector, schema) * batch_rows)))
     with (
+        pa.OSFile(os.fsencode(out), "wb") as sink,  # names need not be UTF-8
         pyarrow.parquet.ParquetWriter(
-            out,
+            sink,
             schema,
             use_dictionary=others,
             write_statistics=others,
@@ -201,13 +220,16 @@ def _leaves(schema: Any) -> list[tuple[str, str]]:
     """The (path, top column) of each column that parquet stores for a schema."""
     from io import BytesIO
 
+    import pyarrow as pa
     import pyarrow.parquet
 
-    stream = BytesIO()
-    pyarrow.parquet.ParquetWriter(stream, schema).close()
-    stored = pyarrow.parquet.ParquetFile(stream).schema
-    paths = [stored.column(i).path for i in range(len(stored))]
-    return [(path, path.split(".")[0]) for path in paths]
+    leaves = []
+    for field in schema:  # one by one: names may have dots
+        stream = BytesIO()
+        pyarrow.parquet.ParquetWriter(stream, pa.schema([field])).close()
+        stored = pyarrow.parquet.ParquetFile(stream).schema
+        leaves += [(stored.column(i).path, field.name) for i in range(len(stored))]
+    return leaves
 
 
 def _ahead(items: Iterator[Any], count: int = AHEAD) -> Generator[Any]:

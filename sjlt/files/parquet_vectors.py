@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import arrow
-from .description import differences
+from .description import checked, differences, from_json
 from .errors import UserError, one_line
 from .parquet_pages import VectorPages
 from .source import Source
@@ -52,14 +51,16 @@ class ParquetVectors(Source):
             arrow.import_pyarrow()
         except ImportError as e:
             raise UserError(f"{path}: {e}") from None
+        import pyarrow as pa
         import pyarrow.parquet
 
         self.path = path
         with ExitStack() as opened:
             file = opened.enter_context(open(path, "rb", buffering=0))  # the system's own messages
             with self.explained():
+                content = opened.enter_context(pa.OSFile(os.fsencode(path)))  # names need not be UTF-8
                 self._file = opened.enter_context(
-                    pyarrow.parquet.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
+                    pyarrow.parquet.ParquetFile(content, buffer_size=READ_BYTES, pre_buffer=False)
                 )
             if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 raise UserError(f"{path}: was replaced while it was opened")
@@ -76,7 +77,7 @@ class ParquetVectors(Source):
                 for i in range(group.num_columns):
                     chunk = group.column(i)
                     total += chunk.total_uncompressed_size
-                    if chunk.path_in_schema.split(".")[0] == self.column:
+                    if f"{chunk.path_in_schema}.".startswith(f"{self.column}."):
                         own += chunk.total_uncompressed_size
             self._pages = VectorPages(file, metadata, self.column, self.shape[1], self.dtype)
             self._opened = opened.pop_all()
@@ -110,7 +111,7 @@ class ParquetVectors(Source):
     def _first_width(self) -> int:
         with self.explained():
             for batch in self._file.iter_batches(1, columns=[self.column]):
-                return int(arrow.vectors_of(self.column, batch.column(0), None, 0).shape[1])
+                return int(arrow.vectors_of(self.column, batch.column(self.column), None, 0).shape[1])
         return 0
 
     def tables(self, start: int, stop: int, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -173,7 +174,7 @@ class ParquetVectors(Source):
 
     def _vectors(self, batch: Any, first_row: int) -> np.ndarray:
         with self.explained():
-            return arrow.vectors_of(self.column, batch.column(0), self.shape[1], first_row)
+            return arrow.vectors_of(self.column, batch.column(self.column), self.shape[1], first_row)
 
     def gpu_obstacle(self) -> str | None:
         return "a parquet file, which is projected on the CPU"
@@ -214,17 +215,27 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_metadata(path: Path) -> dict[str, Any] | None:
-    """The description in the metadata of a parquet file that sjlt has written, else None.
+    """The description in the metadata of a parquet file that `project_parquet` wrote, with types and ranges checked.
+
+    None for other parquet files, parts of folders among them.
 
     Raises
     ------
     UserError
-        If the file cannot be read.
+        If the file cannot be read, or if the metadata of this name is not such a description.
     """
+    import pyarrow as pa
     import pyarrow.parquet
 
     try:
-        content = (pyarrow.parquet.read_schema(path).metadata or {}).get(arrow.METADATA_KEY)
+        with pa.OSFile(os.fsencode(path)) as file:
+            content = (pyarrow.parquet.read_schema(file).metadata or {}).get(arrow.METADATA_KEY)
     except (ValueError, OSError) as e:
         raise UserError(f"{path}: {one_line(e)}") from None
-    return None if content is None else dict(json.loads(content))
+    if content is None:
+        return None
+    place = f"{path}: the metadata {arrow.METADATA_KEY.decode()!r}"
+    described = from_json(place, content)
+    if isinstance(described, dict) and "plan" in described:
+        return None
+    return checked(place, described, with_column=True)

@@ -15,7 +15,7 @@ from . import device as devices
 from .description import differences
 from .encoding import Encoding, StoredDtype, natural_dtype
 from .errors import UserError, explain, one_line
-from .names import check_names
+from .names import check_batch_rows, check_names
 from .opening import open_source
 from .output import SUFFIXES, Output
 from .raw import RawMatrix
@@ -81,8 +81,7 @@ def project_file(
     KeyboardInterrupt
         With a message that says how many rows are kept for `resume`.
     """
-    if batch_rows is not None and batch_rows < 1:
-        raise UserError(f"a batch must have at least 1 row, got {batch_rows}")
+    batch_rows = check_batch_rows(batch_rows)
     check_names(source, out, "npy", SUFFIXES)
     with open_source(source, note, column) as rows:
         try:
