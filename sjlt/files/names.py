@@ -34,7 +34,7 @@ def output_format(out: Path, advice: str = "name the result .npy") -> Format | N
 
 
 def check_names(source: Path, out: Path, wanted: Format, suffixes: tuple[str, ...] = ("",)) -> None:
-    """Refuse names of results that cannot be written, or that would overwrite the source.
+    """Refuse names of results that cannot be written, or that would overwrite the source, before it is opened.
 
     Parameters
     ----------
@@ -47,19 +47,23 @@ def check_names(source: Path, out: Path, wanted: Format, suffixes: tuple[str, ..
     refuse_dash(out)
     if os.path.lexists(out) and not out.is_file():
         raise UserError(f"{out}: exists and is not a regular file")
-    named = output_format(out, f"name the result .{wanted}")
+    output_format(out, f"name the result .{wanted}")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such directory")
     if not source.exists():
         return  # opening it says so
-    if named not in (None, wanted):
-        kind = "one dense array" if wanted == "npy" else "a parquet file"
-        raise UserError(f"{out}: the result is {kind}: give it a name that ends in .{wanted}")
     for path in (out.with_name(out.name + suffix) for suffix in suffixes):
         if path.exists() and path.samefile(source):
             raise UserError(f"{path}: would be written while it is read: it is the source {source}")
         if is_temporary_of(path, source.name) and out.parent.samefile(source.parent):
             raise UserError(f"{source}: has the name of a temporary file for {path}: rename it first")
+
+
+def check_format(out: Path, wanted: Format) -> None:
+    """Refuse a suffix that names another format, once the source is known to be readable."""
+    if output_format(out) not in (None, wanted):
+        kind = "one dense array" if wanted == "npy" else "a parquet file"
+        raise UserError(f"{out}: the result is {kind}: give it a name that ends in .{wanted}")
 
 
 def check_space(out: Path, needed: int) -> None:

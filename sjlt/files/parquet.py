@@ -18,7 +18,7 @@ from .attempts import PREFIX, appearing, sweep, sync_folder
 from .description import differences
 from .encoding import SCALE
 from .errors import UserError, one_line
-from .names import check_batch_rows, check_names, check_space
+from .names import check_batch_rows, check_format, check_names, check_space
 from .parquet_vectors import ParquetVectors, read_metadata
 from .projection import note_poor_choices
 
@@ -72,6 +72,7 @@ def project_parquet(
     if os.path.lexists(out) and not (force or resume):
         raise UserError(f"{out}: exists (--force replaces it)")
     with ParquetVectors(source, column) as vectors:
+        check_format(out, "parquet")
         _check_length(vectors)
         try:
             projector = arrow.Projector(vectors.column, n_components, n_features=vectors.shape[1], **parameters)

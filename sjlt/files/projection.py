@@ -15,7 +15,7 @@ from . import device as devices
 from .description import differences
 from .encoding import Encoding, StoredDtype, natural_dtype
 from .errors import UserError, explain, one_line
-from .names import check_batch_rows, check_names
+from .names import check_batch_rows, check_format, check_names
 from .opening import open_source
 from .output import SUFFIXES, Output
 from .raw import RawMatrix
@@ -84,6 +84,7 @@ def project_file(
     batch_rows = check_batch_rows(batch_rows)
     check_names(source, out, "npy", SUFFIXES)
     with open_source(source, note, column) as rows:
+        check_format(out, "npy")
         try:
             sketch = Sketch(rows.shape[1], n_components, **parameters)
         except (TypeError, ValueError) as e:
