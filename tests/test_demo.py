@@ -73,12 +73,12 @@ def test_what_is_refused_before_the_work(tmp_path: Path, arguments: tuple[str, .
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["sjlt-demo.png", "kept/patches.npy", "kept/sjlt.npy.json"])
+@pytest.mark.parametrize("name", ["plot.png", "kept/patches.npy", "kept/sjlt.npy.json"])
 def test_existing_files_are_kept_unless_forced(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("kept").mkdir()
     Path(name).write_bytes(b"mine")
-    result = run("demo", "--stride", 32, "--keep", "kept")
+    result = run("demo", "--stride", 32, "--keep", "kept", "--plot", "plot.png")
     assert (result.code, result.out, result.err) == (2, "", f"Error: {name}: exists (--force replaces it)\n")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
     assert Path(name).read_bytes() == b"mine"

@@ -14,7 +14,14 @@ from .terminal import say, show, status
 
 
 def demo(
-    plot: Annotated[Path, typer.Option(help="Where to save the plot: .png, .pdf or .svg.")] = Path("sjlt-demo.png"),
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to save the plot: .png, .pdf or .svg; default: sjlt-demo.png, that of an earlier demo is "
+            "replaced.",
+            show_default=False,
+        ),
+    ] = None,
     keep: Annotated[
         Path | None,
         typer.Option(metavar="DIRECTORY", help="Keep the vectors and results there.", show_default=False),
@@ -37,7 +44,9 @@ def demo(
 
     if not 1 <= stride <= comparison.MAX_STRIDE:
         raise UserError(f"stride must be from 1 to {comparison.MAX_STRIDE}, got {stride}")
-    check_output(plot, [], PLOT_SUFFIXES, force, "plot")
+    replace = force or plot is None
+    plot = plot or Path("sjlt-demo.png")
+    check_output(plot, [], PLOT_SUFFIXES, replace, "plot")
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         for name in comparison.FILES:
@@ -48,5 +57,5 @@ def demo(
         with status() as doing:
             report = comparison.compare(keep, stride, doing)
     show(comparison.table(report))
-    comparison.plot(report, plot, replace=force)
+    comparison.plot(report, plot, replace=replace)
     say(f"Plot: {plot}")
