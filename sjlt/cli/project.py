@@ -6,7 +6,7 @@ import enum
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -96,28 +96,31 @@ def project(
         typer.Option(metavar="N", help="The number of such jobs.", show_default=False,
                      parser=INTEGER["parser"]),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue an interrupted run; parquet starts over, folders always continue."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT, or the rows of an interrupted run.")] = False,
 ) -> None:  # fmt: skip
     """Project the rows of IN to k components each.
 
-    IN is a 2-D .npy file, or a matrix in a parquet, .fbin, .f16bin, .safetensors, HDF5, .h5ad or zarr file. It may be
-    larger than memory, except a CSR matrix written by scipy.sparse.save_npz, which is loaded whole. Arrays of Python
-    objects (pickles) are refused. OUT is a C-ordered .npy file. Its bytes depend neither on threads nor on batches, nor
-    on whether the run was interrupted.
+    IN is a 2-D .npy file, or a matrix in a parquet, .fbin, .f16bin, .i8bin, .u8bin, .safetensors, HDF5, .h5ad or zarr
+    file. It may be larger than memory, except a CSR matrix written by scipy.sparse.save_npz, which is loaded whole.
+    Arrays of Python objects (pickles) are refused. OUT is a C-ordered .npy file. On a CPU its bytes do not depend on
+    threads or batches.
 
     With --dtype int8, OUT has the fields "codes" (int8) and "scale" (float32, one per vector):
     sjlt.load_int8 reads it as floats. In a parquet file the scales are a column of their own.
 
     On a GPU, reading, copying, projecting and writing overlap. The sketch is the same; results
-    may differ from the CPU's, and between batch sizes, by rounding. An interrupted run continues on the same kind of
-    device with the same batches, and gives the same bytes as an uninterrupted one.
+    may differ from the CPU's, and between batch sizes, by rounding.
 
     OUT appears when it is complete, together with OUT.json, which describes it (see sjlt info). Until then the rows
-    are in OUT.partial, and an interrupted run continues with --resume.
+    are in OUT.partial. An interrupted run continues with --resume, on the same kind of device, and gives the same bytes
+    as an uninterrupted one.
 
     In a parquet file, the vectors in one column are projected and the other columns are carried through; OUT is a
-    parquet file, or the vectors alone if its name ends in .npy.
+    parquet file, described in its own metadata, or the vectors alone if its name ends in .npy.
 
     For a folder or glob, OUT is a folder of parts: part-00000.npy, ... A killed run continues with the same command.
     The folder is complete once it holds _sjlt.json, which is written last.
@@ -125,59 +128,62 @@ def project(
     Numbers are not checked: a NaN or infinity reaches the nnz components of its feature and no others; on a GPU it may
     reach others of the same row.
     """
-    from .. import set_num_threads
-    from ..files.errors import UserError
-    from ..files.names import output_format
     from ..files.opening import refuse_dash
-    from ..files.parquet import project_parquet
-    from ..files.parquet_vectors import is_parquet
-    from ..files.projection import project_file
     from ..files.zarr import stored_size
     from .folders import Work, is_planned, project_folder
 
     for path in (source, out):
         refuse_dash(path)
-    if threads is not None:
-        try:
-            set_num_threads(threads)
-        except (ValueError, OverflowError) as e:
-            raise UserError(str(e)) from None
+    _set_threads(threads)
+    options: dict[str, Any] = {
+        "nnz": "auto" if nnz is None and density is None else nnz,  # None stands for independent entries
+        "stacks": stacks, "density": density, "seed": seed, "column": column, "dtype": dtype and dtype.value,
+        "normalize": normalize, "batch_rows": batch_rows,
+    }  # fmt: skip
     work = Work(part_rows, workers, dask, part, of)
-    stored = cast(Any, dtype and dtype.value)
     if is_planned(source, work):
-        project_folder(
-            source, out, n_components, work, force, nnz=_nnz(nnz, density), stacks=stacks, density=density, seed=seed,
-            column=column, output_column=output_column, dtype=stored, normalize=normalize, batch_rows=batch_rows,
-            device=device.value,
-        )  # fmt: skip
+        options |= {"output_column": output_column, "device": device.value}
+        project_folder(source, out, n_components, work, force, **options)
         return
     try:
         with ProgressBar(out.name) as bar, watch_compilation(bar.compiling):
-            if is_parquet(source) and output_format(out, "name the result .parquet or .npy") != "npy":
-                if device is Device.cuda:
-                    raise UserError(f"{source}: a parquet file is projected on the CPU")
-                project_parquet(
-                    source, out, n_components, column=column, output_column=output_column, nnz=_nnz(nnz, density),
-                    density=density, stacks=stacks, seed=seed, dtype=stored, normalize=normalize, batch_rows=batch_rows,
-                    resume=resume, force=force, progress=bar.show, note=bar.note,
-                )  # fmt: skip
-            elif output_column is not None and source.exists():
-                raise UserError(f"{out}: not a parquet file: it has no column {output_column!r}")
-            else:
-                project_file(
-                    source, out, n_components, column=column, dtype=stored, normalize=normalize, batch_rows=batch_rows,
-                    device=device.value, resume=resume, force=force, progress=bar.show, note=bar.note, seed=seed,
-                    density=density, stacks=stacks, nnz=_nnz(nnz, density),
-                )  # fmt: skip
+            options |= {"resume": resume, "force": force, "progress": bar.show, "note": bar.note}
+            _project_one(source, out, n_components, device, output_column, options)
     except KeyboardInterrupt as e:
         note(f"Interrupted: {e}: {_resume_command()}" if e.args else "Interrupted")
         raise typer.Exit(130) from None
     bar.finish(stored_size(source), out.stat().st_size)
 
 
-def _nnz(nnz: Any, density: Any) -> Any:
-    """The argument nnz of `Sketch`, to which None means independent entries."""
-    return "auto" if nnz is None and density is None else nnz
+def _set_threads(threads: int | None) -> None:
+    from .. import set_num_threads
+    from ..files.errors import UserError
+
+    if threads is not None:
+        try:
+            set_num_threads(threads)
+        except (ValueError, OverflowError) as e:
+            raise UserError(str(e)) from None
+
+
+def _project_one(
+    source: Path, out: Path, n_components: int, device: Device, output_column: str | None, options: dict[str, Any]
+) -> None:
+    """Project one file: a parquet file to another one, anything else to an array."""
+    from ..files.errors import UserError
+    from ..files.names import output_format
+    from ..files.parquet import project_parquet
+    from ..files.parquet_vectors import is_parquet
+    from ..files.projection import project_file
+
+    if is_parquet(source) and output_format(out, "name the result .parquet or .npy") != "npy":
+        if device is Device.cuda:
+            raise UserError(f"{source}: a parquet file is projected on the CPU")
+        project_parquet(source, out, n_components, output_column=output_column, **options)
+    elif output_column is not None and source.exists():
+        raise UserError(f"{out}: not a parquet file: it has no column {output_column!r}")
+    else:
+        project_file(source, out, n_components, device=device.value, **options)
 
 
 def _resume_command() -> str:
