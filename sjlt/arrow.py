@@ -82,7 +82,7 @@ class Projector:
     -----
     Other columns, their order and the table's metadata are kept, except the metadata key "huggingface" where the type
     of `column` changes, since it states the old type. The new field's metadata has the key "sjlt" with
-    `Sketch.to_dict` as JSON. Vectors are read where they lie, and each chunk of a chunked column gives one chunk.
+    `Sketch.to_dict` as JSON. Vectors are read without a copy, and each chunk of a chunked column gives one chunk.
 
     Examples
     --------
@@ -111,9 +111,9 @@ class Projector:
     ) -> None:
         import_pyarrow()
         if not isinstance(column, str) or not isinstance(output_column, str | None):
-            raise TypeError(f"column and output_column are names, got {column!r} and {output_column!r}")
+            raise TypeError(f"column and output_column must be strings, got {column!r} and {output_column!r}")
         if isinstance(n_components, str):
-            raise ValueError(f"n_components={n_components!r} needs the number of all rows: pass an integer")
+            raise ValueError(f"n_components={n_components!r} depends on the number of all rows: pass an integer")
         if dtype is not None and str(np.dtype(dtype)) not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         if list_type not in ("fixed", "list"):
@@ -210,7 +210,7 @@ class Projector:
         return int(places[0])
 
     def sketch_for(self, column_type: Any) -> Sketch:
-        """The sketch, made for the width in the type of the column where it was not known yet."""
+        """The sketch. If it is not known yet, it is made for the width in the type of the column."""
         width = fixed_width(column_type)
         if width is not None:
             self._know_width(width, "the column")

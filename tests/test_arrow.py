@@ -237,7 +237,7 @@ def test_later_tables_must_have_the_width_of_the_first():
         ({"n_components": 0}, ValueError, "n_components must be from 1"),
         ({"n_components": 2, "nnz": 9}, ValueError, "nnz must be from 1 to 2"),
         ({"n_components": 2, "dtype": "uint8"}, ValueError, "dtype must be one of"),
-        ({"n_components": 2, "column": 3}, TypeError, "are names"),
+        ({"n_components": 2, "column": 3}, TypeError, "must be strings"),
         ({"n_components": 2, "list_type": "large"}, ValueError, "list_type"),
         ({"n_components": 2, "n_features": 0}, ValueError, "n_features must be from 1"),
     ],

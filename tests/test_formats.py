@@ -124,7 +124,7 @@ REFUSED = {
     "fbin without a header": ("x.fbin", b"1234567", "truncated: a .fbin file begins with 8 bytes, the file has 7"),
     "fbin too short": ("x.fbin", struct.pack("<II", 3, 4) + bytes(47), "take 48 bytes, the file has 47"),
     "fbin too long": ("x.fbin", struct.pack("<II", 3, 4) + bytes(49), "3 x 4 of float32 end at 56 of 57 bytes"),
-    "text": ("x.csv", b"0.1,0.2\n", "text is not read: convert it once by numpy.save(OUT, numpy.loadtxt(IN, ...))"),
+    "text": ("x.csv", b"0.1,0.2\n", "text is not read: convert it once with numpy.save(OUT, numpy.loadtxt(IN, ...))"),
     "HDF5 cut": ("x.h5", b"\x89HDF\r\n\x1a\n" + bytes(50), "not a readable HDF5 file"),
     "safetensors: no header": ("x.safetensors", bytes(8), "a header of 0 bytes"),
     "safetensors: a long header": ("x.safetensors", b"\xff" * 8 + b"{}", "a header of"),
@@ -132,7 +132,7 @@ REFUSED = {
     "safetensors: a list": (
         "x.safetensors",
         safetensors_of([1]),
-        "not a readable .safetensors file: the header is no object",
+        "not a readable .safetensors file: the header is not an object",
     ),
     "safetensors: nested": ("x.safetensors", safetensors_of(b"[" * 10**6), "not a readable .safetensors file"),
     "safetensors: a vector": ("x.safetensors", safetensors_of(tensor([20])), "has no tensor with 2 dimensions, but a"),

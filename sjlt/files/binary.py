@@ -1,4 +1,4 @@
-"""Vector files without a format of their own: ``.fbin`` and its relatives of the approximate-search benchmarks.
+"""Vector files of the approximate-search benchmarks: ``.fbin`` and its relatives.
 
 Two 32-bit numbers, the number of vectors and their length, then the numbers; all little-endian.
 """

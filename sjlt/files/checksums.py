@@ -1,4 +1,4 @@
-"""Checksums of rows, and the account of what has been written."""
+"""Checksums of rows, and the record of what has been written."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Written(NamedTuple):
 
 
 def row_checksum(content: Any, running: int) -> int:
-    """The CRC of rows of bytes, continued from `running`: of weighted sums of their words, which is 4 times faster.
+    """The CRC of rows of bytes, continued from `running`.
 
-    A change of one word is always seen; rows are seen to change places.
+    It is taken of a weighted sum of the words in each row, which is 4 times faster than of the bytes. It changes when
+    words are changed or rows are swapped, but for collisions, whose chance is about 2^-32.
     """
     if content.shape[1] % 4:
         return zlib.crc32(np.ascontiguousarray(content).data, running)

@@ -74,7 +74,9 @@ def _bytes(path: Path) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path}: not a regular file")
         if status.st_size > MAX_BYTES:
-            raise UserError(f"{path}: {status.st_size} bytes are no description: at most {MAX_BYTES} are read")
+            raise UserError(
+                f"{path}: {status.st_size} bytes are too many for a description: at most {MAX_BYTES} are read"
+            )
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()
     except OSError as e:

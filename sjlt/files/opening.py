@@ -66,7 +66,7 @@ def open_source(path: Path, note: Callable[[str], None], column: str | None = No
         if magic.startswith(b"PK"):
             return CsrMatrix(path, file, note)
         if suffix in (".csv", ".tsv", ".txt"):
-            raise UserError(f"{path}: text is not read: convert it once by numpy.save(OUT, numpy.loadtxt(IN, ...))")
+            raise UserError(f"{path}: text is not read: convert it once with numpy.save(OUT, numpy.loadtxt(IN, ...))")
         raise UserError(f"{path}: neither .npy nor .npz, nor another format that is read: it begins with {magic!r}")
     except BaseException as e:
         file.close()

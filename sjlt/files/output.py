@@ -65,7 +65,7 @@ class Output:
     safe : int
         Rows from which a later run can continue.
     complete : bool
-        Whether the result already exists and nothing is to be done.
+        Whether the result exists already, so that there is nothing to do.
 
     Raises
     ------
@@ -142,7 +142,7 @@ class Output:
         return not different
 
     def _adopt(self, recorded: dict[str, Any], keys: tuple[str, ...]) -> None:
-        """Take over what may differ, if the recorded run was otherwise this one."""
+        """Take over the recorded values of `keys` if everything else agrees."""
         taken = {**self.description, **{key: recorded[key] for key in keys}}
         if not differences({key: recorded.get(key) for key in taken}, taken):
             self.description.update(taken)
@@ -174,7 +174,7 @@ class Output:
         check_space(self.path, self._position(self.shape[0]) - held)
 
     def _restore(self, adopt: tuple[str, ...]) -> None:
-        """Take up the rows of the partial file that its JSON vouches for."""
+        """Keep the rows of the partial file whose checksums are those in its JSON."""
         size = os.fstat(self._file).st_size
         if size == 0:  # killed before it wrote anything, or never begun
             return

@@ -1,4 +1,4 @@
-"""Parquet files out: a column of vectors projected, other columns carried through."""
+"""`project_parquet`: project a column of vectors from one parquet file to another, and carry the other columns over."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def project_parquet(
     Parameters
     ----------
     source, out : Path
-        `out` appears when it is complete; an interrupted run leaves nothing under its name and starts over.
+        `out` appears when it is complete. An interrupted run leaves nothing under its name and must start over.
     n_components : int
     column : str, optional
         Required where several columns hold vectors.
@@ -54,9 +54,9 @@ def project_parquet(
     resume : bool
         Do nothing if `out` is this very result already.
     force : bool
-        Replace `out`.
+        Replace `out`. Without it, a file that has appeared by the end of the run is kept, and the result discarded.
     progress : callable
-        Called with the rows done and the rows there are.
+        Called with the numbers of projected rows and of all rows.
     note : callable
         Called with lines that the user should see.
     **parameters
@@ -76,36 +76,40 @@ def project_parquet(
         _check_length(vectors)
         try:
             projector = arrow.Projector(vectors.column, n_components, n_features=vectors.shape[1], **parameters)
-            projected = projector.schema(vectors.schema)
+            schema = projector.schema(vectors.schema)
         except (TypeError, ValueError) as e:
             raise UserError(f"{source}: {one_line(e)}") from None
-        encoding = projector.encoding(vectors.schema.field(vectors.column).type)
         batch_rows = batch_rows or max(1, BATCH_BYTES // max(1, vectors.row_bytes))
-        described = vectors.description()
-        description: dict[str, Any] = {
-            "sjlt": __version__,
-            "sketch": projector.sketch_for(vectors.schema.field(vectors.column).type).to_dict(),
-            "source": described,
-            "result": {
-                **encoding.description(vectors.shape[0], projector.output_column),
-                "column": projector.output_column,
-                "normalized": projector.normalize,
-            },
-            "batch_rows": batch_rows,
-            "device": "cpu",
-        }
+        description = _description(vectors, projector, batch_rows)
         if resume and out.exists() and not force:
             _check_is_result(out, description)
             note(f"{out}: complete already, from the same source and parameters")
             return
-        size = vectors.shape[0] * row_bytes(vectors, projector, projected)
+        size = vectors.shape[0] * row_bytes(vectors, projector, schema)
         check_space(out, size)
-        note_poor_choices(out, (vectors.shape[1], n_components), (size, described["size"]), note)
+        note_poor_choices(out, (vectors.shape[1], n_components), (size, description["source"]["size"]), note)
         sweep(out.parent, out.name)
         with _named(out), appearing(out, existing="replace" if force else "refuse") as temporary:
             write_projected(vectors, projector, temporary, description, (0, vectors.shape[0], batch_rows), progress)
-            vectors.check_unchanged(described)
+            vectors.check_unchanged(description["source"])
         sync_folder(out.parent)
+
+
+def _description(vectors: ParquetVectors, projector: arrow.Projector, batch_rows: int) -> dict[str, Any]:
+    """What the metadata of the result says about it, in the form of an ``OUT.json``."""
+    column_type = vectors.schema.field(vectors.column).type
+    return {
+        "sjlt": __version__,
+        "sketch": projector.sketch_for(column_type).to_dict(),
+        "source": vectors.description(),
+        "result": {
+            **projector.encoding(column_type).description(vectors.shape[0], projector.output_column),
+            "column": projector.output_column,
+            "normalized": projector.normalize,
+        },
+        "batch_rows": batch_rows,
+        "device": "cpu",
+    }
 
 
 def _check_length(vectors: ParquetVectors) -> None:
@@ -149,19 +153,19 @@ def write_projected(
 ) -> None:
     """Write rows of `source`, their vectors projected, to the parquet file `out`.
 
-    Reading runs a few batches ahead in a thread, and a row group is written while the next one is projected. Row groups
-    are flushed to the disk as they come: left to the end, a tenth of the run is spent waiting for it. They hold 64 MiB
-    and at most a batch more. Projected numbers are neither dictionary-encoded nor compressed, since random fractions
-    gain nothing from either. The bytes of the file follow from the arguments.
+    Reading runs a few batches ahead in a thread, and a row group is written while the next one is projected. Each row
+    group is flushed to the disk when it is written: a flush at the end would take a tenth of the run. Row groups hold
+    64 MiB and at most one batch more. Projected numbers are neither dictionary-encoded nor compressed, since random
+    fractions gain nothing from either. The bytes of the file depend on the arguments alone.
 
     Parameters
     ----------
     source, projector, out
     description : dict
-        Ready for JSON, under the key "sjlt" of the file's metadata.
+        Written as JSON under the key "sjlt" of the file's metadata.
     rows : (start, stop, rows per batch)
     progress : callable
-        Called with the rows done and the rows there are.
+        Called with the numbers of projected rows and of all rows.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -210,7 +214,7 @@ def write_projected(
 
 
 def row_bytes(source: ParquetVectors, projector: arrow.Projector, schema: Any) -> int:
-    """Bytes of a row of the result, about."""
+    """The approximate number of bytes per row of the result."""
     kind = schema.field(projector.output_column).type
     projected = kind.list_size * kind.value_type.bit_width // 8 + 4 * (projector.dtype == np.int8)
     kept = source.shape[1] * source.dtype.itemsize if projector.output_column != projector.column else 0
@@ -234,7 +238,7 @@ def _leaves(schema: Any) -> list[tuple[str, str]]:
 
 
 def _ahead(items: Iterator[Any], count: int = AHEAD) -> Generator[Any]:
-    """The items, computed in a thread while the caller works on those before; `count` of them wait at most."""
+    """The items, computed up to `count` ahead of the caller in a thread."""
     with ThreadPoolExecutor(1, thread_name_prefix="sjlt-read") as thread:
         following = deque(thread.submit(next, items, None) for _ in range(count))
         while (item := following.popleft().result()) is not None:

@@ -4,10 +4,10 @@ Parquet stores two levels beside every number of a list: whether it begins a row
 pyarrow decodes them all, which takes eight times as long as reading the numbers themselves (1e6 vectors of 768 fp32,
 one core: 4.1 s beside 0.5 s). Where all vectors have one length and nothing is null, the levels are known in advance:
 here they are only compared. In most files nearly all pages have the same levels, so that a cache avoids decoding them
-again. The numbers of a page lie together behind the levels: plain ones are read into place; pages compressed with
-Snappy or zstd are decompressed first; the dictionary with which pyarrow begins a column chunk, before it finds the
-numbers too many, is looked up. Pages of very many vectors, everything else, and everything unexpected are left to
-pyarrow, whose messages say what is wrong.
+again. The numbers of a page lie together behind the levels. Plain ones are read into place. Pages compressed with
+Snappy or zstd are decompressed first. pyarrow begins a column chunk with a dictionary, which it gives up when there are
+too many different numbers: these are looked up. Pages of very many vectors, everything else, and everything unexpected
+are left to pyarrow, whose messages say what is wrong.
 
 The format: https://parquet.apache.org/docs/file-format/, data pages of versions 1 and 2; headers are Thrift structs in
 the compact protocol; levels and indices are runs of one value, or packed bits.

@@ -68,7 +68,7 @@ def project_file(
     force : bool
         Replace existing files.
     progress : callable
-        Called with the number of projected rows and of all rows, for the first time when all checks have passed.
+        Called with the numbers of projected rows and of all rows, first when all checks have passed.
     note : callable
         Called with lines that the user should see.
     **parameters
@@ -99,35 +99,43 @@ def project_file(
             "batch_rows": batch_rows or default_batch_rows(rows, encoding, on_gpu),
             "device": devices.device_name(on_gpu),
         }
-        size = int(np.prod(encoding.shape(rows.shape[0]), dtype=object)) * encoding.dtype.itemsize
+        shape = encoding.shape(rows.shape[0])
+        size = int(np.prod(shape, dtype=object)) * encoding.dtype.itemsize
         widths = rows.shape[1], encoding.n_components
         note_poor_choices(out, widths, (size, description["source"]["size"]), note)
         output = Output(
-            out, encoding.shape(rows.shape[0]), encoding.dtype, description,
+            out, shape, encoding.dtype, description,
             resume=resume, force=force, adopt=() if on_gpu else ("batch_rows",), note=note,
         )  # fmt: skip
         if output.complete:
             note(f"{out}: complete already, from the same source and parameters")
             return
-        try:
-            projected = projected_rows(rows, sketch, encoding, output.rows, description["batch_rows"], on_gpu)
-            with output, closing(projected) as batches:
-                progress(output.rows, rows.shape[0])
-                for batch in batches:
-                    output.append(batch)
-                    progress(output.rows, rows.shape[0])
-                if different := differences(description["source"], rows.description(), "source."):
-                    output.discard()
-                    raise UserError(f"{source}: changed while it was read: {'; '.join(different)}")
-                output.commit()
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(_kept(output)) from None
-        except (OSError, MemoryError) as e:
-            raise UserError(f"{explain(e)}; {_kept(output)}") from None
+        batches = projected_rows(rows, sketch, encoding, output.rows, description["batch_rows"], on_gpu)
+        _write(output, rows, batches, progress)
+
+
+def _write(
+    output: Output, source: Source, projected: Generator[np.ndarray], progress: Callable[[int, int], None]
+) -> None:
+    """Append the projected rows and commit, if the source has not changed since it was described."""
+    try:
+        with output, closing(projected) as batches:
+            progress(output.rows, source.shape[0])
+            for batch in batches:
+                output.append(batch)
+                progress(output.rows, source.shape[0])
+            if different := differences(output.description["source"], source.description(), "source."):
+                output.discard()
+                raise UserError(f"{source.path}: changed while it was read: {'; '.join(different)}")
+            output.commit()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_kept(output)) from None
+    except (OSError, MemoryError) as e:
+        raise UserError(f"{explain(e)}; {_kept(output)}") from None
 
 
 def note_poor_choices(out: Path, widths: tuple[int, int], sizes: tuple[int, int], note: Callable[[str], None]) -> None:
-    """Say so where nothing is compressed.
+    """Call `note` where projection compresses nothing.
 
     Parameters
     ----------
@@ -178,9 +186,9 @@ def _on_gpu(source: Source, sketch: Sketch, dtype: np.dtype, start: int, rows: i
 
 
 def default_batch_rows(source: Source, encoding: Encoding, on_gpu: bool) -> int:
-    """Rows that fill a batch, but 16 of long rows if they stay below 256 MiB: they share the work per feature.
+    """Rows that fill a batch, in whole chunks where a format stores rows in chunks.
 
-    Whole chunks, where rows are stored in chunks.
+    Long rows share the work per feature: 16 of them form a batch if they stay below 256 MiB.
     """
     row_bytes = max(1, source.row_bytes, encoding.n_components * encoding.computed.itemsize)
     batch_bytes = GPU_BATCH_BYTES if on_gpu else BATCH_BYTES

@@ -1,4 +1,4 @@
-"""`RawMatrix`: the numbers of a matrix, one after the other in a file."""
+"""`RawMatrix`: a dense matrix stored contiguously in a file."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _header(file: FileIO) -> tuple[dict[str, Any], int]:
         raise ValueError(f"a header of {size} bytes")
     content = json.loads(file.read(size))
     if not isinstance(content, dict):
-        raise TypeError("the header is no object")
+        raise TypeError("the header is not an object")
     return {key: tensor for key, tensor in content.items() if key != "__metadata__"}, 8 + size
 
 

@@ -47,7 +47,7 @@ def project_dask(
 
 
 def check_matrix(x: Any) -> None:
-    """Check the form of a dask array of data vectors, computing nothing."""
+    """Check dimensions and dtype of a dask array of data vectors, without computing anything."""
     if x.ndim != 2:
         raise ValueError(f"expected a 2-D dask array, (n_samples, n_features), got one of shape {x.shape}")
     if x.dtype.kind not in "iubf":
