@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from helpers.plans import ROWS, K, result, shards
 
+import sjlt
 from sjlt.files import atomic, attempts
 from sjlt.files.errors import UserError
 
@@ -95,6 +97,13 @@ def test_without_locks_files_are_opened_to_continue(tmp_path, monkeypatch):
     monkeypatch.setattr(attempts.fcntl, "flock", without_locks)
     for _ in range(2):
         os.close(atomic.open_locked(tmp_path / "y.npy.partial"))
+
+
+def test_without_locks_plans_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(attempts.fcntl, "flock", without_locks)
+    shards(tmp_path / "in")
+    sjlt.plan(tmp_path / "in", tmp_path / "out", K).run(workers=1)
+    assert len(result(tmp_path / "out")) == sum(ROWS)
 
 
 @pytest.mark.parametrize("name", ["o**.npy", "o[1].parquet", "a~b.npy", "[", "-", "y.npy"])

@@ -88,7 +88,7 @@ def project(
     ] = None,
     part: Annotated[
         int | None,
-        typer.Option(metavar="I", help="Run every N-th part from the I-th on, from 0; then sjlt commit.",
+        typer.Option(metavar="I", help="Run parts I, I+N, I+2N, ... (from 0); then sjlt commit.",
                      show_default=False, parser=INTEGER["parser"]),
     ] = None,
     of: Annotated[

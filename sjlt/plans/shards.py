@@ -102,7 +102,8 @@ def describe(paths: list[Path], column: str | None, note: Callable[[str], None])
     inputs, first, first_path = [], None, paths[0]
     for path in paths:
         with open_source(path, note if path is paths[0] else _silent, column) as opened:
-            shard, described = Shard(opened), opened.description()
+            described = opened.description()
+            shard = Shard(opened, described.get("column"))
         if first is None or (not first.n_features and not first.differs_from(shard)):
             first, first_path = shard, path
         elif difference := first.differs_from(shard):
@@ -145,13 +146,12 @@ class Shard:
         As of the first file.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, column: str | None) -> None:
         from ..files.parquet_vectors import ParquetVectors
 
         self.path, self.n_features, self.dtype = source.path, source.shape[1], source.dtype
         self.row_bytes, self.chunk_rows, self.carried_bytes = source.row_bytes, source.chunk_rows, 0
-        self.column = source.description().get("column")
-        self.kind, self.columns = "npy", list[str]()
+        self.column, self.kind, self.columns = column, "npy", list[str]()
         self._obstacle = source.gpu_obstacle()
         if isinstance(source, ParquetVectors):
             self.kind, self.columns = "parquet", [f"{field.name}: {field.type}" for field in source.schema]
