@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .inputs.checks import integer
-from .inputs.containers import is_tensor
+from .inputs.containers import is_tensor, refuse_foreign
 from .ledger import Ledger
 from .sketch import Sketch
 
@@ -68,6 +68,8 @@ class Accumulator:
         if not isinstance(S, Sketch):
             raise TypeError(f"an Accumulator needs a Sketch, got {type(S).__name__}")
         self.sketch = S
+        if not isinstance(shape, Iterable):
+            raise TypeError(f"shape must be a sequence of integers, such as ({shape!r},), got {shape!r}")
         self.shape = tuple(integer(f"shape[{i}]", n, 0, 2**63 - 1) for i, n in enumerate(shape))
         self.dtype = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else np.dtype(dtype).name
         if self.dtype not in ("float32", "float64"):
@@ -166,9 +168,9 @@ class Accumulator:
     def from_state_dict(cls, state: Mapping[str, Any]) -> Accumulator:
         """The accumulator that `state_dict` described; ValueError for anything else."""
         try:
-            if state["format"] != FORMAT:
+            if integer("format", state["format"], 0, 2**63 - 1) != FORMAT:
                 raise ValueError(f"format {state['format']}, this version of sjlt reads {FORMAT}")
-            total, shape = state["sum"], tuple(state["shape"])
+            total, shape = _checked_sum(state["sum"]), tuple(state["shape"])
             S = Sketch.from_dict(state["sketch"])
             if tuple(total.shape) != (*shape, S.n_components):
                 raise ValueError(f"a sum of shape {tuple(total.shape)} for vectors of shape {shape} and {S!r}")
@@ -178,7 +180,7 @@ class Accumulator:
                 raise ValueError(f"ranges {list(made.seen)} beyond n_features = {S.n_features}")
         except (KeyError, TypeError, AttributeError, ValueError) as e:
             raise ValueError(f"not the state of an Accumulator: {type(e).__name__}: {e}") from None
-        made._sum = total.clone() if is_tensor(total) else np.array(total)
+        made._sum = total.detach().clone() if is_tensor(total) else np.array(total, made.dtype)
         return made
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -214,6 +216,14 @@ class Accumulator:
 
             state["sum"] = torch.from_numpy(state["sum"]).to(device)
         return cls.from_state_dict(state)
+
+
+def _checked_sum(total: Any) -> Any:
+    """`total`, or TypeError unless it is an array without a mask or a dense tensor."""
+    refuse_foreign(total)
+    if not (isinstance(total, np.ndarray) or (is_tensor(total) and str(total.layout) == "torch.strided")):
+        raise TypeError(f"the sum must be an array or a dense tensor, got {type(total).__name__}")
+    return total
 
 
 def _zeros(shape: tuple[int, ...], dtype: str, device: Any) -> Any:

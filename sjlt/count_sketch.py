@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from .backends.cpu.gather import gather, gather_at
 from .inputs.checks import integer, seed_number
-from .inputs.containers import is_tensor
+from .inputs.containers import as_container, is_tensor, refuse_foreign, result_dtype
 from .laws.count_sketch import MAX_ROWS, row_seed
 from .laws.exact import MAX_N_COMPONENTS
 from .sketch import MAX_FEATURES, Sketch
@@ -117,26 +118,33 @@ class CountSketch:
         Raises
         ------
         TypeError, ValueError
-            As `Sketch.project_tree`.
+            As `Sketch.project` for arrays, else as `Sketch.project_tree`.
         """
-        tree = _as_tensor(data) if isinstance(data, np.ndarray) else data
-        leaves = list(_leaves(tree))
-        n = sum(leaf.numel() for leaf in leaves)
+        if isinstance(data, np.ndarray):
+            numbers = _flat(data)
+            table = np.empty((self.rows, self.columns), result_dtype(numbers.dtype))
+            for row, S in zip(table, self._parts(numbers.size, offset), strict=True):
+                S.project(numbers, out=row)
+            return table
+        leaves = list(_leaves(data))
+        parts = self._parts(sum(leaf.numel() for leaf in leaves), offset)
+        dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves), torch.float32)
+        device = leaves[0].device if leaves else None
+        tables = torch.empty((self.rows, self.columns), dtype=dtype, device=device)
+        with torch.no_grad():
+            for row, S in zip(tables, parts, strict=True):
+                S.project_tree(leaves, out=row)
+        return tables
+
+    def _parts(self, n: int, offset: int | None) -> list[Sketch]:
+        """The sketches of n numbers from `offset` on, or of all numbers, checked."""
         start = 0 if offset is None else integer("offset", offset, 0, self.n_features)
         if start + n > self.n_features or (offset is None and n != self.n_features):
             raise ValueError(
                 f"a CountSketch of n_features = {self.n_features} got {n} numbers"
                 + (": pass offset= with a part of a vector" if offset is None else f" from {start} on")
             )
-        dtype = torch.float32
-        for leaf in leaves:
-            dtype = torch.promote_types(dtype, leaf.dtype)
-        device = leaves[0].device if leaves else None
-        table = torch.empty((self.rows, self.columns), dtype=dtype, device=device)
-        with torch.no_grad():
-            for row, S in zip(table, self.sketches, strict=True):
-                S[:, start : start + n].project_tree(tree if not is_tensor(tree) else [tree], out=row)
-        return table.numpy() if isinstance(data, np.ndarray) else table
+        return [S[:, start : start + n] for S in self.sketches]
 
     def query(self, table: Data, indices: Any) -> Data:
         """Estimates of the numbers at some indices.
@@ -144,7 +152,7 @@ class CountSketch:
         Parameters
         ----------
         table : {ndarray, tensor} of shape (rows, columns), float32 or float64
-        indices : {ndarray, tensor on the table's device} of int64, any shape, each from 0 to n_features - 1
+        indices : {array_like, tensor on the table's device} of integers, any shape, each from 0 to n_features - 1
 
         Returns
         -------
@@ -156,16 +164,10 @@ class CountSketch:
             For other shapes, dtypes and indices.
         """
         held = self._checked_table(table)
-        places = torch.as_tensor(indices)
-        if places.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"indices must be integers, got {places.dtype}")
+        places = self._checked_indices(indices)
         if places.device != held.device:
             raise ValueError(f"indices must lie on {held.device}, as the table does, got {places.device}")
-        flat = places.reshape(-1).long()
-        if len(flat):
-            low, high = int(flat.min()), int(flat.max())
-            if low < 0 or high >= self.n_features:
-                raise IndexError(f"indices must be from 0 to {self.n_features - 1}, got {low} to {high}")
+        flat = places.reshape(-1)
         found = [self._row_at(S, row, flat) for row, S in zip(held, self.sketches, strict=True)]
         return _like_input(table, median(found).reshape(places.shape))  # type: ignore[no-any-return]
 
@@ -208,12 +210,30 @@ class CountSketch:
     def _checked_table(self, table: Any) -> Tensor:
         if not isinstance(table, (np.ndarray, Tensor)):
             raise TypeError(f"a table must be an array or a tensor, got {type(table).__name__}")
+        refuse_foreign(table)
         if tuple(table.shape) != (self.rows, self.columns):
             raise ValueError(f"a table must have shape {(self.rows, self.columns)}, got {tuple(table.shape)}")
-        held = torch.from_numpy(table) if isinstance(table, np.ndarray) else table.detach()
-        if held.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"a table must be float32 or float64, got {table.dtype}")
-        return held
+        if _dtype_name(table) not in ("float32", "float64"):
+            raise TypeError(f"a table must be float32 or float64, got {_dtype_name(table)}")
+        return table.detach() if isinstance(table, Tensor) else _as_tensor(table)
+
+    def _checked_indices(self, indices: Any) -> Tensor:
+        """The indices as an int64 tensor."""
+        if not is_tensor(indices):
+            refuse_foreign(indices)
+            is_array = isinstance(indices, np.ndarray)
+            indices = np.asarray(indices)
+            if not is_array and indices.size == 0:  # NumPy makes an empty list float64
+                indices = indices.astype(np.int64)
+        if not _dtype_name(indices).startswith(("int", "uint")):
+            raise TypeError(f"indices must be integers, got {_dtype_name(indices)}")
+        if is_tensor(indices):
+            indices = indices.long()
+        if 0 not in indices.shape:
+            low, high = int(indices.min()), int(indices.max())
+            if low < 0 or high >= self.n_features:
+                raise IndexError(f"indices must be from 0 to {self.n_features - 1}, got {low} to {high}")
+        return indices if is_tensor(indices) else torch.from_numpy(np.array(indices, np.int64))
 
 
 # ------------------------------------------------------------------------------------- estimates
@@ -281,12 +301,21 @@ def _leaves(tree: Any) -> Any:
         yield leaf
 
 
-def _as_tensor(x: np.ndarray) -> Tensor:
-    if x.dtype.kind in "iub":
-        x = x.astype(np.float64)
-    if x.dtype.kind != "f":
-        raise TypeError(f"a CountSketch needs real numbers, got {x.dtype}")
-    return torch.from_numpy(np.ascontiguousarray(x))
+def _flat(x: np.ndarray) -> np.ndarray:
+    """The numbers of an array in logical order, without a copy where its strides allow."""
+    numbers: np.ndarray = as_container(x).reshape(-1)
+    return numbers.astype(np.float32) if numbers.dtype == np.float16 else numbers  # tables are float32 at least
+
+
+def _dtype_name(x: Any) -> str:
+    """The dtype's name without a package or a byte order."""
+    return str(x.dtype).removeprefix("torch.") if is_tensor(x) else x.dtype.name
+
+
+def _as_tensor(table: np.ndarray) -> Tensor:
+    """A table as a tensor, in native byte order; of the same memory unless torch refuses it or would warn."""
+    held = np.ascontiguousarray(table, table.dtype.newbyteorder("="))
+    return torch.from_numpy(held if held.flags.writeable else held.copy())
 
 
 def _like_input(table: Any, x: Tensor) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
+from .inputs.checks import integer
+
 
 class Ledger:
     """A set of integers, kept as half-open ranges, to which each may be added once.
@@ -49,7 +51,11 @@ class Ledger:
         return f"Ledger({list(self)})"
 
     def check(self, start: int, stop: int) -> None:
-        """Raise ValueError unless 0 <= start <= stop and nothing from start to stop - 1 was added before."""
+        """Raise ValueError unless 0 <= start <= stop and nothing from start to stop - 1 was added before.
+
+        TypeError for numbers that are not integers.
+        """
+        start, stop = _integers(start, stop)
         if not 0 <= start <= stop:
             raise ValueError(f"a range needs 0 <= start <= stop, got {start} to {stop}")
         i = bisect_right(self._stops, start)
@@ -65,9 +71,10 @@ class Ledger:
 
         Raises
         ------
-        ValueError
+        TypeError, ValueError
             As `check`; nothing is added then.
         """
+        start, stop = _integers(start, stop)
         self.check(start, stop)
         if start == stop:
             return
@@ -101,3 +108,8 @@ class Ledger:
                 gaps.append((at, min(a, stop)))
             at = max(at, b)
         return gaps if at >= stop else [*gaps, (at, stop)]
+
+
+def _integers(start: int, stop: int) -> tuple[int, int]:
+    low, high = -(2**63), 2**63
+    return integer("the start of a range", start, low, high), integer("the end of a range", stop, low, high)

@@ -146,6 +146,22 @@ def _saved(state):
     return stream.getvalue()
 
 
+def test_states_of_other_byte_orders_and_with_gradients():
+    accumulator = Accumulator(S, (3,))
+    accumulator.update(0, X)
+    state = accumulator.state_dict()
+    swapped = Accumulator.from_state_dict({**state, "sum": state["sum"].astype(">f8")})
+    assert swapped.sum.dtype == np.float64
+    assert swapped.sum.dtype.isnative
+    assert np.array_equal(swapped.sum, accumulator.sum)
+    total = torch.from_numpy(state["sum"]).requires_grad_()
+    tensor = Accumulator.from_state_dict({**state, "sum": total, "ranges": []})
+    assert not tensor.sum.requires_grad
+    tensor.update(0, torch.from_numpy(X))
+    assert np.array_equal(tensor.sum, 2 * accumulator.sum)
+    assert np.array_equal(total.detach(), accumulator.sum)
+
+
 WRITER = """
 import sys
 import numpy as np
@@ -211,6 +227,7 @@ def test_refusals(tmp_path):
     refused(TypeError, "complex", update, 0, np.zeros((3, 5), complex))
     refused(TypeError, "float32 or float64, got float16", lambda: Accumulator(S, dtype="float16"))
     refused(TypeError, "needs a Sketch, got int", Accumulator, 3)
+    refused(TypeError, r"shape must be a sequence of integers, such as \(5,\), got 5", Accumulator, S, 5)
     refused(TypeError, "merges with another, got int", accumulator.merge, 3)
     refused(ValueError, "accumulators differ", accumulator.merge, Accumulator(Sketch(500, 40, nnz=4, seed=4), (3,)))
     refused(ValueError, "accumulators differ", accumulator.merge, Accumulator(S, (3,), dtype="float32"))
@@ -218,7 +235,10 @@ def test_refusals(tmp_path):
     assert np.array_equal(accumulator.sum, S[:, 100:200].project(X[:, 100:200]))
 
     state = accumulator.state_dict()
-    for name, value in {"format": 2, "ranges": [[0, 501]], "shape": [4], "sum": "none", "sketch": {}}.items():
+    bad = [("format", 2), ("format", True), ("shape", [4]), ("shape", [3.0]), ("sketch", {})]
+    bad += [("ranges", ranges) for ranges in ([[0, 501]], [[0, 10.5]], [[0.0, 10]], [[False, 10]], [["0", "10"]])]
+    bad += [("sum", total) for total in ("none", np.ma.array(state["sum"]), torch.zeros(3, 40).to_sparse())]
+    for name, value in bad:
         refused(ValueError, "not the state of an Accumulator", Accumulator.from_state_dict, {**state, name: value})
     refused(ValueError, "added before", Accumulator.from_state_dict, {**state, "ranges": [[0, 10], [5, 15]]})
     path = tmp_path / "sum.npz"

@@ -88,6 +88,41 @@ def test_trees(dtype):
     assert not C.sketch(flat.clone().requires_grad_()).requires_grad
 
 
+@pytest.mark.filterwarnings("error")
+def test_arrays_of_every_layout():
+    x = integers((9, 10), "float64", seed=1)
+    C = CountSketch(90, 3, 16)
+    for y in (x.T, x[::-1], x[:, ::-1]):
+        expected = C.sketch(np.array(y, order="C"))
+        assert np.array_equal(C.sketch(y), expected)
+        assert np.array_equal(C.sketch(torch.from_numpy(np.array(y, order="C"))), expected)
+    for dtype, of_table in ((">f8", "f8"), (">f4", "f4"), ("f2", "f4"), ("i1", "f8"), (">i2", "f8"), ("?", "f8")):
+        table = C.sketch(x.astype(dtype))
+        assert table.dtype == of_table
+        assert np.array_equal(table, C.sketch(x.astype(dtype).astype(np.float64)))
+    locked = x.copy()
+    locked.flags.writeable = False
+    table = C.sketch(locked)
+    estimates = C.query(table, np.arange(90))
+    locked = table.copy()
+    locked.flags.writeable = False
+    for held in (locked, table.astype(">f8"), np.asfortranarray(table), table[::-1].copy()[::-1]):
+        assert np.array_equal(C.query(held, np.arange(90)), estimates)
+        assert np.array_equal(C.topk(held, 3)[0], C.topk(table, 3)[0])
+
+
+def test_indices_of_every_integer_type():
+    C = CountSketch(90, 3, 16)
+    table = C.sketch(integers(90, "float64", seed=1))
+    expected = C.query(table, np.array([5, 89]))
+    for dtype in ("i1", "u1", "i2", ">i2", "u2", "i4", "u4", "i8", "u8"):
+        assert np.array_equal(C.query(table, np.array([5, 89], dtype)), expected)
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint64):
+        assert np.array_equal(C.query(table, torch.tensor([5, 89], dtype=dtype)), expected)
+    assert np.array_equal(C.query(table, [5, 89]), expected)
+    assert C.query(table, []).shape == (0,)
+
+
 def test_rows_do_not_depend_on_the_number_of_rows_or_features():
     x = integers(100, "float64")
     table = CountSketch(100, 5, 40, seed=6).sketch(x)
@@ -136,12 +171,19 @@ def test_refusals():
     refused(TypeError, "seed must be an integer", CountSketch, 10, 1, 10, seed=1.5)
     refused(ValueError, "n_features = 100 got 99 numbers: pass offset=", C.sketch, np.zeros(99))
     refused(ValueError, "n_features = 100 got 99 numbers from 2 on", C.sketch, np.zeros(99), offset=2)
-    refused(TypeError, "real numbers, got complex128", C.sketch, np.zeros(100, complex))
+    refused(TypeError, "dtype complex128 is refused", C.sketch, np.zeros(100, complex))
+    refused(TypeError, "float128|longdouble", C.sketch, np.zeros(100, np.longdouble))
+    refused(TypeError, "masked arrays are refused", C.sketch, np.ma.array(np.zeros(100), mask=True))
+    refused(TypeError, "masked arrays are refused", C.query, np.ma.array(table), np.array([1]))
+    refused(TypeError, "masked arrays are refused", C.query, table, np.ma.array([1]))
     refused(TypeError, "got str", C.sketch, ["x"])
     refused(ValueError, r"must have shape \(3, 10\), got \(10, 3\)", C.query, table.T, np.array([1]))
     refused(TypeError, "float32 or float64, got float16", C.query, table.astype("float16"), np.array([1]))
     refused(TypeError, "must be an array or a tensor, got list", C.topk, [[0.0]], 1)
-    refused(TypeError, "indices must be integers, got torch.float64", C.query, table, np.array([1.0]))
+    refused(TypeError, "indices must be integers, got float64", C.query, table, np.array([1.0]))
+    refused(TypeError, "indices must be integers, got bool", C.query, table, [True])
+    refused(TypeError, "indices must be integers, got float32", C.query, table, torch.tensor([]))
+    refused(IndexError, f"got 1 to {2**64 - 1}", C.query, table, np.array([1, 2**64 - 1], np.uint64))
     refused(IndexError, "from 0 to 99, got 1 to 100", C.query, table, np.array([1, 100]))
     refused(IndexError, "from 0 to 99, got -1 to 1", C.query, table, np.array([1, -1]))
     refused(ValueError, "k must be from 0 to 100, got 101", C.topk, table, 101)

@@ -1,5 +1,6 @@
 """The ledger is a set of integers that refuses to hold one twice."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,3 +58,18 @@ def test_merge(left, right):
 def test_ranges_that_are_none(bad):
     with pytest.raises(ValueError, match="0 <= start <= stop"):
         Ledger().add(*bad)
+
+
+@pytest.mark.parametrize("bad", [(0, 10.5), (0.0, 10), (False, 10), ("0", "10"), (None, 3)])
+def test_ranges_of_other_numbers_than_integers(bad):
+    ledger = Ledger()
+    with pytest.raises(TypeError, match="must be an integer"):
+        ledger.add(*bad)
+    with pytest.raises(TypeError, match="must be an integer"):
+        Ledger([bad])
+    assert list(ledger) == []
+
+
+def test_ranges_are_kept_as_plain_integers():
+    ((start, stop),) = Ledger([(np.int64(3), np.uint8(7))])
+    assert (type(start), type(stop)) == (int, int)
