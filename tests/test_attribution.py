@@ -2,6 +2,9 @@
 
 import math
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import pytest
 import torch
@@ -83,6 +86,68 @@ def test_refusals():
         projector.project([torch.zeros(5, 37)], 0)
     with pytest.raises(ValueError, match="ensemble_id must be from 0 to 2147483647, got -1"):
         DattriProjector(D, K).project(torch.zeros(5, D), -1)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_tensor_in_float64_makes_the_result_float64(order):
+    gradients = {"a": torch.randn(5, 30), "b": torch.randn(5, 7, dtype=torch.float64)}
+    result = TrakProjector(D, K, device="cpu").project(dict(list(gradients.items())[::order]), 0)
+    assert result.dtype == torch.float64
+
+
+@pytest.fixture
+def dattri(monkeypatch):
+    """A stand-in for dattri's module, whose own projectors are their types."""
+
+    def make_random_projector(param_shape_list, proj_dim, proj_type="normal", proj_seed=0, device="cpu"):
+        return f"dattri's {proj_type}"
+
+    projection = ModuleType("dattri.func.projection")
+    projection.make_random_projector = make_random_projector
+    package = ModuleType("dattri.func")
+    package.projection = projection
+    monkeypatch.setitem(sys.modules, "dattri", ModuleType("dattri"))
+    monkeypatch.setitem(sys.modules, "dattri.func", package)
+    return projection
+
+
+def test_contexts_may_overlap(dattri):
+    original, made = dattri.make_random_projector, lambda: dattri.make_random_projector([30, 7], K).sketch.nnz
+    first, second = dattri_projections(nnz=2), dattri_projections(nnz=3)
+    first.__enter__()
+    assert made() == 2
+    second.__enter__()
+    assert made() == 3
+    assert dattri.make_random_projector([30, 7], K, proj_type="identity") == "dattri's identity"
+    first.__exit__(None, None, None)
+    assert made() == 3
+    second.__exit__(None, None, None)
+    assert dattri.make_random_projector is original
+    with dattri_projections(nnz=2), dattri_projections(nnz=2):
+        assert made() == 2
+    assert dattri.make_random_projector is original
+
+
+def test_contexts_in_threads(dattri):
+    original, meet = dattri.make_random_projector, threading.Barrier(4)
+
+    def work(nnz):
+        for _ in range(50):
+            with dattri_projections(nnz=nnz):
+                meet.wait()
+                assert dattri.make_random_projector([30, 7], K).sketch.nnz in (1, 2, 3, 4)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, (1, 2, 3, 4)))
+    assert dattri.make_random_projector is original
+
+
+def test_a_function_that_was_replaced_within_a_context_stays(dattri):
+    with dattri_projections():
+        ours = dattri.make_random_projector
+        other = dattri.make_random_projector = lambda *args, **kwargs: ours(*args, **kwargs)
+    assert dattri.make_random_projector is other
+    assert other([30, 7], K) == "dattri's normal"
 
 
 def test_dattri_is_named_where_it_is_missing(monkeypatch):

@@ -6,8 +6,10 @@ Neither package is imported here. Both accept any object with the methods of the
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from math import sqrt
 from typing import Any, Literal
 
@@ -64,7 +66,7 @@ class _Projector:
             )
         with torch.no_grad():
             leaves = [leaf.to(self.device) for leaf in tree.values()]
-            dtype = torch.promote_types(torch.float32, leaves[0].dtype)
+            dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves), torch.float32)
             result = torch.empty((*leaves[0].shape[:1], self.proj_dim), dtype=dtype, device=self.device)
             return sketch.project_tree(leaves, batched=True, out=result).mul_(scale)
 
@@ -212,7 +214,8 @@ def dattri_projections(
     ``dattri.func.projection.random_project`` then builds a `DattriProjector` for the types "normal", "rademacher" and
     "sjlt", wherever it is called from, such as dattri's attributors; other types ("identity", "random_mask", "grass")
     remain dattri's own. Functions built within it keep their projector afterwards. The change is to dattri's module, so
-    it reaches every thread.
+    it reaches every thread. Contexts may overlap, in one thread or in several: of those that are active, the one
+    entered last applies.
 
     Parameters
     ----------
@@ -236,23 +239,56 @@ def dattri_projections(
         from dattri.func import projection
     except ImportError as e:
         raise ImportError("dattri_projections needs dattri: pip install 'sjlt-triton[attribution]'") from e
-    theirs = projection.make_random_projector
-
-    def make(param_shape_list: Any, *args: Any, **kwargs: Any) -> Any:
-        call = inspect.signature(theirs).bind(param_shape_list, *args, **kwargs)
-        call.apply_defaults()
-        given = call.arguments
-        if given["proj_type"] not in ("normal", "rademacher", "sjlt"):
-            return theirs(param_shape_list, *args, **kwargs)
-        dim = int(sum(param_shape_list))
-        law: Any = {"nnz": nnz, "stacks": stacks, "density": density}
-        return DattriProjector(dim, given["proj_dim"], given["proj_seed"], device=given["device"], **law)
-
-    projection.make_random_projector = make
+    law = {"nnz": nnz, "stacks": stacks, "density": density}
+    _enter(projection, law)
     try:
         yield
     finally:
-        projection.make_random_projector = theirs
+        _leave(projection, law)
+
+
+class _Replacement:
+    """What stands for dattri's ``make_random_projector`` while contexts are active, whose laws are in `laws`."""
+
+    def __init__(self, theirs: Any) -> None:
+        self.theirs = theirs
+        self.laws: list[dict[str, Any]] = []
+
+    def __call__(self, param_shape_list: Any, *args: Any, **kwargs: Any) -> Any:
+        call = inspect.signature(self.theirs).bind(param_shape_list, *args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        laws = self.laws[-1:]  # one reading: another thread may leave its context now
+        if not laws or given["proj_type"] not in ("normal", "rademacher", "sjlt"):
+            return self.theirs(param_shape_list, *args, **kwargs)
+        dim = int(sum(param_shape_list))
+        return DattriProjector(dim, given["proj_dim"], given["proj_seed"], device=given["device"], **laws[0])
+
+
+_lock = threading.Lock()
+_replacement: _Replacement | None = None  # while any context is active
+
+
+def _enter(projection: Any, law: dict[str, Any]) -> None:
+    global _replacement
+    with _lock:
+        if _replacement is None:
+            _replacement = _Replacement(projection.make_random_projector)
+            projection.make_random_projector = _replacement
+        _replacement.laws.append(law)
+
+
+def _leave(projection: Any, law: dict[str, Any]) -> None:
+    global _replacement
+    with _lock:
+        assert _replacement is not None
+        laws = _replacement.laws
+        laws.pop(next(i for i, active in enumerate(laws) if active is law))
+        if laws:
+            return
+        if projection.make_random_projector is _replacement:  # not replaced by someone else meanwhile
+            projection.make_random_projector = _replacement.theirs
+        _replacement = None
 
 
 def _description(sketch: Sketch) -> str:
