@@ -37,7 +37,7 @@ class Accumulator:
     dtype : "float32" or "float64" (also as a NumPy or torch dtype), default "float64"
         Dtype of the sum. Blocks may have any dtype that `Sketch.project` accepts.
     device : str or torch.device, optional
-        Where to sum tensors. Without it the sum and the blocks are arrays.
+        Device of the sum and of the blocks, which are then tensors; by default they are arrays.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class Accumulator:
     # --------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The sum (a copy) and the numbers from which `from_state_dict` makes an equal accumulator."""
+        """A copy of the sum, and all else that `from_state_dict` needs to make an equal accumulator."""
         return {"sum": self.sum, **self._description()}
 
     def _description(self) -> dict[str, Any]:

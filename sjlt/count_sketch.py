@@ -31,16 +31,16 @@ class CountSketch:
     """Tables of shape (rows, columns) of vectors of n_features numbers, and estimates of each number from its table.
 
     Row t of the table of x is S_t x, for independent sketches S_t with one nonzero per column. Each number of x is thus
-    added, with a sign, to one place of each row, and its estimate is the median over the rows of what is found there:
-    at most sqrt(8 / columns) times the norm of the rest of x away from it, but with a probability that falls
-    exponentially in `rows`. Tables are linear: those of several workers or steps are added. Nothing is stored but the
-    seed, and no method holds n_features numbers beyond a block.
+    added, with a sign, to one place of each row, and its estimate is the median over the rows of what is found there.
+    The error is at most sqrt(8 / columns) times the norm of the rest of x, except with a probability that decreases
+    exponentially with `rows`. Tables are linear: those of several workers or steps may be added. Only the seed is
+    stored, and of n_features estimates no method holds more than a block.
 
     Parameters
     ----------
     n_features : int, 0 to 2^63 - 1
     rows : int, 1 to 2^20
-        Odd numbers serve best; 5 is common.
+        Odd numbers are best; 5 is common.
     columns : int, 1 to 8,388,480
     seed : int, -2^63 to 2^64 - 1, default 0
 

@@ -253,10 +253,24 @@ def test_refusals():
         sjlt.quality(data(), [sjlt.SparseRandomProjection(8)], laws=False)
     with pytest.raises(TypeError, match="got 16: see n_components"):
         sjlt.quality(data(), [16])
+    with pytest.raises(TypeError, match=r"a sjlt.Sketch or a list, got 16: for 16 components pass n_components=\[16\]"):
+        sjlt.quality(data(), 16)
+    with pytest.raises(TypeError, match=r"a sjlt.Sketch or a list, got SparseRandomProjection"):
+        sjlt.quality(data(), sjlt.SparseRandomProjection(8))
+    with pytest.raises(TypeError, match=r"n_components must be a list of integers, such as \[16\], got 16"):
+        sjlt.quality(data(), n_components=16)
+    with pytest.raises(TypeError, match=r"eps must be a number, got '0.1' of type str"):
+        sjlt.quality(data(), eps="0.1")
     with pytest.raises(FileNotFoundError, match="absent"):
         sjlt.quality(Path("absent.npy"))
     with pytest.raises(ValueError, match="projects 41 features, X has 40"):
         sjlt.quality(data(), Sketch(41, 8))
+
+
+def test_a_dask_array_is_refused():
+    dask_array = pytest.importorskip("dask.array")
+    with pytest.raises(TypeError, match=r"X is a dask array, .* pass X.compute\(\), or the path of a zarr store"):
+        sjlt.quality(dask_array.from_array(data()))
 
 
 def method(name, size, cosine, among=1.0):

@@ -29,7 +29,7 @@ def demo(
     stride: Annotated[int, typer.Option(help="Pixels between patches; 2 gives 128,956 vectors.", **INTEGER)] = 2,
     force: Annotated[bool, typer.Option("--force", help="Replace the plot and the files that are kept.")] = False,
 ) -> None:
-    """Project real vectors, side by side with scikit-learn.
+    """Compare sjlt with scikit-learn on real vectors.
 
     Cuts the two photographs that ship with scikit-learn into overlapping 16 x 16 patches of 768 numbers, projects them
     from file to file to 256 dimensions, and compares time, memory, distances and nearest neighbours with scikit-learn's

@@ -31,7 +31,7 @@ def lstsq(
         typer.Option(help="The column, tensor, dataset or array of A's file, if several are matrices.",
                      show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sketch, from -2^63 to 2^64 - 1.", **INTEGER)] = 0,
     threads: Annotated[
         int | None, typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER)
     ] = None,
@@ -39,10 +39,10 @@ def lstsq(
 ) -> None:  # fmt: skip
     """Minimize |A x - b|, as accurately as a QR factorization of A does.
 
-    A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It is read in 4 or 5
-    passes and may be larger than memory. The computation takes 100 MB, twice the size of B, and up to 16 float64 arrays
-    of shape n x n. An A with fewer than about 8 n rows, or fewer than 1024, is loaded whole, twice, in float64. A CSR
-    matrix (of scipy.sparse.save_npz, or in an .h5ad file) is loaded whole.
+    A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It is read in 3 to 5
+    passes and may be larger than memory. The computation takes about 100 MB, twice the size of B, and up to 16 float64
+    arrays of shape n x n. An A with fewer than about 8 n rows, or fewer than 1024, is loaded whole, twice, in float64.
+    A CSR matrix (of scipy.sparse.save_npz, or stored by AnnData) is loaded whole.
 
     Where A does not have full rank, X is the solution of minimum norm. X is float64.
 

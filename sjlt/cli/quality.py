@@ -20,7 +20,7 @@ def quality(
     n_components: Annotated[
         list[int] | None,
         typer.Option(
-            "-k", "--n-components", help="May be repeated; default: 64 and 256.", show_default=False,
+            "-k", "--n-components", help="Components; may be repeated. Default: 64 and 256.", show_default=False,
             **INTEGER,
         ),
     ] = None,
@@ -28,16 +28,16 @@ def quality(
         str | None,
         typer.Option(help="The column, tensor, dataset or array of IN, if several are matrices.", show_default=False),
     ] = None,
-    queries: Annotated[int, typer.Option(help="Sampled rows that search.", **INTEGER)] = 200,
-    neighbours: Annotated[int, typer.Option(help="Nearest rows per query.", **INTEGER)] = 10,
+    queries: Annotated[int, typer.Option(help="Number of sampled rows that are queries.", **INTEGER)] = 200,
+    neighbours: Annotated[int, typer.Option(help="Number of nearest rows to find per query.", **INTEGER)] = 10,
     laws: Annotated[bool, typer.Option("--laws", help="Compare random laws by sampled distances instead.")] = False,
     eps: Annotated[
-        float, typer.Option(help="Laws: squared distances within 1 ± eps count as kept.", **NUMBER)
+        float, typer.Option(help="With --laws: squared distances within 1 ± eps count as kept.", **NUMBER)
     ] = 0.2,
-    rows: Annotated[int, typer.Option(help="Laws: rows to sample.", **INTEGER)] = 1000,
-    pairs: Annotated[int, typer.Option(help="Laws: sampled pairs of these rows.", **INTEGER)] = 10_000,
-    seeds: Annotated[int, typer.Option(help="Laws: matrices of each kind, with seeds 0, 1, ...", **INTEGER)] = 100,
-    seed: Annotated[int, typer.Option(help="For sampling.", **INTEGER)] = 0,
+    rows: Annotated[int, typer.Option(help="With --laws: number of rows to sample.", **INTEGER)] = 1000,
+    pairs: Annotated[int, typer.Option(help="With --laws: number of sampled pairs of these rows.", **INTEGER)] = 10_000,
+    seeds: Annotated[int, typer.Option(help="With --laws: matrices per law, with seeds 0, 1, ...", **INTEGER)] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.", **INTEGER)] = 0,
     json: Annotated[
         Path | None, typer.Option(help="Where to save the numbers: .json.", show_default=False)
     ] = None,
@@ -48,19 +48,19 @@ def quality(
 ) -> None:  # fmt: skip
     """Show whether search among the rows of IN survives projection.
 
-    Sampled rows search all rows of IN exactly, by cosine similarity and by inner product. For each k the table shows
-    how many of the nearest rows are still found after projection, also in float16 and int8, and how many are found
-    among the first 100, where re-ranking would find them. It shows the same for principal components (PCA), for the
-    first k numbers of each vector, and for the originals in float16 and int8. A sentence of advice follows. IN is
-    searched in one pass, after up to two passes that sample it.
+    Sampled rows are the queries of an exact search among all rows of IN, by cosine similarity and by inner product. For
+    each k the table shows how many of the nearest rows are still found after projection, also in float16 and int8, and
+    how many are found among the first 100 (or --neighbours, if more), where re-ranking would find them. It shows the
+    same for principal components (PCA), for the first k numbers of each vector, and for the originals in float16 and
+    int8. A sentence of advice follows. IN is searched in one pass, after up to two passes that sample it.
 
     With --laws, sampled rows of IN are projected, for each k, with exactly 1, 2, 4 and 8 nonzeros per column, with 4
     stacked sketches of one nonzero each, with independent entries of density 1/sqrt(features), 1/3 and 1 (Rademacher),
-    and by scikit-learn's SparseRandomProjection, beside the theory of a dense Gaussian matrix. Shown are the
-    distribution of squared distances, after / before; errors of inner products; norms over the seeds; nearest
-    neighbours kept; time. Only the sampled rows of an .npy file are read.
+    and by scikit-learn's SparseRandomProjection. The table shows the distribution of squared distances (after /
+    before), errors of inner products, the variation of norms over the seeds, the nearest neighbours kept, and times,
+    beside the theory of a dense Gaussian matrix. Only the sampled rows of an .npy file are read.
 
-    A CSR matrix is loaded whole. Equal arguments give equal numbers, except for times.
+    A CSR matrix of scipy.sparse.save_npz is loaded whole. Equal arguments give equal numbers, except for times.
     """
     from ..evaluation import figures
     from ..evaluation import report as tables

@@ -32,7 +32,7 @@ def svd(
         typer.Option(help="The column, tensor, dataset or array of A's file, if several are matrices.",
                      show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sketch, from -2^63 to 2^64 - 1.", **INTEGER)] = 0,
     threads: Annotated[
         int | None, typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER)
     ] = None,
@@ -41,11 +41,11 @@ def svd(
     """Find the largest singular values and vectors of A, in one pass over it.
 
     A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It may be larger
-    than memory. A CSR matrix (of scipy.sparse.save_npz, or in an .h5ad file) is loaded whole.
+    than memory. A CSR matrix (of scipy.sparse.save_npz, or stored by AnnData) is loaded whole.
 
-    Where A has more rows than columns, the computation takes 100 MB and up to 5 times the size of OUT, or 9 times if
-    rank + oversampling is the number of columns; where it has fewer, up to 13 times. With --n-iter, an A of fewer than
-    about 32 (rank + oversampling) rows is also loaded whole, in float64.
+    With the default oversampling, the computation takes about 100 MB and up to 5 times the size of OUT where A has more
+    rows than columns (9 times if rank + oversampling is the number of columns), and up to 13 times where it has fewer.
+    With --n-iter, an A with fewer than about 32 (rank + oversampling) rows is also loaded whole, twice, in float64.
 
     OUT has the float64 arrays U (m x rank), s (descending) and Vh (rank x n): (U * s) @ Vh is close to A. The last line
     shows the largest and smallest of s. If that is not far below the largest, a larger rank or --n-iter helps.

@@ -11,9 +11,9 @@ ENOUGH_TO_RERANK = 0.99
 
 
 def advice(methods: Sequence[SearchQuality], original_bytes: int, neighbours: int) -> str:
-    """The smallest storage whose search, by cosine similarity, finds enough of the nearest rows.
+    """Recommend the smallest storage in which a search by cosine similarity finds enough of the nearest rows.
 
-    If none does so directly, the smallest that keeps them among the candidates for re-ranking; otherwise the originals.
+    If there is none, recommend the smallest that keeps them among the candidates for re-ranking, else the originals.
     Among methods whose sizes differ by less than 10 %, the one with the highest recall is named.
     """
     smaller = [method for method in methods if method.bytes < original_bytes]

@@ -31,7 +31,7 @@ PATCH = 16
 FEATURES = PATCH * PATCH * 3
 N_COMPONENTS, NNZ = 256, 4
 RUNS = 3  # from file to file, with seeds 0, 1, ...
-MATRICES = 400  # for distances, seeds 0, 1, ...; a few alone would mostly show their own luck
+MATRICES = 400  # for distances, seeds 0, 1, ...; with few, chance would dominate
 PAIRS, PAIRS_SEED = 2_000, 1
 QUERIES, QUERIES_SEED = 500, 2
 NEIGHBOURS = 10
@@ -88,7 +88,7 @@ def write_patches(path: Path, stride: int) -> int:
     return n
 
 
-# ------------------------------------------------------------------------------------- the two sides
+# ------------------------------------------------------------------------------------- the two libraries
 
 
 class _Sjlt:
@@ -137,7 +137,7 @@ _LIBRARIES = (_Sjlt, _ScikitLearn)
 
 
 def _run(library: type[_Sjlt | _ScikitLearn], first: Path, source: Path, out: Path, seed: int) -> Run:
-    """Project two files and measure it; for a process that has done nothing else."""
+    """Project two files and measure time and memory, in a process that has done nothing else."""
     times = [time.perf_counter()]
     for path in (first, source):
         library.project_file(path, out, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from ..files.opening import open_source
 from ..files.source import Source
 from ..inputs.checks import integer
-from ..inputs.containers import as_container, checked_sparse, is_sparse, is_tensor
+from ..inputs.containers import as_container, checked_sparse, is_dask, is_sparse, is_tensor
 from ..sketch import Sketch
 from .laws import law_report
 from .results import Report, SearchReport
@@ -62,12 +63,12 @@ def quality(
     seed: int = 0,
     progress: Progress = lambda line: None,
 ) -> Report | SearchReport:
-    """Show whether search among the rows of X survives projection, or compare random laws.
+    """Measure whether search among the rows of X survives projection, or compare random laws.
 
-    The first question is whether a search still finds the same rows. Sampled rows search all others exactly, by inner
-    product and by cosine similarity, before and after projection, and after other ways to save memory: principal
-    components, the first numbers of each vector, and int8 and float16, also for projected vectors. The report ends with
-    a sentence of advice, which may be not to project.
+    By default, sampled rows are the queries of an exact search among all other rows, by inner product and by cosine
+    similarity, before and after projection. The report shows how many of the nearest rows are still found, also for
+    other ways to save memory: principal components, the first numbers of each vector, and int8 and float16, which are
+    applied to projected vectors as well. It ends with a sentence of advice, which may be not to project.
 
     With `laws`, sampled rows are projected in float64 by every sketch with `seeds` seeds, and distances, inner products
     and norms are compared with the theory of a dense Gaussian matrix.
@@ -90,11 +91,12 @@ def quality(
     rows, pairs : int
         With `laws`: sampled rows, and distinct pairs of these; all, if there are fewer.
     queries, neighbours : int
-        Sampled rows that search, and how many nearest rows each looks for (with `laws`, among the sampled rows).
+        Number of sampled rows that are queries, and number of nearest rows to find for each, at most n - 2 (with
+        `laws`, among the sampled rows).
     seeds : int >= 2
         With `laws`: matrices per sketch.
     seed : int >= 0
-        For sampling.
+        Seed of the sampling.
     progress : callable
         Called with a line that describes the current step.
 
@@ -154,6 +156,11 @@ def _opened(X: Any, progress: Progress) -> Iterator[Any]:
             yield file
     elif is_sparse(X):
         yield checked_sparse(X)
+    elif is_dask(X):
+        raise TypeError(
+            "X is a dask array, whose rows cannot be sampled at once: pass X.compute(), or the path of a zarr store "
+            "that X.to_zarr has written"
+        )
     else:
         yield X if isinstance(X, Source) or is_tensor(X) else as_container(X)
 
@@ -163,10 +170,15 @@ def _given(sketches: Any, n_components: Iterable[int] | None, n_features: int, l
     if sketches is not None:
         if n_components is not None:
             raise ValueError("n_components is for the default sketches: give either it or sketches")
+        if not isinstance(sketches, Sketch | Iterable):
+            hint = f": for {sketches} components pass n_components=[{sketches}]" if isinstance(sketches, int) else ""
+            raise TypeError(f"sketches must be a sjlt.Sketch or a list, got {sketches!r}{hint}")
         sketches = [sketches] if isinstance(sketches, Sketch) else list(sketches)
         if not sketches:
             raise ValueError("no sketches to compare: got an empty list")
         return [named(sketch, n_features) for sketch in sketches]
+    if not isinstance(n_components, Iterable | None):
+        raise TypeError(f"n_components must be a list of integers, such as [{n_components!r}], got {n_components!r}")
     widths = list(dict.fromkeys(N_COMPONENTS if n_components is None else n_components))
     if n_components is None and not laws:
         widths = [k for k in widths if k < n_features] or [max(1, n_features // 4)]
@@ -185,6 +197,8 @@ def _check(X: Any, eps: float, **counts: int) -> None:
         raise TypeError(f"sparse X must be CSR, whose rows can be picked, got {X.format.upper()}: use .tocsr()")
     if is_tensor(X) and str(X.layout) != "torch.strided":
         raise TypeError(f"a tensor must be dense, got one of layout {X.layout}")
+    if not isinstance(eps, numbers.Real):
+        raise TypeError(f"eps must be a number, got {eps!r} of type {type(eps).__name__}")
     if not 0 < eps < 1:
         raise ValueError(f"eps must be between 0 and 1, got {eps}")
     for name, count in counts.items():

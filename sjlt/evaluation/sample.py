@@ -12,7 +12,7 @@ from .measures import distances_from, distinct_pairs, recall, squared_distances,
 
 
 def rows_of(X: Any, chosen: np.ndarray) -> Any:
-    """The chosen rows of X, numbers in ascending order, in float64 and in memory, as an array or a CSR matrix."""
+    """The rows of X with the numbers `chosen`, ascending, in float64, as an array or a CSR matrix."""
     if isinstance(X, Source):
         X = X.rows(chosen)
     elif is_tensor(X):
@@ -28,7 +28,7 @@ def rows_of(X: Any, chosen: np.ndarray) -> Any:
 
 
 def as_array(tensor: Any) -> np.ndarray:
-    """A tensor as an array in the host's memory, of float32 for bfloat16, which NumPy does not have."""
+    """The tensor as a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
     import torch
 
     held = tensor.detach().cpu()

@@ -1,6 +1,6 @@
-"""Does search survive? Exact search over all rows, before and after projecting or compressing them.
+"""Recall of exact search over all rows, after projecting or compressing them.
 
-The rows are streamed once. Each method transforms a block of rows, and the queries, which are sampled rows; inner
+The rows are streamed once. Each method transforms the queries, which are sampled rows, and blocks of rows; inner
 products with the queries rank the rows. Only rows are quantized, as in a search index; queries stay in float32.
 """
 
@@ -114,7 +114,7 @@ def _as_int8(y: np.ndarray) -> np.ndarray:
 def _methods(
     X: Any, d: int, sketches: Sequence[tuple[str, Sketch]], exponent: int, rng: np.random.Generator
 ) -> list[Method]:
-    """Everything that is compared with the originals. Sparse rows are only projected."""
+    """All methods that are compared with the originals. Sparse rows are only projected."""
     methods: list[Method] = []
     sparse = _is_sparse(X)
     if not sparse:
@@ -212,7 +212,7 @@ class _Best:
         self.rows = np.full((queries, count), -1)
 
     def add(self, scores: np.ndarray, row: int) -> None:
-        """Take over what is better among scores (queries, rows of a block)."""
+        """Merge the scores of a block, (queries, rows)."""
         count = self.scores.shape[1]
         better = scores > self.scores[:, -1:]
         for query in np.flatnonzero(better.any(axis=1)):
