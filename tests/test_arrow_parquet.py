@@ -116,6 +116,9 @@ def test_a_column_must_be_named_where_several_fit(tmp_path):
 
 def test_a_named_column_must_hold_vectors(tmp_path):
     pq.write_table(pa.table({"v": [[1.0]], "w": [[[1.0]]], "id": [1]}), tmp_path / "x.parquet")
+    pq.write_table(pa.Table.from_arrays([pa.array([[1.0]])] * 2, ["v", "v"]), tmp_path / "twice.parquet")
+    with pytest.raises(UserError, match="there are 2 columns 'v'"):
+        files.project_parquet(tmp_path / "twice.parquet", tmp_path / "y.parquet", 1, column="v")
     cases = {"w": "nested lists", "id": "is of type int64", "u": "no column 'u'; the columns of vectors are: v"}
     for column, message in cases.items():
         with pytest.raises(UserError, match=message):

@@ -191,6 +191,7 @@ def test_strings_are_refused_as_strings():
         ("indices", 1, "malformed CSR: indices must be a 1-D array"),
         ("data/inner", np.ones(3), "malformed CSR: data must be a 1-D array"),
         ("data", ["a", "b", "c"], r"X holds strings \(dtype object\)"),
+        ("shape", [np.inf, 4], "not a readable HDF5 file: cannot convert float infinity"),
         ("shape", None, "malformed CSR: it has no attribute 'shape'"),
     ],
 )
@@ -200,8 +201,9 @@ def test_malformed_csr(part, values, message):
         del parts["data"]
     with h5py.File("x.h5ad", "w") as file:
         group = file.create_group("X")
-        group.attrs.update({"encoding-type": "csr_matrix", **({"shape": (3, 4)} if "shape" not in parts else {})})
-        parts.pop("shape", None)
+        group.attrs["encoding-type"] = "csr_matrix"
+        if (shape := parts.pop("shape", (3, 4))) is not None:
+            group.attrs["shape"] = shape
         for name, content in parts.items():
             group[name] = content
     with pytest.raises(UserError, match=f"^x.h5ad: .*{message}"):

@@ -43,9 +43,13 @@ def test_info(run: Run, name: str) -> None:
         ("{}", "a.json: not a description of a projected file: the description has no 'sjlt'"),
         ('{"source": 1, "result": 2}', "a.json: not a description"),
         ("\udcff", "a.json: not JSON"),
+        ("dtype", "a.json: not a description of a projected file: source.dtype is 'f4(', not the name of a dtype"),
     ],
 )
 def test_info_of_something_else(run: Run, content: str | None, message: str) -> None:
+    if content == "dtype":
+        run("project", "x.npy", "y.npy", "-k", K)
+        content = Path("y.npy.json").read_text().replace('"float32"', '"f4("')
     if content is not None:
         Path("a.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     result = run("info", "a.json")

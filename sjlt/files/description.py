@@ -97,7 +97,7 @@ def _check(content: Any) -> None:
             _integer(f"{name}.shape", number, 0, 2**63 - 1)
         if len(part["dtype"]) > 100:
             raise ValueError(f"{name}.dtype is {len(part['dtype'])} characters long")
-        np.dtype(part["dtype"])
+        _dtype(f"{name}.dtype", part["dtype"])
     for key in ("size", "mtime_ns"):
         if key in source:
             _integer(f"source.{key}", source[key], 0, 2**63 - 1)
@@ -109,6 +109,13 @@ def _check(content: Any) -> None:
     if "rows_done" in content:
         _integer("rows_done", content["rows_done"], 0, rows)
         _segments(content.get("segments"), content["rows_done"])
+
+
+def _dtype(name: str, value: str) -> None:
+    try:
+        np.dtype(value)
+    except (SyntaxError, TypeError, ValueError):  # NumPy parses some texts as Python
+        raise ValueError(f"{name} is {value!r:.100}, not the name of a dtype") from None
 
 
 def _segments(segments: Any, rows_done: int) -> None:

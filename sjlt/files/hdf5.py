@@ -36,7 +36,7 @@ def open_hdf5(path: Path, name: str | None) -> Source:
         refuse_csc(path, name, found)
         chosen = choose(path, "dataset", name, sorted(groups | set(arrays)), matrices)
         return _Hdf5Csr(path, chosen, file) if chosen in groups else _Hdf5Matrix(path, chosen, file)
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as e:  # of damaged files
+    except (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as e:  # of damaged files
         file.close()
         raise UserError(f"{path}: not a readable HDF5 file: {one_line(e)}") from None
     except BaseException:

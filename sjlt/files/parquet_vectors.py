@@ -96,6 +96,8 @@ class ParquetVectors(Source):
         if column is not None:
             if column not in self.schema.names:
                 raise UserError(f"{self.path}: there is no column {column!r}; {held}")
+            if (count := self.schema.names.count(column)) > 1:
+                raise UserError(f"{self.path}: there are {count} columns {column!r}")
             try:
                 arrow.numbers_of(column, self.schema.field(column).type)
             except TypeError as e:
