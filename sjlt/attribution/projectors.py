@@ -20,7 +20,7 @@ from ..inputs.checks import integer, seed_number
 from ..laws.exact import VERSION
 from ..sketch import Sketch
 
-MODEL_STEP = 2**32  # between the seeds of models, so seeds below it never meet
+MODEL_STEP = 2**32  # between the seeds of models: those made from seeds below it differ
 
 
 class _Projector:
@@ -90,7 +90,7 @@ class TrakProjector(_Projector):
         Others are refused. As an attribute it describes the law and the seed: TRAK stores it and refuses to continue a
         folder of another one.
     device : str or torch.device, default "cuda"
-        Where results lie; gradients elsewhere are copied there.
+        Device of the results; gradients on other devices are copied there.
     nnz, stacks, density : as in `Sketch`
         density=1 has the distribution of TRAK's "rademacher".
 

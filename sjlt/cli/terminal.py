@@ -174,7 +174,7 @@ def watch_compilation(started: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """A function that shows what is being done on standard error, where that is a terminal."""
+    """A function that shows the current step on standard error, if that is a terminal."""
     console = _console()
     if console is None:
         yield lambda line: None
