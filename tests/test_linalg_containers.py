@@ -153,6 +153,52 @@ def test_progress(data, tmp_path):
         lstsq(held("npy", A, tmp_path), B, callback=stop)
 
 
+@pytest.mark.parametrize("rows", [200, M])
+@pytest.mark.parametrize("kind", ["array", "float32", "csr", "npy"])
+def test_progress_of_every_pass(kind, rows, data, tmp_path):
+    A, B = data[0][:rows], data[1][:rows]
+    A = A.astype(np.float32) if kind == "float32" else A
+    A_held = A if kind == "float32" else held(kind, A, tmp_path)
+    calls = {
+        "lstsq": lambda f: lstsq(A_held, B, callback=f),
+        "qr": lambda f: qr(A_held, callback=f),
+        "leverage_scores": lambda f: leverage_scores(A_held, callback=f),
+        **{f"svd {i}": lambda f, i=i: svd_lowrank(A_held, 3, n_iter=i, callback=f) for i in (0, 1, 2)},
+    }
+    for name, call in calls.items():
+        seen = []
+        call(lambda *numbers, seen=seen: seen.append(numbers))
+        finished = [number for number, done, of in seen if done == of == rows]
+        assert finished == list(range(1, max(finished) + 1)), name
+
+
+def test_a_zarr_store_that_changes_between_passes(data, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    A, B = data
+    store = zarr.create_array(str(tmp_path / "A.zarr"), shape=A.shape, chunks=(500, N), dtype="f8")
+    store[:] = A
+
+    def spoil(number, rows, of):
+        if number == 2 and rows == of:
+            store[700, 3] += 1
+
+    np.testing.assert_allclose(lstsq(tmp_path / "A.zarr", B).x, np.linalg.lstsq(A, B)[0], atol=1e-14)
+    with pytest.raises(ValueError, match=r"changed between passes: .*mtime_ns"):
+        lstsq(tmp_path / "A.zarr", B, callback=spoil)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
+def test_tensors_as_b(dtype, data):
+    A, B = data
+    b = torch.from_numpy(4 * B[:, 0]).to(dtype)
+    np.testing.assert_allclose(lstsq(A, b).x, np.linalg.lstsq(A, b.double().numpy())[0], atol=1e-13)
+
+
+def test_results_compare_by_identity(data):
+    A, B = data
+    assert (lstsq(A, B) == lstsq(A, B)) is False
+
+
 @pytest.mark.parametrize("change", ["touched", "truncated", "replaced"])
 def test_a_file_that_changes_between_passes(change, data, tmp_path):
     A, B = data

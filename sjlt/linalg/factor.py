@@ -8,11 +8,13 @@ from typing import Any, Literal
 import numpy as np
 import scipy.linalg
 
-from ..inputs.checks import below_one, integer
-from .matrix import Matrix, Progress, check_finite, like_input, matrix_of
+from ..inputs.checks import below_one, seed_number
+from .checks import check_finite
+from .matrix import Matrix, Progress, like_input, matrix_of
 from .sketching import embedding
 from .sums import Gram, Sum
-from .whitening import NOISE, Whitening, cholesky
+from .triangular import r_factor, solve_right
+from .whitening import EPS, MAX_TRIANGULAR_CONDITION, NOISE, Whitening, cholesky, rounding_level
 
 
 def qr(
@@ -26,13 +28,14 @@ def qr(
     """QR factorization of a tall matrix: A[:, J] = Q R.
 
     The pivots and a first R come from a sketch of A; one Cholesky factorization of the then well-conditioned A R^-1
-    makes it exact. Numerically this is as stable as Householder QR, whatever A's condition number.
+    makes it exact. Numerically this is as stable as Householder QR, at any condition number up to about 1e13.
 
     Parameters
     ----------
     A : {ndarray, CSR or CSC matrix or array, tensor, path of an .npy file} of shape (m, n), m >= n, float32 or float64
     pivoting : bool, default True
-        Whether to reveal A's numerical rank r by column pivoting. Without it A must have full rank.
+        Whether to reveal A's numerical rank r by column pivoting. Without it A must have full rank: its columns may
+        have any scales, but none may lie in the span of those before it, up to rounding.
     mode : {"reduced", "r"}, default "reduced"
         "r" leaves out Q.
     seed : int, -2^63 to 2^64 - 1, default 0
@@ -48,7 +51,7 @@ def qr(
     Raises
     ------
     TypeError, ValueError
-        For data as `lstsq` refuses it, and for m < n.
+        As for `lstsq`, and for m < n.
     numpy.linalg.LinAlgError
         Without pivoting, where A does not have full rank.
 
@@ -67,13 +70,14 @@ def qr(
     """
     if mode not in ("reduced", "r"):
         raise ValueError(f'mode must be "reduced" or "r", got {mode!r}')
+    seed = seed_number(seed)
     matrix = matrix_of(A, "A", callback)
     try:
         m, n = matrix.shape
         if m < n:
             raise ValueError(f"A must have at least as many rows as columns, got shape {matrix.shape}")
         xp = matrix.xp
-        R, J = _pivoted(matrix, pivoting, integer("seed", seed, -(2**63), 2**64 - 1))
+        R, J = _pivoted(matrix, pivoting, seed)
         r = R.shape[0]
         triangle, columns = R[:, :r], matrix.indices(J[:r])
         solved = _Solved(m, xp, triangle, columns, keep=mode == "reduced")
@@ -85,7 +89,7 @@ def qr(
             return like_input(A, R) if not pivoting else (like_input(A, R), *order)
         Q = solved.value
         for i in range(0, m, 1 << 16):
-            Q[i : i + (1 << 16)] = _solve_right(xp, Q[i : i + (1 << 16)], correction)
+            Q[i : i + (1 << 16)] = solve_right(xp, Q[i : i + (1 << 16)], correction)
         return like_input(A, Q), like_input(A, R), *order
     finally:
         matrix.close()
@@ -93,40 +97,44 @@ def qr(
 
 def _pivoted(matrix: Matrix, pivoting: bool, seed: int) -> tuple[Any, np.ndarray]:
     """(R, J) of the sketch's QR factorization, cut at its numerical rank."""
-    SA = _sketched(matrix, seed)
-    host = SA if matrix.xp is np else SA.cpu().numpy()  # torch has no pivoted QR
-    if pivoting:
-        R, J = scipy.linalg.qr(host, mode="r", pivoting=True, check_finite=False)
-    else:
-        R, J = np.linalg.qr(host, mode="r"), np.arange(host.shape[1])
-    n = host.shape[1]
+    factor, cut = _sketched_factor(matrix, seed)
+    n = matrix.shape[1]
+    if not pivoting:
+        _check_full_rank(matrix.xp, factor, cut)
+        return factor, np.arange(n)
+    host = factor if matrix.xp is np else factor.cpu().numpy()  # torch has no pivoted QR
+    R, J = scipy.linalg.qr(host, mode="r", pivoting=True, check_finite=False)
     diagonal = np.abs(np.diagonal(R))
-    if pivoting:
-        r = int((diagonal > NOISE * math.sqrt(n) * diagonal[0]).sum())
-    elif diagonal.min() > NOISE * diagonal.max():
-        r = n
-    else:
-        j = int(diagonal.argmin())
-        raise np.linalg.LinAlgError(
-            f"A does not have full rank: column {j} adds {diagonal[j]:.1e} to those before it, the largest "
-            f"{diagonal.max():.1e}; use pivoting=True"
-        )
+    r = int((diagonal > max(cut, NOISE * math.sqrt(n)) * diagonal[0]).sum())
     return matrix.array(np.triu(R[:r])), np.asarray(J, np.int64)
 
 
-def _sketched(matrix: Matrix, seed: int) -> Any:
+def _check_full_rank(xp: Any, R: Any, cut: float) -> None:
+    """Raise LinAlgError where a column lies in the span of those before it, whatever the scales of the columns."""
+    added = abs(xp.diagonal(R)) / _column_norms(xp, R)
+    j = int(added.argmin())
+    if not float(added[j]) > cut:
+        raise np.linalg.LinAlgError(
+            f"A does not have full rank: of column {j} a fraction of {float(added[j]):.1e} is not in the span of the "
+            f"columns before it, at most {cut:.1e} counts as zero; use pivoting=True"
+        )
+
+
+def _sketched_factor(matrix: Matrix, seed: int) -> tuple[Any, float]:
+    """(R of the QR factorization of A's sketch, or of A itself, the relative size up to which its numbers are zero)."""
     m, n = matrix.shape
     S = embedding(m, n, 4 * n, seed)
     SA = matrix.dense() if S is None else matrix.sketch(S)
     check_finite(matrix, SA)
-    return SA
+    return r_factor(matrix.xp, SA), rounding_level((m, n), S is None)
 
 
-def _solve_right(xp: Any, a: Any, triangle: Any) -> Any:
-    """a R^-1 for an upper triangular R."""
-    if xp is not np:
-        return xp.linalg.solve_triangular(triangle, a, upper=True, left=False)
-    return scipy.linalg.solve_triangular(triangle, a.T, trans="T", check_finite=False).T
+def _column_norms(xp: Any, R: Any) -> Any:
+    """The norms of R's columns, 1 for columns of zeros."""
+    top = abs(R).max(0) if xp is np else abs(R).amax(0)
+    top = xp.where(top > 0, top, 1 + 0 * top)
+    norms = xp.sqrt(((R / top) ** 2).sum(0)) * top  # squares of R might overflow
+    return xp.where(norms > 0, norms, 1 + 0 * norms)
 
 
 class _Solved(Sum):
@@ -143,7 +151,7 @@ class _Solved(Sum):
         chosen = block[:, self._columns]
         if hasattr(chosen, "tocoo"):
             chosen = chosen.toarray()
-        part = _solve_right(self._xp, chosen, self._triangle)
+        part = solve_right(self._xp, chosen, self._triangle)
         self.gram = self.gram + part.T @ part
         if self.value is not None:
             self.value[start : start + part.shape[0]] = part
@@ -162,7 +170,8 @@ def leverage_scores(A: Any, *, rcond: float | None = None, seed: int = 0, callba
     ----------
     A : {ndarray, CSR or CSC matrix or array, tensor, path of an .npy file} of shape (m, n), float32 or float64
     rcond : float in [0, 1), optional
-        Singular values of A's sketch up to rcond times the largest count as zero; by default 10 machine epsilons.
+        Singular values of A's sketch up to rcond times the largest count as zero; by default 10 machine epsilons (where
+        A itself is factored at least max(m, n) of them), with columns of A scaled to one norm.
     seed : int, -2^63 to 2^64 - 1, default 0
     callback : callable, optional
         As in `lstsq`.
@@ -174,7 +183,7 @@ def leverage_scores(A: Any, *, rcond: float | None = None, seed: int = 0, callba
     Raises
     ------
     TypeError, ValueError
-        For data as `lstsq` refuses it, and for rcond out of range.
+        As for `lstsq`, and for rcond out of range.
 
     References
     ----------
@@ -189,25 +198,28 @@ def leverage_scores(A: Any, *, rcond: float | None = None, seed: int = 0, callba
     >>> bool(np.isclose(scores.sum(), 20))
     True
     """
-    rcond = None if rcond is None else below_one("rcond", rcond)
+    rcond, seed = None if rcond is None else below_one("rcond", rcond), seed_number(seed)
     matrix = matrix_of(A, "A", callback)
     try:
         xp = matrix.xp
-        SA = _sketched(matrix, integer("seed", seed, -(2**63), 2**64 - 1))
-        R = xp.linalg.qr(SA, mode="r") if xp is np else xp.linalg.qr(SA, mode="r").R
+        R, cut = _sketched_factor(matrix, seed)
         scores = _RowNorms(matrix.shape[0], xp, R)
         if float(abs(R).max()) == 0:
             return like_input(A, scores.value)
-        cut = NOISE if rcond is None else rcond
-        whitening = Whitening.triangular(xp, R) if cut <= NOISE else None
-        if whitening is None:
-            whitening = Whitening.by_singular_vectors(xp, R, cut)
-        W = whitening.matrix()
+        if rcond is None:  # the range of A does not depend on the scales of its columns
+            norms = _column_norms(xp, R)
+            whitening = Whitening.triangular(xp, R / norms, min(MAX_TRIANGULAR_CONDITION, 1 / cut))
+            if whitening is None:
+                whitening = Whitening.by_singular_vectors(xp, R / norms, cut)
+            W = whitening.matrix() / norms[:, None]
+        else:
+            whitening = Whitening.by_singular_vectors(xp, R, max(rcond, EPS))
+            W = whitening.matrix()
         gram = Gram(W)
         matrix.run(gram, width=whitening.rank)
-        scores.basis = _solve_right(xp, W, cholesky(xp, gram.value).T)
+        scores.basis = solve_right(xp, W, cholesky(xp, gram.value).T)
         matrix.run(scores, width=whitening.rank)
-        return like_input(A, scores.value)
+        return like_input(A, scores.value.clip(max=1))  # rounding may exceed 1
     finally:
         matrix.close()
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..inputs.checks import below_one, integer
+from ..inputs.checks import below_one, seed_number
 from ..inputs.containers import is_tensor
+from .checks import as_array
 from .matrix import Matrix, Progress, like_input, matrix_of
 from .problem import Problem
 from .refinement import solve
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LstsqResult:
     """The solution of a least-squares problem, with evidence.
 
@@ -29,12 +30,12 @@ class LstsqResult:
     x : {ndarray, tensor} of shape (n,) or (n, columns of b); for a sequence of `damp` one axis more in front, float64
         Where A's rank is below n, the solution of minimum norm.
     residuals : {ndarray, tensor}, float64
-        Squared norms of b - A x, one per solution.
+        Squared norms of b - A x, one per solution; infinite where they exceed the largest float64.
     rank : int
         Numerical rank of A: its singular values above rcond times the largest.
     singular_values : {ndarray, tensor} of shape (min(m, n),), float64
-        Estimates from the sketch, descending: each within a factor of 2 of A's. (Exact to rounding where m is below
-        8 n, since A itself is factored then.) Computed when they are first asked for, if the solution did without.
+        Estimates from the sketch, descending: each within a factor of 2 of A's. (Exact to rounding where A
+        itself is factored; see the notes of `lstsq`.) Computed at the first access if the solution did without.
     iterations : int
         Passes over A.
     backward_error : float
@@ -84,7 +85,8 @@ def lstsq(
         Ridge parameter. All values of a sequence are solved from one sketch, in the same passes.
     rcond : float in [0, 1), optional
         Singular values of A up to rcond times the largest count as zero, as in `scipy.linalg.lstsq`; by default 10
-        machine epsilons. With rcond above that, one more pass determines the singular values to rounding.
+        machine epsilons or, where A itself is factored, at least max(m, n) of them, as in `numpy.linalg.lstsq`. With
+        rcond above that and a sketch, one more pass determines the singular values to rounding.
     seed : int, -2^63 to 2^64 - 1, default 0
         Seed of the sketch.
     method : {"auto", "cg", "passes"}, default "auto"
@@ -109,10 +111,13 @@ def lstsq(
         between passes.
     numpy.linalg.LinAlgError
         Where three sketches did not give a backward error below 100 machine epsilons.
+    OverflowError
+        Where the solution is beyond the largest float64.
 
     Notes
     -----
-    A wide A (m < n), and any A with fewer than about 8 n rows, is factored itself, which costs what LAPACK costs.
+    A itself is factored, which costs what LAPACK costs, where it has fewer than twice as many rows as its sketch would
+    have: fewer than about 8 n (by "cg" up to 24 n), and any A with fewer than 1024 rows or with m < n.
 
     References
     ----------
@@ -133,7 +138,7 @@ def lstsq(
     """
     if method not in ("auto", "cg", "passes"):
         raise ValueError(f'method must be "auto", "cg" or "passes", got {method!r}')
-    seed = integer("seed", seed, -(2**63), 2**64 - 1)
+    seed = seed_number(seed)
     ridges, is_sequence = _ridges(damp)
     rcond = None if rcond is None else below_one("rcond", rcond)
     matrix = matrix_of(A, "A", callback)
@@ -145,9 +150,10 @@ def lstsq(
         matrix.close()
     n, q = matrix.shape[1], B.shape[1]
     shape = (*((ridges.size,) if is_sequence else ()), *(() if is_vector else (q,)))
-    x = problem.xp.moveaxis((X * problem.x_scale).reshape(n, ridges.size, q), 0, 1)
+    x = problem.xp.moveaxis(problem.unscaled(X).reshape(n, ridges.size, q), 0, 1)
     x = x.reshape((*shape[:is_sequence], n, *shape[is_sequence:]))
-    squares = (squares * problem.b_scale**2).reshape(shape)
+    with np.errstate(over="ignore"):
+        squares = (squares * problem.b_scale * problem.b_scale).reshape(shape)
     x, squares, factor = (like_input(A, value) for value in (x, squares, problem.factor))
     return LstsqResult(x, squares, problem.rank, matrix.passes, error, factor)
 
@@ -167,7 +173,7 @@ def _right_hand_sides(matrix: Matrix, b: Any) -> tuple[Any, bool]:
     if isinstance(b, (str, os.PathLike)):
         raise TypeError(f"b must be an array, got the path {os.fspath(b)!r}: load it with numpy.load")
     if not is_tensor(b):
-        b = np.asarray(b)
+        b = as_array("b", b)
     kind = str(b.dtype)
     if "complex" in kind or not any(name in kind for name in ("float", "int", "bool")):
         raise TypeError(f"b must be real, dtype {kind} is refused")

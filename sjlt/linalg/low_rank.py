@@ -14,11 +14,13 @@ from ..inputs.checks import integer
 from ..inputs.containers import is_tensor
 from ..ledger import Ledger
 from ..sketch import Sketch
-from .matrix import Matrix, Progress, check_finite, like_input, matrix_of
+from .checks import check_finite
+from .matrix import Matrix, Progress, like_input, matrix_of
 from .products import multiply, normal_product, one_blas_thread
 from .sketching import STACKS, embedding
 from .sums import Gram
-from .whitening import NOISE, cholesky, inverse, power_of_two
+from .triangular import inverse
+from .whitening import NOISE, cholesky, power_of_two
 
 ERROR_ROWS = 64  # of the independent sketch that estimates the error: its relative standard deviation is below 1/8
 SKETCH_ROWS = 16  # of the sketch for n_iter > 0, per column of V: within 1 to 3 % of the best error

@@ -7,6 +7,7 @@ reading of the data.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -17,10 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..files.description import differences
 from ..files.opening import open_source
 from ..files.source import Source
-from ..inputs.containers import is_sparse, is_tensor
+from ..inputs.containers import checked_sparse, is_sparse, is_tensor
 from ..sketch import Sketch
+from .checks import as_array, check_matrix
 from .products import multiply, normal_product
 from .sums import Normal, Product, Projected, Sketched, Sum
 
@@ -32,12 +35,25 @@ MAX_CUDA_COLUMNS = 1024  # up to which "passes" is faster than "cg" at any condi
 Progress = Callable[[int, int, int], None]
 
 
+def _one_pass(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Count and report a method's reading of the matrix in one call as a pass."""
+
+    @functools.wraps(method)
+    def counted(self: Matrix, *arguments: Any) -> Any:
+        value = method(self, *arguments)
+        self.count_pass()
+        return value
+
+    return counted
+
+
 class Matrix:
     """A matrix that is read in passes over its rows.
 
     Attributes
     ----------
     shape : (m, n)
+    dtype : name of A's dtype; products with a float32 A may be computed in float32
     xp : the module (numpy or torch) whose arrays small results are
     device : torch device of small results, None for NumPy
     passes : passes made so far
@@ -47,8 +63,11 @@ class Matrix:
 
     gram_columns: float
 
-    def __init__(self, shape: tuple[int, int], xp: Any = np, device: Any = None, progress: Progress | None = None):
+    def __init__(
+        self, shape: tuple[int, int], dtype: Any, xp: Any = np, device: Any = None, progress: Progress | None = None
+    ):
         self.shape = shape
+        self.dtype = str(dtype).removeprefix("torch.")
         self.xp, self.device = xp, device
         self.passes = 0
         self._progress = progress
@@ -130,14 +149,20 @@ class Matrix:
                 each.add(start, block)
             self.report(start + block.shape[0])
 
+    def count_pass(self) -> None:
+        """Count and report a pass that was made in one call."""
+        self.passes += 1
+        self.report(self.shape[0])
+
     def report(self, rows: int) -> None:
+        """Report that so many rows have been read in this pass."""
         if self._progress is not None:
             self._progress(self.passes, rows, self.shape[0])
 
     def array(self, x: Any) -> Any:
         """`x` as a float64 array of the kind that small results have."""
         if self.device is None:
-            x = x.detach().cpu().numpy() if is_tensor(x) else x
+            x = x.detach().cpu().double().numpy() if is_tensor(x) else x  # NumPy has no bfloat16
             return np.asarray(x, np.float64)
         return self.xp.as_tensor(x, dtype=self.xp.float64, device=self.device)
 
@@ -148,7 +173,7 @@ class DenseMatrix(Matrix):
     gram_columns = 800
 
     def __init__(self, a: np.ndarray, progress: Progress | None = None):
-        super().__init__(a.shape, progress=progress)
+        super().__init__(a.shape, a.dtype, progress=progress)
         self._a = a
 
     def blocks(self, width: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -162,30 +187,30 @@ class DenseMatrix(Matrix):
         if self._a.dtype != np.float64:  # a sketch in float32 would not show which singular values are 0
             super().sketch_into(S, transposed)
             return
-        self.passes += 1
         S.project(self._a.T, out=transposed)
+        self.count_pass()
 
+    @_one_pass
     def quick_sketch(self, S: Sketch) -> np.ndarray:
-        self.passes += 1
         return np.asarray(S.project(self._a.T), np.float64).T
 
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[np.ndarray, np.ndarray]:
         return self.project(omega), self.quick_sketch(psi)
 
+    @_one_pass
     def project(self, omega: Sketch) -> np.ndarray:
-        self.passes += 1
         return np.asarray(omega.project(self._a), np.float64)
 
+    @_one_pass
     def times(self, V: np.ndarray) -> np.ndarray:
-        self.passes += 1
         return multiply(self._a, V.astype(self._a.dtype))
 
+    @_one_pass
     def normal_times(self, V: np.ndarray) -> np.ndarray:
-        self.passes += 1
         return normal_product(self._a, V.astype(self._a.dtype)).astype(np.float64, copy=False)
 
+    @_one_pass
     def dense(self) -> np.ndarray:
-        self.passes += 1
         return self._a.astype(np.float64)
 
 
@@ -195,7 +220,7 @@ class SparseMatrix(Matrix):
     gram_columns = 0
 
     def __init__(self, a: Any, progress: Progress | None = None):
-        super().__init__(a.shape, progress=progress)
+        super().__init__(a.shape, np.float64, progress=progress)
         self._a = a.astype(np.float64, copy=False)
 
     def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
@@ -208,18 +233,18 @@ class SparseMatrix(Matrix):
             yield i, a[i : i + rows]
 
     def sketch_into(self, S: Sketch, transposed: np.ndarray) -> None:
-        self.passes += 1
         S.project(self._a.T, out=transposed)
+        self.count_pass()
 
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[np.ndarray, np.ndarray]:
         return self.project(omega), self.sketch(psi)
 
+    @_one_pass
     def project(self, omega: Sketch) -> np.ndarray:
-        self.passes += 1
         return np.asarray(omega.project(self._a))
 
+    @_one_pass
     def dense(self) -> np.ndarray:
-        self.passes += 1
         return np.asarray(self._a.toarray())
 
 
@@ -229,7 +254,7 @@ class CudaMatrix(Matrix):
     def __init__(self, a: Any, progress: Progress | None = None):
         import torch
 
-        super().__init__(tuple(a.shape), torch, a.device, progress)
+        super().__init__(tuple(a.shape), a.dtype, torch, a.device, progress)
         self._a = a.detach()
         self.gram_columns = math.inf if a.shape[1] <= MAX_CUDA_COLUMNS else 0
 
@@ -243,18 +268,18 @@ class CudaMatrix(Matrix):
         if self._a.dtype != self.xp.float64:
             super().sketch_into(S, transposed)
             return
-        self.passes += 1
         S.project(self._a.T, out=transposed)
+        self.count_pass()
 
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[Any, Any]:
         return self.project(omega), self.sketch(psi)
 
+    @_one_pass
     def project(self, omega: Sketch) -> Any:
-        self.passes += 1
         return omega.project(self._a).double()
 
+    @_one_pass
     def dense(self) -> Any:
-        self.passes += 1
         return self._a.double()
 
 
@@ -272,22 +297,20 @@ class FileMatrix(Matrix):
         if self._source.order == "CSR":
             self._source.close()
             raise TypeError(f"{path}: holds a sparse matrix: load it with scipy.sparse.load_npz")
-        super().__init__(self._source.shape, progress=progress)
-        self.dtype = self._source.dtype
+        super().__init__(self._source.shape, self._source.dtype, progress=progress)
         self._seen = self._stamp()
 
     def close(self) -> None:
         self._source.close()
 
-    def _stamp(self) -> tuple[int, int, int]:
-        status = os.stat(self._path)
-        return status.st_ino, status.st_size, status.st_mtime_ns
+    def _stamp(self) -> dict[str, Any]:
+        """Numbers that differ after a change of the file, of those of a zarr store, or of the file's place."""
+        inode = {} if self._path.is_dir() else {"inode": os.stat(self._path).st_ino}
+        return {**self._source.description(), **inode}
 
     def check_unchanged(self) -> None:
-        if (now := self._stamp()) != self._seen:
-            raise ValueError(
-                f"{self._path} changed between passes: (inode, bytes, mtime in ns) were {self._seen}, are {now}"
-            )
+        if changes := differences(self._seen, self._stamp()):
+            raise ValueError(f"{self._path} changed between passes: {'; '.join(changes)}")
 
     def blocks(self, width: int) -> Iterator[tuple[int, np.ndarray]]:
         """A thread reads the next block meanwhile, into the other one of two buffers."""
@@ -312,7 +335,11 @@ class FileMatrix(Matrix):
 
     def dense(self) -> np.ndarray:
         self.passes += 1
-        return np.concatenate([block.astype(np.float64) for _, block in self.blocks(1)])
+        value = np.empty(self.shape)
+        for start, block in self.blocks(1):
+            value[start : start + block.shape[0]] = block
+            self.report(start + block.shape[0])
+        return value
 
 
 def matrix_of(a: Any, name: str = "A", progress: Progress | None = None) -> Matrix:
@@ -321,6 +348,8 @@ def matrix_of(a: Any, name: str = "A", progress: Progress | None = None) -> Matr
     Raises TypeError and ValueError where it is not a non-empty real floating-point matrix. Whether the numbers are
     finite shows in the first pass.
     """
+    if progress is not None and not callable(progress):
+        raise TypeError(f"callback must be callable, got {progress!r}")
     if isinstance(a, (str, os.PathLike, Source)):
         file = FileMatrix(a if isinstance(a, Source) else Path(a), progress)
         try:
@@ -340,10 +369,8 @@ def matrix_of(a: Any, name: str = "A", progress: Progress | None = None) -> Matr
         check_matrix(name, a.shape, a.dtype)
         if a.format not in ("csr", "csc"):
             raise TypeError(f"{name} must be CSR or CSC, got {a.format.upper()}: convert it with .tocsr()")
-        return SparseMatrix(a, progress)
-    if isinstance(a, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array: the mask would be lost; fill it first ({name}.filled(0))")
-    a = np.asarray(a)
+        return SparseMatrix(checked_sparse(a), progress)
+    a = as_array(name, a)
     check_matrix(name, a.shape, a.dtype)
     return DenseMatrix(a, progress)
 
@@ -355,28 +382,3 @@ def like_input(A: Any, value: Any) -> Any:
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(value))
-
-
-def check_finite(matrix: Matrix, sketched: Any) -> None:
-    """Raise ValueError, naming a number, where A is not finite; a sketch of A shows whether it is."""
-    xp = matrix.xp
-    if bool(xp.isfinite(sketched).all()):
-        return
-    for start, block in matrix.blocks(matrix.shape[1]):
-        block = block if not hasattr(block, "tocoo") else block.toarray()
-        bad = ~xp.isfinite(block)
-        if bool(bad.any()):
-            i, j = (int(places[0]) for places in (bad.nonzero() if xp is np else bad.nonzero(as_tuple=True)))
-            raise ValueError(f"A[{start + i}, {j}] is {float(block[i, j])}: A must be finite")
-    raise ValueError("the sketch of A overflows: A holds numbers too close to the largest float64")
-
-
-def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
-    """Refuse a matrix whose shape or dtype the algorithms do not accept."""
-    if str(dtype) not in ("float32", "float64"):
-        hint = "is refused" if "complex" in str(dtype) else f"is refused: convert it, as by {name}.astype('float64')"
-        raise TypeError(f"{name} must be float32 or float64 of this machine's byte order; dtype {dtype} {hint}")
-    if len(shape) != 2:
-        raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(shape)}")
-    if 0 in shape:
-        raise ValueError(f"{name} must not be empty, got shape {tuple(shape)}")

@@ -1,4 +1,4 @@
-"""A least-squares problem, scaled, and what a solver asks of it."""
+"""A scaled least-squares problem: its sketch, gradient and normal equations, and the backward error of a solution."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from .matrix import Matrix, check_finite
+from .checks import check_finite
+from .matrix import Matrix
 from .products import add_gram
 from .sketching import STACKS, embedding
 from .sums import Gradient, Gram, Normal, Sum
-from .whitening import NOISE, Whitening, power_of_two
+from .triangular import r_factor
+from .whitening import EPS, NOISE, LostRangeError, Whitening, power_of_two, rounding_level
 
-EPS = float(np.finfo(np.float64).eps)
 TARGET = EPS / 4  # backward error at which refinement ends; Householder QR reaches about the same
 MAX_COLUMN_RATIO = 16.0  # of column norms, up to which scaling them is not worth a second SVD
+MAX_RIDGE = 2.0**30  # relative to A: beyond, x is A'b / d^2 to rounding, and its backward error says nothing
 
 
 class Problem:
     """The problem scaled by powers of two to ||A|| and ||b|| of about 1, one column per (ridge, column of b).
 
-    x_scale, b_scale : what the scaled solutions, right-hand sides are to be multiplied by.
+    b_scale : factors of the scaled right-hand sides.
+    rcond : relative cut of singular values, None for the default.
     """
 
     def __init__(self, matrix: Matrix, B: Any, ridges: np.ndarray, rcond: float | None):
         self.matrix, self.xp = matrix, matrix.xp
         self.ridges = matrix.array(ridges)
-        self.rcond = NOISE if rcond is None else max(rcond, EPS)
-        self.rcond_given = rcond is not None and rcond > NOISE
+        self.rcond = None if rcond is None else max(rcond, EPS)
+        self.cuts_spectrum = rcond is not None and rcond > NOISE
         xp = self.xp
         top = abs(B).max(0) if xp is np else abs(B).amax(0)
         scales = matrix.array([power_of_two(float(value)) for value in top])
@@ -54,12 +57,13 @@ class Problem:
         top = 1.0 if 1e-60 < top < 1e60 else power_of_two(top)  # squares neither overflow nor vanish
         if top != 1:
             SA /= top
-        if (found := self._by_gram(SA, SB)) is not None:
+        cut = self._cut(S is None)
+        if (found := self._by_gram(SA, SB, cut)) is not None:
             whitening, columns, solution = found
         else:
             p = min(SAB.shape[0], n)
-            R = _r_factor(xp, SAB)
-            whitening, columns = self._whitening(R[:p, :n])
+            R = r_factor(xp, SAB)
+            whitening, columns = self._whitening(R[:p, :n], cut)
             self.scale = top * columns
             solution = whitening.sketched_solution(R[:p, n:][:, self.columns], self.damp)
         self.scale = top * columns
@@ -67,37 +71,40 @@ class Problem:
             whitening.factor = whitening.factor * top
         return whitening, solution, S is None
 
-    def _by_gram(self, SA: Any, SB: Any) -> tuple[Whitening, Any, Any] | None:
+    def _by_gram(self, SA: Any, SB: Any, cut: float) -> tuple[Whitening, Any, Any] | None:
         """(basis, scales of SA's columns, sketched solution) by a Cholesky factorization of (SA)'SA, or None.
 
         None where A is ill-conditioned, or where its singular values are wanted.
         """
         xp = self.xp
-        if self.needs_singular_values or not _may_be_moderate(xp, SA):
+        if SA.shape[0] < SA.shape[1] or self.needs_singular_values or not _may_be_moderate(xp, SA):
             return None
         total = Gram(None)
         total.add(0, SA)
         gram = total.value
         scales = self.matrix.array([power_of_two(math.sqrt(value)) for value in xp.diagonal(gram).tolist()])[:, None]
         whitening = Whitening.of_gram(xp, gram / scales / scales.T)
-        if whitening is None or not self._has_full_rank(whitening, scales):
+        if whitening is None or not _has_full_rank(whitening, scales, cut):
             return None
         return whitening, scales, (whitening.normal_solution((SA.T @ SB) / scales))[:, self.columns]
 
+    def _cut(self, is_direct: bool) -> float:
+        """The relative size up to which singular values of the sketch, or of A itself, count as zero."""
+        if self.rcond is None:
+            return rounding_level(self.matrix.shape, is_direct)
+        # A sketch's singular values are A's within a factor of 2 only: `rcond` is applied to A's own later.
+        return self.rcond if is_direct else min(self.rcond, NOISE)
+
     @property
     def needs_singular_values(self) -> bool:
-        """Whether which singular values count, or a ridge, is a question to the matrix as it is, columns not scaled."""
-        return self.rcond_given or bool((self.ridges > 0).any())
+        """Whether the solution depends on the singular values of A with its columns unscaled: by rcond, or a ridge."""
+        return self.cuts_spectrum or bool((self.ridges > 0).any())
 
-    def _has_full_rank(self, whitening: Whitening, scales: Any) -> bool:
-        """Whether no singular value is near the cut, in the matrix of unscaled columns."""
-        return bool(whitening.condition * float(scales.max() / scales.min()) < 0.01 / self.rcond)
-
-    def _whitening(self, R: Any) -> tuple[Whitening, Any]:
+    def _whitening(self, R: Any, cut: float) -> tuple[Whitening, Any]:
         """(the basis for R / scales, the scales of R's columns).
 
-        Scaled columns make the solution accurate column by column, as Householder QR does. Which singular values count
-        is a question to the matrix as it is, though, and so is a ridge: there all columns have one scale.
+        Scaled columns make the solution accurate column by column, as Householder QR does. A ridge, and the cut of
+        singular values, refer to A with its columns unscaled, though: there all columns have one scale.
         """
         xp = self.xp
         norms = [float(value) for value in xp.sqrt((R * R).sum(0))]
@@ -106,9 +113,9 @@ class Problem:
         plain = power_of_two(max(norms)) + 0 * scales
         if not self.needs_singular_values:
             scaled = Whitening.triangular(xp, R / scales.T)
-            if scaled is not None and self._has_full_rank(scaled, scales):
+            if scaled is not None and _has_full_rank(scaled, scales, cut):
                 return scaled, scales
-        whitening = Whitening.by_singular_vectors(xp, R / plain.T, NOISE if self.rcond_given else self.rcond)
+        whitening = Whitening.by_singular_vectors(xp, R / plain.T, cut)
         if whitening.rank == R.shape[1] and ratio > MAX_COLUMN_RATIO and not self.needs_singular_values:
             scaled = Whitening.by_singular_vectors(xp, R / scales.T, NOISE)
             if scaled.rank == R.shape[1]:
@@ -117,19 +124,33 @@ class Problem:
         whitening.factor = whitening.factor * float(plain[0, 0])
         return whitening, plain
 
-    def found(self, whitening: Whitening) -> None:
+    def set_rank(self, whitening: Whitening) -> None:
         """Keep the rank, and a matrix of A's singular values, or those themselves."""
         self.rank = whitening.rank
         self.factor = whitening.factor * self.scale.T if whitening.is_triangular else whitening.factor
 
     @property
     def damp(self) -> Any:
-        """Each column's ridge, in the scaled problem: all scales are equal where one is not 0."""
-        return (self.ridges / self.scale[0])[self.ridge_of]
+        """Each column's ridge in the scaled problem."""
+        return self.scaled_ridges[self.ridge_of]
 
     @property
-    def x_scale(self) -> Any:
-        return self.b_scale / self.scale
+    def scaled_ridges(self) -> Any:
+        """The ridges in the scaled problem, at most MAX_RIDGE. All columns have one scale where a ridge is not 0."""
+        with np.errstate(over="ignore"):
+            return (self.ridges / self.scale[0]).clip(max=MAX_RIDGE)
+
+    def unscaled(self, X: Any) -> Any:
+        """The scaled solutions X in the units of A and b, or an OverflowError."""
+        with np.errstate(over="ignore"):
+            shrunk = (MAX_RIDGE / (self.ridges / self.scale[0]).clip(min=MAX_RIDGE))[self.ridge_of]
+            x = self.xp.where(X == 0, X, X * shrunk**2 * (self.b_scale / self.scale))
+        if not bool(self.xp.isfinite(x).all()):
+            raise OverflowError(
+                f"the solution is beyond the largest float64: A of norm {float(self.scale.max()):.0e}, b of norm "
+                f"{float(self.b_scale.max()):.0e}"
+            )
+        return x
 
     def gradient(self, X: Any, *others: Sum, width: int = 1) -> tuple[Any, Any]:
         """A'(B - A X) - d^2 X and the squared norms of B - A X."""
@@ -160,11 +181,26 @@ class Problem:
         errors = theta / root * whitening.weighted_norms(G, self.damp, eta, enough) / norm
         return xp.where(is_zero & (x_squares == 0), 0.0 * errors, errors)
 
+    def check_size(self, whitening: Whitening, X: Any) -> None:
+        """Raise LostRangeError where X is larger than any singular value above machine epsilon allows."""
+        xp = self.xp
+        limit = 10 * math.sqrt(X.shape[0]) / EPS
+        growth = xp.sqrt((X * X).sum(0)) * whitening.norm
+        b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
+        if not bool((growth <= limit * b_norms).all()):
+            worst = float((growth / xp.where(b_norms > 0, b_norms, 1.0 + 0 * b_norms)).max())
+            raise LostRangeError(f"||x|| ||A|| / ||b|| = {worst:.1e}: rounding errors count as rank")
+
     def cg_floor(self, whitening: Whitening, X: Any) -> Any:
         """Residuals of the whitened normal equations that no longer count, one per column."""
         xp, norm = self.xp, max(whitening.norm, EPS)
         b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
         return TARGET / 4 * xp.sqrt(b_norms**2 + norm**2 * (X * X).sum(0))
+
+
+def _has_full_rank(whitening: Whitening, scales: Any, cut: float) -> bool:
+    """Whether no singular value is near the cut, in the matrix of unscaled columns."""
+    return bool(whitening.condition * float(scales.max() / scales.min()) < 0.01 / cut)
 
 
 def _may_be_moderate(xp: Any, SA: Any) -> bool:
@@ -183,14 +219,3 @@ def _may_be_moderate(xp: Any, SA: Any) -> bool:
     except np.linalg.LinAlgError:
         return False
     return True
-
-
-def _r_factor(xp: Any, a: Any) -> Any:
-    """R of a's QR factorization; `a` is overwritten where that saves a copy."""
-    if xp is not np:
-        return xp.linalg.qr(a, mode="r").R
-    import scipy.linalg
-
-    # Its recursive panels take half of the time of numpy.linalg.qr's for (10240, 1501), the least at this block size.
-    size = min(a.shape)
-    return np.triu(scipy.linalg.lapack.dgeqrt(min(128, size), a, overwrite_a=True)[0][:size])

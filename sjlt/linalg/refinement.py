@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .problem import EPS, TARGET, Problem
+from .problem import TARGET, Problem
 from .products import one_blas_thread
 from .sums import Sum
-from .whitening import MAX_GRAM_CONDITION, NOISE, LostRangeError, Whitening, cholesky
+from .triangular import cholesky_solve
+from .whitening import EPS, MAX_GRAM_CONDITION, NOISE, LostRangeError, Whitening, cholesky
 
 ACCEPTED = 100 * EPS  # backward error beyond which the sketch is made anew, and at last an error is raised
 SKETCHES = 3
@@ -48,16 +49,15 @@ def solve(problem: Problem, seed: int, method: str) -> tuple[Any, Any, float]:
 
 
 def _refined(problem: Problem, whitening: Whitening, X: Any, is_direct: bool, method: str) -> tuple[Any, Any, Any]:
-    first = None
-    if problem.rcond_given:
-        whitening = _exact(problem, whitening)
+    if problem.rcond is not None and problem.cuts_spectrum and not is_direct:
+        whitening = _exact(problem, whitening, problem.rcond)
         X = 0 * X
-    problem.found(whitening)
+    problem.set_rank(whitening)
     if whitening.rank == 0:
         _, squares = problem.gradient(X)
         return X, squares, 0 * squares
     sums: list[Sum] = []
-    if whitening.null.shape[1] and not is_direct and not problem.rcond_given:
+    if whitening.null.shape[1] and not is_direct and not problem.cuts_spectrum:
         sums.append(_NullProbe(problem, whitening))
     if _use_passes(problem, whitening, method):
         if is_direct and whitening.is_triangular:
@@ -121,6 +121,7 @@ def _refinement(
         stalled = 0 if halved else stalled + 1
         if stalled == STALLS or (stalled and bool((best[2] <= 2 * TARGET).all())):
             break
+    problem.check_size(whitening, best[0])
     return best
 
 
@@ -161,7 +162,7 @@ def _cholesky(problem: Problem, whitening: Whitening, gram: Any) -> Callable[...
     """Corrections by a factorization of W'(A'A + d^2) W for each ridge d."""
     xp = problem.xp
     solvers = []
-    for ridge in problem.ridges / problem.scale[0]:
+    for ridge in problem.scaled_ridges:
         scaling = xp.ones_like(gram[0])
         system = gram
         if not whitening.is_triangular:
@@ -177,26 +178,18 @@ def _cholesky(problem: Problem, whitening: Whitening, gram: Any) -> Callable[...
         for r, (factor, scaling) in enumerate(solvers):
             columns = np.flatnonzero(problem.ridge_of == r)
             right = white[:, columns] * scaling[:, None]
-            out[:, columns] = _cholesky_solve(xp, factor, right) * scaling[:, None]
+            out[:, columns] = cholesky_solve(xp, factor, right) * scaling[:, None]
         return basis @ out
 
     return correct
 
 
-def _cholesky_solve(xp: Any, factor: Any, right: Any) -> Any:
-    if xp is not np:
-        return xp.cholesky_solve(right, factor)
-    import scipy.linalg
-
-    return scipy.linalg.cho_solve((factor, True), right, check_finite=False)
-
-
-def _exact(problem: Problem, whitening: Whitening) -> Whitening:
+def _exact(problem: Problem, whitening: Whitening, rcond: float) -> Whitening:
     """The basis of A's own singular vectors, from one pass, cut at rcond."""
     xp = problem.xp
     gram = problem.gram(whitening)
     problem.matrix.run(gram, width=whitening.rank)
-    refined = whitening.refined(cholesky(xp, gram.value).T, problem.rcond)
+    refined = whitening.refined(cholesky(xp, gram.value).T, rcond)
     refined.factor = refined.factor * float(problem.scale[0, 0])
     return refined
 

@@ -7,20 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from .products import one_blas_thread
+from .triangular import inverse, shifted_factor, solve_transposed
 
 # Up to this condition number (in the Frobenius norm, at least that in the 2-norm) R^-1 is as accurate a basis as the
-# singular vectors of R, which take 40 times as long for 1500 columns. What is lost in it, refinement regains.
+# singular vectors of R, which take 40 times as long for 1500 columns. Refinement recovers the loss.
 MAX_TRIANGULAR_CONDITION = 1e13
 # Up to this one the Cholesky factor of a Gram matrix is as good as R of a QR factorization, in a fifth of the time: its
 # relative error, eps times the condition number squared, stays below 1e-3.
 MAX_GRAM_CONDITION = 1e6
+EPS = float(np.finfo(np.float64).eps)
 # Singular values of a sketch below this times the largest are rounding errors: the sketch's own reach a few eps.
-NOISE = 10 * float(np.finfo(np.float64).eps)
+NOISE = 10 * EPS
 
 
 class LostRangeError(np.linalg.LinAlgError):
     """A sketch that lost part of A's range, as the message says."""
+
+
+def rounding_level(shape: tuple[int, int], is_direct: bool) -> float:
+    """Singular values of A below this times the largest count as zero by default.
+
+    Where A itself is factored (`is_direct`) it is NumPy's: constant columns add up rounding errors of one sign, to
+    150 eps for (1500, 300). A sketch has random signs.
+    """
+    return max(NOISE, EPS * max(shape)) if is_direct else NOISE
 
 
 def cholesky(xp: Any, a: Any) -> Any:
@@ -144,7 +154,7 @@ class Whitening:
         open_ = [j for j in range(G.shape[1]) if norms[j] > enough[j]]
         if len(open_) == 1:
             j = open_[0]
-            norms[j] = xp.linalg.norm(_solve_transposed(xp, self._shifted_factor(float(eta[j])), G[:, j : j + 1]))
+            norms[j] = xp.linalg.norm(solve_transposed(xp, self._shifted_factor(float(eta[j])), G[:, j : j + 1]))
         elif open_:  # one decomposition serves all
             if self._decomposed is None:
                 self._decomposed = xp.linalg.svd(self.factor)[1:]
@@ -168,40 +178,5 @@ def power_of_two(value: float) -> float:
     return math.ldexp(1.0, min(math.frexp(value)[1], 1023))
 
 
-def inverse(xp: Any, R: Any) -> Any:
-    """The inverse of an upper triangular matrix."""
-    if xp is not np:
-        return xp.linalg.solve_triangular(R, xp.eye(R.shape[0], **_like(xp, R)), upper=True)
-    import scipy.linalg
-
-    return scipy.linalg.lapack.dtrtri(R)[0]  # no zero on the diagonal: the caller has looked
-
-
-def shifted_factor(xp: Any, R: Any, eta: float) -> Any:
-    """The triangular factor of R'R + eta^2 for an upper triangular R, by QR: a sum would lose R's small directions."""
-    n = R.shape[1]
-    if xp is not np:
-        return xp.linalg.qr(xp.concatenate([R, eta * xp.eye(n, **_like(xp, R))]), mode="r").R
-    import scipy.linalg
-
-    # Both are triangular: half of the time of a QR factorization of 2 n rows, with panels of 32 columns for n = 1500,
-    # and no more with one thread than with two.
-    with one_blas_thread():
-        return scipy.linalg.lapack.dtpqrt(n, min(32, n), R, eta * np.eye(n))[0]
-
-
-def _solve_transposed(xp: Any, R: Any, G: Any) -> Any:
-    """R^-T G for an upper triangular R."""
-    if xp is not np:
-        return xp.linalg.solve_triangular(R.T, G, upper=False)
-    import scipy.linalg
-
-    return scipy.linalg.solve_triangular(R, G, trans="T", check_finite=False)
-
-
 def _column_norms(xp: Any, x: Any) -> Any:
     return xp.sqrt((x * x).sum(0))
-
-
-def _like(xp: Any, x: Any) -> dict[str, Any]:
-    return {"dtype": x.dtype} if xp is np else {"dtype": x.dtype, "device": x.device}

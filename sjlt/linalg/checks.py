@@ -1,0 +1,47 @@
+"""Checks of the data that the algorithms of this room accept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..inputs.containers import is_dask, refuse_foreign
+
+if TYPE_CHECKING:
+    from .matrix import Matrix
+
+
+def as_array(name: str, a: Any) -> np.ndarray:
+    """`a` as an array, unless something would be lost, or a larger amount of data loaded, without a word."""
+    if isinstance(a, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: the mask would be lost; fill it first ({name}.filled(0))")
+    if is_dask(a):
+        raise TypeError(f"{name} is a dask array: load it with {name}.compute(), or pass a file")
+    refuse_foreign(a)
+    return np.asarray(a)
+
+
+def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
+    """Refuse a matrix whose shape or dtype the algorithms do not accept."""
+    if str(dtype) not in ("float32", "float64"):
+        hint = "is refused" if "complex" in str(dtype) else f"is refused: convert it, as by {name}.astype('float64')"
+        raise TypeError(f"{name} must be float32 or float64 of this machine's byte order; dtype {dtype} {hint}")
+    if len(shape) != 2:
+        raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(shape)}")
+    if 0 in shape:
+        raise ValueError(f"{name} must not be empty, got shape {tuple(shape)}")
+
+
+def check_finite(matrix: Matrix, sketched: Any) -> None:
+    """Raise ValueError, naming a number, where A is not finite; a sketch of A shows whether it is."""
+    xp = matrix.xp
+    if bool(xp.isfinite(sketched).all()):
+        return
+    for start, block in matrix.blocks(matrix.shape[1]):
+        block = block if not hasattr(block, "tocoo") else block.toarray()
+        bad = ~xp.isfinite(block)
+        if bool(bad.any()):
+            i, j = (int(places[0]) for places in (bad.nonzero() if xp is np else bad.nonzero(as_tuple=True)))
+            raise ValueError(f"A[{start + i}, {j}] is {float(block[i, j])}: A must be finite")
+    raise ValueError(f"the sketch of A overflows: A holds numbers too close to the largest {matrix.dtype}")
