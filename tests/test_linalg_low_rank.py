@@ -1,13 +1,16 @@
 """Low-rank approximations: errors over the best ones, the error estimate, and sketches that workers share."""
 
+import io
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from helpers.matrices import orthonormal
 
-from sjlt.linalg import SVDSketch, svd_lowrank
+from sjlt.ledger import Ledger
+from sjlt.linalg import SVDSketch, low_rank, svd_lowrank
 from sjlt.linalg.matrix import DenseMatrix
+from sjlt.linalg.whitening import LostRangeError
 
 M, N, RANK = 1200, 300, 10
 SPECTRA = {
@@ -77,7 +80,7 @@ def test_full_rank_is_exact(shape):
 def test_numbers_whose_squares_overflow(n_iter):
     A = matrix("polynomial")
     U, s, Vh = svd_lowrank(A, RANK, n_iter=n_iter)
-    for scale in (2.0**510, 2.0**-510):
+    for scale in (2.0**510, 2.0**-510, 2.0**520, 2.0**-600, 2.0**900, 2.0**-900):
         found = svd_lowrank(scale * A, RANK, n_iter=n_iter)
         np.testing.assert_allclose(found[1], scale * s, rtol=1e-12)
         np.testing.assert_allclose(found[0] @ found[2], U @ Vh, atol=1e-9)
@@ -119,6 +122,73 @@ def test_a_rank_that_is_known_or_misjudged(shape, n_iter):
         assert (found[kept:] < 1e-12).all()
         np.testing.assert_allclose(U.T @ U, np.eye(rank), atol=1e-12)
         np.testing.assert_allclose(Vh @ Vh.T, np.eye(rank), atol=1e-12)
+
+
+def by_sketch(A, rank, seed):
+    sketch = SVDSketch(A.shape, rank, seed=seed)
+    sketch.update(0, A)
+    return sketch.finalize()
+
+
+CASES = {
+    "identity": (lambda rng: np.eye(2), 1),
+    "few rows": (lambda rng: rng.normal(size=(4, 100)), 2),
+    "few rows, low rank": (lambda rng: np.outer(rng.normal(size=9), rng.normal(size=100)), 3),
+    "constant columns": (lambda rng: np.outer(np.ones(2000), rng.normal(size=10)), 1),
+    "constant columns, full width": (lambda rng: np.outer(np.ones(2000), rng.normal(size=9)), 1),
+    "few rows that are not 0": (lambda rng: np.eye(500, 20), 20),
+    "rank 2": (lambda rng: rng.normal(size=(300, 2)) @ rng.normal(size=(2, 40)), 5),
+    "zeros": (lambda rng: np.zeros((300, 40)), 3),
+}
+
+
+@pytest.mark.parametrize("method", [svd_lowrank, by_sketch])
+@pytest.mark.parametrize("name", CASES)
+def test_no_seed_fails(name, method):
+    make, rank = CASES[name]
+    A = make(np.random.default_rng(0))
+    best = np.linalg.svd(A, compute_uv=False)
+    for seed in range(30):
+        U, s, Vh = method(A, rank, seed=seed)
+        np.testing.assert_allclose(U.T @ U, np.eye(rank), atol=1e-12)
+        np.testing.assert_allclose(Vh @ Vh.T, np.eye(rank), atol=1e-12)
+        assert np.linalg.norm(A - (U * s) @ Vh) <= 1e-12 * best[0] + 3 * np.linalg.norm(best[rank:])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", [svd_lowrank, by_sketch])
+@pytest.mark.parametrize("columns", [9, 10])
+def test_no_seed_of_many_fails(columns, method):
+    A = np.outer(np.ones(2000), np.random.default_rng(0).normal(size=columns))
+    for seed in range(600):
+        U, s, Vh = method(A, 1, seed=seed)
+        np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-12)
+
+
+def test_a_sketch_that_loses_the_range_is_made_anew(monkeypatch):
+    """Psi maps the rows of A to 0: another one is drawn, a few times."""
+    A = matrix("rank and noise")
+    seeds = []
+    quick_sketch = DenseMatrix.quick_sketch
+
+    def losing(self, S):
+        seeds.append(S.seed)
+        return quick_sketch(self, S)
+
+    def lost(xp, Y, psi, Z, rank):
+        if len(seeds) <= failures:
+            raise LostRangeError("lost")
+        return from_sketches(xp, Y, psi, Z, rank)
+
+    from_sketches = low_rank.from_sketches
+    monkeypatch.setattr(DenseMatrix, "quick_sketch", losing)
+    monkeypatch.setattr(low_rank, "from_sketches", lost)
+    failures = 2
+    assert over_best(A, svd_lowrank(A, RANK), "rank and noise") < 3
+    assert len(set(seeds)) == 3
+    failures = 99
+    with pytest.raises(np.linalg.LinAlgError):
+        svd_lowrank(A, RANK)
 
 
 # ------------------------------------------------------------------------------------- workers
@@ -200,6 +270,46 @@ def test_an_update_that_fails_half_way_is_not_made(monkeypatch):
     np.testing.assert_array_equal(sketch._E, twin._E)
 
 
+class InterruptedLedger(Ledger):
+    def add(self, start, stop):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("change", ["update", "merge"])
+def test_an_interrupted_sum_is_not_used(change):
+    A = np.random.default_rng(0).normal(size=(300, 40))
+    sketch, other = SVDSketch(A.shape, 5), SVDSketch(A.shape, 5)
+    other.update(50, A[50:])
+    sketch.rows = InterruptedLedger()
+    with pytest.raises(KeyboardInterrupt):
+        sketch.update(0, A[:50]) if change == "update" else sketch.merge(other)
+    for use in (
+        lambda: sketch.update(0, A[:50]),
+        lambda: sketch.merge(other),
+        lambda: other.merge(sketch),
+        sketch.finalize,
+        sketch.to_bytes,
+    ):
+        with pytest.raises(RuntimeError, match="return to the last saved state"):
+            use()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_that_overflow(dtype):
+    """Each number, and each of Y, is finite, but not the sums of Z: the update is refused, and the sketch as before."""
+    top = np.finfo(dtype).max
+    A = np.zeros((3000, 40), dtype)
+    A[:, 7] = top * np.float64(0.9)
+    sketch = SVDSketch(A.shape, 5)
+    before = sketch.to_bytes()
+    with pytest.raises(ValueError, match=f"too close to the largest {dtype}"):
+        sketch.update(0, A)
+    assert sketch.to_bytes() == before
+    for n_iter in (0, 1):
+        with pytest.raises(ValueError, match=f"too close to the largest {dtype}"):
+            svd_lowrank(A, 5, n_iter=n_iter)
+
+
 def test_a_retried_update_is_refused():
     A = matrix("polynomial")
     sketch, twin = SVDSketch(A.shape, RANK), SVDSketch(A.shape, RANK)
@@ -231,3 +341,26 @@ def test_a_retried_update_is_refused():
 def test_bytes_that_are_no_sketch(data):
     with pytest.raises(ValueError, match="not an SVDSketch"):
         SVDSketch.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"starts": np.array([0, 60])}, "a block of rows from 60"),
+        ({"starts": np.array([20])}, "blocks of 30 rows for the 50 seen"),
+        ({"starts": np.array([0, 0])}, "a block of rows from 0 to 0"),
+        ({"starts": np.array([0.0])}, "starts of dtype float64"),
+        ({"Y": np.zeros((50, 3))}, r"Y must be float64 of shape \(50, 16\), is float64 of shape \(50, 3\)"),
+        ({"Z": np.zeros((28, 40), complex)}, r"Z must be float64 of shape \(28, 40\), is complex128"),
+        ({"E": np.full((64, 40), np.nan)}, "E holds numbers that are not finite"),
+    ],
+)
+def test_bytes_that_do_not_fit_together(changes, match):
+    sketch = SVDSketch((300, 40), 5)
+    sketch.update(0, np.random.default_rng(0).normal(size=(50, 40)))
+    with np.load(io.BytesIO(sketch.to_bytes())) as held:
+        arrays = {**held, **changes}
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    with pytest.raises(ValueError, match=f"not an SVDSketch: .*{match}"):
+        SVDSketch.from_bytes(stream.getvalue())
