@@ -75,9 +75,12 @@ def test_ray(source):
         data = ray.data.read_parquet(str(path))
         mapped = data.map_batches(Projector("v", K, seed=5), batch_format="pyarrow", batch_size=70)
         rows = sorted(mapped.take_all(), key=lambda row: row["id"])
+        tensors = ray.data.from_numpy(x).map_batches(Projector("data", K, seed=5), batch_format="pyarrow")
+        projected = [row["data"] for row in tensors.take_all()]
     finally:
         ray.shutdown()
     assert np.array_equal(np.stack([row["v"] for row in rows]), expected(x))
+    assert np.array_equal(np.stack(projected), expected(x))
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")

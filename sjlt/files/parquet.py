@@ -168,25 +168,16 @@ def write_projected(
         Called with the numbers of projected rows and of all rows.
     """
     import pyarrow as pa
-    import pyarrow.parquet
 
     start, stop, batch_rows = rows
     with source.explained():
         schema = projector.schema(source.schema)
     schema = schema.with_metadata({**(schema.metadata or {}), arrow.METADATA_KEY: json.dumps(description).encode()})
     vectors = {projector.column, projector.output_column, projector.output_column + SCALE}
-    leaves = _leaves(schema)
-    others = [path for path, name in leaves if name not in vectors]
     per_group = max(1, -(-ROW_GROUP_BYTES // (row_bytes(source, projector, schema) * batch_rows)))
     with (
         pa.OSFile(os.fsencode(out), "wb") as sink,  # names need not be UTF-8
-        pyarrow.parquet.ParquetWriter(
-            sink,
-            schema,
-            use_dictionary=others,
-            write_statistics=others,
-            compression={path: "none" if name in vectors else "snappy" for path, name in leaves},
-        ) as writer,
+        _writer(sink, schema, vectors) as writer,
         open(out, "rb") as file,
         ThreadPoolExecutor(1, thread_name_prefix="sjlt-flush") as flusher,
         ThreadPoolExecutor(1, thread_name_prefix="sjlt-write") as thread,
@@ -219,6 +210,21 @@ def row_bytes(source: ParquetVectors, projector: arrow.Projector, schema: Any) -
     projected = kind.list_size * kind.value_type.bit_width // 8 + 4 * (projector.dtype == np.int8)
     kept = source.shape[1] * source.dtype.itemsize if projector.output_column != projector.column else 0
     return max(1, int(projected + kept + source.carried_bytes))
+
+
+def _writer(sink: Any, schema: Any, vectors: set[str]) -> Any:
+    """A writer that encodes and compresses all columns but `vectors`."""
+    import pyarrow.parquet
+
+    leaves = _leaves(schema)
+    others = [path for path, name in leaves if name not in vectors]
+    return pyarrow.parquet.ParquetWriter(
+        sink,
+        schema,
+        use_dictionary=others,
+        write_statistics=others,
+        compression={path: "none" if name in vectors else "snappy" for path, name in leaves},
+    )
 
 
 def _leaves(schema: Any) -> list[tuple[str, str]]:
