@@ -259,6 +259,11 @@ def test_xarray_and_polars():
     assert np.array_equal(result["v"].to_numpy(), S.project(x))
 
 
+def test_dask_arrays_are_refused_where_they_would_be_loaded():
+    with pytest.raises(TypeError, match=r"dask's Array is refused: compute it first \(x.compute\(\)\)"):
+        sjlt.dropout(da.ones((N, D)), 0.5, 1)
+
+
 def test_dask_frames_are_refused_by_name():
     dd = pytest.importorskip("dask.dataframe")
     import pandas as pd

@@ -50,7 +50,8 @@ def refuse_foreign(x: Any) -> None:
         raise TypeError("masked arrays are refused: the mask would be lost; fill it first (x.filled(0))")
     package, kind = type(x).__module__.partition(".")[0], type(x).__name__
     if package in _INSTEAD and not (package == "polars" and kind == "DataFrame"):
-        raise TypeError(f"{package}'s {kind} is refused: {_INSTEAD[package]}")
+        instead = "compute it first (x.compute())" if (package, kind) == ("dask", "Array") else _INSTEAD[package]
+        raise TypeError(f"{package}'s {kind} is refused: {instead}")
 
 
 _INSTEAD = {
