@@ -96,6 +96,17 @@ def test_float32_is_as_good(n_iter):
         np.testing.assert_allclose(U.T @ U, np.eye(RANK), atol=1e-12)
 
 
+@pytest.mark.parametrize("rank", [4, 8, 20])
+def test_all_columns_of_float32_data(rank):
+    """Y has more columns than A then, and rounding errors of float32 in those."""
+    rng = np.random.default_rng(0)
+    for A in (rng.normal(size=(600, rank)), np.outer(rng.normal(size=600), rng.normal(size=rank))):
+        for seed in range(10):
+            U, s, Vh = svd_lowrank(A.astype(np.float32), rank, seed=seed)
+            np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-5)
+            np.testing.assert_allclose(U.T @ U, np.eye(rank), atol=1e-12)
+
+
 def test_rank_below_the_sketch():
     rng = np.random.default_rng(0)
     A = rng.standard_normal((M, 3)) @ rng.standard_normal((3, N))

@@ -110,9 +110,8 @@ def lstsq(
         For empty or non-finite A or b, shapes that do not match, parameters out of range, and a file that changes
         between passes.
     numpy.linalg.LinAlgError
-        Where three sketches did not give a backward error below 100 machine epsilons.
-    OverflowError
-        Where the solution is beyond the largest float64.
+        Where three sketches did not give a backward error below 100 machine epsilons, and where the solution is beyond
+        the largest float64.
 
     Notes
     -----

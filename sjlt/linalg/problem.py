@@ -141,12 +141,12 @@ class Problem:
             return (self.ridges / self.scale[0]).clip(max=MAX_RIDGE)
 
     def unscaled(self, X: Any) -> Any:
-        """The scaled solutions X in the units of A and b, or an OverflowError."""
+        """The scaled solutions X in the units of A and b, or a LinAlgError where they overflow."""
         with np.errstate(over="ignore"):
             shrunk = (MAX_RIDGE / (self.ridges / self.scale[0]).clip(min=MAX_RIDGE))[self.ridge_of]
             x = self.xp.where(X == 0, X, X * shrunk**2 * (self.b_scale / self.scale))
         if not bool(self.xp.isfinite(x).all()):
-            raise OverflowError(
+            raise np.linalg.LinAlgError(
                 f"the solution is beyond the largest float64: A of norm {float(self.scale.max()):.0e}, b of norm "
                 f"{float(self.b_scale.max()):.0e}"
             )

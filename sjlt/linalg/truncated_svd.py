@@ -34,7 +34,7 @@ def from_sketches(xp: Any, Y: Any, psi: Sketch | None, Z: Any, rank: int) -> Fac
         P, E = xp.linalg.qr(Y)[0], None
         X = P.T @ Z
     else:
-        basis = _sketched_basis(xp, Y, psi)
+        basis = _sketched_basis(xp, Y, psi, min(Y.shape[0], Z.shape[1]))
         if basis is None:
             raise LostRangeError(f"the sketch of {psi.n_components} rows lost part of A's range: use another seed")
         P, E, _, core = basis
@@ -71,7 +71,7 @@ def by_iterations(matrix: Matrix, rank: int, width: int, n_iter: int, seed: int)
         V, _ = xp.linalg.qr(matrix.normal_times(V / top))
     Y = matrix.times(V)
     check_finite(matrix, Y)
-    basis = None if S is None else _sketched_basis(xp, Y, S)
+    basis = None if S is None else _sketched_basis(xp, Y, S, width)
     if basis is None or basis[3].shape[1] < width:
         P, T = xp.linalg.qr(Y)
         E = None
@@ -81,11 +81,12 @@ def by_iterations(matrix: Matrix, rank: int, width: int, n_iter: int, seed: int)
     return _times(P, E, U[:, :rank]), s[:rank], Vh[:rank] @ V.T
 
 
-def _sketched_basis(xp: Any, Y: Any, S: Sketch) -> tuple[Any, Any, Any, Any] | None:
+def _sketched_basis(xp: Any, Y: Any, S: Sketch, max_rank: int) -> tuple[Any, Any, Any, Any] | None:
     """(P, E, T, S P E) for a tall Y = P E T, where Q = P E has as many orthonormal columns as Y has rank.
 
-    In a fraction of the time of Householder QR: in a basis in which Y is well conditioned, as its sketch shows, a
-    Cholesky factorization is as good. None where S Y has lost a part of the range of Y.
+    They are at most `max_rank`. This takes a fraction of the time of Householder QR: in a basis in which Y is well
+    conditioned, as its sketch shows, a Cholesky factorization is as good. None where S Y has lost a part of the range
+    of Y.
     """
     SY = S @ Y
     top = float(abs(SY).max())
@@ -94,9 +95,13 @@ def _sketched_basis(xp: Any, Y: Any, S: Sketch) -> tuple[Any, Any, Any, Any] | N
         Y, SY = Y / top, SY / top
     U, sigma, Vh = xp.linalg.svd(SY, full_matrices=False)
     r = int((sigma > NOISE * sigma[0]).sum())
-    U, sigma, Vh, largest = U[:, :r], sigma[:r], Vh[:r], float(sigma[0])
-    if r < Y.shape[1] and float(xp.linalg.norm(Y - (Y @ Vh.T) @ Vh)) > 100 * NOISE * largest:
+    largest, smallest = float(sigma[0]), float(sigma[-1])
+    # With more columns of Y than rows of S, the smallest singular value shows the rounding errors of float32 data.
+    allowed = 100 * max(NOISE * largest, smallest)
+    if r < Y.shape[1] and float(xp.linalg.norm(Y - (Y @ Vh[:r].T) @ Vh[:r])) > allowed:
         return None
+    r = min(r, max_rank)
+    U, sigma, Vh = U[:, :r], sigma[:r], Vh[:r]
     if r == 0:
         return Y[:, :0], None, Vh, U
     W = Vh.T / sigma
