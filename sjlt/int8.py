@@ -128,7 +128,8 @@ class _Parquet(_Int8):
 
         self.path = path
         try:
-            schema = pyarrow.parquet.read_schema(path)
+            with open(path, "rb") as file:  # pyarrow would refuse names that are not UTF-8
+                schema = pyarrow.parquet.read_schema(file)
         except (ValueError, OSError) as e:
             raise ValueError(f"{path}: {one_line(e)}") from None
         scaled = [field.name for field in schema if field.name + SCALE in schema.names and _holds_int8(field.type)]

@@ -143,7 +143,7 @@ def test_numpy_integers_are_numbers_of_rows(tmp_path):
 def test_space_is_checked_first(tmp_path, monkeypatch):
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
-    monkeypatch.setattr(plans.planning.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    monkeypatch.setattr("sjlt.files.names.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
     with pytest.raises(UserError, match=rf"needs {sum(ROWS) * K * 4} bytes, the file system has 10 free"):
         plan.run(workers=1)
 

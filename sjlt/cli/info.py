@@ -36,7 +36,7 @@ def _lines_of(path: Path) -> list[tuple[str, str]]:
     if is_parquet(path):
         content = read_metadata(path)
         if content is None or "result" not in content:
-            raise UserError(f"{path}: a parquet file not written by sjlt project")
+            raise UserError(f"{path}: a parquet file not written by sjlt project as a whole")
         column = content["result"]["column"]
         return [("column", column), *_lines(content)]
     return _lines(read_description(_description_of(path)))

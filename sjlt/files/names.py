@@ -67,8 +67,8 @@ def check_format(out: Path, wanted: Format) -> None:
 
 
 def check_space(out: Path, needed: int) -> None:
-    """UserError where the file system of `out` has fewer than `needed` bytes free."""
-    free = shutil.disk_usage(out.parent).free
+    """UserError where the file system of `out`, a file or an existing folder, has fewer than `needed` bytes free."""
+    free = shutil.disk_usage(out if out.is_dir() else out.parent).free
     if needed > free:
         raise UserError(f"{out}: needs {needed} bytes, the file system has {free} free")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -14,6 +13,7 @@ from .. import __version__
 from ..files import device as devices
 from ..files.encoding import Encoding
 from ..files.errors import UserError, explain
+from ..files.names import check_space
 from ..files.projection import default_batch_rows, note_poor_choices
 from ..files.source import Source
 from ..inputs.checks import integer
@@ -178,10 +178,7 @@ class Plan:
             raise UserError(f"{explain(e)}; {len(self) - left} of {len(self)} parts are there") from e
 
     def _check_space(self, absent: list[int]) -> None:
-        needed = sum(self._part_bytes(i) for i in absent)
-        free = shutil.disk_usage(self.target).free
-        if needed > free:
-            raise UserError(f"{self.target}: needs {needed} bytes, the file system has {free} free")
+        check_space(self.target, sum(self._part_bytes(i) for i in absent))
 
     def _part_bytes(self, i: int) -> int:
         part = self.record["parts"][i]
