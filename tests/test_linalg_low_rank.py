@@ -230,6 +230,23 @@ def test_workers_in_any_order_give_one_result():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 9, 40])
+def test_workers_on_few_rows(rows):
+    A = np.random.default_rng(0).standard_normal((rows, 100))
+    rank = min(rows, 9)
+    workers = [SVDSketch(A.shape, rank) for _ in range(2)]
+    for i in reversed(range(rows)):
+        workers[i % 2].update(i, A[i : i + 1])
+    total, other = (SVDSketch.from_bytes(worker.to_bytes()) for worker in workers)
+    total.merge(other)
+    for a, b in zip(svd_lowrank(A, rank), total.finalize(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-13)
+    if rows <= 9:
+        U, s, Vh = total.finalize()
+        np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-13)
+        assert total.error(U, s, Vh) < 1e-12
+
+
 def test_integers_are_summed_exactly_in_any_order():
     A = np.random.default_rng(0).integers(-4, 5, (M, N)).astype(float)
     results = []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def as_array(name: str, a: Any) -> np.ndarray:
-    """`a` as an array, unless something would be lost, or a larger amount of data loaded, without a word."""
+    """`a` as an array; TypeError for containers whose conversion would silently lose information or load data."""
     if isinstance(a, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array: the mask would be lost; fill it first ({name}.filled(0))")
     if is_dask(a):

@@ -121,7 +121,7 @@ def _check_full_rank(xp: Any, R: Any, cut: float) -> None:
 
 
 def _sketched_factor(matrix: Matrix, seed: int) -> tuple[Any, float]:
-    """(R of the QR factorization of A's sketch, or of A itself, the relative size up to which its numbers are zero)."""
+    """(R of the QR factorization of A's sketch or of A itself, the relative size of its rounding errors)."""
     m, n = matrix.shape
     S = embedding(m, n, 4 * n, seed)
     SA = matrix.dense() if S is None else matrix.sketch(S)

@@ -304,7 +304,7 @@ class FileMatrix(Matrix):
         self._source.close()
 
     def _stamp(self) -> dict[str, Any]:
-        """Numbers that differ after a change of the file, of those of a zarr store, or of the file's place."""
+        """Properties that show whether the file, or one of a zarr store's, was changed or replaced."""
         inode = {} if self._path.is_dir() else {"inode": os.stat(self._path).st_ino}
         return {**self._source.description(), **inode}
 

@@ -28,7 +28,7 @@ def from_sketches(xp: Any, Y: Any, psi: Sketch | None, Z: Any, rank: int) -> Fac
 
     psi : None for the identity
 
-    Raises LostRangeError where Psi does not map the range of Y one to one.
+    Raises LostRangeError where Psi maps part of the range of Y to about 0.
     """
     if psi is None:
         P, E = xp.linalg.qr(Y)[0], None
