@@ -147,3 +147,41 @@ def test_a_wide_matrix_is_not_squared(monkeypatch):
     A, b = np.random.default_rng(0).normal(size=(10, 2000)), np.ones(10)
     for method in ("auto", "cg"):
         np.testing.assert_allclose(lstsq(A, b, method=method).x, np.linalg.lstsq(A, b)[0], atol=1e-14)
+
+
+# ------------------------------------------------------------------------------------- ill-conditioned, not singular
+
+
+@pytest.mark.parametrize("shape", [(200, 20), (900, 300), (1000, 50)])
+@pytest.mark.parametrize("method", ["cg", "passes"])
+def test_small_singular_values_of_a_matrix_that_is_factored_itself_count(shape, method):
+    """They are within the rounding errors that a factorization may have, but are none."""
+    m, n = shape
+    rng = np.random.default_rng(m)
+    U, V = (np.linalg.qr(rng.normal(size=(size, n)))[0] for size in (m, n))
+    for condition in (1e13, 1e14):
+        A = U * np.geomspace(1, 1 / condition, n) @ V.T
+        solution = lstsq(A, A @ rng.normal(size=n) + 1e-6 * rng.normal(size=m), method=method)
+        assert solution.rank == n
+        assert solution.backward_error < 2e-16
+
+
+def test_singular_values_and_rounding_errors_of_one_size():
+    """A constant matrix beside columns that are tiny in all directions: the former has rank 1, the latter count."""
+    rng = np.random.default_rng(0)
+    tiny = 1e-13 * np.linalg.qr(rng.normal(size=(1000, 5)))[0] * 1000
+    A = np.concatenate([np.ones((1000, 10)), tiny], 1)
+    solution = lstsq(A, rng.normal(size=1000))
+    assert solution.rank == 6
+    assert solution.backward_error < 2e-16
+
+
+def test_a_factor_of_rounding_errors_is_refused_without_pivoting():
+    for A in (np.ones((1000, 10)), np.outer(np.ones(900), np.random.default_rng(0).normal(size=30))):
+        with pytest.raises(np.linalg.LinAlgError, match="does not have full rank"):
+            qr(A, pivoting=False)
+    U, V = (np.linalg.qr(np.random.default_rng(0).normal(size=(size, 20)))[0] for size in (900, 20))
+    A = U * np.geomspace(1, 1e-13, 20) @ V.T
+    Q, R = qr(A, pivoting=False)
+    np.testing.assert_allclose(Q.T @ Q, np.eye(20), atol=1e-14)
+    np.testing.assert_allclose(Q @ R, A, atol=1e-15)

@@ -60,11 +60,11 @@ def project_folder(source: Path, out: Path, n_components: int, work: Work, force
         raise UserError(f"--of must be at least 1, got {work.of}")
     if work.part is not None and work.of is not None and not 0 <= work.part < work.of:
         raise UserError(f"--part must be from 0 to {work.of - 1} for --of {work.of}, got {work.part}")
-    if output_format(out, "name a folder, without a suffix") is not None:
-        raise UserError(f"{out}: the result is a folder of parts: give it a name without {out.suffix}")
     with ProgressBar(out.name) as bar, watch_compilation(bar.compiling):
         try:
             planned = plan(source, out, n_components, part_rows=work.part_rows, note=bar.note, **parameters)
+            if output_format(out, "name a folder, without a suffix") is not None:
+                raise UserError(f"{out}: the result is a folder of parts: give it a name without {out.suffix}")
             _run(planned, work, bar)
         except (TypeError, ValueError) as e:
             raise UserError(one_line(e)) from None

@@ -16,6 +16,8 @@ from .sums import Gram, Sum
 from .triangular import r_factor, solve_right
 from .whitening import EPS, MAX_TRIANGULAR_CONDITION, NOISE, Whitening, cholesky, rounding_level
 
+MAX_DEVIATION = 0.9  # of a squared column norm of A R^-1 from 1; a sketch leaves less than 0.75
+
 
 def qr(
     A: Any,
@@ -82,6 +84,8 @@ def qr(
         triangle, columns = R[:, :r], matrix.indices(J[:r])
         solved = _Solved(m, xp, triangle, columns, keep=mode == "reduced")
         matrix.run(solved, width=r)
+        if not pivoting:
+            _check_basis(xp, solved.gram)
         correction = cholesky(xp, solved.gram).T
         R = correction @ R
         order = (J,) if pivoting else ()
@@ -100,7 +104,7 @@ def _pivoted(matrix: Matrix, pivoting: bool, seed: int) -> tuple[Any, np.ndarray
     factor, cut = _sketched_factor(matrix, seed)
     n = matrix.shape[1]
     if not pivoting:
-        _check_full_rank(matrix.xp, factor, cut)
+        _check_full_rank(matrix.xp, factor)
         return factor, np.arange(n)
     host = factor if matrix.xp is np else factor.cpu().numpy()  # torch has no pivoted QR
     R, J = scipy.linalg.qr(host, mode="r", pivoting=True, check_finite=False)
@@ -109,14 +113,24 @@ def _pivoted(matrix: Matrix, pivoting: bool, seed: int) -> tuple[Any, np.ndarray
     return matrix.array(np.triu(R[:r])), np.asarray(J, np.int64)
 
 
-def _check_full_rank(xp: Any, R: Any, cut: float) -> None:
+def _check_full_rank(xp: Any, R: Any) -> None:
     """Raise LinAlgError where a column lies in the span of those before it, whatever the scales of the columns."""
     added = abs(xp.diagonal(R)) / _column_norms(xp, R)
     j = int(added.argmin())
-    if not float(added[j]) > cut:
+    if not float(added[j]) > NOISE:
         raise np.linalg.LinAlgError(
             f"A does not have full rank: of column {j} a fraction of {float(added[j]):.1e} is not in the span of the "
-            f"columns before it, at most {cut:.1e} counts as zero; use pivoting=True"
+            f"columns before it, at most {NOISE:.1e} counts as zero; use pivoting=True"
+        )
+
+
+def _check_basis(xp: Any, gram: Any) -> None:
+    """Raise LinAlgError where A R^-1 is far from orthonormal: a column added but rounding errors to R."""
+    squares = xp.diagonal(gram)
+    j = int(abs(squares - 1).argmax())
+    if not abs(float(squares[j]) - 1) < MAX_DEVIATION:
+        raise np.linalg.LinAlgError(
+            f"A does not have full rank: what column {j} adds to those before it are rounding errors; use pivoting=True"
         )
 
 

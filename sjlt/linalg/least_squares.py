@@ -85,8 +85,7 @@ def lstsq(
         Ridge parameter. All values of a sequence are solved from one sketch, in the same passes.
     rcond : float in [0, 1), optional
         Singular values of A up to rcond times the largest count as zero, as in `scipy.linalg.lstsq`; by default 10
-        machine epsilons or, where A itself is factored, at least max(m, n) of them, as in `numpy.linalg.lstsq`. With
-        rcond above that and a sketch, one more pass determines the singular values to rounding.
+        machine epsilons. With rcond above that, and a sketch, one more pass determines the singular values to rounding.
     seed : int, -2^63 to 2^64 - 1, default 0
         Seed of the sketch.
     method : {"auto", "cg", "passes"}, default "auto"

@@ -65,7 +65,10 @@ class Problem:
             R = r_factor(xp, SAB)
             whitening, columns = self._whitening(R[:p, :n], cut)
             self.scale = top * columns
-            solution = whitening.sketched_solution(R[:p, n:][:, self.columns], self.damp)
+            if S is None and self._leave_out_rounding_errors(whitening, cut):
+                solution = self.matrix.zeros((n, len(self.ridge_of)))
+            else:
+                solution = whitening.sketched_solution(R[:p, n:][:, self.columns], self.damp)
         self.scale = top * columns
         if not whitening.is_triangular:
             whitening.factor = whitening.factor * top
@@ -91,7 +94,7 @@ class Problem:
     def _cut(self, is_direct: bool) -> float:
         """The relative size up to which singular values of the sketch, or of A itself, count as zero."""
         if self.rcond is None:
-            return rounding_level(self.matrix.shape, is_direct)
+            return NOISE
         # A sketch's singular values are A's within a factor of 2 only: `rcond` is applied to A's own later.
         return self.rcond if is_direct else min(self.rcond, NOISE)
 
@@ -123,6 +126,19 @@ class Problem:
                 return scaled, scales
         whitening.factor = whitening.factor * float(plain[0, 0])
         return whitening, plain
+
+    def _leave_out_rounding_errors(self, whitening: Whitening, cut: float) -> bool:
+        """Whether some of the smallest singular values from a factorization of A itself were found to be its errors.
+
+        These reach max(m, n) eps, beyond some of A's own singular values at a condition number of 1e13. A times their
+        vectors tells them apart, to a few eps.
+        """
+        if whitening.is_triangular or whitening.rank == 0:
+            return False
+        first = whitening.count_above(rounding_level(self.matrix.shape, is_direct=True))
+        if first == whitening.rank:
+            return False
+        return whitening.leave_out_rounding_errors(self.matrix.dense() / self.scale.T, first, cut)
 
     def set_rank(self, whitening: Whitening) -> None:
         """Keep the rank, and a matrix of A's singular values, or those themselves."""

@@ -25,10 +25,10 @@ class LostRangeError(np.linalg.LinAlgError):
 
 
 def rounding_level(shape: tuple[int, int], is_direct: bool) -> float:
-    """Singular values of A below this times the largest count as zero by default.
+    """What rounding errors of a factorization may add to zero singular values, relative to the largest.
 
-    Where A itself is factored (`is_direct`) it is NumPy's: constant columns add up rounding errors of one sign, to
-    150 eps for (1500, 300). A sketch has random signs.
+    Where A itself is factored (`is_direct`) it is what NumPy assumes: constant columns add up rounding errors of one
+    sign, to 150 eps for (1500, 300). A sketch has random signs.
     """
     return max(NOISE, EPS * max(shape)) if is_direct else NOISE
 
@@ -106,6 +106,31 @@ class Whitening:
     def refined(self, C: Any, rcond: float) -> Whitening:
         """The basis of A's own singular vectors, cut at rcond, where (A W)'(A W) = C'C."""
         return self.by_singular_vectors(self.xp, (C * self._sigma) @ self._basis.T, rcond)
+
+    def count_above(self, level: float) -> int:
+        """The singular values above `level` times the largest, of those that count."""
+        return int((self._sigma > level * self._sigma[0]).sum())
+
+    def leave_out_rounding_errors(self, A: Any, first: int, cut: float) -> bool:
+        """Leave out those singular values from `first` on that are errors of A's factorization.
+
+        They are those up to `cut` times the largest in A times their vectors, from which what the errors mixed in of
+        the other vectors is removed. Returns whether there were any; `sketched_solution` has no meaning then.
+        """
+        xp, top = self.xp, self._sigma[0]
+        images = A @ self._basis
+        sure, doubtful = images[:, :first], images[:, first:]
+        mixed = (sure.T @ doubtful) / (sure * sure).sum(0)[:, None]
+        _, sigma, Wh = xp.linalg.svd(doubtful - sure @ mixed, full_matrices=False)
+        kept = int((sigma > cut * top).sum())
+        if kept == sigma.shape[0]:
+            return False
+        vectors = (self._basis[:, first:] - self._basis[:, :first] @ mixed) @ Wh.T
+        self.null = xp.concatenate([vectors[:, kept:], self.null], 1)
+        self._basis = xp.concatenate([self._basis[:, :first], vectors[:, :kept]], 1)
+        self._sigma = xp.concatenate([self._sigma[:first], sigma[:kept]])
+        self.rank, self.condition = first + kept, float("inf")
+        return True
 
     @property
     def is_triangular(self) -> bool:
