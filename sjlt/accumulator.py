@@ -76,7 +76,6 @@ class Accumulator:
             raise TypeError(f"the sum must be float32 or float64, got {self.dtype}")
         self.seen = Ledger()
         self._sum = _zeros((*self.shape, S.n_components), self.dtype, device)
-        self._whole = True  # False while the ledger and the sum change
 
     def __repr__(self) -> str:
         return f"Accumulator({self.sketch!r}, shape={self.shape}, seen={len(self.seen)} of {self.sketch.n_features})"
@@ -84,7 +83,7 @@ class Accumulator:
     @property
     def sum(self) -> Any:
         """A copy of the sum so far, of shape (*shape, n_components)."""
-        self._check_whole()
+        self.seen.check_current()
         return self._sum.clone() if is_tensor(self._sum) else self._sum.copy()
 
     def missing(self) -> list[tuple[int, int]]:
@@ -105,7 +104,7 @@ class Accumulator:
             For features added before (the message has both ranges), features beyond n_features, other shapes,
             containers and devices. The accumulator is as before then.
         """
-        self._check_whole()
+        self.seen.check_current()
         if is_tensor(block) != is_tensor(self._sum):
             kind = "tensors" if is_tensor(self._sum) else "arrays or SciPy matrices (tensors with device=)"
             raise TypeError(f"this accumulator sums {kind}, got {type(block).__name__}")
@@ -133,8 +132,8 @@ class Accumulator:
         """
         if not isinstance(other, Accumulator):
             raise TypeError(f"an Accumulator merges with another, got {type(other).__name__}")
-        self._check_whole()
-        other._check_whole()
+        self.seen.check_current()
+        other.seen.check_current()
         mine, theirs = ((a.sketch, a.shape, a.dtype, is_tensor(a._sum)) for a in (self, other))
         if mine != theirs:
             raise ValueError(f"accumulators differ in (sketch, shape, dtype, is a tensor): {mine} and {theirs}")
@@ -143,15 +142,8 @@ class Accumulator:
         self._add(other._sum.to(self._sum.device) if is_tensor(self._sum) else other._sum, list(other.seen))
 
     def _add(self, part: Any, ranges: Iterable[tuple[int, int]]) -> None:
-        self._whole = False  # remains so if the process goes on after an interruption between these lines
-        for start, stop in ranges:
-            self.seen.add(start, stop)
-        self._sum += part
-        self._whole = True
-
-    def _check_whole(self) -> None:
-        if not self._whole:
-            raise RuntimeError("an update was interrupted while it was added: return to the last saved state")
+        with self.seen.adding(ranges):
+            self._sum += part
 
     # --------------------------------------------------------------------------------- state
 
@@ -160,7 +152,7 @@ class Accumulator:
         return {"sum": self.sum, **self._description()}
 
     def _description(self) -> dict[str, Any]:
-        self._check_whole()
+        self.seen.check_current()
         ranges = [[start, stop] for start, stop in self.seen]
         return {"format": FORMAT, "sketch": self.sketch.to_dict(), "shape": list(self.shape), "ranges": ranges}
 

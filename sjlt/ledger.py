@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
@@ -31,6 +32,7 @@ class Ledger:
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()):
         self._starts: list[int] = []
         self._stops: list[int] = []
+        self._is_current = True  # False while the sums and the ledger change
         for start, stop in ranges:
             self.add(start, stop)
 
@@ -95,6 +97,23 @@ class Ledger:
             self.check(start, stop)
         for start, stop in list(other):
             self.add(start, stop)
+
+    @contextlib.contextmanager
+    def adding(self, ranges: Iterable[tuple[int, int]]) -> Iterator[None]:
+        """A context in which the terms of ranges that `check` allows are added to the sums.
+
+        If it is left by an exception, the sums may hold a part of them, and `check_current` raises from then on.
+        """
+        self._is_current = False  # remains so if the process goes on after an interruption between these lines
+        for start, stop in ranges:
+            self.add(start, stop)
+        yield
+        self._is_current = True
+
+    def check_current(self) -> None:
+        """Raise RuntimeError unless every context of `adding` was left as it should be."""
+        if not self._is_current:
+            raise RuntimeError("an update was interrupted while it was added: return to the last saved state")
 
     def covers(self, start: int, stop: int) -> bool:
         """Whether all of start, ..., stop - 1 were added."""

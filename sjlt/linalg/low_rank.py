@@ -80,7 +80,6 @@ class SVDSketch:
         self._Y: dict[int, np.ndarray] = {}  # by the first row of each block
         self._Z = np.zeros((m if self._psi is None else self._psi.n_components, n))
         self._E = np.zeros((self._phi.n_components, n))
-        self._whole = True  # False while the sums and the ledger change
 
     def update(self, row_offset: int, block: Any) -> None:
         """Add the rows of A that start at `row_offset`.
@@ -100,7 +99,7 @@ class SVDSketch:
         RuntimeError
             Where an earlier update or merge was interrupted while its result was added.
         """
-        self._check_whole()
+        self.rows.check_current()
         if isinstance(block, str | os.PathLike):
             raise TypeError(f"block must be an array, a sparse matrix or a tensor, got the path {str(block)!r}")
         source = matrix_of(block, "block")
@@ -136,8 +135,8 @@ class SVDSketch:
             raise TypeError(f"an SVDSketch merges with another, got {type(other).__name__}")
         if self._parameters() != other._parameters():
             raise ValueError(f"sketches of different parameters: {self._parameters()} and {other._parameters()}")
-        self._check_whole()
-        other._check_whole()
+        self.rows.check_current()
+        other.rows.check_current()
         for start, stop in other.rows:
             self.rows.check(start, stop)
         self._add(other._Y, other._Z, other._E, list(other.rows), "float64")
@@ -154,16 +153,9 @@ class SVDSketch:
                 f"the sketch overflows with rows {start} to {stop} (exclusive) of A: it holds numbers too close to the "
                 f"largest {dtype}"
             )
-        self._whole = False  # remains so if the process goes on after an interruption between these lines
-        for start, stop in ranges:
-            self.rows.add(start, stop)
-        self._Y.update(Y)
-        self._Z, self._E = Z, E
-        self._whole = True
-
-    def _check_whole(self) -> None:
-        if not self._whole:
-            raise RuntimeError("an update was interrupted while it was added: return to the last saved state")
+        with self.rows.adding(ranges):
+            self._Y.update(Y)
+            self._Z, self._E = Z, E
 
     def finalize(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The truncated SVD of A.
@@ -195,7 +187,7 @@ class SVDSketch:
 
     def to_bytes(self) -> bytes:
         """Serialize the sketch."""
-        self._check_whole()
+        self.rows.check_current()
         stream = io.BytesIO()
         starts = np.array(sorted(self._Y), np.int64)
         header = json.dumps({"format": FORMAT, **self._parameters(), "rows": list(self.rows)}).encode()
@@ -249,7 +241,7 @@ class SVDSketch:
         return {"shape": self.shape, "rank": self.rank, "oversampling": self.oversampling, "seed": self.seed}
 
     def _check_complete(self) -> None:
-        self._check_whole()
+        self.rows.check_current()
         if gaps := self.rows.missing(0, self.shape[0]):
             shown = ", ".join(f"{a} to {b}" for a, b in gaps[:4]) + (", ..." if len(gaps) > 4 else "")
             missing = sum(b - a for a, b in gaps)
