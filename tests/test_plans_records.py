@@ -48,6 +48,7 @@ HOSTILE = {
     "a result that is none": (changed(result={}), "result has no 'kind'"),
     "another kind": (result(kind="x|y"), r"result's kind is 'x\|y'"),
     "no dtype": (result(dtype="x"), "data type 'x' not understood"),
+    "a dtype that is no Python": (result(dtype="f4,("), "was never closed"),
     "a long dtype": (result(dtype="i4," * 50), "result's dtype is 150 characters long"),
     "a column that is none": (result(column=1), "'column' must be a string or null, got 1"),
     "no column": (lambda content: content["result"].pop("column"), "'column' must be a string or null"),

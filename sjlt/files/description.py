@@ -59,7 +59,7 @@ def checked(place: str, content: Any, *, with_column: bool = False) -> dict[str,
     try:
         _check(content)
         if with_column:
-            _keys("result", content["result"], column=str)
+            check_keys("result", content["result"], column=str)
     except (TypeError, ValueError, OverflowError) as e:
         raise UserError(f"{place}: not a description of a projected file: {one_line(e)}") from None
     description: dict[str, Any] = content
@@ -86,10 +86,10 @@ def _bytes(path: Path) -> bytes:
 
 
 def _check(content: Any) -> None:
-    _keys("the description", content, sjlt=str, sketch=dict, source=dict, result=dict, batch_rows=int, device=str)
+    check_keys("the description", content, sjlt=str, sketch=dict, source=dict, result=dict, batch_rows=int, device=str)
     source, result = content["source"], content["result"]
-    _keys("source", source, name=str, shape=list, dtype=str, order=str)
-    _keys("result", result, shape=list, dtype=str)
+    check_keys("source", source, name=str, shape=list, dtype=str, order=str)
+    check_keys("result", result, shape=list, dtype=str)
     for name, part in (("source", source), ("result", result)):
         if len(part["shape"]) != 2:
             raise ValueError(f"{name}.shape must have 2 numbers, got {part['shape']!r}")
@@ -130,7 +130,8 @@ def _segments(segments: Any, rows_done: int) -> None:
         raise ValueError(f"segments hold {sum(rows for rows, _ in segments)} rows, rows_done is {rows_done}")
 
 
-def _keys(part: str, content: Any, /, **types: type) -> None:
+def check_keys(part: str, content: Any, /, **types: type) -> None:
+    """Raise TypeError or ValueError unless `content`, called `part`, is an object with these keys, of these types."""
     if not isinstance(content, dict):
         raise TypeError(f"{part} must be an object, got {content!r:.100}")
     for key, kind in types.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..files.description import check_keys
 from ..files.errors import UserError, one_line
 from ..sketch import Sketch
 
@@ -35,13 +36,13 @@ def read_record(path: Path) -> dict[str, Any]:
         _check(content, sizes=path.name == MANIFEST)
     except RecursionError:
         raise UserError(f"{path}: not a plan of sjlt: nested too deeply") from None
-    except (ValueError, TypeError, OverflowError) as e:
+    except (ValueError, TypeError, OverflowError, SyntaxError) as e:  # NumPy parses some names of dtypes as Python
         raise UserError(f"{path}: not a plan of sjlt: {one_line(e)}") from None
     return dict(content)
 
 
 def _check(content: Any, sizes: bool) -> None:
-    _keys(
+    check_keys(
         "the record", content, plan=str, sjlt=str, source=str, sketch=dict, result=dict, batch_rows=int, device=str,
         inputs=list, parts=list,
     )  # fmt: skip
@@ -55,13 +56,13 @@ def _check(content: Any, sizes: bool) -> None:
         if not content[key]:
             raise ValueError(f"{key} is empty")
     for each in inputs:
-        _keys("an input", each, name=str, size=int, mtime_ns=int, rows=int)
+        check_keys("an input", each, name=str, size=int, mtime_ns=int, rows=int)
         _integer("an input's size", each["size"], 0)
         _integer("an input's mtime_ns", each["mtime_ns"], -_MAX)
         _integer("an input's rows", each["rows"], 0)
     pattern = re.compile(rf"part-[0-9]+\.{content['result']['kind']}")
     for part in parts:
-        _keys("a part", part, name=str, input=int, start=int, stop=int, **({"size": int} if sizes else {}))
+        check_keys("a part", part, name=str, input=int, start=int, stop=int, **({"size": int} if sizes else {}))
         if not pattern.fullmatch(part["name"]):
             raise ValueError(f"a part is named {part['name']!r:.100}, must be part-NUMBER.{content['result']['kind']}")
         _integer("a part's input", part["input"], 0, len(inputs) - 1)
@@ -74,7 +75,7 @@ def _check(content: Any, sizes: bool) -> None:
 
 
 def _check_result(result: dict[str, Any]) -> None:
-    _keys("result", result, kind=str, source_dtype=str, dtype=str, normalize=bool, row_bytes=int)
+    check_keys("result", result, kind=str, source_dtype=str, dtype=str, normalize=bool, row_bytes=int)
     if result["kind"] not in ("npy", "parquet"):
         raise ValueError(f"result's kind is {result['kind']!r:.100}, must be 'npy' or 'parquet'")
     for key in ("source_dtype", "dtype"):
@@ -85,16 +86,6 @@ def _check_result(result: dict[str, Any]) -> None:
         if key not in result or not isinstance(result[key], (str, type(None))):
             raise TypeError(f"result's {key!r} must be a string or null, got {result.get(key)!r:.100}")
     _integer("result's row_bytes", result["row_bytes"], 0)
-
-
-def _keys(name: str, content: Any, /, **types: type) -> None:
-    if not isinstance(content, dict):
-        raise TypeError(f"{name} must be an object, got {content!r:.100}")
-    for key, kind in types.items():
-        if key not in content:
-            raise ValueError(f"{name} has no {key!r}")
-        if type(content[key]) is not kind:
-            raise TypeError(f"{name}'s {key!r} must be of type {kind.__name__}, got {content[key]!r:.100}")
 
 
 def _integer(name: str, value: int, low: int, high: int = _MAX) -> None:
@@ -125,7 +116,7 @@ def check_parts(folder: Path, parts: list[dict[str, Any]]) -> None:
 
 
 def damage(folder: Path, parts: list[dict[str, Any]]) -> str:
-    """Which of these parts of the manifest are missing or have another size; empty if none."""
+    """The parts, among these of the manifest, that are missing or have another size, as a text; empty if none."""
     damaged = []
     for part in parts:
         try:
