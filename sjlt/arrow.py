@@ -293,7 +293,7 @@ def numbers_of(name: str, column_type: Any) -> np.dtype[Any]:
 
 
 def _advice(kind: pa.DataType) -> str:
-    """How a column of vectors of an unsupported type can be passed."""
+    """Advice for passing a column of vectors of an unsupported type, or an empty text."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):

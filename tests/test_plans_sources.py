@@ -1,4 +1,4 @@
-"""What plans read: the matrix that was named, in files that stay apart from the result."""
+"""Sources of plans: the matrix that was named, in files that stay apart from the result."""
 
 import os
 from pathlib import Path

@@ -99,7 +99,7 @@ def test_containers_give_one_report(kind):
 
 
 def shares(report, skip=()):
-    """What the search of each method found."""
+    """The shares of neighbours found by each method."""
     return {m.name: (m.cosine, m.inner, m.cosine_shortlist) for m in report.methods if m.name not in skip}
 
 

@@ -248,7 +248,7 @@ def dattri_projections(
 
 
 class _Replacement:
-    """What stands for dattri's ``make_random_projector`` while contexts are active, whose laws are in `laws`."""
+    """Stands for dattri's ``make_random_projector`` while contexts are active, whose laws are in `laws`."""
 
     def __init__(self, theirs: Any) -> None:
         self.theirs = theirs

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .matrices import open_matrix, save, set_threads, solving
-from .options import INTEGER, NUMBER
+from .matrices import open_matrix, save, solving
+from .options import NUMBER, MatrixColumn, SketchSeed, Threads, set_threads
 from .outputs import check_output
 from .terminal import note, say
 
@@ -26,15 +26,9 @@ def lstsq(
         typer.Option(help="Singular values of A up to rcond times the largest count as zero; default: 10 machine "
                      "epsilons.", show_default=False, **NUMBER),
     ] = None,
-    column: Annotated[
-        str | None,
-        typer.Option(help="The column, tensor, dataset or array of A's file, if several are matrices.",
-                     show_default=False),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sketch, from -2^63 to 2^64 - 1.", **INTEGER)] = 0,
-    threads: Annotated[
-        int | None, typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER)
-    ] = None,
+    column: MatrixColumn = None,
+    seed: SketchSeed = 0,
+    threads: Threads = None,
     force: Annotated[bool, typer.Option("--force", help="Replace X.")] = False,
 ) -> None:  # fmt: skip
     """Minimize |A x - b|, as accurately as a QR factorization of A does.

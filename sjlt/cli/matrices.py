@@ -14,18 +14,6 @@ from .terminal import ProgressBar, note, watch_compilation
 Progress = Callable[[int, int, int], None]
 
 
-def set_threads(threads: int | None) -> None:
-    from .. import set_num_threads
-    from ..files.errors import UserError
-
-    if threads is None:
-        return
-    try:
-        set_num_threads(threads)
-    except (ValueError, OverflowError) as e:
-        raise UserError(str(e)) from None
-
-
 @contextlib.contextmanager
 def open_matrix(path: Path, column: str | None) -> Iterator[tuple[Any, tuple[int, int]]]:
     """The matrix in a file, as `sjlt.linalg` accepts it, and its shape: the open file, or a CSR matrix."""

@@ -1,8 +1,8 @@
-"""Parsers of numbers on the command line; their errors show the given text."""
+"""Parsers of numbers, whose errors show the given text, and options that several commands have."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -38,3 +38,27 @@ INTEGER: dict[str, Any] = {"parser": _integer, "metavar": "INTEGER"}  # typer's 
 INTEGER_OR_AUTO: dict[str, Any] = {"parser": _integer_or_auto, "metavar": "INTEGER|auto"}
 NUMBER: dict[str, Any] = {"parser": _number, "metavar": "NUMBER"}
 NUMBER_OR_AUTO: dict[str, Any] = {"parser": _number_or_auto, "metavar": "NUMBER|auto"}
+
+Column = Annotated[
+    str | None,
+    typer.Option(help="The column, tensor, dataset or array of IN, if several are matrices.", show_default=False),
+]
+MatrixColumn = Annotated[
+    str | None,
+    typer.Option(help="The column, tensor, dataset or array of A's file, if several are matrices.", show_default=False),
+]
+SketchSeed = Annotated[int, typer.Option(help="Seed of the sketch, from -2^63 to 2^64 - 1.", **INTEGER)]
+Threads = Annotated[int | None, typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER)]
+
+
+def set_threads(threads: int | None) -> None:
+    """Set the number of threads that `Threads` was given, if any."""
+    from .. import set_num_threads
+    from ..files.errors import UserError
+
+    if threads is None:
+        return
+    try:
+        set_num_threads(threads)
+    except (ValueError, OverflowError) as e:
+        raise UserError(str(e)) from None

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import INTEGER, INTEGER_OR_AUTO, NUMBER_OR_AUTO
+from .options import INTEGER, INTEGER_OR_AUTO, NUMBER_OR_AUTO, Column, Threads, set_threads
 from .terminal import ProgressBar, note, watch_compilation
 
 
@@ -61,14 +61,8 @@ def project(
     device: Annotated[
         Device, typer.Option(help="auto: a GPU where there is one, for dense floating-point IN; it starts slower.")
     ] = Device.auto,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER),
-    ] = None,
-    column: Annotated[
-        str | None,
-        typer.Option(help="The column, tensor, dataset or array of IN, if several are matrices.", show_default=False),
-    ] = None,
+    threads: Threads = None,
+    column: Column = None,
     output_column: Annotated[
         str | None,
         typer.Option(help="A new last column of a parquet file; by default the column is replaced.",
@@ -134,7 +128,7 @@ def project(
 
     for path in (source, out):
         refuse_dash(path)
-    _set_threads(threads)
+    set_threads(threads)
     options: dict[str, Any] = {
         "nnz": "auto" if nnz is None and density is None else nnz,  # None stands for independent entries
         "stacks": stacks, "density": density, "seed": seed, "column": column, "dtype": dtype and dtype.value,
@@ -153,17 +147,6 @@ def project(
         note(f"Interrupted: {e}: {_resume_command()}" if e.args else "Interrupted")
         raise typer.Exit(130) from None
     bar.finish(stored_size(source), out.stat().st_size)
-
-
-def _set_threads(threads: int | None) -> None:
-    from .. import set_num_threads
-    from ..files.errors import UserError
-
-    if threads is not None:
-        try:
-            set_num_threads(threads)
-        except (ValueError, OverflowError) as e:
-            raise UserError(str(e)) from None
 
 
 def _project_one(

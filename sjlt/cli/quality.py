@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import INTEGER, NUMBER
+from .options import INTEGER, NUMBER, Column
 from .outputs import check_output
 from .terminal import note, say, show, status
 
@@ -24,10 +24,7 @@ def quality(
             **INTEGER,
         ),
     ] = None,
-    column: Annotated[
-        str | None,
-        typer.Option(help="The column, tensor, dataset or array of IN, if several are matrices.", show_default=False),
-    ] = None,
+    column: Column = None,
     queries: Annotated[int, typer.Option(help="Number of sampled rows that are queries.", **INTEGER)] = 200,
     neighbours: Annotated[int, typer.Option(help="Number of nearest rows to find per query.", **INTEGER)] = 10,
     laws: Annotated[bool, typer.Option("--laws", help="Compare random laws by sampled distances instead.")] = False,

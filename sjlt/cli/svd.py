@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .matrices import open_matrix, save, set_threads, solving
-from .options import INTEGER
+from .matrices import open_matrix, save, solving
+from .options import INTEGER, MatrixColumn, SketchSeed, Threads, set_threads
 from .outputs import check_output
 from .terminal import say
 
@@ -26,15 +26,9 @@ def svd(
         int, typer.Option(help="Passes over A after the first, for singular values that decay slowly.",
                           **INTEGER)
     ] = 0,
-    column: Annotated[
-        str | None,
-        typer.Option(help="The column, tensor, dataset or array of A's file, if several are matrices.",
-                     show_default=False),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sketch, from -2^63 to 2^64 - 1.", **INTEGER)] = 0,
-    threads: Annotated[
-        int | None, typer.Option(help="Default: all CPUs of the process.", show_default=False, **INTEGER)
-    ] = None,
+    column: MatrixColumn = None,
+    seed: SketchSeed = 0,
+    threads: Threads = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
 ) -> None:  # fmt: skip
     """Find the largest singular values and vectors of A, in one pass over it.

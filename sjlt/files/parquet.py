@@ -96,7 +96,7 @@ def project_parquet(
 
 
 def _description(vectors: ParquetVectors, projector: arrow.Projector, batch_rows: int) -> dict[str, Any]:
-    """What the metadata of the result says about it, in the form of an ``OUT.json``."""
+    """The description of the result for its metadata, in the form of an ``OUT.json``."""
     column_type = vectors.schema.field(vectors.column).type
     return {
         "sjlt": __version__,

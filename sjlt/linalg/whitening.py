@@ -25,10 +25,10 @@ class LostRangeError(np.linalg.LinAlgError):
 
 
 def rounding_level(shape: tuple[int, int], is_direct: bool) -> float:
-    """What rounding errors of a factorization may add to zero singular values, relative to the largest.
+    """The largest rounding error that a factorization may add to a zero singular value, relative to the largest.
 
-    Where A itself is factored (`is_direct`) it is what NumPy assumes: constant columns add up rounding errors of one
-    sign, to 150 eps for (1500, 300). A sketch has random signs.
+    Where A itself is factored (`is_direct`) it is the size that NumPy assumes: constant columns add up rounding errors
+    of one sign, to 150 eps for (1500, 300). A sketch has random signs.
     """
     return max(NOISE, EPS * max(shape)) if is_direct else NOISE
 

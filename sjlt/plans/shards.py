@@ -121,7 +121,7 @@ def describe(paths: list[Path], column: str | None, note: Callable[[str], None])
 
 
 def _silent(line: str) -> None:
-    """What is to be said of the first file holds for the others."""
+    """Notes on the first file hold for the others."""
 
 
 def common_folder(paths: list[Path]) -> Path:
