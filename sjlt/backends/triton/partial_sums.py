@@ -9,6 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ...kernels.config.product import reduce_lanes
 from ...kernels.portable.reduce import reduce_partial_sums
 from . import device
 from .launcher import Launch, kind
@@ -76,7 +77,8 @@ def reduction(
     stride_or, stride_oc = out.stride()
     if stride_pr < stride_pc:
         rows, columns, stride_pr, stride_or, stride_oc = columns, rows, stride_pc, stride_oc, stride_or
-    block_rows, block_columns = _block(rows, columns)
+    lanes = reduce_lanes(splits, rows * columns)
+    block_rows, block_columns = _block(rows, columns) if lanes == 1 else (1, NARROW)
     grid = (-(-rows // block_rows), -(-columns // block_columns), 1)
     aligned = stride_oc == 1 and math.gcd(columns, stride_ps, stride_pr, stride_or) % ALIGN == 0
     programmatic_launch = device.describe(out.device).programmatic_launch
@@ -88,6 +90,7 @@ def reduction(
             "ALIGN": ALIGN if aligned else 1,
             "ROWS": block_rows,
             "COLUMNS": block_columns,
+            "LANES": lanes,
             "PROGRAMMATIC_LAUNCH": programmatic_launch,
             **({"launch_pdl": True} if programmatic_launch else {}),
         }

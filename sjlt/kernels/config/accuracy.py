@@ -25,8 +25,8 @@ from a sample, which is scaled to 2^6 only, it is 2^-9; a pair that overflows is
 "high" is off by 2^-16 |x| (two bf16 numbers), "medium" by 2^-9 |x| (one).
 
 **The end.** Partial sums are added eight at a time, and the sums of eight with compensation, whose error is one
-rounding and a second-order term that is less (for fewer than 4096 of them). The scale is rounded twice and
-multiplied: 3.
+rounding and a second-order term that is less (for fewer than 4096 of them). Where such sums run side by side, these
+are added one by one. The scale is rounded twice and multiplied: 3.
 
 **Range.** Sums are scaled at the end. None overflows while the sum of |x_j| over the entries of a component is below
 a quarter of the largest number of the sums' dtype, 2^126 for fp32.
@@ -42,7 +42,7 @@ from .hopper import STEP_COLUMNS, Hopper
 from .hopper_codes import HopperCodes
 from .iid import Iid, IidHopper
 from .one_tile import OneTile
-from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product
+from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product, reduce_lanes
 
 Launch = TensorCore | OneTile | RowGather | FewVectors | Hopper | HopperCodes | Iid | IidHopper
 
@@ -83,8 +83,9 @@ def error_bound(product: Product, launch: Launch) -> ErrorBound:
         bound = _hopper(product, launch)
     else:
         bound = _portable(launch)
-    together = min(launch.splits, SPLITS_PER_SUM)
-    reduced = together - 1 + (2 if launch.splits > together else 0)
+    lanes = reduce_lanes(launch.splits, product.n * product.out_dim)
+    together = min(-(-launch.splits // lanes), SPLITS_PER_SUM)
+    reduced = together - 1 + (2 if launch.splits > together * lanes else 0) + lanes - 1
     return ErrorBound(bound.c + reduced + SCALE_ERROR, bound.floor)
 
 

@@ -13,6 +13,7 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 VECTOR_BYTES = 16  # the widest memory access of a thread
 SCRATCH_BYTES = 64 << 20  # limit on the memory of partial sums
 SPLITS_PER_SUM = 8  # partial sums whose loads are in flight together, and that are added without compensation
+MAX_REDUCE_LANES = 32  # sums of partial sums that run side by side for each result
 GROUPS_PER_STEP = 32  # groups of chunks for which a program derives random words at a time: one per lane of a warp
 
 
@@ -140,6 +141,14 @@ def count_groups(product: Product) -> int:
     geometry = product.geometry
     log_width = geometry.log_group + geometry.log_chunk
     return ((product.offset + product.d - 1) >> log_width) - (product.offset >> log_width) + 1
+
+
+def reduce_lanes(splits: int, results: int) -> int:
+    """The sums that `reduce_partial_sums` runs side by side for each of so many results.
+
+    Results that are few do not occupy a device with one thread each, and the time of a sum is the latency of its loads.
+    """
+    return MAX_REDUCE_LANES if splits >= 4 * SPLITS_PER_SUM and results <= 1 << 16 else 1
 
 
 def next_power_of_two(n: int) -> int:

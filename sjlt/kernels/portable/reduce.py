@@ -36,6 +36,7 @@ def reduce_partial_sums(
     ALIGN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
     PROGRAMMATIC_LAUNCH: tl.constexpr,
 ):
     """out = scale * sum of partial over its first axis (+ out); grid (blocks of ROWS, blocks of COLUMNS).
@@ -44,27 +45,33 @@ def reduce_partial_sums(
     ALIGN : divides columns, stride_ps, stride_pr and stride_or.
 
     UNROLL splits have their loads in flight together. They are added in order, and their sums with compensation: what
-    each addition loses (Knuth's TwoSum) is kept and added at the end.
+    each addition loses (Knuth's TwoSum) is kept and added at the end. LANES : sums that run side by side, each of every
+    LANES-th split, and are added last; more than 1 where results are too few to occupy the device.
     """
     if PROGRAMMATIC_LAUNCH:
         tl.extra.cuda.gdc_wait()
     columns, stride_ps = known_multiple(columns, ALIGN), known_multiple(stride_ps, ALIGN)
     stride_pr, stride_or = known_multiple(stride_pr, ALIGN), known_multiple(stride_or, ALIGN)
-    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    lane = tl.arange(0, LANES * ROWS) // ROWS
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, LANES * ROWS) % ROWS
     c = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (r < rows)[:, None] & (c < columns)[None, :]
-    partial += r[:, None] * stride_pr + c[None, :]
-    total = tl.zeros((ROWS, COLUMNS), SUM_DTYPE)
-    lost = tl.zeros((ROWS, COLUMNS), SUM_DTYPE)
-    for first in range(0, splits, UNROLL):
-        part = tl.zeros((ROWS, COLUMNS), SUM_DTYPE)
+    partial += lane[:, None] * stride_ps + r[:, None] * stride_pr + c[None, :]
+    total = tl.zeros((LANES * ROWS, COLUMNS), SUM_DTYPE)
+    lost = tl.zeros((LANES * ROWS, COLUMNS), SUM_DTYPE)
+    for first in range(0, splits, UNROLL * LANES):
+        part = tl.zeros((LANES * ROWS, COLUMNS), SUM_DTYPE)
         for s in tl.static_range(UNROLL):
-            part += tl.load(partial, mask=inside & (first + s < splits), other=0)
-            partial += stride_ps
+            part += tl.load(partial, mask=inside & (first + s * LANES + lane < splits)[:, None], other=0)
+            partial += LANES * stride_ps
         before = total
         total = before + part
         rest = total - before
         lost += (before - (total - rest)) + (part - rest)
     total += tl.where(lost == lost, lost, 0)  # NaN beside an infinite total
+    if LANES > 1:
+        total = tl.sum(tl.reshape(total, LANES, ROWS, COLUMNS), 0)
+        r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        inside = (r < rows)[:, None] & (c < columns)[None, :]
     total *= tl.full((), scale, tl.float64).to(SUM_DTYPE)  # a cast would make it fp32 in Triton's interpreter
     store_result(total, out + (r[:, None] * stride_or + c[None, :] * stride_oc), inside, ACCUMULATE)
