@@ -8,32 +8,44 @@ import triton.language as tl
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
-from sjlt.kernels.portable.chunk_codes import NO_COLUMN, NO_ENTRY, chunk_entries, encode_chunks
+from sjlt.kernels.config.chunk_codes import encoding
+from sjlt.kernels.portable.chunk_codes import (
+    NO_COLUMN,
+    NO_ENTRY,
+    chunk_entries,
+    chunk_words,
+    encode_chunks,
+    sub_blocks_of_rows,
+    tile_rows,
+)
+from sjlt.kernels.portable.law import seed_words
 from sjlt.laws import exact as law
 
 DEVICE = "cpu" if device.INTERPRETED else "cuda"
 
 
-def decode(k, nnz, seed, offset, d, splits, log_block, chunks=4):
+def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
     """The dense matrix (k, d) that codes stand for, each place written at most once."""
-    g = law.geometry(k, nnz, 0)
+    g = law.geometry(k // stacks, nnz // stacks, 0)
+    n_tiles = stacks * g.n_tiles
     log_width = g.log_group + g.log_chunk
     first = offset >> log_width
     groups = ((offset + d - 1) >> log_width) + 1 - first
     per_split = -(-groups // splits)
     splits = -(-groups // per_split)
     capacity = per_split << (g.log_chunk - log_block)
-    lists = splits * g.n_tiles
+    lists = splits * n_tiles
     codes = torch.zeros((lists, capacity, 128), dtype=torch.uint8, device=DEVICE)
     columns = torch.full((lists, capacity), -(1 << 20), dtype=torch.int32, device=DEVICE)
     counts = torch.full((lists,), -1, dtype=torch.int32, device=DEVICE)
-    grid = (-(-per_split // chunks), g.n_tiles, splits)
+    sub_blocks = encoding(1, nnz // stacks).sub_blocks
+    grid = (-(-per_split // per_program), n_tiles, splits)
     numbers = (
         seed,
         offset,
         d,
-        k,
-        nnz,
+        k // stacks,
+        nnz // stacks,
         g.n_tiles,
         g.log_group,
         g.log_chunk,
@@ -41,14 +53,15 @@ def decode(k, nnz, seed, offset, d, splits, log_block, chunks=4):
         first,
         groups,
         per_split,
+        per_program,
         capacity,
     )
-    encode_chunks[grid](codes, columns, counts, *numbers, CHUNKS=chunks)
+    encode_chunks[grid](codes, columns, counts, *numbers, SUB_BLOCKS=sub_blocks)
     matrix = np.zeros((k, d), np.int64)
     codes, columns, counts = codes.cpu().numpy(), columns.cpu().numpy(), counts.cpu().numpy()
     for number in range(lists):
-        tile = number % g.n_tiles
-        rows = range(tile * k // g.n_tiles, (tile + 1) * k // g.n_tiles)
+        tile = number % n_tiles
+        rows = range(tile * k // n_tiles, (tile + 1) * k // n_tiles)
         for i in range(counts[number]):
             start = columns[number, i]
             if start >= NO_COLUMN.value:
@@ -86,10 +99,33 @@ def test_codes_are_the_entries(k, nnz, offset, d, splits, log_block):
     assert np.array_equal(decode(k, nnz, -5, offset, d, splits, log_block), expected)
 
 
+@pytest.mark.parametrize(
+    ("k", "nnz", "stacks", "d", "splits"),
+    [(256, 4, 4, 300, 1), (600, 6, 2, 500, 2), pytest.param(1024, 4, 2, 768, 3, marks=pytest.mark.exhaustive)],
+)
+def test_stacks_are_listed_one_after_the_other(k, nnz, stacks, d, splits):
+    rows, signs = Sketch(d, k, nnz=nnz, seed=7, stacks=stacks).entries()
+    expected = np.zeros((k, d), np.int64)
+    expected[rows, np.arange(d)] = signs
+    assert np.array_equal(decode(k, nnz, 7, 0, d, splits, 4, stacks), expected)
+
+
+@pytest.mark.parametrize("per_program", [8, 16, 64])
+def test_programs_of_many_chunks(per_program):
+    """A program derives the words of many chunks, and encodes them in batches."""
+    rows, signs = Sketch(3000, 300, nnz=6, seed=2).entries()
+    expected = np.zeros((300, 3000), np.int64)
+    expected[rows, np.arange(3000)] = signs
+    assert np.array_equal(decode(300, 6, 2, 0, 3000, 1, 4, per_program=per_program), expected)
+
+
 @triton.jit
 def entries_of_chunk(places, negatives, c: tl.int64, m, seed: tl.int64, k, nnz, n_tiles, log_chunk):
     """places, negatives [128]: of the entries of tile m in chunk c; -1 where there is none."""
-    place, negative, there = chunk_entries(c + tl.arange(0, 1).to(tl.int64), m, seed, k, nnz, n_tiles, log_chunk)
+    k0, k1 = seed_words(seed)
+    rows, s, p = tile_rows(m, k, n_tiles), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
+    words = chunk_words(c + tl.arange(0, 1).to(tl.int64), rows, s, k0, k1, (m * 0).to(tl.uint32), 4)
+    place, negative, there = chunk_entries(tl.arange(0, 1), words, sub_blocks_of_rows(rows, s), p, 4)
     r = tl.arange(0, 128)[None, :]
     tl.store(places + r, tl.where(there, place.to(tl.int32), -1))
     tl.store(negatives + r, negative.to(tl.int32))

@@ -11,6 +11,8 @@ from sjlt.kernels.config import hopper_codes
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.hopper_codes import COPY, LOAD, TMA, HopperCodes
 
+SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS", "MIN_COLUMN_BYTES_PER_CODE")
+
 
 def chosen(**product):
     """The launch for a product on an H200."""
@@ -68,6 +70,25 @@ def test_loads_follow_the_alignment_of_the_data(dtype, d, data_aligned, loader, 
         assert kernel.tma_store == (plain and data_aligned)
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "nnz", "dtype", "takes"),
+    [
+        (100, 61, 4, "bfloat16", True),
+        (32, 64, 4, "float16", True),
+        (31, 64, 4, "float16", False),
+        (64, 300, 4, "float32", False),
+        (64, 300, 8, "float32", True),
+        (65, 300, 4, "float32", True),
+    ],
+)
+def test_narrow_matrices(n, k, nnz, dtype, takes):
+    """S A: where the portable kernel that gathers is not faster."""
+    product = exact_product(
+        n=n, d=1 << 20, k=k, nnz=nnz, dtype=dtype, device=HOPPER, x_strides=(1, n), y_strides=(1, n)
+    )
+    assert isinstance(choose(product), HopperCodes) == takes
+
+
 def test_small_panels_are_copied():
     assert chosen(k=300, nnz=4).kernel.loader == COPY  # chunks of 16 columns
     assert chosen(k=384, nnz=4).kernel.loader == TMA  # of 32
@@ -113,9 +134,7 @@ def taken(monkeypatch):
         call(self, spec, x, out)
 
     monkeypatch.setattr(ProjectCodes, "__call__", record)
-    with changed_choices(
-        {"hopper_codes.MIN_BYTES": 1, "hopper_codes.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES_PER_CODE": 0}
-    ):
+    with changed_choices({f"hopper_codes.{name}": 0 for name in SIZES}):
         yield calls
 
 
@@ -128,6 +147,29 @@ def taken(monkeypatch):
 def test_projections_are_exact(n, d, k, nnz, dtype, taken):
     check_project(Sketch(d, k, nnz=nnz, seed=-3), n, dtype, device="cuda")
     assert taken == [(n, d)] * len(taken)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("n", "d", "k"), [(20_000, 300, 1000), (20_000, 301, 1000), (70_000, 600, 60), (3000, 5000, 700)]
+)
+def test_programs_work_through_many_products(n, d, k, dtype, taken):
+    """More products than multiprocessors."""
+    check_project(Sketch(d, k, nnz=4, seed=5), n, dtype, device="cuda")
+    assert taken
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("k", "nnz", "stacks"), [(240, 4, 4), (512, 4, 4), (600, 6, 2), (1024, 4, 2), (2000, 8, 4)])
+@pytest.mark.parametrize(("n", "d"), [(300, 1000), (20_000, 601)])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_stacks(layout, n, d, k, nnz, stacks, dtype, taken, monkeypatch):
+    monkeypatch.setattr("sjlt.backends.triton.stacks.gathers", lambda _: False)
+    sketch = Sketch(d, k, nnz=nnz, stacks=stacks, seed=-3)
+    check_project(sketch, n, dtype, device="cuda", x_in=layout, out_in=layout)
+    assert taken
 
 
 @pytest.mark.gpu

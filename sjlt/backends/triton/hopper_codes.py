@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
+from ...kernels.config.chunk_codes import encoding
 from ...kernels.config.hopper import WARPGROUP_VECTORS
 from ...kernels.config.hopper_codes import TMA, HopperCodes, KernelChoice
 from ...kernels.config.product import kernel_geometry
@@ -27,19 +28,19 @@ from .partial_sums import reduction, sums_of
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-CHUNKS = 8  # chunks that a program encodes
 ALIGN = 512  # bytes: where the allocator begins tensors, so that every row of 128 codes is one cache line
 
 
 def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectCodes:
     """The call that computes out = X Sᵀ, added to `out` if `accumulate`, for any k and strides."""
     splits, scale = chosen.splits, kernel_geometry(spec.n_components, spec.nnz).scale
+    n_tiles = _count_tiles(spec)
     reduce, target = None, Target(out.dtype, kind(out), (0, *out.stride()))
     if splits > 1:
         sums = sums_of(splits, x, out)
         reduce = reduction(scale, (splits, *out.shape), sums.strides, sums.dtype, out, accumulate)
         scale, accumulate, target = 1.0, False, Target(sums.dtype, (sums.dtype, 0), sums.strides)
-    memory = _memory(chosen, law.count_tiles(spec.n_components), 0 if splits == 1 else splits * out.numel())
+    memory = _memory(chosen, n_tiles, 0 if splits == 1 else splits * out.numel())
     project, x_blocks, target_blocks = _project(chosen, spec, x, target, scale, accumulate)
     return ProjectCodes(memory, _encode(chosen, spec, x), project, x_blocks, target_blocks, reduce)
 
@@ -132,15 +133,24 @@ class Target(NamedTuple):
 
 def _encode(chosen: HopperCodes, spec: SketchSpec, x: Tensor) -> Launch:
     """The launch(codes, columns, counts; seed) that encodes the sketch's columns."""
-    k, nnz, offset, d = spec.n_components, spec.nnz, spec.feature_offset, x.shape[1]
+    part, offset, d = spec.one_stack(), spec.feature_offset, x.shape[1]
+    k, nnz = part.n_components, part.nnz
     g = law.geometry(k, nnz, 0)
     log_width = g.log_group + g.log_chunk
     first_group = offset >> log_width
     groups = ((offset + d - 1) >> log_width) + 1 - first_group
     sketch = (offset, d, k, nnz, g.n_tiles, g.log_group, g.log_chunk, chosen.kernel.log_block)
-    after = (*sketch, first_group, groups, chosen.groups_per_split, chosen.capacity)
-    grid = (-(-chosen.groups_per_split // CHUNKS), g.n_tiles, chosen.splits)
-    return Launch(encode_chunks, grid, x.get_device(), (), after, (), lambda: {"CHUNKS": CHUNKS, "num_warps": 4})
+    n_tiles = _count_tiles(spec)
+    sub_blocks, per_program = encoding(groups * n_tiles, nnz)
+    after = (*sketch, first_group, groups, chosen.groups_per_split, per_program, chosen.capacity)
+    grid = (-(-chosen.groups_per_split // per_program), n_tiles, chosen.splits)
+    options = {"SUB_BLOCKS": sub_blocks, "num_warps": 4}
+    return Launch(encode_chunks, grid, x.get_device(), (), after, sub_blocks, lambda: options)
+
+
+def _count_tiles(spec: SketchSpec) -> int:
+    """The tiles of all stacks."""
+    return spec.stacks * law.count_tiles(spec.one_stack().n_components)
 
 
 def _project(
@@ -148,7 +158,7 @@ def _project(
 ) -> tuple[Launch, Blocks | None, Blocks | None]:
     """The launch of the kernel, and the descriptors of its data and of its target."""
     kernel, (n, d), k = chosen.kernel, x.shape, spec.n_components
-    n_tiles, dtype = law.count_tiles(k), x.dtype
+    n_tiles, dtype = _count_tiles(spec), x.dtype
 
     def constants() -> dict[str, Any]:
         numbers = getattr(gl, DTYPE_NAMES[dtype])

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...kernels.config.arithmetic import FP16_PAIR, NATIVE
+from ...kernels.config.chunk_codes import encoding
 from ...kernels.config.one_tile import OneTile
 from ...kernels.config.product import KernelGeometry
 from ...kernels.portable.one_tile import adjoint_one_tile, project_one_tile, write_entries
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
     from .prepared import Call
 
-CHUNKS = 8  # that a program writes the entries of
 ONES = {torch.float16: 0x3C00, torch.bfloat16: 0x3F80}
 STORED = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -108,10 +108,11 @@ def _prepare_entries(
     log_chunk, offset = geometry.log_chunk, spec.feature_offset
     first = offset >> log_chunk
     chunks = ((offset + d - 1) >> log_chunk) + 1 - first
-    numbers = (first, chunks, geometry.k, geometry.nnz, log_chunk, ONES[_stored(chosen, data)])
-    options = {"ROWS": chosen.rows, "CHUNKS": CHUNKS, "num_warps": 4}
-    grid = (-(-chunks // CHUNKS), 1, 1)
-    run = Launch(write_entries, grid, data.get_device(), (), numbers, chosen.rows, lambda: options)
+    sub_blocks, per_program = encoding(chunks, geometry.nnz)
+    numbers = (first, chunks, per_program, geometry.k, geometry.nnz, log_chunk, ONES[_stored(chosen, data)])
+    options = {"ROWS": chosen.rows, "SUB_BLOCKS": sub_blocks, "num_warps": 4}
+    grid, key = (-(-chunks // per_program), 1, 1), (chosen.rows, sub_blocks)
+    run = Launch(write_entries, grid, data.get_device(), (), numbers, key, lambda: options)
     shape = (chunks << log_chunk, chosen.rows)
 
     def write(spec: SketchSpec, data: Tensor) -> Tensor:

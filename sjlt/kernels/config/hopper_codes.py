@@ -19,8 +19,9 @@ INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
 
 MIN_BYTES = 8 << 20  # of X, below which the host time of two launches outweighs what the kernel gains
 MIN_VECTORS = 48  # below which blocks of PROGRAM_VECTORS vectors are mostly empty
-MIN_STEPS = 8  # of a split
 MIN_BYTES_PER_CODE = 32  # bytes of data for each byte of codes, below which making the codes dominates
+MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 8  # the same for S A
+MIN_STEPS = 8  # of a split
 ROW_BYTES = 128  # of a TMA box, below which threads copy faster
 
 
@@ -100,14 +101,27 @@ def eligible(product: Product) -> bool:
     geometry, stride = product.geometry, product.x_strides[0]
     return (
         geometry.log_chunk > 0
-        and product.n >= MIN_VECTORS
         and product.n * product.d * product.item_bytes >= MIN_BYTES
-        and product.n * product.item_bytes << geometry.log_chunk >= MIN_BYTES_PER_CODE * law.TILE_ROWS
+        and _gains(product)
         and product.n < 1 << 31
         and product.d < 1 << 30
         and PROGRAM_VECTORS * stride < 1 << 31
         and _code_bytes(product) <= SCRATCH_BYTES
     )
+
+
+def _gains(product: Product) -> bool:
+    """Whether vectors are enough to be worth the codes, and the padding of a block.
+
+    Where vectors are contiguous, the portable kernels are slow but for fp32 with few nonzeros: (100, 681349) -> 61 in
+    bf16 takes them 32 times the memory floor, and these 3.5; (64, 2000000) -> 256 in fp32 1.3 and 2.4 (H200, nnz 4).
+    """
+    contiguous, fp32 = vectors_contiguous(product), product.dtype == "float32"
+    if contiguous and fp32 and product.nnz <= 4 and product.n <= PROGRAM_VECTORS // 2:
+        return False
+    least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
+    code_bytes = law.TILE_ROWS * product.stacks  # of a chunk, over its share of the columns
+    return product.n >= least and product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
 
 
 def _kernel(product: Product, splits: int) -> KernelChoice:
@@ -176,7 +190,7 @@ def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
     item = product.item_bytes if splits == 1 else 4
     far, near = product.y_strides[::-1] if contiguous else product.y_strides
     if splits > 1:  # partial sums have no gaps
-        far, near = (product.n if contiguous else product.k), 1
+        far, near = (product.n if contiguous else product.k * product.stacks), 1
     rows = 0 if contiguous else product.k // n_tiles
     return near == 1 and far > 0 and far * item % VECTOR_BYTES == 0 and rows * item % VECTOR_BYTES == 0
 
@@ -188,7 +202,7 @@ def _split(product: Product) -> tuple[int, int]:
     steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles) + 1
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
     products, multiprocessors = _count_products(product), product.device.multiprocessors
-    fitting = (SCRATCH_BYTES - _code_bytes(product)) // (4 * product.n * product.k)
+    fitting = (SCRATCH_BYTES - _code_bytes(product)) // (4 * product.n * product.k * product.stacks)
     most = max(fewest, min(2 * multiprocessors // products, steps // MIN_STEPS, fitting))
     shares = {}
     for splits in range(fewest, most + 1):
@@ -202,9 +216,10 @@ def _split(product: Product) -> tuple[int, int]:
 def _code_bytes(product: Product) -> int:
     """Bytes of all codes and of the columns where their blocks begin, at most."""
     geometry = product.geometry
-    return count_groups(product) * geometry.n_tiles * (1 << max(0, geometry.log_chunk - 5)) * (law.TILE_ROWS + 4)
+    chunks = product.stacks * geometry.n_tiles * count_groups(product)
+    return chunks * (1 << max(0, geometry.log_chunk - 5)) * (law.TILE_ROWS + 4)
 
 
 def _count_products(product: Product) -> int:
-    """Pairs of a tile and a block of vectors."""
-    return product.geometry.n_tiles * -(-product.n // PROGRAM_VECTORS)
+    """Pairs of a tile of any stack and a block of vectors."""
+    return product.stacks * product.geometry.n_tiles * -(-product.n // PROGRAM_VECTORS)

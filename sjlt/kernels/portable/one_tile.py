@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..config import one_tile as config
-from .chunk_codes import TILE, chunk_entries
+from .chunk_codes import CHUNKS, MAX_KEYS, TILE, chunk_entries, chunk_words, sub_blocks_of_rows
 from .fp32_split import (
     BF16_TRIPLE,
     FP16_PAIR,
@@ -24,30 +24,39 @@ from .fp32_split import (
     multiply_vectors,
     split_vectors,
 )
+from .law import seed_words
 from .program import known_multiple, start_dependents, store_result, store_sums
 
 STEP = tl.constexpr(config.STEP)
 
 
-@triton.jit(do_not_specialize=["seed", "first_chunk", "chunks", "k", "nnz", "log_chunk", "one"])
+@triton.jit(do_not_specialize=["seed", "first_chunk", "chunks", "chunks_per_program", "k", "nnz", "log_chunk", "one"])
 def write_entries(
-    entries, seed: tl.int64, first_chunk: tl.int64, chunks: tl.int32, k: tl.int32, nnz: tl.int32, log_chunk: tl.int32,
-    one: tl.int32, ROWS: tl.constexpr, CHUNKS: tl.constexpr,
+    entries, seed: tl.int64, first_chunk: tl.int64, chunks: tl.int32, chunks_per_program: tl.int32, k: tl.int32,
+    nnz: tl.int32, log_chunk: tl.int32, one: tl.int32, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The unscaled entries of chunks of columns, from first_chunk on; grid blocks of CHUNKS chunks.
+    """The unscaled entries of chunks of columns, from first_chunk on; grid parts of chunks_per_program chunks.
 
     entries : uint16 (chunks * 2^log_chunk, ROWS), the bits of 0, 1 (which are `one`) and -1. ROWS : at least k.
+    chunks_per_program, SUB_BLOCKS : from `config.chunk_codes.encoding`.
     """
-    q = tl.program_id(0).to(tl.int64) * CHUNKS + tl.arange(0, CHUNKS)
-    tile = tl.program_id(1)  # 0
-    i, negative, there = chunk_entries(first_chunk + q, tile, seed, k, nnz, tile + 1, log_chunk)
-    value = (negative.to(tl.int32) << 15) | one
-    i = tl.where(there, i.to(tl.int32), -1)
+    HELD: tl.constexpr = max(MAX_KEYS // SUB_BLOCKS, CHUNKS)
+    k0, k1 = seed_words(seed)
+    first = tl.program_id(0) * chunks_per_program
+    c = first_chunk + first.to(tl.int64) + tl.arange(0, HELD)
+    rows, s, p = k.to(tl.uint32), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
+    rows_in_tile = sub_blocks_of_rows(rows, s)
+    words = chunk_words(c, rows, s, k0, k1, (first * 0).to(tl.uint32), SUB_BLOCKS)
     r = tl.arange(0, TILE)
-    keep = (q < chunks)[:, None] & (r < ROWS)[None, :]
-    first = (q << log_chunk.to(tl.int64))[:, None] * ROWS + r[None, :]
-    for place in range(1 << log_chunk):
-        tl.store(entries + first + place * ROWS, tl.where(i == place, value, 0).to(tl.uint16), mask=keep)
+    for batch in range(0, tl.minimum(chunks_per_program, chunks - first), CHUNKS):
+        q = batch + tl.arange(0, CHUNKS)
+        i, negative, there = chunk_entries(q, words, rows_in_tile, p, SUB_BLOCKS)
+        value = (negative.to(tl.int32) << 15) | one
+        i = tl.where(there, i.to(tl.int32), -1)
+        keep = (first + q < chunks)[:, None] & (r < ROWS)[None, :]
+        to = ((first + q).to(tl.int64) << log_chunk.to(tl.int64))[:, None] * ROWS + r[None, :]
+        for place in range(1 << log_chunk):
+            tl.store(entries + to + place * ROWS, tl.where(i == place, value, 0).to(tl.uint16), mask=keep)
 
 
 @triton.jit
