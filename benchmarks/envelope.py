@@ -39,7 +39,8 @@ LAUNCH_MS = 0.004  # allowed to every product, beside the floor
 SLOWER = 1.05
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}  # of the error, relative to the result's norm
 RIVAL_LIMIT = 3e-2  # of a rival's error: bf16 sums and tf32
-CHECKED, CHECKED_COLUMNS = 64, 1 << 18  # vectors, at most, whose results are checked; columns that are not 0 then
+CHECKED = 64  # vectors at most, from the first to the last, whose results are checked
+CHECKED_COLUMNS = 1 << 18  # at most, that are not 0 then
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,14 @@ def stored_csr(shape: Shape, sketch: sjlt.Sketch) -> torch.Tensor:
 
 
 def check(shape: Shape, sketch: sjlt.Sketch, x: torch.Tensor, call: Callable[..., torch.Tensor], limit: float) -> None:
-    """Compare the first vectors of a result with fp64 sums over the sketch's entries, of which the last ones meet 0."""
+    """Compare some vectors of a result with fp64 sums over the sketch's entries, of which the last ones meet 0."""
     if shape.d > CHECKED_COLUMNS:
         x = x.clone()
         x[:, CHECKED_COLUMNS:] = 0
     result = call(x)
-    x = x[:CHECKED].double()
-    result = (result.T if shape.kind == "tall" else result)[:CHECKED].double()
+    some = torch.linspace(0, shape.n - 1, min(shape.n, CHECKED), device=x.device, dtype=torch.float64).long()
+    x = x[some].double()
+    result = (result.T if shape.kind == "tall" else result)[some].double()
     want, columns = torch.zeros_like(result), min(shape.d, CHECKED_COLUMNS)
     rows, signs = (torch.from_numpy(a).to("cuda") for a in sketch.entries(0, columns))
     for row, sign in zip(rows, signs.double(), strict=True):
