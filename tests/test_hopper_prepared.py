@@ -140,7 +140,7 @@ def expected_codes(chosen, spec, x, out, add, memory):
     numbers = (spec.seed, spec.feature_offset, d, k, spec.nnz, n_tiles, geometry.log_group, geometry.log_chunk)
     numbers += (kernel.log_block, first, groups, chosen.groups_per_split, 8, chosen.capacity)  # 8 groups to a program
     grid = (-(-chosen.groups_per_split // 8), n_tiles, splits)
-    sub_blocks = 4 if spec.nnz <= 4 else 1 << (spec.nnz - 1).bit_length()
+    sub_blocks = 8 if spec.nnz <= 8 else 1 << (spec.nnz - 1).bit_length()
     yield "encode_chunks", grid, (*codes, *numbers), {"SUB_BLOCKS": sub_blocks, "num_warps": 4}
 
     target = sums_in(memory, splits, out) if splits > 1 else out.as_strided((1, n, k), (0, *out.stride()))
