@@ -66,9 +66,9 @@ def tile_rows(m, k, n_tiles):
 
 @triton.jit
 def sub_blocks_of_rows(rows, s):
-    """(sub-block, row within it, rows of it, reciprocal) of the rows [128] of a tile of so many rows.
+    """(sub-block, row within it, rows b of it, reciprocal) of the rows [128] of a tile of so many rows.
 
-    z // b = z * reciprocal >> 22 for z < b (b + 1), where b is the number of rows of a sub-block.
+    Beyond the tile's last row, the row within a sub-block is b.  z // b = z * reciprocal >> 22 for z < b (b + 1).
     """
     r = tl.arange(0, TILE).to(tl.uint32)
     t = tl.where(r < rows, _quotient((r + 1) * s - 1, rows), 0)
@@ -83,7 +83,7 @@ def chunk_words(c, rows, s, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
     """The words of chunks c [N]: (keys [N * SUB_BLOCKS], signs [N * 4]).
 
     A key holds, from its lowest byte on, the factor and the addend of the second step of the inverse of `beta` and
-    those of the first, mod 2^7, and theta in the high word. SUB_BLOCKS : at least 4 and nnz, a power of two.
+    those of the first, mod 2^7, and theta in the high word. SUB_BLOCKS : at least 4 and s, a power of two.
     """
     N: tl.constexpr = c.shape[0]
     quad = tl.arange(0, SUB_BLOCKS // 4).to(tl.uint32)[None, :]
