@@ -158,7 +158,6 @@ def _plan(folder: Path, source: str, workers: int) -> None:
     import sjlt
 
     sjlt.set_num_threads(workers)  # workers divide them
-    shutil.rmtree(folder / "out", ignore_errors=True)
     sjlt.plan(folder / source, folder / "out", K, nnz=NNZ).run(workers=workers)
 
 
@@ -188,7 +187,6 @@ def small_parts_loop(folder: Path) -> None:
 
     sjlt.set_num_threads(1)
     S = sjlt.Sketch(D, K, nnz=NNZ)
-    shutil.rmtree(folder / "loop", ignore_errors=True)
     (folder / "loop").mkdir()
     for path in (folder / "small").iterdir():
         with open(folder / "loop" / path.name, "wb") as file:
@@ -323,6 +321,8 @@ def check(folder: Path, name: str) -> None:
 def run_case(folder: Path, name: str) -> dict[str, float]:
     """Seconds of a case, its peak memory in MB, and for dask the most blocks that a worker held."""
     command = [sys.executable, "-m", "benchmarks.files", "--case", name, "--directory", str(folder)]
+    for result in ("out", "loop"):  # of the case before
+        shutil.rmtree(folder / result, ignore_errors=True)
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     whole = time.perf_counter() - start
