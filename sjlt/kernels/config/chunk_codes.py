@@ -13,7 +13,7 @@ MIN_PROGRAMS = 1024  # that have more to do than one batch of CHUNKS chunks
 
 
 class Encoding(NamedTuple):
-    """How chunks are shared out among programs.
+    """The division of chunks among programs.
 
     Attributes
     ----------

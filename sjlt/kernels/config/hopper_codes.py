@@ -120,7 +120,7 @@ def _gains(product: Product) -> bool:
     if contiguous and fp32 and product.nnz <= 4 and product.n <= PROGRAM_VECTORS // 2:
         return False
     least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
-    code_bytes = law.TILE_ROWS * product.stacks  # of a chunk, over its share of the columns
+    code_bytes = law.TILE_ROWS * product.stacks  # of as many columns as a chunk has
     return product.n >= least and product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
 
 

@@ -35,6 +35,7 @@ HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 STEP = gl.constexpr(hopper.STEP_COLUMNS)
 TMA, COPY, LOAD = (gl.constexpr(i) for i in (hopper_codes.TMA, hopper_codes.COPY, hopper_codes.LOAD))
 NO_ENTRY, NO_COLUMN = gl.constexpr(chunk_codes.NO_ENTRY.value), gl.constexpr(chunk_codes.NO_COLUMN.value)
+_tile_start = gluon.jit(chunk_codes.tile_start.fn)
 LIST = gl.constexpr(32)  # columns of blocks that a warp holds at a time
 
 
@@ -51,12 +52,6 @@ def codes_layout(rows, log_block):
     return gl.BlockedLayout(
         [1, blocks * warps // 4, (1 << log_block) // 2], [32, 1, 1], [warps, 4 // warps, 1], [2, 1, 0]
     )
-
-
-@gluon.jit
-def _first_row(m, k, n_tiles):
-    """floor(m k / n_tiles), for m <= n_tiles < 2^16, in 32 bits."""
-    return m * (k // n_tiles) + (m.to(gl.uint32) * (k % n_tiles).to(gl.uint32) // n_tiles.to(gl.uint32)).to(gl.int32)
 
 
 @gluon.jit
@@ -266,8 +261,8 @@ def _store(
         by_rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
         by_columns: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [2, 2], [0, 1])
         side_by_side: gl.constexpr = by_columns if CHOSEN.out_vectors_contiguous else by_rows
-        first_row = _first_row(m, k, n_tiles)
-        rows = _first_row(m + 1, k, n_tiles) - first_row
+        first_row = _tile_start(m, k, n_tiles).to(gl.int32)
+        rows = _tile_start(m + 1, k, n_tiles).to(gl.int32) - first_row
         v = v.to(gl.int64) + gl.arange(0, HALF, layout=gl.SliceLayout(1, side_by_side))
         r = gl.arange(0, R, layout=gl.SliceLayout(0, side_by_side))
         r_stored = (first_row + r).to(gl.int64)

@@ -21,7 +21,18 @@ import triton.language as tl
 
 from ...laws import exact as law
 from ..config import chunk_codes as config
-from .law import chunk_keys, chunk_signs, odd_inverse, pair, row_theta, scale_index, seed_words, tile_place
+from .law import (
+    chunk_keys,
+    chunk_signs,
+    odd_inverse,
+    pair,
+    reciprocal_of,
+    row_theta,
+    scale_index,
+    seed_words,
+    tile_place,
+    unscale_by,
+)
 
 TILE = tl.constexpr(law.TILE_ROWS)
 NO_ENTRY = tl.constexpr(127)  # beyond the columns of all blocks but those of 128 columns, where every row has an entry
@@ -52,7 +63,7 @@ def _quotient(a, b):
 
 
 @triton.jit
-def _tile_start(m, k, n_tiles):
+def tile_start(m, k, n_tiles):
     """floor(m k / n_tiles), for m <= n_tiles < 2^16: no product exceeds 32 bits without a sign."""
     m, rest, tiles = m.to(tl.uint32), (k % n_tiles).to(tl.uint32), n_tiles.to(tl.uint32)
     return m * (k // n_tiles).to(tl.uint32) + m * rest // tiles
@@ -61,21 +72,20 @@ def _tile_start(m, k, n_tiles):
 @triton.jit
 def tile_rows(m, k, n_tiles):
     """The number of rows of tile m."""
-    return _tile_start(m + 1, k, n_tiles) - _tile_start(m, k, n_tiles)
+    return tile_start(m + 1, k, n_tiles) - tile_start(m, k, n_tiles)
 
 
 @triton.jit
 def sub_blocks_of_rows(rows, s):
-    """(sub-block, row within it, rows b of it, reciprocal) of the rows [128] of a tile of so many rows.
+    """(sub-block, row within it, rows b of it, `reciprocal_of` b) of the rows [128] of a tile of so many rows.
 
-    Beyond the tile's last row, the row within a sub-block is b.  z // b = z * reciprocal >> 22 for z < b (b + 1).
+    Beyond the tile's last row, the row within a sub-block is b.
     """
     r = tl.arange(0, TILE).to(tl.uint32)
     t = tl.where(r < rows, _quotient((r + 1) * s - 1, rows), 0)
     begin = _quotient(t * rows, s)
     b = _quotient((t + 1) * rows, s) - begin
-    reciprocal = ((1 << 22) + b - 1) // b
-    return t, tl.where(r < rows, r - begin, b), b, reciprocal
+    return t, tl.where(r < rows, r - begin, b), b, reciprocal_of(b)
 
 
 @triton.jit
@@ -114,7 +124,7 @@ def chunk_entries(q, words, rows_in_tile, p, SUB_BLOCKS: tl.constexpr):
     key = tl.reshape(tl.gather(keys, tl.reshape(place, Q * TILE), 0), Q, TILE)
     theta, key = (key >> 32).to(tl.uint32), key.to(tl.uint32)
     row, b = row[None, :], b[None, :]
-    i = ((row << p) + (b - 1 - theta)) * reciprocal[None, :] >> 22  # `unscale_index`
+    i = unscale_by(row, b, theta, reciprocal[None, :], p)
     mask = (tl.full((), 1, tl.uint32) << p) - 1
     there = (row < b) & (i <= mask) & (scale_index(i, b, theta, p) == row)
     i = (i * key + (key >> 8)) & mask  # `beta_inverse`; higher bits of the factor do not matter

@@ -21,7 +21,18 @@ from .few_vectors_layout import (
     key_words,
     row_indices,
 )
-from .law import chunk_tile, forward_keys, part_start, permute, row_theta, scale_index, seed_words, tile_place
+from .law import (
+    chunk_tile,
+    forward_keys,
+    part_start,
+    permute,
+    reciprocal_of,
+    row_theta,
+    scale_index,
+    seed_words,
+    tile_place,
+    unscale_by,
+)
 from .program import known_multiple, rows_of_tile, start_dependents, store_result, store_sums, tile_and_vectors
 
 BATCHES_PER_SUM = tl.constexpr(config.BATCHES_PER_SUM)
@@ -171,8 +182,7 @@ def project_few_vectors(
     r = row_indices(LAYOUT)
     if not POWER_OF_TWO:
         b = along_axis(rows, 1).to(tl.uint32)
-        # z // b = z * reciprocal >> 22 for z < b (b + 1): the division in `unscale_index`
-        reciprocal = ((1 << 22) + b - 1) // b
+        reciprocal = reciprocal_of(b)
         in_block = (r < b) & (along_axis(t, 1) < NNZ)
 
     q = tl.arange(0, Q)
@@ -213,7 +223,7 @@ def project_few_vectors(
                 keys, theta = broadcast_keys(c, tile_rows, segment, GEOMETRY, LAYOUT, k0, k1)
                 i, there = r, r
                 if not POWER_OF_TWO:
-                    i = ((r << LOG_CHUNK) + (b - 1 - theta)) * reciprocal >> 22  # as `unscale_index`
+                    i = unscale_by(r, b, theta, reciprocal, LOG_CHUNK)
                     there = in_block & (scale_index(i, b, theta, LOG_CHUNK) == r)
                     there &= broadcast_chunks(here, segment, 1, LAYOUT) != 0
                 i = permute(i, keys, LOG_CHUNK)

@@ -49,6 +49,18 @@ scale_index, unscale_index = words.scale_index, words.unscale_index
 
 
 @triton.jit
+def reciprocal_of(b):
+    """The number with which ``z // b == z * reciprocal_of(b) >> 22`` for integers 0 <= z < b (b + 1), b <= 128."""
+    return ((1 << 22) + b - 1) // b
+
+
+@triton.jit
+def unscale_by(row, b, theta, reciprocal, p):
+    """`unscale_index` of a row of b >= 2^p, by the reciprocal of b instead of a division."""
+    return ((row << p) + (b - 1 - theta)) * reciprocal >> 22
+
+
+@triton.jit
 def seed_words(seed):
     """Philox's key (low word, high word) of a 64-bit seed."""
     seed = seed.to(tl.int64)
