@@ -13,6 +13,7 @@ PORTABLE = {
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
+NVIDIA = {"encode_groups", "project_staged"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
 
 # By default the kernels of the first products and of the first dropout are compiled, for sm_90; all calls and the other
@@ -82,6 +83,17 @@ ADDED_ON_HOPPER = [  # added to a result in fp32: whose loads are as wide as oth
     (200_000, 1024, 384, {"nnz": 4}, "float32", "rows"),
     (200_000, 1024, 300, {"nnz": 4}, "bfloat16", "rows"),
     (1024, 50_000, 1000, {"nnz": 8}, "bfloat16", "columns"),
+]
+
+STAGED = [  # whose kernels address shared memory themselves
+    (512, 1 << 18, 1024, {"nnz": 4, "stacks": 4}, "float32", "columns"),
+    (1024, 1 << 16, 4096, {"nnz": 4, "stacks": 4}, "float32", "columns"),
+    (1 << 18, 4096, 512, {"nnz": 4, "stacks": 4}, "float32", "rows"),
+    (512, 1 << 20, 2048, {"nnz": 8, "stacks": 4}, "float64", "columns"),
+    (301, 300_001, 1200, {"nnz": 8, "stacks": 4}, "float32", "columns"),
+    (200_000, 777, 700, {"nnz": 4, "stacks": 2}, "float32", "rows"),
+    (200_001, 1000, 300, {"nnz": 3}, "float64", "rows"),
+    (33, 1 << 20, 128, {"nnz": 2}, "float64", "columns"),
 ]
 
 SPARSE = [  # (n, nonzeros, k, law, dtype, type of indices)
@@ -180,7 +192,7 @@ def drop(shape, dtype, layout, bits, given):
         dropout.drop_stored(1.5, x, torch.empty(x.shape, dtype=torch.bool, device="meta"), out)
 
 
-def make_calls(on, everything, hopper):
+def make_calls(on, everything, nvidia, hopper):
     import torch
 
     on()
@@ -194,6 +206,10 @@ def make_calls(on, everything, hopper):
         torch.set_float32_matmul_precision("high")
         multiply(2000, 301, 300, {"nnz": 5}, "float32", "rows")
         torch.set_float32_matmul_precision("highest")
+    if everything and nvidia:
+        on(asynchronous_copies=True)
+        for call in STAGED:
+            multiply(*call)
     if hopper:
         on(hopper=True)
         for call in ON_HOPPER if everything else ON_HOPPER[:1]:
@@ -206,15 +222,17 @@ def make_calls(on, everything, hopper):
 @pytest.mark.parametrize("target", exhaustive_except(["sm_90"], TARGETS))
 def test_kernels_compile(target, which):
     from sjlt.backends.triton.device import GLUON_VERSIONS
+    from sjlt.backends.triton.launcher import DIRECT
 
+    nvidia = target.startswith("sm_") and DIRECT
     hopper = target == "sm_90" and triton.__version__.startswith(GLUON_VERSIONS)
-    kernels = PORTABLE | HOPPER if hopper else PORTABLE
+    kernels = PORTABLE | (NVIDIA if nvidia else set()) | (HOPPER if hopper else set())
     if which == "default":
         kernels = {"project_tensor_core", "adjoint_tensor_core", "scale_vectors", "dropout_flat"}
         kernels |= {"project_hopper", "adjoint_hopper"} if hopper else set()
-    check_compiled(__file__, target, kernels, which, *(["hopper"] if hopper else []))
+    check_compiled(__file__, target, kernels, which, *(["nvidia"] if nvidia else []), *(["hopper"] if hopper else []))
 
 
 if __name__ == "__main__":
     target, *which = sys.argv[1:]
-    compile_launches(target, lambda on: make_calls(on, "everything" in which, "hopper" in which))
+    compile_launches(target, lambda on: make_calls(on, "everything" in which, "nvidia" in which, "hopper" in which))

@@ -5,10 +5,11 @@ from contextlib import contextmanager
 import pytest
 
 from sjlt.backends.triton import device, exact, iid, prepared
+from sjlt.kernels.config import staged_gather
 from sjlt.kernels.config.product import Device, Product
 
 H200 = Device(132, 232448, programmatic_launch=True)
-HOPPER = H200._replace(hopper=True)
+HOPPER = H200._replace(hopper=True, asynchronous_copies=True)
 
 
 def exact_product(
@@ -29,7 +30,7 @@ def iid_product(n, d, k, dtype, precision="highest", x_strides=None, offset=0, d
 
 def forget_choices():
     """Make the backends choose again for products that they have met."""
-    for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan):
+    for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan, staged_gather._launch):
         cached.cache_clear()
     prepared._prepared.clear()
 

@@ -18,6 +18,15 @@ TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "f
 TYPES |= {"uint8": "u8", "uint16": "u16", "int32": "i32", "int64": "i64"}
 
 
+class Compiled:
+    """Stands for a compiled kernel."""
+
+    has_more_shared_memory = True
+
+    def __getitem__(self, grid):
+        return lambda *arguments: None
+
+
 def source_of(kernel, arguments, options):
     """The signature, constants and attributes that Triton's launcher would compile for these arguments, and options."""
     from triton.compiler import ASTSource
@@ -61,13 +70,17 @@ def compile_launches(target, make_calls):
     def catch(kernel, grid):
         return lambda *arguments, **options: launches.append((kernel, arguments, options))
 
-    def on(hopper=False):
-        nvidia = not target.startswith("gfx")
-        described = Device(132, TARGETS[target][-1], hopper, target == "sm_90", nvidia)
+    def warm_up(kernel, *arguments, grid, **options):  # kernels with shared memory of their own are compiled first
+        launches.append((kernel, arguments, options))
+        return Compiled()
+
+    def on(hopper=False, asynchronous_copies=False):
+        nvidia, shared = not target.startswith("gfx"), TARGETS[target][-1]
+        described = Device(132, shared, hopper, target == "sm_90", nvidia, asynchronous_copies=asynchronous_copies)
         device.describe = lambda _: described
         prepared._prepared.clear()
 
-    triton.JITFunction.__getitem__ = catch
+    triton.JITFunction.__getitem__, triton.JITFunction.warmup = catch, warm_up
     make_calls(on)
     done = set()
     for kernel, arguments, options in launches:
@@ -81,7 +94,7 @@ def compile_launches(target, make_calls):
         found = {"kernel": name, "constants": {names[i]: str(v) for (i,), v in source.constants.items()}}
         try:
             compiled = triton.compile(source, target=GPUTarget(*TARGETS[target][:3]), options=options)
-            found["shared"] = compiled.metadata.shared
+            found["shared"] = compiled.metadata.shared + int(found["constants"].get("SHARED_BYTES", 0))
         except Exception as error:
             found["error"] = repr(error)
         print(json.dumps(found), flush=True)

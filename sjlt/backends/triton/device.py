@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 
 from ...kernels.config.product import Device
+from .launcher import DIRECT
 
 DTYPE_NAMES = {
     torch.float16: "float16",
@@ -40,6 +41,7 @@ def describe(device: torch.device) -> Device:
         programmatic_launch=NVIDIA and properties.major >= 9,
         nvidia=NVIDIA,
         interpreted=INTERPRETED,
+        asynchronous_copies=NVIDIA and DIRECT and properties.major >= 8,
     )
 
 

@@ -12,15 +12,19 @@ from typing import Any, TypeVar
 import triton
 from torch import Tensor, dtype
 from triton import knobs
+from triton.compiler.compiler import make_backend
 from triton.runtime import driver
 
+SHARED_BYTES = "SHARED_BYTES"  # the constant of kernels that address shared memory themselves: so much of it
+SHARED_ALIGN = 128
 MAX_KEPT = 4096  # compiled kernels, or what was prepared for calls, in one dictionary
 # Triton by default generates a check for every integer operation, with wider numbers, and drops all of them unless it
 # debugs. The law's words wrap on purpose. Without the checks the machine code is the same, and the first stage of the
 # compiler takes half the time.
 OPTIONS = {"sanitize_overflow": False}
 
-# Versions of Triton whose `CompiledKernel.run` takes the arguments that `_start` passes; it is no documented interface.
+# Versions of Triton whose `CompiledKernel.run` takes the arguments that `_start` passes, and whose `metadata` tells how
+# much shared memory a launch has; neither is a documented interface.
 DIRECT = triton.__version__.startswith(("3.6.", "3.7."))
 
 Value = TypeVar("Value")
@@ -109,6 +113,8 @@ def run(
 ) -> Found | None:
     """Launch ``kernel[grid](*arguments, **constants(), **OPTIONS)`` on `device`, which is the current one.
 
+    A kernel with the constant SHARED_BYTES gets so much shared memory beyond Triton's own (see `kernels.nvidia`).
+
     Parameters
     ----------
     constants : callable
@@ -129,11 +135,26 @@ def run(
         _start(compiled, grid, device, (*arguments, *values))
         return found
     by_name = {**constants(), **OPTIONS}
-    compiled = kernel[grid](*arguments, **by_name)
+    names = kernel.arg_names[len(arguments) :]
+    if SHARED_BYTES in names:
+        compiled = _with_shared_memory(kernel.warmup(*arguments, grid=grid, **by_name), by_name[SHARED_BYTES])
+        compiled[grid](*arguments, *(by_name[name] for name in names))
+    else:
+        compiled = kernel[grid](*arguments, **by_name)
     if compiled is None:
         return None
-    values = tuple(by_name[name] for name in kernel.arg_names[len(arguments) :])
+    values = tuple(by_name[name] for name in names)
     return remember(_compiled, known_by, (compiled, values))
+
+
+def _with_shared_memory(compiled: Any, size: int) -> Any:
+    """A kernel that was compiled and has not run, with `size` bytes of shared memory beyond those that Triton takes."""
+    if not getattr(compiled, "has_more_shared_memory", False):  # Triton keeps its kernels, too, for later searches
+        of_triton = -(-compiled.metadata.shared // SHARED_ALIGN) * SHARED_ALIGN
+        compiled.metadata = compiled.metadata._replace(shared=of_triton + size)
+        compiled.packed_metadata = make_backend(compiled.metadata.target).pack_metadata(compiled.metadata)
+        compiled.has_more_shared_memory = True
+    return compiled
 
 
 def _start(compiled: Any, grid: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:

@@ -43,8 +43,9 @@ from .hopper_codes import HopperCodes
 from .iid import Iid, IidHopper
 from .one_tile import OneTile
 from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product, reduce_lanes
+from .staged_gather import StagedGather
 
-Launch = TensorCore | OneTile | RowGather | FewVectors | Hopper | HopperCodes | Iid | IidHopper
+Launch = StagedGather | TensorCore | OneTile | RowGather | FewVectors | Hopper | HopperCodes | Iid | IidHopper
 
 # Numbers that a number of the data is multiplied as. A pair of fp16 numbers may have to be repeated in three of bf16.
 PARTS = {NATIVE: 1, BF16: 1, BF16_PAIR: 2, BF16_TRIPLE: 3, FP16_PAIR: 3}
@@ -99,6 +100,8 @@ def _portable(launch: Launch) -> ErrorBound:
         in_sum = min(groups, longest) if launch.chunked_sum else groups
         c = 4 * PARTS[launch.mode] * in_sum + _more(groups, in_sum) + SPLIT_ERRORS.get(launch.mode, 0)
         return ErrorBound(c, SAMPLED_FLOOR if launch.mode == FP16_PAIR else 0.0)
+    if isinstance(launch, StagedGather):  # a row has at most one entry in a group
+        return ErrorBound(launch.groups_per_split - 1, 0.0)
     if isinstance(launch, RowGather):
         groups = launch.groups_per_split
         in_sum = GROUPS_PER_STEP if launch.chunked_sum else groups

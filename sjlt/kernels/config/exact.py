@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ...laws import exact as law
-from . import hopper, hopper_codes, one_tile
+from . import hopper, hopper_codes, one_tile, staged_gather
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
 from .hopper import Hopper
 from .hopper_codes import HopperCodes
@@ -27,6 +27,7 @@ from .product import (
     next_power_of_two,
     vectors_contiguous,
 )
+from .staged_gather import StagedGather
 
 MIN_SPLIT_ELEMENTS = 1 << 20  # elements of data below which a second launch, to add splits, costs more than they gain
 MAX_UNSPLIT_COLUMNS = 1024  # of a tile, beyond which the time of an unsplit sum exceeds that of a second launch
@@ -124,7 +125,7 @@ class FewVectors:
     registers: int
 
 
-Launch = Hopper | HopperCodes | OneTile | FewVectors | RowGather | TensorCore
+Launch = Hopper | HopperCodes | StagedGather | OneTile | FewVectors | RowGather | TensorCore
 
 
 def choose(product: Product) -> Launch:
@@ -133,6 +134,8 @@ def choose(product: Product) -> Launch:
         return hopper.launch(product)
     if product.device.hopper and hopper_codes.eligible(product) and not favors_few_vectors(product):
         return hopper_codes.launch(product)
+    if staged_gather.eligible(product):
+        return staged_gather.launch(product)
     if one_tile.eligible(product):
         return one_tile.launch(product)
     return choose_on_the_fly(product)

@@ -33,6 +33,8 @@ class Device(NamedTuple):
         Whether NVIDIA's PTX may be used. False on AMD and in Triton's interpreter.
     interpreted : bool
         Whether Triton's interpreter runs the kernels.
+    asynchronous_copies : bool
+        Whether the kernels of `kernels.nvidia` run there (compute capability 8 and later).
     """
 
     multiprocessors: int
@@ -41,6 +43,7 @@ class Device(NamedTuple):
     programmatic_launch: bool = False
     nvidia: bool = True
     interpreted: bool = False
+    asynchronous_copies: bool = False
 
 
 class Product(NamedTuple):

@@ -1,0 +1,105 @@
+"""Launches of `project_staged`: words before each pass over splits and, where sums are split, their sum at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ...kernels.config.chunk_codes import encoding
+from ...kernels.config.product import kernel_geometry
+from ...kernels.config.staged_gather import StagedGather
+from ...kernels.nvidia.shared_memory import LIBRARIES
+from ...kernels.nvidia.staged_gather import project_staged
+from ...kernels.portable.group_words import encode_groups
+from ...laws import exact as law
+from .launcher import Launch, kind
+from .partial_sums import reduction, sums_of
+
+if TYPE_CHECKING:
+    from ...laws.spec import SketchSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProjectStaged:
+    """The call(spec, x, out) of a product, as `prepared` describes it.
+
+    Attributes
+    ----------
+    words : the number of words that a pass encodes
+    sums : the shape of the partial sums, or None where the target is `out`
+    sum_dtype : theirs
+    passes : of each, launch(words; seed) and launch(x, target, words)
+    reduce : launch(partial sums, out), or None
+    """
+
+    words: int
+    sums: tuple[int, ...] | None
+    sum_dtype: torch.dtype
+    passes: tuple[tuple[Launch, Launch], ...]
+    reduce: Launch | None
+
+    def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
+        words = x.new_empty(self.words, dtype=torch.int32)
+        target = out if self.sums is None else x.new_empty(self.sums, dtype=self.sum_dtype)
+        for encode, project in self.passes:
+            encode((words,), spec.seed)
+            project((x, target, words))
+        if self.reduce is not None:
+            self.reduce((target, out))
+
+
+def prepare(chosen: StagedGather, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectStaged:
+    """The call that computes out = X Sᵀ, added to `out` if `accumulate`."""
+    scale = kernel_geometry(spec.n_components, spec.nnz).scale
+    sums, reduce = sums_of(chosen.splits, x, out), None
+    is_direct = chosen.splits == 1 and not accumulate and out.dtype == sums.dtype
+    strides, target = (0, *out.stride()), kind(out)
+    if not is_direct:
+        strides, target = sums.strides, (sums.dtype, 0)
+        reduce = reduction(scale, (chosen.splits, *out.shape), strides, sums.dtype, out, accumulate)
+        scale = 1.0
+    part, (n, d), kernel = spec.one_stack(), x.shape, chosen.kernel
+    g = law.geometry(part.n_components, part.nnz, 0)
+    lists, rows = spec.stacks * g.n_tiles, chosen.parts * kernel.rows
+    first_group = spec.feature_offset >> g.log_group + g.log_chunk
+    first_column = first_group * kernel.columns - spec.feature_offset
+    all_groups = -(-(d - first_column) // kernel.columns)
+    blocks, groups_per_pass = -(-n // kernel.vectors), chosen.splits_per_pass * chosen.groups_per_split
+    row_bytes, sub_blocks = kernel.vectors * x.element_size(), encoding(1, part.nnz).sub_blocks
+    sketch = (part.n_components, part.nnz, g.n_tiles, g.log_group, g.log_chunk)
+
+    encoding_constants = {"SUB_BLOCKS": sub_blocks, "num_warps": 4}
+
+    def constants() -> dict[str, Any]:
+        return {
+            "DTYPE": tl.float64 if x_dtype == torch.float64 else tl.float32,
+            "ROWS": kernel.rows,
+            "VECTORS": kernel.vectors,
+            "COLUMNS": kernel.columns,
+            "STAGES": kernel.stages,
+            "COPY_BYTES": kernel.copy_bytes,
+            "VECTORS_CONTIGUOUS": kernel.vectors_contiguous,
+            "SHARED_BYTES": kernel.shared_bytes,
+            "num_warps": kernel.warps,
+            "extern_libs": LIBRARIES,
+        }
+
+    x_dtype, device, passes = x.dtype, x.get_device(), []
+    for split in range(0, chosen.splits, chosen.splits_per_pass):
+        splits = min(chosen.splits_per_pass, chosen.splits - split)
+        start = split * chosen.groups_per_split
+        groups = min(groups_per_pass, all_groups - start)
+        numbers = (first_group + start, groups, lists, row_bytes)
+        grid = (-(-groups // 8), rows // law.TILE_ROWS, 1)
+        encode = Launch(encode_groups, grid, device, (), (*sketch, *numbers), sub_blocks, lambda: encoding_constants)
+        sizes = (n, d, part.n_components, g.n_tiles, lists, rows, *x.stride(), *strides)
+        last = (first_column + start * kernel.columns, groups, chosen.groups_per_split, split, chosen.parts, scale)
+        key = (kernel, kind(x), target, sizes)
+        grid = (chosen.parts * blocks, splits, 1)
+        passes.append((encode, Launch(project_staged, grid, device, sizes, last, key, constants)))
+    words = rows * min(groups_per_pass, all_groups)
+    return ProjectStaged(words, None if is_direct else sums.shape, sums.dtype, tuple(passes), reduce)

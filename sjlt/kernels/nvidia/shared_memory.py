@@ -1,0 +1,95 @@
+"""Reads and writes of shared memory at addresses that each thread computes, which Triton does not offer.
+
+A kernel of this room has SHARED_BYTES of shared memory beyond Triton's own, at the end of all of it; the launcher adds
+them (`backends.triton.launcher`). Addresses are 32-bit numbers. Triton does not see these accesses: kernels put
+barriers between them themselves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import triton
+import triton.language as tl
+from triton.language import core
+
+LIBRARIES = {"sjlt_shared_memory": str(Path(__file__).with_name("shared_memory.ll"))}  # the compiler's `extern_libs`
+
+
+@core.extern
+def shared_begin(size, _semantic=None):
+    """The address of the last `size` bytes of the program's shared memory."""
+    table = {(core.dtype("int32"),): ("sjlt_shared_begin", core.dtype("int32"))}
+    return core.extern_elementwise("sjlt_shared_memory", "", [size], table, is_pure=True, _semantic=_semantic)
+
+
+@triton.jit
+def copy_async(address, source, count, BYTES: tl.constexpr):
+    """Begin to copy `count` bytes from `source` and zeros beyond them, BYTES in all: 4, 8 or 16, aligned."""
+    if BYTES == 16:
+        tl.inline_asm_elementwise(
+            "cp.async.cg.shared.global [$1], [$2], 16, $3; mov.u32 $0, 0;", "=r,r,l,r", [address, source, count],
+            tl.int32, False, 1,
+        )  # fmt: skip
+    elif BYTES == 8:
+        tl.inline_asm_elementwise(
+            "cp.async.ca.shared.global [$1], [$2], 8, $3; mov.u32 $0, 0;", "=r,r,l,r", [address, source, count],
+            tl.int32, False, 1,
+        )  # fmt: skip
+    else:
+        tl.inline_asm_elementwise(
+            "cp.async.ca.shared.global [$1], [$2], 4, $3; mov.u32 $0, 0;", "=r,r,l,r", [address, source, count],
+            tl.int32, False, 1,
+        )  # fmt: skip
+
+
+@triton.jit
+def commit_copies(anything):
+    """End the group of copies begun since the last call. `anything` : an integer, which is not used."""
+    tl.inline_asm_elementwise("cp.async.commit_group; mov.u32 $0, $1;", "=r,r", [anything], tl.int32, False, 1)
+
+
+@triton.jit
+def wait_for_copies(anything, PENDING: tl.constexpr):
+    """Wait for all groups of this thread's copies but the last PENDING, 0 to 2. `anything` : as above."""
+    tl.static_assert(PENDING <= 2)
+    if PENDING == 0:
+        tl.inline_asm_elementwise("cp.async.wait_group 0; mov.u32 $0, $1;", "=r,r", [anything], tl.int32, False, 1)
+    elif PENDING == 1:
+        tl.inline_asm_elementwise("cp.async.wait_group 1; mov.u32 $0, $1;", "=r,r", [anything], tl.int32, False, 1)
+    else:
+        tl.inline_asm_elementwise("cp.async.wait_group 2; mov.u32 $0, $1;", "=r,r", [anything], tl.int32, False, 1)
+
+
+@triton.jit
+def load_word(address):
+    """The 32-bit words at `address`."""
+    return tl.inline_asm_elementwise("ld.shared.b32 $0, [$1];", "=r,r", [address], tl.int32, False, 1)
+
+
+@triton.jit
+def store_number(address, value):
+    """Write fp32 or fp64 numbers."""
+    if value.dtype == tl.float64:
+        tl.inline_asm_elementwise(
+            "st.shared.f64 [$1], $2; mov.u32 $0, 0;", "=r,r,d", [address, value], tl.int32, False, 1
+        )
+    else:
+        tl.inline_asm_elementwise(
+            "st.shared.f32 [$1], $2; mov.u32 $0, 0;", "=r,r,f", [address, value], tl.int32, False, 1
+        )
+
+
+@triton.jit
+def load_vector(address, DTYPE: tl.constexpr):
+    """A tuple of the four fp32 or two fp64 numbers at each `address`, a multiple of 16."""
+    if DTYPE.primitive_bitwidth == 64:
+        vector = tl.inline_asm_elementwise(
+            "ld.shared.v2.f64 {$0, $1}, [$2];", "=d,=d,r", [address], (tl.float64, tl.float64), False, 1
+        )
+    else:
+        vector = tl.inline_asm_elementwise(
+            "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,r", [address],
+            (tl.float32, tl.float32, tl.float32, tl.float32), False, 1,
+        )  # fmt: skip
+    return vector

@@ -1,0 +1,166 @@
+"""Products whose data crosses shared memory once for all stacks: which take them, and that they are exact."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.cases import pairwise
+from helpers.choices import HOPPER, changed_choices, exact_product
+from helpers.kernels import check_project, product_error
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sjlt import Sketch
+from sjlt.backends.triton import device
+from sjlt.kernels.config import staged_gather
+from sjlt.kernels.config.chunk_codes import encoding
+from sjlt.kernels.config.product import SCRATCH_BYTES, count_groups
+from sjlt.kernels.portable.group_words import encode_groups
+from sjlt.laws import exact as law
+
+DEVICE = "cpu" if device.INTERPRETED else "cuda"
+A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
+
+
+@pytest.mark.parametrize(
+    ("case", "takes"),
+    [
+        ({"stacks": 4, "nnz": 1}, True),
+        ({"stacks": 2, "nnz": 2}, True),
+        ({"stacks": 1}, False),  # tensor cores
+        ({"stacks": 1, "dtype": "float64"}, True),
+        ({"stacks": 1, "nnz": 1, "dtype": "float64"}, False),
+        ({"stacks": 4, "dtype": "bfloat16"}, False),
+        ({"stacks": 4, "adjoint": True}, False),
+        ({"stacks": 4, "n": 8}, False),
+        ({"stacks": 4, "d": 1 << 10, "n": 1 << 8}, False),
+        ({"stacks": 4, "x_strides": (2000, 2)}, False),
+        ({"stacks": 4, "device": HOPPER._replace(asynchronous_copies=False)}, False),
+    ],
+)
+def test_which_products_take_it(case, takes):
+    assert staged_gather.eligible(exact_product(**{"device": HOPPER, **case})) == takes
+
+
+@given(
+    n=st.integers(16, 5000), d=st.integers(1000, 1 << 22), k=st.integers(1, 3000), nnz=st.integers(1, 9),
+    stacks=st.sampled_from([1, 2, 4, 8]), contiguous=st.booleans(), dtype=st.sampled_from(["float32", "float64"]),
+    offset=st.sampled_from([0, 64, 12_345]), described=st.sampled_from([HOPPER, A100]),
+)  # fmt: skip
+def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, contiguous, dtype, offset, described):
+    if nnz > law.max_nnz(k):
+        return
+    x_strides = (1, n + 3) if contiguous else (d + 1, 1)
+    product = exact_product(n, d, k, nnz, offset, x_strides, None, dtype, device=described, stacks=stacks)
+    if not staged_gather.eligible(product):
+        return
+    launch = staged_gather.launch(product)
+    kernel, groups = launch.kernel, count_groups(product)
+    assert launch.parts * kernel.rows >= 128 * product.geometry.n_tiles * stacks
+    assert (launch.splits - 1) * launch.groups_per_split < groups <= launch.splits * launch.groups_per_split
+    assert launch.groups_per_split <= staged_gather.MAX_TERMS[dtype]
+    assert kernel.columns == 1 << product.geometry.log_group + product.geometry.log_chunk
+    assert kernel.shared_bytes + (16 << 10) <= described.shared_memory
+    assert max(x_strides) * product.item_bytes % kernel.copy_bytes == 0
+    words = 4 * launch.parts * kernel.rows * launch.groups_per_split * launch.splits_per_pass
+    sums = launch.splits * n * k * stacks * product.item_bytes if launch.splits > 1 else 0
+    assert words + sums <= SCRATCH_BYTES
+
+
+@pytest.mark.parametrize(
+    ("k", "nnz", "stacks"), [(1024, 4, 4), (1200, 4, 4), (1088, 8, 2), (300, 3, 1), (700, 4, 2), (20, 4, 4)]
+)
+@pytest.mark.parametrize("first_group", [0, 3])
+def test_words_are_the_law(k, nnz, stacks, first_group):
+    part, part_nnz, seed, groups = k // stacks, nnz // stacks, -5, 11
+    g = law.geometry(part, part_nnz, 0)
+    lists, width, row_bytes = stacks * g.n_tiles, 1 << g.log_group + g.log_chunk, 32
+    padded = lists + 2
+    words = torch.full((groups, padded, 128), -7, dtype=torch.int32, device=DEVICE)
+    encode_groups[(-(-groups // 8), padded)](
+        words, seed, part, part_nnz, g.n_tiles, g.log_group, g.log_chunk, first_group, groups, lists, row_bytes,
+        SUB_BLOCKS=encoding(1, part_nnz).sub_blocks,
+    )  # fmt: skip
+    words = words.cpu().numpy()
+    places, signs = (words & 0x7FFFFFFF) // row_bytes, np.where(words < 0, -1, 1)
+    assert (places[:, lists:] == width).all()
+    found = np.zeros((k, groups * width), np.int64)
+    for tile in range(lists):
+        stack, m = divmod(tile, g.n_tiles)
+        first, end = m * part // g.n_tiles, (m + 1) * part // g.n_tiles
+        assert (places[:, tile, end - first :] == width).all()
+        for row in range(end - first):
+            for group in np.flatnonzero(places[:, tile, row] < width):
+                found[stack * part + first + row, group * width + places[group, tile, row]] += signs[group, tile, row]
+    start, stop = first_group * width, (first_group + groups) * width
+    rows, expected = Sketch(stop, k, nnz=nnz, stacks=stacks, seed=seed).entries(start)
+    dense = np.zeros_like(found)
+    dense[rows, np.arange(stop - start)] = expected
+    np.testing.assert_array_equal(found, dense)
+
+
+# ------------------------------------------------------------------------------------- on a GPU
+
+SMALL = {"staged_gather.MIN_BYTES": 0}
+SKETCHES = [
+    (1024, 4, 4),
+    (512, 4, 2),
+    (4096, 4, 4),
+    (600, 4, 2),
+    (1200, 4, 4),
+    (1000, 16, 4),
+    (100, 4, 1),
+    (512, 16, 1),
+]
+IN = ["rows", "columns", "inner part", "inner part of columns", "aligned part", "padded rows"]
+
+
+@pytest.mark.gpu
+@pairwise(
+    lambda sketch, dtype, *_: dtype == "float64" or sketch[2] > 1,
+    sketch=SKETCHES, dtype=["float32", "float64"], x_in=IN, n=[33, 64, 301], d=[3000, 50_001], offset=[0, 12_345], add=[False, True], out_in=["rows", "columns"],
+)  # fmt: skip
+def test_products(sketch, dtype, x_in, n, d, offset, add, out_in):
+    k, nnz, stacks = sketch
+    S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=3)[:, offset:]
+    with changed_choices(SMALL):
+        check_project(S, n, dtype, device="cuda", x_in=x_in, out_in=out_in, add=add)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("x_in", ["rows", "columns"])
+def test_passes_and_splits(dtype, x_in):
+    S = Sketch(200_000, 512, nnz=4, stacks=4, seed=3)
+    settings = {"staged_gather.WORD_BYTES": 400_000, "staged_gather.MAX_TERMS": {"float32": 100, "float64": 60}}
+    with changed_choices(settings):
+        product = exact_product(64, 200_000, 128, 1, dtype=dtype, x_strides=(200_000, 1), device=HOPPER, stacks=4)
+        launch = staged_gather.launch(product)
+        assert launch.splits > launch.splits_per_pass
+        check_project(S, 64, dtype, device="cuda", x_in=x_in)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("x_in", ["rows", "columns"])
+@pytest.mark.parametrize(("k", "nnz", "stacks"), [(1024, 4, 4), (1200, 4, 4)])
+def test_a_number_that_is_not_finite_reaches_only_its_rows(k, nnz, stacks, x_in):
+    S = Sketch(5000, k, nnz=nnz, stacks=stacks, seed=3)
+    x = torch.randn(64, 5000, device="cuda")
+    x[7, 4000] = torch.inf
+    x = x if x_in == "rows" else x.T.contiguous().T
+    with changed_choices(SMALL):
+        y = S.project(x)
+    rows, _ = S.entries(4000, 4001)
+    expected = np.zeros((64, k), bool)
+    expected[7, rows.ravel()] = True
+    np.testing.assert_array_equal(~y.isfinite().cpu().numpy(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+def test_errors(dtype, limit):
+    S = Sketch(1 << 20, 1024, nnz=8, stacks=4, seed=3)
+    a = torch.randn(1 << 20, 128, device="cuda", dtype=dtype)
+    exact = torch.from_numpy(S.project(a.double().cpu().numpy().T)).cuda()
+    first = (S @ a).T
+    assert product_error(first, exact) < limit
+    assert torch.equal((S @ a).T, first)
