@@ -13,7 +13,7 @@ PORTABLE = {
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
-NVIDIA = {"encode_groups", "project_staged"}
+NVIDIA = {"encode_groups", "project_staged", "project_sparse_shared"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
 
 # By default the kernels of the first products and of the first dropout are compiled, for sm_90; all calls and the other
@@ -210,6 +210,8 @@ def make_calls(on, everything, nvidia, hopper):
         on(asynchronous_copies=True)
         for call in STAGED:
             multiply(*call)
+        for call in SPARSE:
+            multiply_sparse(*call)
     if hopper:
         on(hopper=True)
         for call in ON_HOPPER if everything else ON_HOPPER[:1]:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each_value
+from helpers.choices import H200, all_tensors_on
 from helpers.data import integers
+from helpers.shared_memory import emulate
 
 from sjlt import Sketch
 from sjlt.backends import triton_backend
-from sjlt.backends.triton import sparse
+from sjlt.backends.triton import device, sparse, sparse_shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC) tensor support is in beta state")
 
@@ -76,6 +78,32 @@ def test_products(kernels_on, monkeypatch, law, dtype, n, index, cut, seed):
     backend.gather_sparse(S.spec, gradient.to(kernels_on, dtype), rows.to(kernels_on, index), columns, found)
     exact = S.project_adjoint(gradient)[rows, columns.cpu().long()]
     check(S, found, exact)
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
+@each_value(
+    law=["one", "four", "uneven", "stacked"], dtype=DTYPES, n=[1, 4], index=[torch.int32, torch.int64],
+    cut=["never", "always"], table=[False, True],
+)  # fmt: skip
+def test_sums_in_shared_memory(monkeypatch, law, dtype, n, index, cut, table):
+    emulate(monkeypatch)
+    described = H200._replace(programmatic_launch=False, nvidia=False, interpreted=True, asynchronous_copies=True)
+    all_tensors_on(monkeypatch, described)
+    if cut == "always":
+        monkeypatch.setattr(sparse, "MIN_PART", 1)
+        monkeypatch.setattr(sparse, "SUMS_BYTES", 20_000 * n)
+    d, start = (12, 2**30 - 3) if table else (2000, 5)  # codes of all columns, or of all nonzeros
+    S = Sketch(2**31, seed=1, **LAWS[law])[:, start : start + d]
+    dense = drawn(n, d)
+    if not table and cut == "always":
+        monkeypatch.setattr(sparse_shared, "CODES_BYTES", 400 * S.nnz)  # of 100 nonzeros at a time
+    values, indptr, columns = parts_of(dense, dtype, index, "cpu")
+    expected = S.project(dense)
+    for accumulate in (False, True):
+        wide = torch.promote_types(dtype, torch.float32) if accumulate else dtype
+        out = torch.full((n, S.n_components), 1.0 if accumulate else math.nan, dtype=wide)
+        triton_backend(S.spec).project_sparse(S.spec, values, indptr, columns, out, accumulate)
+        check(S, out, expected + (1.0 if accumulate else 0.0))
 
 
 def test_sixteen_nonzeros_per_column(kernels_on):

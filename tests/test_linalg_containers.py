@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from sjlt.linalg import leverage_scores, lstsq, matrix, qr, svd_lowrank
+from sjlt.linalg import containers, cuda_matrix, leverage_scores, lstsq, qr, svd_lowrank
 
 M, N = 3000, 20
 
@@ -75,10 +75,10 @@ def as_cuda(monkeypatch):
     """The code for CUDA tensors, with tensors that lie on the CPU."""
 
     def tensor_matrix(a, progress=None):
-        return matrix.CudaMatrix(torch.from_numpy(a), progress)
+        return cuda_matrix.CudaMatrix(torch.from_numpy(a), progress)
 
-    monkeypatch.setattr(matrix, "DenseMatrix", tensor_matrix)
-    monkeypatch.setattr(matrix, "GPU_ROWS", 1000)
+    monkeypatch.setattr(containers, "DenseMatrix", tensor_matrix)
+    monkeypatch.setattr(cuda_matrix, "GPU_ROWS", 1000)
 
 
 @pytest.mark.parametrize("condition", [1, 1e6, 1e12])

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from helpers.cases import pairwise
-from helpers.choices import HOPPER, changed_choices, exact_product
+from helpers.cases import each_value, pairwise
+from helpers.choices import HOPPER, all_tensors_on, changed_choices, exact_product
 from helpers.kernels import check_project, product_error
+from helpers.shared_memory import emulate
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from sjlt.kernels.portable.group_words import encode_groups
 from sjlt.laws import exact as law
 
 DEVICE = "cpu" if device.INTERPRETED else "cuda"
+EMULATED = HOPPER._replace(multiprocessors=4, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
 A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
 
 
@@ -26,6 +28,8 @@ A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=Fals
     [
         ({"stacks": 4, "nnz": 1}, True),
         ({"stacks": 2, "nnz": 2}, True),
+        ({"stacks": 2, "k": 350}, False),  # tensor cores
+        ({"stacks": 2, "k": 350, "n": 768, "d": 1 << 16, "x_strides": (1, 768)}, True),
         ({"stacks": 1}, False),  # tensor cores
         ({"stacks": 1, "dtype": "float64"}, True),
         ({"stacks": 1, "nnz": 1, "dtype": "float64"}, False),
@@ -114,10 +118,25 @@ SKETCHES = [
 IN = ["rows", "columns", "inner part", "inner part of columns", "aligned part", "padded rows"]
 
 
+@pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
+@each_value(
+    sketch=[(512, 4, 4), (600, 4, 2), (100, 4, 1)], dtype=["float32", "float64"], x_in=["rows", *IN[1:4]], n=[33, 64],
+    offset=[0, 345], add=[False, True], out_in=["rows", "columns"],
+)  # fmt: skip
+def test_addresses(monkeypatch, sketch, dtype, x_in, n, offset, add, out_in):
+    emulate(monkeypatch)
+    all_tensors_on(monkeypatch, EMULATED)
+    k, nnz, stacks = sketch
+    S = Sketch(offset + 300, k, nnz=nnz, stacks=stacks, seed=3)[:, offset:]
+    with changed_choices(SMALL):
+        check_project(S, n, dtype, x_in=x_in, out_in=out_in, add=add)
+
+
 @pytest.mark.gpu
 @pairwise(
     lambda sketch, dtype, *_: dtype == "float64" or sketch[2] > 1,
-    sketch=SKETCHES, dtype=["float32", "float64"], x_in=IN, n=[33, 64, 301], d=[3000, 50_001], offset=[0, 12_345], add=[False, True], out_in=["rows", "columns"],
+    sketch=SKETCHES, dtype=["float32", "float64"], x_in=IN, n=[33, 64, 301],
+    d=[3000, 50_001], offset=[0, 12_345], add=[False, True], out_in=["rows", "columns"],
 )  # fmt: skip
 def test_products(sketch, dtype, x_in, n, d, offset, add, out_in):
     k, nnz, stacks = sketch

@@ -39,7 +39,7 @@ def source_of(kernel, arguments, options):
     for place, parameter in enumerate(kernel.params):
         name, value = parameter.name, values[parameter.name]
         special = not parameter.do_not_specialize
-        if parameter.is_constexpr or (type(value) is int and value == 1 and special):
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1 and special):
             signature[name], constants[name] = "constexpr", value
             continue
         if hasattr(value, "block_shape"):  # Gluon's tensor descriptor

@@ -35,15 +35,15 @@ class Sums(NamedTuple):
     strides: tuple[int, int, int]
 
 
-def sums_of(splits: int, data: Tensor, out: Tensor) -> Sums:
-    """Memory for the partial sums of a product `out` (n, k) of `data`, in the memory order of `out`.
+def sums_of(splits: int, data: Tensor, out: Tensor, vectors_last: bool = False) -> Sums:
+    """Memory for the partial sums of a product `out` (n, k) of `data`, in the memory order of `out` or `vectors_last`.
 
     The axis of vectors is first or last in memory, because there Hopper's memory accelerator clips stores beyond the
     last vector.
     """
     dtype = torch.float64 if data.dtype == torch.float64 else torch.float32
     n, k = out.shape
-    if out.stride(0) < out.stride(1):
+    if vectors_last or out.stride(0) < out.stride(1):
         return Sums((splits, k, n), dtype, (k * n, 1, n))
     return Sums((n, splits, k), dtype, (k, splits * k, 1))
 

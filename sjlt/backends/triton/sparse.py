@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,27 +30,39 @@ def project_exact(
     spec: SketchSpec, values: Tensor, indptr: Tensor, columns: Tensor, out: Tensor, accumulate: bool
 ) -> None:
     """out (n, k) = X Sᵀ, added to `out` if `accumulate`, under the exact law."""
+    if device.describe(values.device).asynchronous_copies:
+        from . import sparse_shared
+
+        if sparse_shared.fits(spec, values):
+            launch = partial(sparse_shared.project, spec, values, indptr, columns)
+            _write(values, out, accumulate, spec.nnz**-0.5, launch, sparse_shared.is_in_one_pass(spec, values))
+            return
+    _write(values, out, accumulate, spec.nnz**-0.5, partial(_project_in_memory, spec, values, indptr, columns))
+
+
+def _project_in_memory(
+    spec: SketchSpec, values: Tensor, indptr: Tensor, columns: Tensor, target: Tensor, splits: int, scale: float,
+    accumulate: bool,
+) -> None:  # fmt: skip
     one = spec.one_stack()
     geometry = kernel_geometry(one.n_components, one.nnz, 0, spec.stacks)
     span = max(1, CODES_BYTES // (4 * spec.nnz))  # nonzeros encoded at a time
     block = next_power_of_two(spec.nnz)
     rows = max(1, TERMS // block)
     codes = torch.empty((min(span, len(values)), spec.nnz), dtype=torch.int32, device=values.device)
-
-    def launch(target: Tensor, splits: int, scale: float) -> None:
-        for first in range(0, len(values), span):
-            count = min(span, len(values) - first)
-            kernels.encode_columns[(-(-count // BLOCK),)](
-                columns[first:], codes, count, spec.feature_offset, spec.seed, GEOMETRY=geometry, STACKS=spec.stacks,
-                BLOCK=BLOCK, num_warps=4, **OPTIONS,
-            )  # fmt: skip
-            kernels.project_sparse[(-(-len(out) * splits // rows),)](
-                values, indptr, codes, target, len(out), splits, first, first + count, *partial_sums.strides(target),
-                SCALE=scale, SUM_DTYPE=_sum_dtype(target), NNZ=spec.nnz, NNZ_BLOCK=block, ROWS=rows, num_warps=1,
-                **OPTIONS,
-            )  # fmt: skip
-
-    _write(values, out, accumulate, spec.nnz**-0.5, launch)
+    if not accumulate:
+        target.zero_()
+    for first in range(0, len(values), span):
+        count = min(span, len(values) - first)
+        kernels.encode_columns[(-(-count // BLOCK),)](
+            columns[first:], codes, count, spec.feature_offset, spec.seed, GEOMETRY=geometry, STACKS=spec.stacks,
+            BLOCK=BLOCK, num_warps=4, **OPTIONS,
+        )  # fmt: skip
+        kernels.project_sparse[(-(-target.shape[-2] * splits // rows),)](
+            values, indptr, codes, target, target.shape[-2], splits, first, first + count,
+            *partial_sums.strides(target), SCALE=scale, SUM_DTYPE=_sum_dtype(target), NNZ=spec.nnz, NNZ_BLOCK=block,
+            ROWS=rows, num_warps=1, **OPTIONS,
+        )  # fmt: skip
 
 
 def project_iid(
@@ -57,7 +71,9 @@ def project_iid(
     """out (n, k) = X Sᵀ, added to `out` if `accumulate`, under the iid law."""
     lanes, k = spec.lanes, spec.n_components
 
-    def launch(target: Tensor, splits: int, scale: float) -> None:
+    def launch(target: Tensor, splits: int, scale: float, accumulate: bool) -> None:
+        if not accumulate:
+            target.zero_()
         grid = (len(out) * splits, -(-k // (CALLS * lanes.per_call)))
         kernels.project_sparse_iid[grid](
             values, indptr, columns, target, splits, k, *partial_sums.strides(target), spec.feature_offset, spec.seed,
@@ -101,8 +117,13 @@ def count_splits(rows: int, nonzeros: int, k: int, itemsize: int) -> int:
     return max(1, min(wanted, fitting, average // MIN_PART))
 
 
-def _write(values: Tensor, out: Tensor, accumulate: bool, scale: float, launch: Any) -> None:
-    """Write to `out` by ``launch(zeros or sums to add to, splits, factor of each term)``."""
+def _write(
+    values: Tensor, out: Tensor, accumulate: bool, scale: float, launch: Callable[..., None], rounds_once: bool = False
+) -> None:
+    """Write to `out` by ``launch(target, splits, factor of each term, whether it adds to the target)``.
+
+    rounds_once : whether a launch writes each of its results once, so that 16 bits may hold it.
+    """
     if not len(values) or not out.numel():
         if not accumulate:
             out.zero_()
@@ -110,13 +131,11 @@ def _write(values: Tensor, out: Tensor, accumulate: bool, scale: float, launch: 
     sum_dtype = torch.promote_types(values.dtype, torch.float32)
     splits = count_splits(len(out), len(values), out.shape[1], sum_dtype.itemsize)
     with device.current(out):
-        if splits == 1 and out.dtype == sum_dtype:
-            if not accumulate:
-                out.zero_()
-            launch(out, 1, scale)
+        if splits == 1 and (rounds_once or out.dtype == sum_dtype):
+            launch(out, 1, scale, accumulate)
             return
-        sums = torch.zeros((splits, *out.shape), dtype=sum_dtype, device=out.device)
-        launch(sums, splits, 1.0)
+        sums = torch.empty((splits, *out.shape), dtype=sum_dtype, device=out.device)
+        launch(sums, splits, 1.0, False)
         partial_sums.reduce(scale, sums, out, accumulate)
 
 

@@ -55,8 +55,10 @@ class ProjectStaged:
 def prepare(chosen: StagedGather, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectStaged:
     """The call that computes out = X Sᵀ, added to `out` if `accumulate`."""
     scale = kernel_geometry(spec.n_components, spec.nnz).scale
-    sums, reduce = sums_of(chosen.splits, x, out), None
-    is_direct = chosen.splits == 1 and not accumulate and out.dtype == sums.dtype
+    contiguous = chosen.kernel.vectors_contiguous
+    # Results in another order than the kernel's would cross shared memory, which has no room for them.
+    sums, reduce, in_order = sums_of(chosen.splits, x, out, contiguous), None, not contiguous or out.stride(0) == 1
+    is_direct = chosen.splits == 1 and not accumulate and out.dtype == sums.dtype and in_order
     strides, target = (0, *out.stride()), kind(out)
     if not is_direct:
         strides, target = sums.strides, (sums.dtype, 0)

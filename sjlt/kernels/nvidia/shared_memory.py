@@ -81,6 +81,33 @@ def store_number(address, value):
 
 
 @triton.jit
+def load_number(address, DTYPE: tl.constexpr):
+    """The fp32 or fp64 numbers at `address`."""
+    if DTYPE.primitive_bitwidth == 64:
+        number = tl.inline_asm_elementwise("ld.shared.f64 $0, [$1];", "=d,r", [address], tl.float64, False, 1)
+    else:
+        number = tl.inline_asm_elementwise("ld.shared.f32 $0, [$1];", "=f,r", [address], tl.float32, False, 1)
+    return number
+
+
+@triton.jit
+def add_number(address, value, keep):
+    """Add fp32 or fp64 numbers to those at `address` where `keep`; threads have different addresses."""
+    if value.dtype.primitive_bitwidth == 64:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .f64 s; setp.ne.s32 p, $3, 0; @p ld.shared.f64 s, [$1]; @p add.f64 s, s, $2; "
+            "@p st.shared.f64 [$1], s; mov.u32 $0, 0; }",
+            "=r,r,d,r", [address, value, keep.to(tl.int32)], tl.int32, False, 1,
+        )  # fmt: skip
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .f32 s; setp.ne.s32 p, $3, 0; @p ld.shared.f32 s, [$1]; @p add.f32 s, s, $2; "
+            "@p st.shared.f32 [$1], s; mov.u32 $0, 0; }",
+            "=r,r,f,r", [address, value, keep.to(tl.int32)], tl.int32, False, 1,
+        )  # fmt: skip
+
+
+@triton.jit
 def load_vector(address, DTYPE: tl.constexpr):
     """A tuple of the four fp32 or two fp64 numbers at each `address`, a multiple of 16."""
     if DTYPE.primitive_bitwidth == 64:

@@ -152,7 +152,9 @@ def project_staged(
     part, v0 = tl.program_id(0) % parts, tl.program_id(0) // parts * VECTORS
     first_group = tl.program_id(1) * groups_per_split
     steps = tl.minimum(groups - first_group, groups_per_split)
-    column0 = (first_column // PER + first_group * (COLUMNS // PER)) * PER if COLUMNS >= PER else first_column
+    column0 = first_column + first_group * COLUMNS
+    if not VECTORS_CONTIGUOUS:
+        column0 = column0 // PER * PER  # which it is: the compiler sees that PER numbers can be read at once
     words += first_group.to(tl.int64) * rows + part * ROWS
     begin = shared_begin(SHARED_BYTES) & -16
     for s in tl.static_range(STAGES):

@@ -57,16 +57,28 @@ def encode_columns(
     columns, codes, count, feature_offset: tl.int64, seed: tl.int64, GEOMETRY: tl.constexpr, STACKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """codes[e] = the codes of the column of nonzero e, stack by stack: (count, STACKS nnz) int32; grid blocks of e."""
+    """codes[e] = the codes of the column of nonzero e, stack by stack: (count, STACKS nnz) int32; grid blocks of e.
+
+    columns : None for a table of all columns, where e is the column.
+    """
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = e < count
-    column = tl.load(columns + e, mask=inside, other=0).to(tl.int64) + feature_offset
+    column = e if columns is None else tl.load(columns + e, mask=inside, other=0).to(tl.int64)
+    column += feature_offset
     k0, k1 = seed_words(seed)
     NNZ: tl.constexpr = GEOMETRY.nnz
     for stack in tl.static_range(STACKS):
         for t in tl.static_range(NNZ):
             code = column_codes(column, t, k0, k1, GEOMETRY, stack).to(tl.int32) + 2 * stack * GEOMETRY.k
             tl.store(codes + e * (STACKS * NNZ) + (stack * NNZ + t), code, mask=inside)
+
+
+@triton.jit
+def part_of_row(indptr, row, split, splits, inside):
+    """(begin, end) of a split's nonzeros of a row, none where not `inside`."""
+    start = tl.load(indptr + row, mask=inside, other=0).to(tl.int64)
+    length = tl.load(indptr + row + 1, mask=inside, other=0).to(tl.int64) - start
+    return start + length * split // splits, start + length * (split + 1) // splits
 
 
 @triton.jit(do_not_specialize=["rows", "splits", "first", "stop"])
@@ -81,10 +93,8 @@ def project_sparse(
     pair = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = pair < rows.to(tl.int64) * splits
     row, split = pair // splits, pair % splits
-    start = tl.load(indptr + row, mask=inside, other=0).to(tl.int64)
-    length = tl.load(indptr + row + 1, mask=inside, other=0).to(tl.int64) - start
-    begin = tl.maximum(start + length * split // splits, first)
-    end = tl.minimum(start + length * (split + 1) // splits, stop)
+    begin, end = part_of_row(indptr, row, split, splits, inside)
+    begin, end = tl.maximum(begin, first), tl.minimum(end, stop)
     base = target + split * stride_ts + row * stride_tr
     t = tl.arange(0, NNZ_BLOCK)
     steps = tl.max(tl.where(inside, end - begin, 0), 0)

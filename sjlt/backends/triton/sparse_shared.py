@@ -1,0 +1,100 @@
+"""Launches of `project_sparse_shared`: codes of all columns or of spans of nonzeros, and the sums of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ...kernels.config.product import SCRATCH_BYTES, kernel_geometry, next_power_of_two
+from ...kernels.nvidia.shared_memory import LIBRARIES
+from ...kernels.nvidia.sparse_sums import project_sparse_shared
+from ...kernels.portable.sparse import encode_columns
+from . import device, partial_sums
+from .launcher import OPTIONS, kind, run
+
+if TYPE_CHECKING:
+    from ...laws.spec import SketchSpec
+
+LANES = 32
+ENCODED = 128  # columns or nonzeros of a program that encodes
+CODES_BYTES = SCRATCH_BYTES // 2
+MAX_ROW_BYTES = 64 << 10  # of a row's sums: three programs share a multiprocessor then
+PROGRAM_BYTES = 8 << 10  # of a program's sums, if a row's are no more: enough warps hide the latency of loads
+MIN_BATCH = 16  # nonzeros of a row that are loaded at a time
+
+
+def fits(spec: SketchSpec, values: Tensor) -> bool:
+    """Whether the kernel runs there, and its shared memory holds the sums of a row."""
+    row_bytes = spec.n_components * _sum_dtype(values).itemsize
+    return (
+        device.describe(values.device).asynchronous_copies
+        and row_bytes <= MAX_ROW_BYTES
+        and spec.nnz <= LANES
+        and spec.n_features < 1 << 31
+    )
+
+
+def is_in_one_pass(spec: SketchSpec, values: Tensor) -> bool:
+    """Whether codes of all columns, or of all nonzeros, are in memory at a time."""
+    return min(spec.n_features, len(values)) <= _span(spec)
+
+
+def project(
+    spec: SketchSpec, values: Tensor, indptr: Tensor, columns: Tensor, target: Tensor, splits: int, scale: float,
+    accumulate: bool,
+) -> None:  # fmt: skip
+    """target (splits, n, k), or with one split (n, k), = scale * the sums of X Sᵀ, added to it if `accumulate`."""
+    nonzeros, span = len(values), _span(spec)
+    has_table = spec.n_features <= min(span, nonzeros)
+    step = nonzeros if has_table else min(span, nonzeros)
+    codes = torch.empty((spec.n_features if has_table else step, spec.nnz), dtype=torch.int32, device=values.device)
+    one = spec.one_stack()
+    geometry = kernel_geometry(one.n_components, one.nnz, 0, spec.stacks)
+    for first in range(0, nonzeros, step):
+        count = min(step, nonzeros - first)
+        of, encoded = (None, spec.n_features) if has_table else (columns[first:], count)
+        encode_columns[(-(-encoded // ENCODED),)](
+            of, codes, encoded, spec.feature_offset, spec.seed, GEOMETRY=geometry, STACKS=spec.stacks, BLOCK=ENCODED,
+            num_warps=4, **OPTIONS,
+        )  # fmt: skip
+        tensors = values, indptr, columns, codes, target
+        _add(spec, tensors, splits, (first, first + count), scale, accumulate or first > 0, has_table)
+
+
+def _add(
+    spec: SketchSpec, tensors: tuple[Tensor, ...], splits: int, span: tuple[int, int], scale: float, accumulate: bool,
+    has_table: bool,
+) -> None:  # fmt: skip
+    values, target = tensors[0], tensors[-1]
+    n, k = target.shape[-2:]
+    block, sum_dtype = next_power_of_two(spec.nnz), _sum_dtype(values)
+    item, rows = sum_dtype.itemsize, LANES // block
+    while rows > 1 and rows * k * item > PROGRAM_BYTES:
+        rows //= 2
+    strides = partial_sums.strides(target)
+    constants = {
+        "SCALE": scale,
+        "SUM_DTYPE": tl.float64 if item == 8 else tl.float32,
+        "NNZ": spec.nnz,
+        "NNZ_BLOCK": block,
+        "ROWS": rows,
+        "BATCH": max(MIN_BATCH, block),
+        "TABLE": has_table,
+        "ACCUMULATE": accumulate,
+        "SHARED_BYTES": next_power_of_two(rows * k * item // 16) * 16 if rows > 1 else -(-k * item // 4096) * 4096,
+    }
+    key = (*constants.values(), strides[-1], tuple(map(kind, tensors)))
+    arguments = (*tensors, n, splits, *span, k, *strides)
+    options: dict[str, Any] = {**constants, "num_warps": 1, "extern_libs": LIBRARIES}
+    run(project_sparse_shared, (-(-n * splits // rows), 1, 1), values.get_device(), arguments, key, lambda: options)
+
+
+def _span(spec: SketchSpec) -> int:
+    return max(1, CODES_BYTES // (4 * spec.nnz))
+
+
+def _sum_dtype(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)

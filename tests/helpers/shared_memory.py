@@ -1,0 +1,99 @@
+"""Shared memory of the kernels in `sjlt.kernels.nvidia` for Triton's interpreter, which runs one program at a time.
+
+The functions of `kernels.nvidia.shared_memory`, on the arrays that the interpreter keeps in its tensors: copies happen
+at once, so what a barrier would wait for is not tested here, but every address is.
+"""
+
+import ctypes
+
+import numpy as np
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
+
+from sjlt.kernels.nvidia import shared_memory, sparse_sums, staged_gather
+
+SIZE = 232448
+memory = np.zeros(SIZE, np.uint8)
+
+
+def data(x):
+    return np.asarray(x.handle.data if hasattr(x, "handle") else getattr(x, "value", x))
+
+
+def tensor(array, dtype):
+    shape = list(array.shape)
+    return tl.tensor(TensorHandle(array, dtype), tl.block_type(dtype, shape) if shape else dtype)
+
+
+def words_of(numbers):
+    return np.float64 if numbers.dtype == tl.float64 else np.float32
+
+
+def shared_begin(size):
+    memory[:] = 0xFF  # NaN
+    return tensor(np.asarray(SIZE - int(data(size)), np.int32).reshape(1), tl.int32)
+
+
+def copy_async(address, source, count, BYTES):
+    size = int(data(BYTES))
+    to, start, kept = (a.ravel() for a in np.broadcast_arrays(data(address), data(source), data(count)))
+    assert (to % size == 0).all()
+    assert ((kept >= 0) & (kept <= size)).all()
+    place = np.arange(size)
+    memory[to[:, None] + place] = 0
+    to, start, kept = (a[kept > 0] for a in (to.astype(np.int64), start.astype(np.int64), kept))
+    if len(to):
+        first = int(start.min())
+        given = np.frombuffer(ctypes.string_at(first, int((start + kept).max()) - first), np.uint8)
+        which, byte = np.nonzero(place < kept[:, None])
+        memory[to[which] + byte] = given[start[which] - first + byte]
+
+
+def at(address, dtype):
+    """The places of numbers of a dtype in the memory seen as an array of them."""
+    places, item = data(address).astype(np.int64), np.dtype(dtype).itemsize
+    assert (places % item == 0).all()
+    assert (places >= 0).all()
+    return places // item
+
+
+def load_word(address):
+    return tensor(memory.view(np.int32)[at(address, np.int32)], tl.int32)
+
+
+def store_number(address, value):
+    memory.view(words_of(value))[at(address, words_of(value))] = data(value)
+
+
+def load_number(address, DTYPE):
+    dtype = np.float64 if DTYPE.primitive_bitwidth == 64 else np.float32
+    return tensor(memory.view(dtype)[at(address, dtype)], tl.float64 if dtype == np.float64 else tl.float32)
+
+
+def add_number(address, value, keep):
+    kept = data(keep).astype(bool)
+    places = at(address, words_of(value))[kept]
+    assert len(set(places.tolist())) == len(places), "two lanes add to one number"
+    memory.view(words_of(value))[places] += data(value)[kept]
+
+
+def load_vector(address, DTYPE):
+    dtype = np.float64 if DTYPE.primitive_bitwidth == 64 else np.float32
+    first = at(address, dtype)
+    assert (data(address) % 16 == 0).all()
+    kind = tl.float64 if dtype == np.float64 else tl.float32
+    return tuple(tensor(memory.view(dtype)[first + e], kind) for e in range(16 // np.dtype(dtype).itemsize))
+
+
+def emulate(monkeypatch):
+    """Make the kernels use this memory."""
+    for module in (staged_gather, sparse_sums):
+        for name in ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, globals()[name])
+        if hasattr(module, "load_vector"):
+            monkeypatch.setattr(module, "load_vector", load_vector)
+        for name in ("commit_copies", "wait_for_copies"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, lambda *_: None)
+    assert hasattr(shared_memory, "LIBRARIES")
