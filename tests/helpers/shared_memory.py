@@ -93,7 +93,7 @@ def emulate(monkeypatch):
                 monkeypatch.setattr(module, name, globals()[name])
         if hasattr(module, "load_vector"):
             monkeypatch.setattr(module, "load_vector", load_vector)
-        for name in ("commit_copies", "wait_for_copies"):
+        for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *_: None)
     assert hasattr(shared_memory, "LIBRARIES")

@@ -62,6 +62,12 @@ def wait_for_copies(anything, PENDING: tl.constexpr):
 
 
 @triton.jit
+def synchronize_warp(anything):
+    """What the lanes of each warp wrote is there for all of them. `anything` : as above."""
+    tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.u32 $0, $1;", "=r,r", [anything], tl.int32, False, 1)
+
+
+@triton.jit
 def load_word(address):
     """The 32-bit words at `address`."""
     return tl.inline_asm_elementwise("ld.shared.b32 $0, [$1];", "=r,r", [address], tl.int32, False, 1)
