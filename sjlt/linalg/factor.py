@@ -10,7 +10,8 @@ import scipy.linalg
 
 from ..inputs.checks import below_one, seed_number
 from .checks import check_finite
-from .matrix import Matrix, Progress, like_input, matrix_of
+from .containers import like_input, matrix_of
+from .matrix import Matrix, Progress
 from .sketching import embedding
 from .sums import Gram, Sum
 from .triangular import r_factor, solve_right
@@ -229,7 +230,7 @@ def leverage_scores(A: Any, *, rcond: float | None = None, seed: int = 0, callba
         else:
             whitening = Whitening.by_singular_vectors(xp, R, max(rcond, EPS))
             W = whitening.matrix()
-        gram = Gram(W)
+        gram = Gram(W, whitening.is_triangular)
         matrix.run(gram, width=whitening.rank)
         scores.basis = solve_right(xp, W, cholesky(xp, gram.value).T)
         matrix.run(scores, width=whitening.rank)

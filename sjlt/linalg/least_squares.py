@@ -13,7 +13,8 @@ import numpy as np
 from ..inputs.checks import below_one, seed_number
 from ..inputs.containers import is_tensor
 from .checks import as_array
-from .matrix import Matrix, Progress, like_input, matrix_of
+from .containers import like_input, matrix_of
+from .matrix import Matrix, Progress
 from .problem import Problem
 from .refinement import solve
 

@@ -17,7 +17,8 @@ from ..inputs.containers import is_tensor
 from ..ledger import Ledger
 from ..sketch import Sketch
 from .checks import check_finite
-from .matrix import Matrix, Progress, like_input, matrix_of
+from .containers import like_input, matrix_of
+from .matrix import Matrix, Progress
 from .products import one_blas_thread
 from .truncated_svd import by_iterations, from_sketches
 from .whitening import LostRangeError

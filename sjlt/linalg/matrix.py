@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,21 +20,18 @@ import numpy as np
 from ..files.description import differences
 from ..files.opening import open_source
 from ..files.source import Source
-from ..inputs.containers import checked_sparse, is_sparse, is_tensor
+from ..inputs.containers import is_tensor
 from ..sketch import Sketch
-from .checks import as_array, check_matrix
 from .products import multiply, normal_product
 from .sums import Normal, Product, Projected, Sketched, Sum
 
 FILE_BYTES = 32 << 20  # rows of a file, or of an array that is converted, at a time
 ARRAY_BYTES = 128 << 20  # rows of an array in float64 at a time
-GPU_ROWS = 1 << 16  # rows of a CUDA tensor at a time where a product as wide as A is made
-MAX_CUDA_COLUMNS = 1024  # up to which "passes" is faster than "cg" at any condition (H200, 512: 47 and 74 ms)
 
 Progress = Callable[[int, int, int], None]
 
 
-def _one_pass(method: Callable[..., Any]) -> Callable[..., Any]:
+def one_pass(method: Callable[..., Any]) -> Callable[..., Any]:
     """Count and report a method's reading of the matrix in one call as a pass."""
 
     @functools.wraps(method)
@@ -190,26 +186,26 @@ class DenseMatrix(Matrix):
         S.project(self._a.T, out=transposed)
         self.count_pass()
 
-    @_one_pass
+    @one_pass
     def quick_sketch(self, S: Sketch) -> np.ndarray:
         return np.asarray(S.project(self._a.T), np.float64).T
 
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[np.ndarray, np.ndarray]:
         return self.project(omega), self.quick_sketch(psi)
 
-    @_one_pass
+    @one_pass
     def project(self, omega: Sketch) -> np.ndarray:
         return np.asarray(omega.project(self._a), np.float64)
 
-    @_one_pass
+    @one_pass
     def times(self, V: np.ndarray) -> np.ndarray:
         return multiply(self._a, V.astype(self._a.dtype))
 
-    @_one_pass
+    @one_pass
     def normal_times(self, V: np.ndarray) -> np.ndarray:
         return normal_product(self._a, V.astype(self._a.dtype)).astype(np.float64, copy=False)
 
-    @_one_pass
+    @one_pass
     def dense(self) -> np.ndarray:
         return self._a.astype(np.float64)
 
@@ -239,48 +235,13 @@ class SparseMatrix(Matrix):
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[np.ndarray, np.ndarray]:
         return self.project(omega), self.sketch(psi)
 
-    @_one_pass
+    @one_pass
     def project(self, omega: Sketch) -> np.ndarray:
         return np.asarray(omega.project(self._a))
 
-    @_one_pass
+    @one_pass
     def dense(self) -> np.ndarray:
         return np.asarray(self._a.toarray())
-
-
-class CudaMatrix(Matrix):
-    """A 2-D CUDA tensor, float32 or float64."""
-
-    def __init__(self, a: Any, progress: Progress | None = None):
-        import torch
-
-        super().__init__(tuple(a.shape), a.dtype, torch, a.device, progress)
-        self._a = a.detach()
-        self.gram_columns = math.inf if a.shape[1] <= MAX_CUDA_COLUMNS else 0
-
-    def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
-        is_whole = self._a.dtype == self.xp.float64 and width <= 64
-        rows = self.shape[0] if is_whole else GPU_ROWS
-        for i in range(0, self.shape[0], rows):
-            yield i, self._a[i : i + rows].double()
-
-    def sketch_into(self, S: Sketch, transposed: Any) -> None:
-        if self._a.dtype != self.xp.float64:
-            super().sketch_into(S, transposed)
-            return
-        S.project(self._a.T, out=transposed)
-        self.count_pass()
-
-    def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[Any, Any]:
-        return self.project(omega), self.sketch(psi)
-
-    @_one_pass
-    def project(self, omega: Sketch) -> Any:
-        return omega.project(self._a).double()
-
-    @_one_pass
-    def dense(self) -> Any:
-        return self._a.double()
 
 
 class FileMatrix(Matrix):
@@ -340,45 +301,3 @@ class FileMatrix(Matrix):
             value[start : start + block.shape[0]] = block
             self.report(start + block.shape[0])
         return value
-
-
-def matrix_of(a: Any, name: str = "A", progress: Progress | None = None) -> Matrix:
-    """The `Matrix` for what a user gave as `a`: an array, a sparse matrix, a tensor or the path of an .npy file.
-
-    Raises TypeError and ValueError where it is not a non-empty real floating-point matrix. Whether the numbers are
-    finite shows in the first pass.
-    """
-    if progress is not None and not callable(progress):
-        raise TypeError(f"callback must be callable, got {progress!r}")
-    if isinstance(a, (str, os.PathLike, Source)):
-        file = FileMatrix(a if isinstance(a, Source) else Path(a), progress)
-        try:
-            check_matrix(name, file.shape, file.dtype)
-        except BaseException:
-            file.close()
-            raise
-        return file
-    if is_tensor(a):
-        check_matrix(name, tuple(a.shape), str(a.dtype).removeprefix("torch."))
-        if a.is_cuda:
-            return CudaMatrix(a, progress)
-        if not a.is_cpu or str(a.layout) != "torch.strided":
-            raise TypeError(f"{name} must be a dense CPU or CUDA tensor, got {a.layout} on {a.device}")
-        return DenseMatrix(a.detach().numpy(), progress)
-    if is_sparse(a):
-        check_matrix(name, a.shape, a.dtype)
-        if a.format not in ("csr", "csc"):
-            raise TypeError(f"{name} must be CSR or CSC, got {a.format.upper()}: convert it with .tocsr()")
-        return SparseMatrix(checked_sparse(a), progress)
-    a = as_array(name, a)
-    check_matrix(name, a.shape, a.dtype)
-    return DenseMatrix(a, progress)
-
-
-def like_input(A: Any, value: Any) -> Any:
-    """`value` as a tensor where A is one."""
-    if value is None or not is_tensor(A) or is_tensor(value):
-        return value
-    import torch
-
-    return torch.from_numpy(np.ascontiguousarray(value))

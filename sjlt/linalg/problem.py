@@ -34,7 +34,7 @@ class Problem:
         self.cuts_spectrum = rcond is not None and rcond > NOISE
         xp = self.xp
         top = abs(B).max(0) if xp is np else abs(B).amax(0)
-        scales = matrix.array([power_of_two(float(value)) for value in top])
+        scales = matrix.array([power_of_two(value) for value in top.tolist()])
         self.B = B / scales
         q = B.shape[1]
         self.columns = matrix.indices(np.tile(np.arange(q), ridges.size))
@@ -61,14 +61,13 @@ class Problem:
         if (found := self._by_gram(SA, SB, cut)) is not None:
             whitening, columns, solution = found
         else:
-            p = min(SAB.shape[0], n)
-            R = r_factor(xp, SAB)
-            whitening, columns = self._whitening(R[:p, :n], cut)
+            R = r_factor(xp, SAB, n)
+            whitening, columns = self._whitening(R[:, :n], cut)
             self.scale = top * columns
             if S is None and self._leave_out_rounding_errors(whitening, cut):
                 solution = self.matrix.zeros((n, len(self.ridge_of)))
             else:
-                solution = whitening.sketched_solution(R[:p, n:][:, self.columns], self.damp)
+                solution = whitening.sketched_solution(R[:, n:][:, self.columns], self.damp)
         self.scale = top * columns
         if not whitening.is_triangular:
             whitening.factor = whitening.factor * top
@@ -110,7 +109,7 @@ class Problem:
         singular values, refer to A with its columns unscaled, though: there all columns have one scale.
         """
         xp = self.xp
-        norms = [float(value) for value in xp.sqrt((R * R).sum(0))]
+        norms = xp.sqrt((R * R).sum(0)).tolist()
         scales = self.matrix.array([power_of_two(norm) for norm in norms])[:, None]
         ratio = float(scales.max() / scales.min())
         plain = power_of_two(max(norms)) + 0 * scales
@@ -182,7 +181,9 @@ class Problem:
 
     def gram(self, whitening: Whitening | None = None) -> Gram:
         """(A W)'(A W) of the scaled problem, or A'A without its scales, to be summed in a pass."""
-        return Gram(None if whitening is None else whitening.matrix() / self.scale)
+        if whitening is None:
+            return Gram(None)
+        return Gram(whitening.matrix() / self.scale, whitening.is_triangular)
 
     def backward_errors(self, whitening: Whitening, X: Any, G: Any, squares: Any, is_first: bool = False) -> Any:
         """Karlson-Walden estimates relative to ||A||_F, one per column; for the first solution upper bounds will do."""

@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..inputs.containers import is_tensor
 from ..sketch import Sketch
 from .products import add_gram, multiply
 from .residuals import normal_product, residual_gradient
+from .tensor_products import add_upper_gram, symmetric, times_upper
 
 
 class Sum(Protocol):
@@ -76,14 +78,19 @@ class Normal(Sum):
 
 
 class Gram(Sum):
-    """(A W)' (A W), or A'A for W = None."""
+    """(A W)' (A W), or A'A for W = None.
 
-    def __init__(self, W: Any):
-        self._W = W
+    is_triangular : whether W is upper triangular, which saves operations on tensors
+    """
+
+    def __init__(self, W: Any, is_triangular: bool = False):
+        self._W, self._is_triangular = W, is_triangular
         self._total: Any = 0
 
     def add(self, start: int, block: Any) -> None:
-        if isinstance(block, np.ndarray):
+        if is_tensor(block):
+            self._add_tensor(block)
+        elif isinstance(block, np.ndarray):
             product = block if self._W is None else multiply(block, self._W)
             if isinstance(self._total, int):
                 self._total = np.zeros((product.shape[1],) * 2)
@@ -93,8 +100,19 @@ class Gram(Sum):
             term = product.T @ product
             self._total = self._total + (term.toarray() if hasattr(term, "tocoo") else term)
 
+    def _add_tensor(self, block: Any) -> None:
+        if self._is_triangular:
+            block = times_upper(block, self._W)
+        elif self._W is not None:
+            block = block @ self._W
+        if isinstance(self._total, int):
+            self._total = block.new_zeros((block.shape[1],) * 2)
+        add_upper_gram(self._total, block)
+
     @property
     def value(self) -> Any:
+        if is_tensor(self._total):
+            return symmetric(self._total)
         if isinstance(self._total, np.ndarray):
             return np.triu(self._total) + np.triu(self._total, 1).T
         return self._total

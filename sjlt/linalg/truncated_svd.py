@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,15 +12,30 @@ from .matrix import Matrix
 from .products import multiply, normal_product
 from .sketching import STACKS, embedding
 from .sums import Gram
-from .triangular import inverse
-from .whitening import NOISE, LostRangeError, cholesky, power_of_two
+from .triangular import inverse, reduced_qr
+from .whitening import NOISE, LostRangeError, Whitening, cholesky, power_of_two
 
 SKETCH_ROWS = 16  # of the sketch for n_iter > 0, per column of V: within 1 to 3 % of the best error
 SKETCH_ITERATIONS = 6  # subspace iterations on that sketch
 MODERATE = 1e2  # condition number of Y up to which Y'Y is good enough: Q'Q = I up to its square times eps
 MIN_EMBEDDING = 0.01  # smallest singular value of Psi Q; a sketch of twice as many rows keeps it above 0.2
+HOST_COLUMNS = 256  # of a tensor whose SVD takes less time on the host: 5 ms for 200 (an H200: 19 ms)
 
 Factors = tuple[Any, Any, Any]
+
+
+class _Basis(NamedTuple):
+    """Y = P E T for a tall Y, where Q = P E has orthonormal columns (E = None for I), and S Q = U C^-1.
+
+    U : orthonormal columns
+    C : upper triangular
+    """
+
+    P: Any
+    E: Any
+    T: Any
+    U: Any
+    C: Any
 
 
 def from_sketches(xp: Any, Y: Any, psi: Sketch | None, Z: Any, rank: int) -> Factors:
@@ -31,25 +46,34 @@ def from_sketches(xp: Any, Y: Any, psi: Sketch | None, Z: Any, rank: int) -> Fac
     Raises LostRangeError where Psi maps part of the range of Y to about 0.
     """
     if psi is None:
-        P, E = xp.linalg.qr(Y)[0], None
+        P, E = reduced_qr(xp, Y)[0], None
         X = P.T @ Z
     else:
         basis = _sketched_basis(xp, Y, psi, min(Y.shape[0], Z.shape[1]))
         if basis is None:
             raise LostRangeError(f"the sketch of {psi.n_components} rows lost part of A's range: use another seed")
-        P, E, _, core = basis
-        if core.shape[1] == 0:
+        P, E = basis.P, basis.E
+        if basis.U.shape[1] == 0:
             return _completed(xp, Y[:, :0], Z[0, :0], Z[:0], rank)
-        # Psi A = Psi Q X by least squares: neither a pseudoinverse nor a product of ill-conditioned factors is formed.
-        core_U, core_s, core_Vh = xp.linalg.svd(core, full_matrices=False)
-        if float(core_s[-1]) < MIN_EMBEDDING:
-            raise LostRangeError(
-                f"the sketch of {psi.n_components} rows nearly lost part of A's range (smallest singular value "
-                f"{float(core_s[-1]):.1e}): use another seed"
-            )
-        X = core_Vh.T @ ((core_U.T @ Z) / core_s[:, None])
-    U, s, Vh = xp.linalg.svd(X, full_matrices=False)
+        X = _coordinates(xp, basis, Z)
+    U, s, Vh = _svd(xp, X)
     return _completed(xp, _times(P, E, U[:, :rank]), s[:rank], Vh[:rank], rank)
+
+
+def _coordinates(xp: Any, basis: _Basis, Z: Any) -> Any:
+    """X for which Q X is close to A, from Psi A = Z, or LostRangeError where Psi maps part of the range of Q to 0.
+
+    Psi A = Psi Q X by least squares: neither a pseudoinverse nor a product of ill-conditioned factors is formed.
+    """
+    if xp is not np and float(xp.linalg.norm(basis.C)) <= 1 / MIN_EMBEDDING:
+        return basis.C @ (basis.U.T @ Z)  # the singular values of Psi Q are those of C^-1
+    U, s, Vh = _svd(xp, basis.U @ inverse(xp, basis.C))
+    if float(s[-1]) < MIN_EMBEDDING:
+        raise LostRangeError(
+            f"the sketch of {len(Z)} rows nearly lost part of A's range (smallest singular value {float(s[-1]):.1e}): "
+            "use another seed"
+        )
+    return Vh.T @ ((U.T @ Z) / s[:, None])
 
 
 def by_iterations(matrix: Matrix, rank: int, width: int, n_iter: int, seed: int) -> Factors:
@@ -66,34 +90,57 @@ def by_iterations(matrix: Matrix, rank: int, width: int, n_iter: int, seed: int)
     Z = Z / top
     V = matrix.array(np.random.default_rng(seed).standard_normal((matrix.shape[1], width)))
     for _ in range(SKETCH_ITERATIONS):
-        V, _ = xp.linalg.qr(normal_product(Z, V) if xp is np else Z.T @ (Z @ V))
+        V, _ = reduced_qr(xp, normal_product(Z, V) if xp is np else Z.T @ (Z @ V))
     for _ in range(n_iter - 1):
-        V, _ = xp.linalg.qr(matrix.normal_times(V / top))
+        V, _ = reduced_qr(xp, matrix.normal_times(V / top))
     Y = matrix.times(V)
     check_finite(matrix, Y)
     basis = None if S is None else _sketched_basis(xp, Y, S, width)
-    if basis is None or basis[3].shape[1] < width:
-        P, T = xp.linalg.qr(Y)
+    if basis is None or basis.U.shape[1] < width:
+        P, T = reduced_qr(xp, Y)
         E = None
     else:
-        P, E, T, _ = basis
-    U, s, Vh = xp.linalg.svd(T, full_matrices=False)
+        P, E, T = basis.P, basis.E, basis.T
+    U, s, Vh = _svd(xp, T)
     return _times(P, E, U[:, :rank]), s[:rank], Vh[:rank] @ V.T
 
 
-def _sketched_basis(xp: Any, Y: Any, S: Sketch, max_rank: int) -> tuple[Any, Any, Any, Any] | None:
-    """(P, E, T, S P E) for a tall Y = P E T, where Q = P E has as many orthonormal columns as Y has rank.
+def _sketched_basis(xp: Any, Y: Any, S: Sketch, max_rank: int) -> _Basis | None:
+    """The basis with as many columns as Y has rank, at most `max_rank`.
 
-    They are at most `max_rank`. This takes a fraction of the time of Householder QR: in a basis in which Y is well
-    conditioned, as its sketch shows, a Cholesky factorization is as good. None where S Y has lost a part of the range
-    of Y.
+    This takes a fraction of the time of Householder QR: in a basis in which Y is well conditioned, as its sketch shows,
+    a Cholesky factorization is as good. None where S Y has lost a part of the range of Y.
     """
     SY = S @ Y
     top = float(abs(SY).max())
     top = 1.0 if top == 0 or 1e-60 < top < 1e60 else power_of_two(top)  # squares neither overflow nor vanish
     if top != 1:
         Y, SY = Y / top, SY / top
-    U, sigma, Vh = xp.linalg.svd(SY, full_matrices=False)
+    found = None if xp is np or max_rank < Y.shape[1] else _by_triangle(xp, SY)
+    found = found or _by_singular_vectors(xp, Y, SY, max_rank)
+    if found is None:
+        return None
+    U, sigma, Vh, W, is_moderate = found
+    if U.shape[1] == 0:
+        return _Basis(Y[:, :0], None, Vh, U, U[:0])
+    P = Y if is_moderate else _times(Y, None, W)
+    try:
+        C = cholesky(xp, W.T @ _gram(Y) @ W if is_moderate else _gram(P)).T
+    except LostRangeError:
+        return None
+    E = inverse(xp, C)
+    return _Basis(P, W @ E if is_moderate else E, (C * sigma) @ Vh * top, U, C)
+
+
+Whitened = tuple[Any, Any, Any, Any, bool]
+
+
+def _by_singular_vectors(xp: Any, Y: Any, SY: Any, max_rank: int) -> Whitened | None:
+    """(U, sigma, Vh, W, whether Y is well conditioned), where SY = U diag(sigma) Vh and W = V / sigma.
+
+    None where SY has lost a part of the range of Y.
+    """
+    U, sigma, Vh = _svd(xp, SY)
     r = int((sigma > NOISE * sigma[0]).sum())
     largest, smallest = float(sigma[0]), float(sigma[-1])
     # With more columns of Y than rows of S, the smallest singular value shows the rounding errors of float32 data.
@@ -102,17 +149,38 @@ def _sketched_basis(xp: Any, Y: Any, S: Sketch, max_rank: int) -> tuple[Any, Any
         return None
     r = min(r, max_rank)
     U, sigma, Vh = U[:, :r], sigma[:r], Vh[:r]
-    if r == 0:
-        return Y[:, :0], None, Vh, U
-    W = Vh.T / sigma
-    is_moderate = largest < MODERATE * float(sigma[-1])
-    P = Y if is_moderate else _times(Y, None, W)
-    try:
-        C = cholesky(xp, W.T @ _gram(Y) @ W if is_moderate else _gram(P)).T
-    except LostRangeError:
+    return U, sigma, Vh, Vh.T / sigma, r > 0 and largest < MODERATE * float(sigma[-1])
+
+
+def _by_triangle(xp: Any, SY: Any) -> Whitened | None:
+    """(Q, 1, R, R^-1, whether Y is well conditioned), where SY = Q R; None where R is nearly singular.
+
+    A QR factorization takes less time on a GPU than an SVD.
+    """
+    Q, R = reduced_qr(xp, SY)
+    whitening = Whitening.triangular(xp, R)
+    if whitening is None:
         return None
-    E = inverse(xp, C)
-    return P, W @ E if is_moderate else E, (C * sigma) @ Vh * top, U @ E
+    # The condition number in the 2-norm is at most that in the Frobenius norm - n + 2.
+    is_moderate = whitening.condition < MODERATE + R.shape[1] - 2
+    return Q, 1.0, R, whitening.matrix(), is_moderate
+
+
+def _svd(xp: Any, a: Any) -> tuple[Any, Any, Any]:
+    """(U, s, Vh) of the reduced SVD; on tensors that of the triangular factor."""
+    m, n = a.shape
+    if xp is np or (m == n and n > HOST_COLUMNS):
+        U, s, Vh = xp.linalg.svd(a, full_matrices=False)
+        return U, s, Vh
+    if m < n:
+        U, s, Vh = _svd(xp, a.T)
+        return Vh.T, s, U.T
+    if m > n:
+        Q, R = reduced_qr(xp, a)
+        U, s, Vh = _svd(xp, R)
+        return Q @ U, s, Vh
+    U, s, Vh = (a.new_tensor(factor) for factor in np.linalg.svd(a.cpu().numpy()))
+    return U, s, Vh
 
 
 def _completed(xp: Any, U: Any, s: Any, Vh: Any, rank: int) -> Factors:

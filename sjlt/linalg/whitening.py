@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .triangular import inverse, shifted_factor, solve_transposed
+from .triangular import MIN_SUM_SHIFT, inverse, shifted_factor, solve_transposed
 
 # Up to this condition number (in the Frobenius norm, at least that in the 2-norm) R^-1 is as accurate a basis as the
 # singular vectors of R, which take 40 times as long for 1500 columns. Refinement recovers the loss.
@@ -68,7 +68,7 @@ class Whitening:
         self.factor = R
         self.norm = float(xp.linalg.norm(R))
         self._sigma: Any = None
-        self._shifted: tuple[float, Any] = 0.0, R
+        self._shifted: tuple[float, Any, bool] = 0.0, R, False
         self._decomposed: Any = None
 
     @classmethod
@@ -175,11 +175,13 @@ class Whitening:
         if not self.is_triangular:
             weights = xp.sqrt(self.scales(damp) ** 2 + eta[None, :] ** 2)
             return _column_norms(xp, (self._basis.T @ G) / weights)
-        norms = _column_norms(xp, self._basis.T @ G)
-        open_ = [j for j in range(G.shape[1]) if norms[j] > enough[j]]
+        white = self._basis.T @ G
+        norms = _column_norms(xp, white)
+        open_ = [j for j, is_open in enumerate((norms > enough).tolist()) if is_open]
         if len(open_) == 1:
             j = open_[0]
-            norms[j] = xp.linalg.norm(solve_transposed(xp, self._shifted_factor(float(eta[j])), G[:, j : j + 1]))
+            factor, is_white = self._shifted_factor(float(eta[j]))
+            norms[j] = xp.linalg.norm(solve_transposed(xp, factor, (white if is_white else G)[:, j : j + 1]))
         elif open_:  # one decomposition serves all
             if self._decomposed is None:
                 self._decomposed = xp.linalg.svd(self.factor)[1:]
@@ -187,13 +189,23 @@ class Whitening:
             norms = _column_norms(xp, (Vh @ G) / xp.sqrt(sigma[:, None] ** 2 + eta[None, :] ** 2))
         return norms
 
-    def _shifted_factor(self, eta: float) -> Any:
-        """The triangular factor of R'R + eta^2, or of a smaller shift, by at most 10 %: an upper bound is as good."""
-        made, factor = self._shifted
+    def _shifted_factor(self, eta: float) -> tuple[Any, bool]:
+        """(F, whether it belongs to W' g): ||F^-T g||, or ||F^-T W' g||, is ||(R'R + eta^2)^(-1/2) g||.
+
+        It may be that of a smaller shift, by at most 10 %: an upper bound is as good. On tensors F is the Cholesky
+        factor of R'R + eta^2 for a large eta, and for a small one that of (eta W)'(eta W) + 1 = W'(R'R + eta^2) W.
+        Between the two, for condition numbers above 1e12, and for arrays it comes from QR. Rounding changes the norm by
+        less than 1 %: that of h = W' g does so by eps times R's condition number, as the same W is used for both, and
+        that of the sum by eps times its condition number.
+        """
+        made, factor, is_white = self._shifted
         if not 0.9 * eta <= made <= eta:
-            factor = shifted_factor(self.xp, self.factor, eta)
-            self._shifted = eta, factor
-        return factor
+            largest = eta * self.condition / self.norm  # ||eta W||_F
+            is_white = self.xp is not np and eta < MIN_SUM_SHIFT * self.norm and MIN_SUM_SHIFT * largest <= 1
+            triangle, shift = (eta * self._basis, 1.0) if is_white else (self.factor, eta)
+            factor = shifted_factor(self.xp, triangle, shift)
+            self._shifted = eta, factor, is_white
+        return factor, is_white
 
 
 def power_of_two(value: float) -> float:

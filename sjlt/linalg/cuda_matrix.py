@@ -1,0 +1,87 @@
+"""A CUDA tensor as a matrix that is read in passes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..sketch import Sketch
+from .matrix import Matrix, Progress, one_pass
+
+GPU_ROWS = 1 << 16  # rows of a CUDA tensor at a time where a product as wide as A is made
+MAX_CUDA_COLUMNS = 1024  # up to which "passes" is faster than "cg" at any condition (H200, 512: 47 and 74 ms)
+
+
+def _in_its_dtype(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A pass in A's own dtype, or `Matrix`'s method of that name, in float64, where this would lose precision.
+
+    A conversion to float64 reads and writes three times as many bytes as there are in float32.
+    """
+    direct = one_pass(method)
+
+    @functools.wraps(method)
+    def chosen(self: CudaMatrix, *arguments: Any) -> Any:
+        return (direct if self.keeps_precision() else getattr(Matrix, method.__name__))(self, *arguments)
+
+    return chosen
+
+
+class CudaMatrix(Matrix):
+    """A 2-D CUDA tensor, float32 or float64."""
+
+    def __init__(self, a: Any, progress: Progress | None = None):
+        import torch
+
+        super().__init__(tuple(a.shape), a.dtype, torch, a.device, progress)
+        self._a = a.detach()
+        self.gram_columns = math.inf if a.shape[1] <= MAX_CUDA_COLUMNS else 0
+
+    def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
+        is_whole = self._a.dtype == self.xp.float64 and width <= 64
+        rows = self.shape[0] if is_whole else GPU_ROWS
+        for i in range(0, self.shape[0], rows):
+            yield i, self._a[i : i + rows].double()
+
+    def sketch_into(self, S: Sketch, transposed: Any) -> None:
+        if self._a.dtype != self.xp.float64:
+            super().sketch_into(S, transposed)
+            return
+        S.project(self._a.T, out=transposed)
+        self.count_pass()
+
+    @_in_its_dtype
+    def quick_sketch(self, S: Sketch) -> Any:
+        return S.project(self._a.T).double().T
+
+    def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[Any, Any]:
+        return self.project(omega), self.quick_sketch(psi)
+
+    @_in_its_dtype
+    def project(self, omega: Sketch) -> Any:
+        return omega.project(self._a).double()
+
+    @_in_its_dtype
+    def times(self, V: Any) -> Any:
+        return (self._a @ V.to(self._a.dtype)).double()
+
+    @_in_its_dtype
+    def normal_times(self, V: Any) -> Any:
+        V = V.to(self._a.dtype)
+        return sum((rows.T @ (rows @ V)).double() for rows in self._a.split(GPU_ROWS))
+
+    @one_pass
+    def dense(self) -> Any:
+        return self._a.double()
+
+    def keeps_precision(self) -> bool:
+        """Whether products in A's dtype are as accurate as that.
+
+        For float32 torch's user may permit TF32 or bfloat16, which keep 3 digits, and so does a region of autocast.
+        """
+        from ..backends.triton.device import precision  # Triton takes long to load
+
+        if self._a.dtype == self.xp.float64:
+            return True
+        return precision(self._a.dtype) == "highest" and not self.xp.is_autocast_enabled(self._a.device.type)

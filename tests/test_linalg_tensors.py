@@ -1,0 +1,192 @@
+"""The code for CUDA tensors, on tensors that lie on the CPU: as accurate as the code for arrays."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.matrices import orthonormal
+
+from sjlt import Sketch
+from sjlt.linalg import containers, cuda_matrix, svd_lowrank
+from sjlt.linalg.cholesky_qr import cholesky_qr
+from sjlt.linalg.cuda_matrix import CudaMatrix
+from sjlt.linalg.matrix import DenseMatrix
+from sjlt.linalg.sums import Gram
+from sjlt.linalg.triangular import MIN_SUM_SHIFT, r_factor, reduced_qr, shifted_factor
+from sjlt.linalg.whitening import Whitening
+
+SHAPES = [(40, 5), (300, 24), (1024, 150)]
+
+
+@pytest.fixture
+def as_cuda(monkeypatch):
+    def tensor_matrix(a, progress=None):
+        return CudaMatrix(torch.from_numpy(a), progress)
+
+    monkeypatch.setattr(containers, "DenseMatrix", tensor_matrix)
+    monkeypatch.setattr(cuda_matrix, "GPU_ROWS", 1000)
+
+
+@pytest.mark.parametrize("n", [1, 3, 127, 128, 300, 600])
+def test_gram_matrices_of_blocks_of_columns(n):
+    """Integers, so that sums are exact."""
+    rng = np.random.default_rng(n)
+    A, W = rng.integers(-8, 9, (700, n)).astype(float), rng.integers(-8, 9, (n, n)).astype(float)
+    for basis, is_triangular in ((None, False), (W, False), (np.triu(W), True)):
+        total = Gram(None if basis is None else torch.from_numpy(basis), is_triangular)
+        for start in (0, 400):
+            total.add(start, torch.from_numpy(A)[start : start + 400])
+        product = A if basis is None else A @ basis
+        np.testing.assert_array_equal(total.value, product.T @ product)
+
+
+# ------------------------------------------------------------------------------------- Cholesky QR
+
+
+def check_qr(A, Q, R):
+    """A = Q R column by column, and Q is orthonormal, both to rounding."""
+    scales = np.abs(A).max(0)
+    np.testing.assert_allclose(Q @ (R / scales), A / scales, atol=1e-14)
+    np.testing.assert_allclose(Q.T @ Q, np.eye(A.shape[1]), atol=1e-14)
+    np.testing.assert_array_equal(np.tril(R, -1), 0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("are_scaled", [False, True])
+def test_cholesky_qr_at_any_condition_number(shape, are_scaled):
+    rng = np.random.default_rng(0)
+    m, n = shape
+    for digits in range(17):
+        A = orthonormal(rng, m, n) * np.geomspace(1, 10.0**-digits, n) @ orthonormal(rng, n, n).T
+        A = A * 10.0 ** rng.integers(-150, 151, n) if are_scaled else A
+        tensor = torch.from_numpy(A)
+        assert cholesky_qr(torch, tensor) is not None or digits >= 13
+        check_qr(A, *(factor.numpy() for factor in reduced_qr(torch, tensor)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rank_deficient_matrices_are_left_to_householder(shape):
+    rng = np.random.default_rng(0)
+    m, n = shape
+    A = rng.standard_normal((m, n))
+    zero_column, twice, dependent, infinite = A.copy(), A.copy(), A.copy(), A.copy()
+    zero_column[:, 2] = 0
+    twice[:, 2] = A[:, 0]
+    dependent[:, 2] = 1e-5 * A[:, 0] + A[:, 1]
+    infinite[3, 1] = np.inf
+    low_rank = rng.standard_normal((m, n - 1)) @ rng.standard_normal((n - 1, n))
+    outer = np.outer(rng.standard_normal(m), rng.standard_normal(n))
+    for deficient in (zero_column, twice, dependent, infinite, low_rank, outer, np.ones((m, n)), np.zeros((m, n)), A.T):
+        assert cholesky_qr(torch, torch.from_numpy(deficient)) is None
+
+
+@pytest.mark.parametrize("condition", [1, 1e6, 1e10, 1e16])
+@pytest.mark.parametrize("shape", [*SHAPES, (5, 40)])
+def test_the_r_factor_of_some_columns_is_numpys(shape, condition):
+    """But for the signs of its rows. The last columns lie in the span of the first, as in a consistent problem."""
+    rng = np.random.default_rng(0)
+    m, n = shape
+    A = rng.standard_normal((m, n)) * np.geomspace(1, 1 / condition, n)
+    A = np.concatenate([A, A @ rng.standard_normal((n, 2))], 1)
+    R, expected = r_factor(torch, torch.from_numpy(A.copy()), n).numpy(), r_factor(np, A.copy(), n)
+    assert R.shape == expected.shape == (min(m, n), n + 2)
+    signs = np.sign(np.diagonal(R)) * np.sign(np.diagonal(expected))
+    norms = np.linalg.norm(A, axis=0)
+    np.testing.assert_allclose(signs[:, None] * R / norms, expected / norms, atol=1e-12)
+
+
+# ------------------------------------------------------------------------------------- shifted factors
+
+
+@pytest.mark.parametrize("digits", [0, 3, 6, 9, 12])
+def test_shifted_norms_agree_with_qr(digits):
+    """The three ways, by the sizes of the shift and the condition number, for gradients of all kinds."""
+    rng = np.random.default_rng(digits)
+    n = 40
+    U, V = orthonormal(rng, n, n), orthonormal(rng, n, n)
+    for sigma in (np.geomspace(1, 10.0**-digits, n), np.r_[np.ones(n - 1), 10.0**-digits]):
+        R = np.linalg.qr(U * sigma @ V.T)[1]
+        whitening = Whitening.triangular(torch, torch.from_numpy(R))
+        z = rng.standard_normal(n)
+        G = np.stack([z, R.T @ z, R.T @ (R @ z), V[:, 0], V[:, -1]], 1)
+        for eta in 10.0 ** np.arange(-16, 1):
+            factor = np.linalg.qr(np.concatenate([R, eta * np.eye(n)]), mode="r")
+            expected = np.linalg.norm(np.linalg.solve(factor.T, G), axis=0)
+            for j in range(G.shape[1]):
+                g, zero = torch.from_numpy(G[:, j : j + 1]), torch.zeros(1, dtype=torch.float64)
+                found = whitening.weighted_norms(g, zero, zero + eta, zero)
+                assert expected[j] * (1 - 1e-3) <= float(found[0]) <= expected[j] * 1.1
+
+
+@pytest.mark.parametrize("eta", [1e-9, MIN_SUM_SHIFT / 2, 2 * MIN_SUM_SHIFT, 1.0])
+def test_shifted_factors(eta):
+    R = np.triu(np.random.default_rng(0).standard_normal((30, 30)))
+    R /= np.linalg.norm(R)
+    factor = shifted_factor(torch, torch.from_numpy(R), eta).numpy()
+    np.testing.assert_allclose(factor.T @ factor, R.T @ R + eta**2 * np.eye(30), atol=1e-15)
+
+
+# ------------------------------------------------------------------------------------- passes in A's own dtype
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_passes_agree_with_those_over_arrays(as_cuda, dtype):
+    rng = np.random.default_rng(0)
+    A, V = rng.standard_normal((2500, 30)).astype(dtype), rng.standard_normal((30, 70))
+    S, omega = Sketch(2500, 64, stacks=4), Sketch(30, 12, stacks=4)
+    tensor, array = CudaMatrix(torch.from_numpy(A)), DenseMatrix(A)
+    expected = [array.quick_sketch(S), array.project(omega), array.times(V), array.normal_times(V)]
+    tolerance = 1e-5 if dtype == "float32" else 1e-13
+    found = [tensor.quick_sketch(S), tensor.project(omega), tensor.times(torch.from_numpy(V))]
+    found.append(tensor.normal_times(torch.from_numpy(V)))
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.float64
+        np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max())
+    assert tensor.passes == array.passes == 4
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("reason", ["precision", "autocast"])
+def test_float32_products_of_less_precision_are_not_used(device, reason):
+    rng = np.random.default_rng(0)
+    A, V = rng.standard_normal((2500, 30)).astype(np.float32), rng.standard_normal((30, 70))
+    matrix, wide = CudaMatrix(torch.from_numpy(A).to(device)), A.astype(np.float64)
+    S, before = Sketch(2500, 64, stacks=4), torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high" if reason == "precision" else before)
+        with torch.autocast(device, torch.bfloat16, enabled=reason == "autocast"):
+            assert not matrix.keeps_precision()
+            Vs = torch.from_numpy(V).to(device)
+            found = matrix.quick_sketch(S), matrix.times(Vs), matrix.normal_times(Vs)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for a, b in zip(found, (S.project(wide.T).T, wide @ V, wide.T @ (wide @ V)), strict=True):
+        np.testing.assert_allclose(a.cpu(), b, atol=1e-12 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("n_iter", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_low_rank_factors_are_those_of_arrays(dtype, n_iter):
+    """Singular values that fall slowly, quickly, and to 0; the sign of a vector is not determined."""
+    rng = np.random.default_rng(0)
+    for sigma in (1 / np.arange(1, 81.0), 10.0 ** -(np.arange(80) / 8), np.arange(80) < 5, np.zeros(80)):
+        A = (orthonormal(rng, 1500, 80) * sigma @ orthonormal(rng, 80, 80).T).astype(dtype)
+        expected = svd_lowrank(A, 10, n_iter=n_iter)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(containers, "DenseMatrix", lambda a, progress=None: CudaMatrix(torch.from_numpy(a), progress))
+            U, s, Vh = (factor.numpy() for factor in svd_lowrank(A, 10, n_iter=n_iter))
+        tolerance = 1e-5 if dtype == "float32" else 1e-11
+        np.testing.assert_allclose(s, expected[1], atol=tolerance)
+        np.testing.assert_allclose((U * s) @ Vh, (expected[0] * expected[1]) @ expected[2], atol=tolerance)
+        np.testing.assert_allclose(U.T @ U, np.eye(10), atol=1e-12)
+        np.testing.assert_allclose(Vh @ Vh.T, np.eye(10), atol=1e-12)
+
+
+@pytest.mark.parametrize("n_iter", [0, 1, 2])
+def test_float32_data_near_the_largest(as_cuda, n_iter):
+    """Where sums in float32 overflow it is refused with the message for arrays."""
+    A = np.zeros((3000, 40))
+    A[:, 7] = np.finfo(np.float32).max
+    U, s, Vh = svd_lowrank((A / 100).astype(np.float32), 5, n_iter=n_iter)
+    np.testing.assert_allclose((U * s) @ Vh, A / 100, atol=1e-5 * A.max())
+    with pytest.raises(ValueError, match="too close to the largest float32"):
+        svd_lowrank((0.9 * A).astype(np.float32), 5, n_iter=n_iter)
