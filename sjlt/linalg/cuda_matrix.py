@@ -11,7 +11,9 @@ from ..sketch import Sketch
 from .matrix import Matrix, Progress, one_pass
 
 GPU_ROWS = 1 << 16  # rows of a CUDA tensor at a time where a product as wide as A is made
-MAX_CUDA_COLUMNS = 1024  # up to which "passes" is faster than "cg" at any condition (H200, 512: 47 and 74 ms)
+# Up to which "passes" is faster than "cg": at any condition, and where A is well conditioned (H200, ms: (2^20, 512) at
+# a condition of 1e10 34 and 70; (2^18, 2048) at 1e10 87 and 80, at 1e2 45 and 77).
+MAX_COLUMNS, MAX_MODERATE_COLUMNS = 1024, 4096
 
 
 def _in_its_dtype(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,7 +38,7 @@ class CudaMatrix(Matrix):
 
         super().__init__(tuple(a.shape), a.dtype, torch, a.device, progress)
         self._a = a.detach()
-        self.gram_columns = math.inf if a.shape[1] <= MAX_CUDA_COLUMNS else 0
+        self.gram_columns = math.inf if a.shape[1] <= MAX_COLUMNS else MAX_MODERATE_COLUMNS
 
     def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
         is_whole = self._a.dtype == self.xp.float64 and width <= 64
