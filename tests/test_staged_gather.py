@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers.cases import each_value, pairwise
 from helpers.choices import HOPPER, all_tensors_on, changed_choices, exact_product
+from helpers.data import integers
 from helpers.kernels import check_project, product_error
 from helpers.shared_memory import emulate
 from hypothesis import given
@@ -130,6 +131,23 @@ def test_addresses(monkeypatch, sketch, dtype, x_in, n, offset, add, out_in):
     S = Sketch(offset + 300, k, nnz=nnz, stacks=stacks, seed=3)[:, offset:]
     with changed_choices(SMALL):
         check_project(S, n, dtype, x_in=x_in, out_in=out_in, add=add)
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_last_vectors_of_padded_rows(monkeypatch, dtype):
+    """Rows of A that begin at multiples of 16 bytes and end between them."""
+    emulate(monkeypatch)
+    all_tensors_on(monkeypatch, EMULATED)
+    S, array = Sketch(300, 512, nnz=4, stacks=4, seed=3), integers((35, 300), dtype).astype(float)
+    memory = torch.full((300, 36), torch.nan, dtype=getattr(torch, dtype))
+    x = memory[:, :35].T.copy_(torch.from_numpy(array))
+    with changed_choices(SMALL):
+        launch = staged_gather.launch(
+            exact_product(35, 300, 128, 1, 0, x.stride(), dtype=dtype, device=EMULATED, stacks=4)
+        )
+        assert launch.kernel.copy_bytes == 16
+        check_project(S, 35, dtype, x=(array, x))
 
 
 @pytest.mark.gpu

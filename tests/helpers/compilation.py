@@ -21,8 +21,6 @@ TYPES |= {"uint8": "u8", "uint16": "u16", "int32": "i32", "int64": "i64"}
 class Compiled:
     """Stands for a compiled kernel."""
 
-    has_more_shared_memory = True
-
     def __getitem__(self, grid):
         return lambda *arguments: None
 
@@ -62,7 +60,7 @@ def compile_launches(target, make_calls):
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from sjlt.backends.triton import device, prepared
+    from sjlt.backends.triton import device, launcher, prepared
     from sjlt.kernels.config.product import Device
 
     launches = []
@@ -81,6 +79,7 @@ def compile_launches(target, make_calls):
         prepared._prepared.clear()
 
     triton.JITFunction.__getitem__, triton.JITFunction.warmup = catch, warm_up
+    launcher._with_shared_memory = lambda compiled, size: compiled
     make_calls(on)
     done = set()
     for kernel, arguments, options in launches:

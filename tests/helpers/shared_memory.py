@@ -38,6 +38,7 @@ def copy_async(address, source, count, BYTES):
     size = int(data(BYTES))
     to, start, kept = (a.ravel() for a in np.broadcast_arrays(data(address), data(source), data(count)))
     assert (to % size == 0).all()
+    assert (start % size == 0).all()  # even where nothing is copied
     assert ((kept >= 0) & (kept <= size)).all()
     place = np.arange(size)
     memory[to[:, None] + place] = 0

@@ -149,11 +149,11 @@ def run(
 
 def _with_shared_memory(compiled: Any, size: int) -> Any:
     """A kernel that was compiled and has not run, with `size` bytes of shared memory beyond those that Triton takes."""
-    if not getattr(compiled, "has_more_shared_memory", False):  # Triton keeps its kernels, too, for later searches
-        of_triton = -(-compiled.metadata.shared // SHARED_ALIGN) * SHARED_ALIGN
-        compiled.metadata = compiled.metadata._replace(shared=of_triton + size)
-        compiled.packed_metadata = make_backend(compiled.metadata.target).pack_metadata(compiled.metadata)
-        compiled.has_more_shared_memory = True
+    # Triton keeps its kernels, and returns this one to later searches and to other threads.
+    of_triton = vars(compiled).setdefault("shared_memory_of_triton", compiled.metadata.shared)
+    shared = -(-of_triton // SHARED_ALIGN) * SHARED_ALIGN + size
+    compiled.metadata = compiled.metadata._replace(shared=shared)
+    compiled.packed_metadata = make_backend(compiled.metadata.target).pack_metadata(compiled.metadata)
     return compiled
 
 

@@ -120,7 +120,10 @@ def project_sparse_shared(
         x, code, x_next = x_next, code_next, x_after
 
     for r in range(ROWS):
-        if pair0 + r < rows * splits:
+        changes = pair0 + r < rows * splits
+        if ACCUMULATE:
+            changes = changes & (steps > 0)
+        if changes:
             row, split = (pair0 + r) // splits, (pair0 + r) % splits
             to = target + split * stride_ts + row * stride_tr
             for c in range(0, k, BLOCK):

@@ -1,4 +1,4 @@
-"""Products that read data once, whatever the number of stacks, for exact sums in fp32 and fp64.
+"""Products of the exact law in fp32 and fp64 that read data once, whatever the number of stacks.
 
 A program owns a block of vectors and the rows of several tiles, up to all those of all stacks, whose sums it keeps in
 registers. It copies the columns of one group of chunks after the other to shared memory, two groups ahead, and there
@@ -34,15 +34,16 @@ def _load_group(x, column, v, n, d, stride_xv):
 
 
 @triton.jit
-def _copy_group(to, x, column, v, n, d, stride_xf, count, row_bytes: tl.constexpr, COPY_BYTES: tl.constexpr):
+def _copy_group(to, x, column, v, n, d, stride_xf, count, ROW_BYTES: tl.constexpr, COPY_BYTES: tl.constexpr):
     """Begin to copy columns [C] of vectors v [V / PER], PER of them at a time, where `count` columns are left."""
     ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     PER: tl.constexpr = COPY_BYTES // ITEM
     inside = (column >= 0) & (column < d) & (count > 0)
     column = tl.minimum(tl.maximum(column, 0), d - 1)
     left = tl.minimum(tl.maximum(n - v, 0), PER) * ITEM
-    source = x + (column.to(tl.int64) * stride_xf)[:, None] + tl.minimum(v, n - 1)[None, :]
-    slot = tl.arange(0, column.shape[0])[:, None] * row_bytes + tl.arange(0, v.shape[0])[None, :] * COPY_BYTES
+    v = tl.minimum(v, (n - 1) // PER * PER)  # aligned, where nothing is copied, too
+    source = x + (column.to(tl.int64) * stride_xf)[:, None] + v[None, :]
+    slot = tl.arange(0, column.shape[0])[:, None] * ROW_BYTES + tl.arange(0, v.shape[0])[None, :] * COPY_BYTES
     copy_async(to + slot, source, tl.where(inside, 1, 0)[:, None] * left[None, :], COPY_BYTES)
 
 
