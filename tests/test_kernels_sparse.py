@@ -106,6 +106,11 @@ def test_sums_in_shared_memory(monkeypatch, law, dtype, n, index, cut, table):
         check(S, out, expected + (1.0 if accumulate else 0.0))
 
 
+@pytest.mark.parametrize("size", [4, 1032, 4096, 4100, 65_536])
+def test_sums_fit_their_memory(size):
+    assert size <= sparse_shared._rounded_up(size) < 2 * size + 1024
+
+
 def test_sixteen_nonzeros_per_column(kernels_on):
     S, dense = Sketch(6, 300, nnz=16, seed=3), drawn(2, 6)
     values, indptr, columns = parts_of(dense, torch.float64, torch.int64, kernels_on)

@@ -49,13 +49,19 @@ def test_which_products_take_it(case, takes):
 @given(
     n=st.integers(16, 5000), d=st.integers(1000, 1 << 22), k=st.integers(1, 3000), nnz=st.integers(1, 9),
     stacks=st.sampled_from([1, 2, 4, 8]), contiguous=st.booleans(), dtype=st.sampled_from(["float32", "float64"]),
-    offset=st.sampled_from([0, 64, 12_345]), described=st.sampled_from([HOPPER, A100]),
+    offset=st.sampled_from([0, 64, 12_345]), described=st.sampled_from([HOPPER, A100]), in_rows=st.booleans(),
+    add=st.booleans(),
 )  # fmt: skip
-def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, contiguous, dtype, offset, described):
+def test_launches_cover_the_product_and_fit(
+    n, d, k, nnz, stacks, contiguous, dtype, offset, described, in_rows, add
+):  # fmt: skip
     if nnz > law.max_nnz(k):
         return
     x_strides = (1, n + 3) if contiguous else (d + 1, 1)
-    product = exact_product(n, d, k, nnz, offset, x_strides, None, dtype, device=described, stacks=stacks)
+    y_strides = (k * stacks, 1) if in_rows else (1, n)
+    product = exact_product(
+        n, d, k, nnz, offset, x_strides, y_strides, dtype, plain=not add, device=described, stacks=stacks
+    )  # fmt: skip
     if not staged_gather.eligible(product):
         return
     launch = staged_gather.launch(product)
@@ -67,8 +73,9 @@ def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, contiguous, dt
     assert kernel.shared_bytes + (16 << 10) <= described.shared_memory
     assert max(x_strides) * product.item_bytes % kernel.copy_bytes == 0
     words = 4 * launch.parts * kernel.rows * launch.groups_per_split * launch.splits_per_pass
-    sums = launch.splits * n * k * stacks * product.item_bytes if launch.splits > 1 else 0
-    assert words + sums <= SCRATCH_BYTES
+    is_direct = launch.splits == 1 and not (contiguous and in_rows) and not add
+    sums = 0 if is_direct else launch.splits * n * k * stacks * product.item_bytes
+    assert words + sums <= max(SCRATCH_BYTES, n * d * product.item_bytes // 20)
 
 
 @pytest.mark.parametrize(

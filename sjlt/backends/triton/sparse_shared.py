@@ -86,12 +86,17 @@ def _add(
         "BATCH": max(MIN_BATCH, LANES // rows),
         "TABLE": has_table,
         "ACCUMULATE": accumulate,
-        "SHARED_BYTES": next_power_of_two(rows * k * item // 16) * 16 if rows > 1 else -(-k * item // 4096) * 4096,
+        "SHARED_BYTES": _rounded_up(rows * k * item),
     }
     key = (*constants.values(), strides[-1], tuple(map(kind, tensors)))
     arguments = (*tensors, n, splits, *span, k, *strides)
     options: dict[str, Any] = {**constants, "num_warps": 1, "extern_libs": LIBRARIES}
     run(project_sparse_shared, (-(-n * splits // rows), 1, 1), values.get_device(), arguments, key, lambda: options)
+
+
+def _rounded_up(size: int) -> int:
+    """One of few sizes of shared memory, each of which is compiled."""
+    return max(1024, next_power_of_two(size)) if size <= PROGRAM_BYTES else -(-size // 4096) * 4096
 
 
 def _span(spec: SketchSpec) -> int:

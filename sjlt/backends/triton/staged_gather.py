@@ -9,14 +9,14 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ...kernels.config.chunk_codes import encoding
+from ...kernels.config.chunk_codes import CHUNKS, encoding
 from ...kernels.config.product import kernel_geometry
-from ...kernels.config.staged_gather import StagedGather
+from ...kernels.config.staged_gather import KernelChoice, StagedGather
 from ...kernels.nvidia.shared_memory import LIBRARIES
 from ...kernels.nvidia.staged_gather import project_staged
 from ...kernels.portable.group_words import encode_groups
 from ...laws import exact as law
-from .launcher import Launch, kind
+from .launcher import Kind, Launch, kind
 from .partial_sums import reduction, sums_of
 
 if TYPE_CHECKING:
@@ -57,51 +57,55 @@ def prepare(chosen: StagedGather, spec: SketchSpec, x: Tensor, out: Tensor, accu
     scale = kernel_geometry(spec.n_components, spec.nnz).scale
     contiguous = chosen.kernel.vectors_contiguous
     # Results in another order than the kernel's would cross shared memory, which has no room for them.
-    sums, reduce, in_order = sums_of(chosen.splits, x, out, contiguous), None, not contiguous or out.stride(0) == 1
-    is_direct = chosen.splits == 1 and not accumulate and out.dtype == sums.dtype and in_order
-    strides, target = (0, *out.stride()), kind(out)
-    if not is_direct:
-        strides, target = sums.strides, (sums.dtype, 0)
-        reduce = reduction(scale, (chosen.splits, *out.shape), strides, sums.dtype, out, accumulate)
-        scale = 1.0
-    part, (n, d), kernel = spec.one_stack(), x.shape, chosen.kernel
+    sums, in_order = sums_of(chosen.splits, x, out, contiguous), not contiguous or out.stride(0) == 1
+    if chosen.splits == 1 and not accumulate and out.dtype == sums.dtype and in_order:
+        passes, words = _passes(chosen, spec, x, kind(out), (0, *out.stride()), scale)
+        return ProjectStaged(words, None, sums.dtype, passes, None)
+    passes, words = _passes(chosen, spec, x, (sums.dtype, 0), sums.strides, 1.0)
+    reduce = reduction(scale, (chosen.splits, *out.shape), sums.strides, sums.dtype, out, accumulate)
+    return ProjectStaged(words, sums.shape, sums.dtype, passes, reduce)
+
+
+def _passes(
+    chosen: StagedGather, spec: SketchSpec, x: Tensor, target: Kind, strides: tuple[int, ...], scale: float
+) -> tuple[tuple[tuple[Launch, Launch], ...], int]:
+    """The launches of each pass, for targets of these strides and kind, and the number of words of the longest."""
+    part, (n, d), kernel, device = spec.one_stack(), x.shape, chosen.kernel, x.get_device()
     g = law.geometry(part.n_components, part.nnz, 0)
     lists, rows = spec.stacks * g.n_tiles, chosen.parts * kernel.rows
     first_group = spec.feature_offset >> g.log_group + g.log_chunk
     first_column = first_group * kernel.columns - spec.feature_offset
     all_groups = -(-(d - first_column) // kernel.columns)
-    blocks, groups_per_pass = -(-n // kernel.vectors), chosen.splits_per_pass * chosen.groups_per_split
+    groups_per_pass = chosen.splits_per_pass * chosen.groups_per_split
     row_bytes, sub_blocks = kernel.vectors * x.element_size(), encoding(1, part.nnz).sub_blocks
     sketch = (part.n_components, part.nnz, g.n_tiles, g.log_group, g.log_chunk)
-
-    encoding_constants = {"SUB_BLOCKS": sub_blocks, "num_warps": 4}
-
-    def constants() -> dict[str, Any]:
-        return {
-            "DTYPE": tl.float64 if x_dtype == torch.float64 else tl.float32,
-            "ROWS": kernel.rows,
-            "VECTORS": kernel.vectors,
-            "COLUMNS": kernel.columns,
-            "STAGES": kernel.stages,
-            "COPY_BYTES": kernel.copy_bytes,
-            "VECTORS_CONTIGUOUS": kernel.vectors_contiguous,
-            "SHARED_BYTES": kernel.shared_bytes,
-            "num_warps": kernel.warps,
-            "extern_libs": LIBRARIES,
-        }
-
-    x_dtype, device, passes = x.dtype, x.get_device(), []
+    sizes = (n, d, part.n_components, g.n_tiles, lists, rows, *x.stride(), *strides)
+    options, constants = {"SUB_BLOCKS": sub_blocks, "num_warps": 4}, _constants(kernel, x.dtype)
+    passes = []
     for split in range(0, chosen.splits, chosen.splits_per_pass):
-        splits = min(chosen.splits_per_pass, chosen.splits - split)
         start = split * chosen.groups_per_split
         groups = min(groups_per_pass, all_groups - start)
-        numbers = (first_group + start, groups, lists, row_bytes)
-        grid = (-(-groups // 8), rows // law.TILE_ROWS, 1)
-        encode = Launch(encode_groups, grid, device, (), (*sketch, *numbers), sub_blocks, lambda: encoding_constants)
-        sizes = (n, d, part.n_components, g.n_tiles, lists, rows, *x.stride(), *strides)
-        last = (first_column + start * kernel.columns, groups, chosen.groups_per_split, split, chosen.parts, scale)
+        grid = (-(-groups // CHUNKS), rows // law.TILE_ROWS, 1)
+        encoded = (*sketch, first_group + start, groups, lists, row_bytes)
+        encode = Launch(encode_groups, grid, device, (), encoded, sub_blocks, lambda: options)
+        grid = (chosen.parts * -(-n // kernel.vectors), min(chosen.splits_per_pass, chosen.splits - split), 1)
+        numbers = (first_column + start * kernel.columns, groups, chosen.groups_per_split, split, chosen.parts, scale)
         key = (kernel, kind(x), target, sizes)
-        grid = (chosen.parts * blocks, splits, 1)
-        passes.append((encode, Launch(project_staged, grid, device, sizes, last, key, constants)))
-    words = rows * min(groups_per_pass, all_groups)
-    return ProjectStaged(words, None if is_direct else sums.shape, sums.dtype, tuple(passes), reduce)
+        passes.append((encode, Launch(project_staged, grid, device, sizes, numbers, key, lambda: constants)))
+    return tuple(passes), rows * min(groups_per_pass, all_groups)
+
+
+def _constants(kernel: KernelChoice, dtype: torch.dtype) -> dict[str, Any]:
+    """The constants and compiler options of `project_staged`, by name."""
+    return {
+        "DTYPE": tl.float64 if dtype == torch.float64 else tl.float32,
+        "ROWS": kernel.rows,
+        "VECTORS": kernel.vectors,
+        "COLUMNS": kernel.columns,
+        "STAGES": kernel.stages,
+        "COPY_BYTES": kernel.copy_bytes,
+        "VECTORS_CONTIGUOUS": kernel.vectors_contiguous,
+        "SHARED_BYTES": kernel.shared_bytes,
+        "num_warps": kernel.warps,
+        "extern_libs": LIBRARIES,
+    }

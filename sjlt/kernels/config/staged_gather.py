@@ -178,11 +178,13 @@ def _split(product: Product, kernel: KernelChoice, parts: int) -> tuple[int, int
     groups, item = count_groups(product), product.item_bytes
     programs = parts * -(-product.n // kernel.vectors)
     per_multiprocessor = (1 << 15) // (kernel.rows * kernel.vectors * item // 4)
-    fewest = -(-groups // MAX_TERMS[product.dtype])
-    fitting = (SCRATCH_BYTES - WORD_BYTES) // (item * product.n * product.k * product.stacks)
+    memory = max(SCRATCH_BYTES, product.n * product.d * item // 20) - WORD_BYTES
+    fitting = memory // (item * product.n * product.k * product.stacks)
     wanted = per_multiprocessor * product.device.multiprocessors // programs
-    splits = max(fewest, min(wanted, fitting, groups // 4), 1)
-    if splits > max(1, fitting):
+    splits = max(-(-groups // MAX_TERMS[product.dtype]), min(wanted, fitting, groups // 4), 1)
+    # The kernel overwrites a result of its own dtype, in the memory order of its data; others are partial sums first.
+    is_direct = splits == 1 and product.plain and (not kernel.vectors_contiguous or product.y_strides[0] == 1)
+    if splits > fitting and not is_direct:
         return None
     per_split = -(-groups // splits)
     per_pass = WORD_BYTES // (4 * parts * kernel.rows * per_split)
