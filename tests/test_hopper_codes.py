@@ -167,6 +167,7 @@ def test_programs_work_through_many_products(n, d, k, dtype, taken):
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_stacks(layout, n, d, k, nnz, stacks, dtype, taken, monkeypatch):
     monkeypatch.setattr("sjlt.backends.triton.stacks.gathers", lambda _: False)
+    monkeypatch.setattr("sjlt.kernels.config.staged_gather.eligible", lambda _: False)
     sketch = Sketch(d, k, nnz=nnz, stacks=stacks, seed=-3)
     check_project(sketch, n, dtype, device="cuda", x_in=layout, out_in=layout)
     assert taken

@@ -142,7 +142,7 @@ ON_CUDA = {
     "few_vectors": Case(FewVectors, Sketch(2**20, 16, nnz=4), 8),
     "few_vectors, nnz 1": Case(FewVectors, Sketch(2**22, 16, nnz=1, seed=695), 8),
     "few_vectors, fp64": Case(FewVectors, Sketch(2**20, 16, nnz=1), 8, "float64"),
-    "few_vectors, fp64, columns": Case(FewVectors, Sketch(2**17, 100, nnz=3), 40, "float64", columns=True),
+    "few_vectors, fp64, columns": Case(FewVectors, Sketch(2**13, 100, nnz=3), 40, "float64", columns=True),
     "independent entries": Case(Iid, Sketch(2**16, 60, density=0.3), 70, mode=4),
     "independent entries, one long sum": Case(Iid, Sketch(2**16, 60, density=0.3), 70, settings=ONE_SPLIT, mode=4),
     "independent entries, fp64": Case(Iid, Sketch(2**16, 20, density=1), 70, "float64", settings=ONE_SPLIT),
