@@ -17,6 +17,7 @@ from sjlt.kernels.config.hopper import Hopper
 from sjlt.kernels.config.hopper_codes import HopperCodes
 from sjlt.kernels.config.iid import Iid, IidHopper
 from sjlt.kernels.config.one_tile import OneTile
+from sjlt.kernels.config.scattered_sums import ScatteredSums
 
 pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
@@ -127,6 +128,7 @@ def test_portable_kernels(name, kernels_on):
     PORTABLE[name].check(kernels_on)
 
 
+IN_REGISTERS = {"scattered_sums.MIN_BYTES": 1 << 40}
 WIDE = Sketch(2**14, 256, nnz=4, seed=695)
 ON_CUDA = {
     "tensor cores": Case(TensorCore, WIDE[:, 3:], 40, settings=PAIRS, mode=4),
@@ -139,9 +141,12 @@ ON_CUDA = {
     "tensor cores, bf16": Case(TensorCore, WIDE[:, 3:], 40, "bfloat16"),
     "row_gather": Case(RowGather, WIDE, 40, columns=True),
     "row_gather, many groups": Case(RowGather, Sketch(2**18, 128, nnz=4), 40, columns=True),
-    "few_vectors": Case(FewVectors, Sketch(2**20, 16, nnz=4), 8),
-    "few_vectors, nnz 1": Case(FewVectors, Sketch(2**22, 16, nnz=1, seed=695), 8),
-    "few_vectors, fp64": Case(FewVectors, Sketch(2**20, 16, nnz=1), 8, "float64"),
+    "few_vectors": Case(FewVectors, Sketch(2**20, 16, nnz=4), 8, settings=IN_REGISTERS),
+    "few_vectors, nnz 1": Case(FewVectors, Sketch(2**22, 16, nnz=1, seed=695), 8, settings=IN_REGISTERS),
+    "few_vectors, fp64": Case(FewVectors, Sketch(2**20, 16, nnz=1), 8, "float64", settings=IN_REGISTERS),
+    "scattered sums": Case(ScatteredSums, Sketch(2**20, 16, nnz=4), 8),
+    "scattered sums, nnz 1": Case(ScatteredSums, Sketch(2**22, 16, nnz=1, seed=695), 8),
+    "scattered sums, fp64": Case(ScatteredSums, Sketch(2**20, 300, nnz=3), 8, "float64"),
     "few_vectors, fp64, columns": Case(FewVectors, Sketch(2**13, 100, nnz=3), 40, "float64", columns=True),
     "independent entries": Case(Iid, Sketch(2**16, 60, density=0.3), 70, mode=4),
     "independent entries, one long sum": Case(Iid, Sketch(2**16, 60, density=0.3), 70, settings=ONE_SPLIT, mode=4),

@@ -13,7 +13,7 @@ PORTABLE = {
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
-NVIDIA = {"encode_groups", "project_staged", "project_sparse_shared"}
+NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_sparse_shared"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
 
 # By default the kernels of the first products and of the first dropout are compiled, for sm_90; all calls and the other
@@ -94,6 +94,10 @@ STAGED = [  # whose kernels address shared memory themselves
     (200_000, 777, 700, {"nnz": 4, "stacks": 2}, "float32", "rows"),
     (200_001, 1000, 300, {"nnz": 3}, "float64", "rows"),
     (33, 1 << 20, 128, {"nnz": 2}, "float64", "columns"),
+    (1, 20_000_000, 1088, {"nnz": 8}, "bfloat16", "rows"),
+    (8, 2_000_000, 700, {"nnz": 3}, "float16", "rows"),
+    (5, 2_000_000, 100, {"nnz": 1}, "float32", "part"),
+    (2, 2_000_000, 1200, {"nnz": 12, "stacks": 4}, "float64", "rows"),
 ]
 
 SPARSE = [  # (n, nonzeros, k, law, dtype, type of indices)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from sjlt.backends.triton import device, exact, iid, prepared
-from sjlt.kernels.config import staged_gather
+from sjlt.kernels.config import scattered_sums, staged_gather
 from sjlt.kernels.config.product import Device, Product
 
 H200 = Device(132, 232448, programmatic_launch=True)
@@ -30,8 +30,10 @@ def iid_product(n, d, k, dtype, precision="highest", x_strides=None, offset=0, d
 
 def forget_choices():
     """Make the backends choose again for products that they have met."""
-    for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan, staged_gather._launch):
+    for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan):
         cached.cache_clear()
+    scattered_sums._launch.cache_clear()
+    staged_gather._launch.cache_clear()
     prepared._prepared.clear()
 
 

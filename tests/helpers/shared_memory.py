@@ -10,7 +10,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
-from sjlt.kernels.nvidia import shared_memory, sparse_sums, staged_gather
+from sjlt.kernels.nvidia import scattered_sums, shared_memory, sparse_sums, staged_gather
 
 SIZE = 232448
 memory = np.zeros(SIZE, np.uint8)
@@ -86,14 +86,28 @@ def load_vector(address, DTYPE):
     return tuple(tensor(memory.view(dtype)[first + e], kind) for e in range(16 // np.dtype(dtype).itemsize))
 
 
+def load_words(address):
+    first = at(address, np.uint32)
+    assert (data(address) % 16 == 0).all()
+    return tuple(tensor(memory.view(np.uint32)[first + e], tl.uint32) for e in range(4))
+
+
+def store_words(address, *words):
+    first = at(address, np.uint32)
+    assert (data(address) % 16 == 0).all()
+    for e, word in enumerate(words):
+        memory.view(np.uint32)[first + e] = data(word)
+
+
 def emulate(monkeypatch):
     """Make the kernels use this memory."""
-    for module in (staged_gather, sparse_sums):
+    for module in (staged_gather, scattered_sums, sparse_sums):
         for name in ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
-        if hasattr(module, "load_vector"):
-            monkeypatch.setattr(module, "load_vector", load_vector)
+        for name in ("load_vector", "load_words", "store_words"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, globals()[name])
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *_: None)

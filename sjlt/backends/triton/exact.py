@@ -18,6 +18,7 @@ from ...kernels.config.hopper import Hopper
 from ...kernels.config.hopper_codes import HopperCodes
 from ...kernels.config.one_tile import OneTile
 from ...kernels.config.product import VECTOR_BYTES, KernelGeometry, Product, kernel_geometry
+from ...kernels.config.scattered_sums import ScatteredSums
 from ...kernels.config.staged_gather import StagedGather
 from ...kernels.portable.few_vectors import adjoint_few_vectors, project_few_vectors
 from ...kernels.portable.row_gather import adjoint_row_gather, project_row_gather
@@ -163,6 +164,10 @@ def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulat
         from . import hopper_codes
 
         return hopper_codes.prepare(chosen, spec, x, out, accumulate)
+    if isinstance(chosen, ScatteredSums):
+        from . import scattered_sums
+
+        return scattered_sums.prepare(chosen, spec, x, out, accumulate)
     if isinstance(chosen, StagedGather):
         from . import staged_gather
 
@@ -185,7 +190,7 @@ def _project(
         from . import hopper
 
         return hopper.prepare_project(chosen, spec, x, kind_of_target[0], strides)
-    assert not isinstance(chosen, HopperCodes | StagedGather)
+    assert not isinstance(chosen, HopperCodes | StagedGather | ScatteredSums)
     if isinstance(chosen, OneTile):
         return one_tile.prepare_project(chosen, plan.geometry, spec, x, strides, kind_of_target, accumulate)
     grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
@@ -210,7 +215,7 @@ def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, a
         from . import hopper
 
         return hopper.prepare_adjoint(chosen, spec, y, out)
-    assert not isinstance(chosen, HopperCodes | StagedGather), "they do not run adjoints"
+    assert not isinstance(chosen, HopperCodes | StagedGather | ScatteredSums), "they do not run adjoints"
     if isinstance(chosen, OneTile):
         return one_tile.prepare_adjoint(chosen, geometry, spec, y, out, accumulate)
     blocks = -(-n // chosen.block_vectors)

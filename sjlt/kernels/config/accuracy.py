@@ -43,9 +43,11 @@ from .hopper_codes import HopperCodes
 from .iid import Iid, IidHopper
 from .one_tile import OneTile
 from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product, reduce_lanes
+from .scattered_sums import ScatteredSums
 from .staged_gather import StagedGather
 
-Launch = StagedGather | TensorCore | OneTile | RowGather | FewVectors | Hopper | HopperCodes | Iid | IidHopper
+OnTheFly = TensorCore | RowGather | FewVectors | Hopper
+Launch = OnTheFly | OneTile | HopperCodes | StagedGather | ScatteredSums | Iid | IidHopper
 
 # Numbers that a number of the data is multiplied as. A pair of fp16 numbers may have to be repeated in three of bf16.
 PARTS = {NATIVE: 1, BF16: 1, BF16_PAIR: 2, BF16_TRIPLE: 3, FP16_PAIR: 3}
@@ -102,6 +104,8 @@ def _portable(launch: Launch) -> ErrorBound:
         return ErrorBound(c, SAMPLED_FLOOR if launch.mode == FP16_PAIR else 0.0)
     if isinstance(launch, StagedGather):  # a row has at most one entry in a group
         return ErrorBound(launch.groups_per_split - 1, 0.0)
+    if isinstance(launch, ScatteredSums):
+        return ErrorBound(launch.terms - 1 + launch.kernel.parts, 0.0)
     if isinstance(launch, RowGather):
         groups = launch.groups_per_split
         in_sum = GROUPS_PER_STEP if launch.chunked_sum else groups

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ...laws import exact as law
-from . import hopper, hopper_codes, one_tile, staged_gather
+from . import hopper, hopper_codes, one_tile, scattered_sums, staged_gather
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
 from .hopper import Hopper
 from .hopper_codes import HopperCodes
@@ -27,6 +27,7 @@ from .product import (
     next_power_of_two,
     vectors_contiguous,
 )
+from .scattered_sums import ScatteredSums
 from .staged_gather import StagedGather
 
 MIN_SPLIT_ELEMENTS = 1 << 20  # elements of data below which a second launch, to add splits, costs more than they gain
@@ -125,11 +126,13 @@ class FewVectors:
     registers: int
 
 
-Launch = Hopper | HopperCodes | StagedGather | OneTile | FewVectors | RowGather | TensorCore
+Launch = Hopper | HopperCodes | ScatteredSums | StagedGather | OneTile | FewVectors | RowGather | TensorCore
 
 
 def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0. The first rule that applies decides."""
+    if scattered_sums.eligible(product):
+        return scattered_sums.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
     if product.device.hopper and hopper_codes.eligible(product) and not favors_few_vectors(product):

@@ -126,3 +126,21 @@ def load_vector(address, DTYPE: tl.constexpr):
             (tl.float32, tl.float32, tl.float32, tl.float32), False, 1,
         )  # fmt: skip
     return vector
+
+
+@triton.jit
+def load_words(address):
+    """A tuple of the four 32-bit words at each `address`, a multiple of 16."""
+    return tl.inline_asm_elementwise(
+        "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r", [address],
+        (tl.uint32, tl.uint32, tl.uint32, tl.uint32), False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_words(address, w0, w1, w2, w3):
+    """Write four 32-bit words to each `address`, a multiple of 16."""
+    tl.inline_asm_elementwise(
+        "st.shared.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;", "=r,r,r,r,r,r", [address, w0, w1, w2, w3],
+        tl.int32, False, 1,
+    )  # fmt: skip

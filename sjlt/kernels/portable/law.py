@@ -46,6 +46,7 @@ chunk_tile, chunk_keys, chunk_signs, tile_place = (
     words.tile_place,
 )
 scale_index, unscale_index = words.scale_index, words.unscale_index
+beta, group_words, tile_theta = words.beta, words.group_words, words.tile_theta
 
 
 @triton.jit

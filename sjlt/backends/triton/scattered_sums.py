@@ -1,0 +1,78 @@
+"""Launches of `project_scattered`, and of the sum over its programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ...kernels.config.product import kernel_geometry
+from ...kernels.config.scattered_sums import ScatteredSums
+from ...kernels.nvidia.scattered_sums import project_scattered
+from ...kernels.nvidia.shared_memory import LIBRARIES
+from ...laws import exact as law
+from .launcher import Launch, kind
+from .partial_sums import Sums, reduction, sums_of
+
+if TYPE_CHECKING:
+    from ...laws.spec import SketchSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProjectScattered:
+    """The call(spec, x, out) of a product, as `prepared` describes it.
+
+    Attributes
+    ----------
+    project : launch(x, partial sums; seed)
+    sums : the memory of the partial sums
+    reduce : launch(partial sums, out)
+    """
+
+    project: Launch
+    sums: Sums
+    reduce: Launch
+
+    def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
+        target = x.new_empty(self.sums.shape, dtype=self.sums.dtype)
+        self.project((x, target), spec.seed)
+        self.reduce((target, out))
+
+
+def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectScattered:
+    """The call that computes out = X Sᵀ, added to `out` if `accumulate`."""
+    part, kernel, (n, d) = spec.one_stack(), chosen.kernel, x.shape
+    g = law.geometry(part.n_components, part.nnz, 0)
+    batch = kernel.chunks << g.log_chunk
+    batches = (spec.feature_offset + d - 1) // batch - spec.feature_offset // batch + 1
+    sums = sums_of(chosen.splits, x, out)
+    before = (
+        n, d, x.stride(0), spec.feature_offset, part.n_components, g.n_tiles, g.log_group, g.log_chunk, batches,
+        chosen.batches_per_split, *sums.strides,
+    )  # fmt: skip
+    constants: dict[str, Any] = {
+        "DTYPE": tl.float64 if sums.dtype == torch.float64 else tl.float32,
+        "NNZ": part.nnz,
+        "STACKS": spec.stacks,
+        "VECTORS": kernel.vectors,
+        "TEAM": kernel.team,
+        "SHARED_SUMS": kernel.shared_sums,
+        "REPLICAS": kernel.replicas,
+        "ROWS": kernel.rows,
+        "CHUNKS": kernel.chunks,
+        "LOG_PARTS": kernel.log_parts,
+        "LOADED": kernel.loaded,
+        "TOGETHER": kernel.together,
+        "SHARED_BYTES": kernel.shared_bytes,
+        "num_warps": 4,
+        "extern_libs": LIBRARIES,
+    }
+    grid = (-(-n // kernel.vectors), chosen.splits, 1)
+    key = (kernel, part.nnz, spec.stacks, kind(x), sums.dtype, before)
+    project = Launch(project_scattered, grid, x.get_device(), before, (), key, lambda: constants)
+    scale = kernel_geometry(part.n_components, part.nnz, 0, spec.stacks).scale
+    view = (chosen.splits, *out.shape), sums.strides
+    return ProjectScattered(project, sums, reduction(scale, *view, sums.dtype, out, accumulate))

@@ -1,0 +1,160 @@
+"""Eligibility and launches of `project_scattered`: pure functions of a `Product`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from .product import SCRATCH_BYTES, Product, is_power_of_two, next_power_of_two
+
+MIN_BYTES = 4 << 20  # of X, below which a launch is most of the time
+MAX_VECTORS = 32
+MAX_NNZ = 16  # of all stacks: the table takes as many parts
+WARPS, LANES, ENTRY_BYTES = 4, 32, 16
+SUMS_BYTES = 32 << 10  # of a program, where that leaves a choice
+MAX_SUMS_BYTES = 96 << 10
+MAX_PROGRAMS = 8  # of a multiprocessor
+TRITON_BYTES = 1 << 10  # of shared memory that Triton and the device take
+MAX_TERMS = 1024  # of a sum of one part
+MAX_LOADED = 8  # numbers that a lane loads at a time
+MAX_VECTORS_HELD = 8  # vectors of a program
+
+
+@dataclass(frozen=True)
+class ScatterConstants:
+    """Constants of `project_scattered`, as it describes them; `parts` are the copies of the sums of a program."""
+
+    vectors: int
+    team: int
+    shared_sums: bool
+    replicas: int
+    parts: int
+    rows: int
+    chunks: int
+    log_parts: int
+    loaded: int
+    together: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class ScatteredSums:
+    """A launch of `project_scattered`.
+
+    Attributes
+    ----------
+    kernel : ScatterConstants
+    splits, batches_per_split : int
+        Programs of a block of vectors, each of which adds so many batches of chunks.
+    terms : int
+        Terms of a sum, at most, of all parts of a program.
+    """
+
+    kernel: ScatterConstants
+    splits: int
+    batches_per_split: int
+    terms: int
+
+
+def eligible(product: Product) -> bool:
+    """Whether the kernel can run a product and gains by it."""
+    return (
+        product.device.asynchronous_copies
+        and not product.adjoint
+        and product.n <= MAX_VECTORS
+        and product.n * product.d * product.item_bytes >= MIN_BYTES
+        and product.d < 1 << 30
+        and product.nnz * product.stacks <= MAX_NNZ
+        and not is_in_registers(product)
+        and product.x_strides[1] == 1
+        and (product.n == 1 or product.x_strides[0] > 1)
+        and _launch(product) is not None
+    )
+
+
+def is_in_registers(product: Product) -> bool:
+    """Whether `few_vectors`, which keeps sums in registers and gathers, is faster (see its rules in `exact`)."""
+    return is_power_of_two(product.k, product.nnz) and product.stacks == 1 and product.dtype != "float64"
+
+
+def launch(product: Product) -> ScatteredSums:
+    """The launch for an eligible product."""
+    chosen = _launch(product)
+    assert chosen is not None
+    return chosen
+
+
+@lru_cache(maxsize=4096)
+def _launch(product: Product) -> ScatteredSums | None:
+    kernel = _constants(product)
+    if kernel is None:
+        return None
+    multiprocessors, blocks = product.device.multiprocessors, -(-product.n // kernel.vectors)
+    batches = _batches(product, kernel.chunks)
+    while kernel.chunks > LANES and batches * blocks < multiprocessors * 2:
+        smaller = _with_chunks(product, kernel, kernel.chunks // 2)
+        if smaller.chunks == kernel.chunks:
+            break
+        kernel, batches = smaller, _batches(product, smaller.chunks)
+    resident = min(MAX_PROGRAMS, product.device.shared_memory // (kernel.shared_bytes + TRITON_BYTES))
+    # Each group of chunks has at most one term of a sum, which is in one of a program's parts.
+    terms = -(-kernel.chunks // kernel.parts) >> product.geometry.log_group
+    longest = max(1, MAX_TERMS // max(1, terms))
+    per_split = min(-(-batches // max(1, resident * multiprocessors // blocks)), longest)
+    splits = -(-batches // per_split)
+    memory = 4 * splits * product.n * product.k * product.stacks
+    if memory > max(SCRATCH_BYTES, product.n * product.d * product.item_bytes // 16):
+        return None
+    return ScatteredSums(kernel, splits, per_split, per_split * max(1, kernel.chunks >> product.geometry.log_group))
+
+
+def _batches(product: Product, chunks: int) -> int:
+    """The number of batches of so many chunks that the columns lie in."""
+    log_batch = product.geometry.log_chunk + chunks.bit_length() - 1
+    return ((product.offset + product.d - 1) >> log_batch) - (product.offset >> log_batch) + 1
+
+
+def _constants(product: Product) -> ScatterConstants | None:
+    """The constants of the kernel, or None where a multiprocessor's shared memory does not hold enough sums."""
+    log_chunk, log_group = product.geometry.log_chunk, product.geometry.log_group
+    group, nnz, item = 1 << log_chunk + log_group, product.nnz * product.stacks, max(4, product.item_bytes)
+    rows = _rounded_up(product.k * product.stacks)
+    vectors = min(MAX_VECTORS_HELD, next_power_of_two(product.n))
+    replicas = max(1, LANES // group)
+    while vectors > 1 and replicas * rows * item * vectors > SUMS_BYTES:
+        vectors //= 2
+    sums_bytes, team, shared_sums = replicas * rows * item * vectors, 1, False
+    if sums_bytes > MAX_SUMS_BYTES:
+        return None
+    if WARPS * sums_bytes > SUMS_BYTES:
+        shared_sums = group >= WARPS * LANES
+        if not shared_sums:
+            while team < WARPS and nnz % (2 * team) == 0 and WARPS // team * sums_bytes > SUMS_BYTES:
+                team *= 2
+            while vectors > 1 and WARPS // team * sums_bytes > MAX_SUMS_BYTES:
+                vectors, sums_bytes = vectors // 2, sums_bytes // 2
+    parts = replicas if shared_sums else WARPS // team * replicas
+    loaded, rounds = max(1, MAX_LOADED // vectors), nnz // team
+    together = max(1, min(loaded, group // (LANES * (WARPS if shared_sums else 1)), 4 // min(4, rounds)))
+    kernel = ScatterConstants(vectors, team, shared_sums, replicas, parts, rows, 0, 0, loaded, together, 0)
+    return _with_chunks(product, kernel, WARPS * LANES)
+
+
+def _with_chunks(product: Product, kernel: ScatterConstants, chunks: int) -> ScatterConstants:
+    """The constants of a kernel with batches of so many chunks."""
+    log_chunk, nnz, item = product.geometry.log_chunk, product.nnz * product.stacks, max(4, product.item_bytes)
+    log_parts, step = max(0, log_chunk - 5), WARPS // kernel.team * LANES
+    while chunks << log_chunk < step * kernel.together:
+        chunks *= 2
+    loaded = max(kernel.together, min(kernel.loaded, (chunks << log_chunk) // step))
+    skew = LANES // kernel.replicas if kernel.replicas > 1 else 0
+    table = (chunks << log_parts) * nnz * ENTRY_BYTES
+    shared = table + kernel.parts * (kernel.vectors * kernel.rows + skew) * item
+    shared = -(-shared // 2048) * 2048 + ENTRY_BYTES
+    return replace(kernel, chunks=chunks, log_parts=log_parts, loaded=loaded, shared_bytes=shared)
+
+
+def _rounded_up(rows: int) -> int:
+    """One of few numbers of rows, each of which is compiled: at least 32, with two bits after the first."""
+    step = max(LANES, next_power_of_two(rows) // 8)
+    return -(-rows // step) * step

@@ -1,0 +1,160 @@
+"""Few long vectors whose columns add to sums in shared memory: which products take it, and that they are exact."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.cases import each_value, pairwise
+from helpers.choices import H200, HOPPER, all_tensors_on, changed_choices, exact_product
+from helpers.kernels import check_project, product_error
+from helpers.shared_memory import emulate
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sjlt import Sketch
+from sjlt.backends.triton import device
+from sjlt.kernels.config import scattered_sums
+from sjlt.kernels.config.exact import choose
+from sjlt.kernels.config.product import SCRATCH_BYTES, count_groups
+from sjlt.laws import exact as law
+
+EMULATED = HOPPER._replace(multiprocessors=2, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
+A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
+LONG = {"n": 4, "d": 1 << 22, "k": 300, "device": HOPPER}
+SMALL = {"scattered_sums.MIN_BYTES": 0}
+
+
+@pytest.mark.parametrize(
+    ("case", "takes"),
+    [
+        ({}, True),
+        ({"dtype": "bfloat16", "n": 32, "nnz": 8}, True),
+        ({"k": 512}, False),  # sums in registers
+        ({"k": 512, "nnz": 3}, True),
+        ({"k": 512, "dtype": "float64"}, True),
+        ({"k": 512, "stacks": 2}, True),
+        ({"n": 33}, False),
+        ({"d": 1 << 16}, False),
+        ({"nnz": 17}, False),
+        ({"nnz": 8, "stacks": 4}, False),
+        ({"adjoint": True}, False),
+        ({"x_strides": (1, 4)}, False),
+        ({"x_strides": (0, 1)}, False),
+        ({"n": 1, "x_strides": (0, 1)}, True),
+        ({"d": 1 << 30, "n": 1}, False),
+        ({"k": 100_000}, False),  # more than shared memory holds
+        ({"device": H200}, False),  # as described without asynchronous copies
+    ],
+)
+def test_which_products_take_it(case, takes):
+    product = exact_product(**(LONG | case))
+    assert scattered_sums.eligible(product) == takes
+    if product.stacks == 1 and not product.adjoint:
+        assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
+
+
+@given(
+    n=st.integers(1, 32), d=st.integers(1, (1 << 30) - 1), k=st.integers(1, 20_000), nnz=st.integers(1, 16),
+    stacks=st.sampled_from([1, 2, 4]), dtype=st.sampled_from(["bfloat16", "float32", "float64"]),
+    offset=st.sampled_from([0, 64, 12_345, 1 << 40]), described=st.sampled_from([HOPPER, A100]),
+)  # fmt: skip
+def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, dtype, offset, described):
+    if nnz > law.max_nnz(k):
+        return
+    product = exact_product(n, d, k, nnz, offset, dtype=dtype, device=described, stacks=stacks)
+    if not scattered_sums.eligible(product):
+        return
+    launch = scattered_sums.launch(product)
+    kernel, g, item = launch.kernel, product.geometry, max(4, product.item_bytes)
+    batch = kernel.chunks << g.log_chunk
+    batches = (offset + d - 1) // batch - offset // batch + 1
+    assert (launch.splits - 1) * launch.batches_per_split < batches <= launch.splits * launch.batches_per_split
+    assert launch.terms >= min(count_groups(product), launch.batches_per_split * max(1, kernel.chunks >> g.log_group))
+    assert kernel.rows >= k * stacks
+    assert kernel.rows % 32 == 0
+    # A warp's lanes, and a window of all that add between two barriers, have columns of one group, or replicas.
+    group = 1 << g.log_group + g.log_chunk
+    window = 32 * kernel.together * (4 if kernel.shared_sums else 1)
+    assert kernel.replicas == max(1, 32 // group)
+    assert window <= group or (kernel.together == 1 and not kernel.shared_sums)
+    assert kernel.parts == kernel.replicas * (1 if kernel.shared_sums else 4 // kernel.team)
+    assert nnz * stacks % kernel.team == 0
+    # Batches are whole steps.
+    assert kernel.chunks in (32, 64, 128)
+    assert batch % (32 * kernel.loaded * (4 // kernel.team)) == 0
+    assert kernel.loaded % kernel.together == 0
+    table = (kernel.chunks << kernel.log_parts) * nnz * stacks * 16
+    apart = 32 // kernel.replicas if kernel.replicas > 1 else 0
+    sums = kernel.parts * (kernel.vectors * kernel.rows + apart) * item
+    assert table + sums + 16 <= kernel.shared_bytes <= described.shared_memory - 2048
+    assert 32 << kernel.log_parts == max(32, 1 << g.log_chunk)
+    sums = launch.splits * n * k * stacks * item
+    assert sums <= 2 * max(SCRATCH_BYTES, n * d * product.item_bytes // 16)
+
+
+CASES = [  # (k, nnz, stacks, n): each of them takes another way through the kernel
+    (300, 4, 1, 3),
+    (20, 4, 1, 2),  # replicas
+    (20, 1, 1, 9),
+    (1, 1, 1, 1),  # chunks of one column
+    (100, 1, 1, 5),  # of 64 columns
+    (2000, 3, 1, 6),  # sums that the warps share
+    (2000, 1, 1, 1),
+    (1000, 16, 1, 8),
+    (320, 8, 1, 8),  # teams
+    (256, 4, 2, 3),
+    (1200, 12, 4, 1),
+]
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
+@each_value(
+    case=CASES, dtype=["float32", "float64", "bfloat16", "float16"], d=[700, 1, 9000], offset=[0, 345],
+    x_in=["rows", "inner part"], out_in=["rows", "columns"], add=[False, True],
+)  # fmt: skip
+def test_products_emulated(monkeypatch, case, dtype, d, offset, x_in, out_in, add):
+    k, nnz, stacks, n = case
+    emulate(monkeypatch)
+    all_tensors_on(monkeypatch, EMULATED)
+    S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=3)[:, offset:]
+    with changed_choices(SMALL):
+        check_project(S, n, dtype, x_in=x_in, out_in=out_in, add=add and dtype in ("float32", "float64"))
+
+
+@pytest.mark.gpu
+@pairwise(
+    lambda case, dtype, d, *_: "16" not in dtype or d < 10_000,  # whose results are then exact in 16 bits
+    case=[*CASES, (4096, 4, 4, 2), (1088, 8, 1, 1), (23, 2, 1, 32), (16_000, 2, 1, 1), (383, 3, 1, 17)],
+    dtype=["float32", "float64", "bfloat16", "float16"], d=[3000, 100_000, 1_234_567],
+    offset=[0, 12_345, (1 << 40) + 7], x_in=["rows", "inner part"], out_in=["rows", "columns"], add=[False, True],
+)  # fmt: skip
+def test_products(case, dtype, d, offset, x_in, out_in, add):
+    k, nnz, stacks, n = case
+    S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=-3)[:, offset:]
+    with changed_choices(SMALL):
+        check_project(S, n, dtype, device="cuda", x_in=x_in, out_in=out_in, add=add and dtype in ("float32", "float64"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("k", "nnz", "stacks", "n"), CASES)
+def test_a_number_that_is_not_finite_reaches_only_its_rows(k, nnz, stacks, n):
+    S = Sketch(50_000, k, nnz=nnz, stacks=stacks, seed=3)
+    x = torch.randn(n, 50_000, device="cuda")
+    x[n - 1, 4000] = torch.inf
+    with changed_choices(SMALL):
+        y = S.project(x)
+    rows, _ = S.entries(4000, 4001)
+    expected = np.zeros((n, k), bool)
+    expected[n - 1, rows.ravel()] = True
+    np.testing.assert_array_equal(~y.isfinite().cpu().numpy(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+@pytest.mark.parametrize(("k", "nnz", "stacks", "n"), [(16, 3, 1, 1), (300, 4, 1, 8), (2048, 4, 4, 2)])
+def test_errors(k, nnz, stacks, n, dtype, limit):
+    S = Sketch(20_000_000, k, nnz=nnz, stacks=stacks, seed=3)
+    x = torch.randn(n, S.n_features, device="cuda", dtype=dtype)
+    exact = torch.from_numpy(S.project(x.double().cpu().numpy())).cuda()
+    first = S.project(x)
+    assert product_error(first, exact) < limit
+    assert torch.equal(S.project(x), first)
