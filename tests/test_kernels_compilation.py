@@ -97,6 +97,8 @@ STAGED = [  # whose kernels address shared memory themselves
     (1, 20_000_000, 1088, {"nnz": 8}, "bfloat16", "rows"),
     (8, 2_000_000, 700, {"nnz": 3}, "float16", "rows"),
     (5, 2_000_000, 100, {"nnz": 1}, "float32", "part"),
+    (100, 6_800_000, 18, {"nnz": 3}, "float16", "columns"),
+    (6, 2_000_000, 1600, {"nnz": 8}, "float32", "columns"),
     (2, 2_000_000, 1200, {"nnz": 12, "stacks": 4}, "float64", "rows"),
 ]
 

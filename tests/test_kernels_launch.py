@@ -261,44 +261,6 @@ def test_which_sums_are_chunked():
     assert chunked(5000, adjoint=True) == (False, 64, 2)
 
 
-def test_contiguous_vectors():
-    """A row-major A in S A: rows of A are read nnz times, or multiplied by tensor cores."""
-    product = exact_product(512, 2**18, 1024, 4, x_strides=(1, 512), y_strides=(1, 512))
-    for changes, kind in (
-        ({}, config.RowGather),
-        ({"nnz": 8}, config.RowGather),
-        ({"nnz": 16}, config.TensorCore),
-        ({"nnz": 8, "k": 1000}, config.TensorCore),
-        ({"nnz": 8, "dtype": "bfloat16"}, config.TensorCore),
-        ({"nnz": 4, "dtype": "bfloat16"}, config.RowGather),
-        ({"nnz": 1}, config.FewVectors),
-        ({"adjoint": True}, config.RowGather),
-        ({"nnz": 8, "adjoint": True}, config.TensorCore),
-        ({"dtype": "float64"}, config.FewVectors),
-        ({"n": 15, "x_strides": (1, 15)}, config.FewVectors),
-        ({"nnz": 8, "device": HOPPER}, config.Hopper),
-        ({"nnz": 8, "device": HOPPER, "plain": False}, config.HopperCodes),
-    ):
-        assert isinstance(config.choose(product._replace(**changes)), kind), changes
-
-
-def test_few_long_vectors():
-    """Rows that would leave blocks for tensor cores mostly empty, if nnz is small."""
-    for n, changes, expected in (
-        (32, {}, config.FewVectors),
-        (33, {}, config.TensorCore),
-        (32, {"nnz": 8}, config.TensorCore),
-        (32, {"d": 60_000}, config.TensorCore),
-        (32, {"adjoint": True}, config.TensorCore),
-        (128, {"nnz": 1}, config.FewVectors),
-        (128, {"nnz": 1, "device": HOPPER}, config.FewVectors),
-        (128, {"nnz": 1, "dtype": "bfloat16"}, config.TensorCore),
-        (129, {"nnz": 1}, config.TensorCore),
-    ):
-        product = exact_product(**{"n": n, "d": 1 << 20, "k": 300, **changes})
-        assert isinstance(config.choose(product), expected), (n, changes)
-
-
 def test_small_products_are_split_where_sums_are_long():
     """A second launch adds up the splits of a projection; an adjoint needs none."""
     assert config.tensor_core(exact_product(192, 4096, 128)).splits > 1

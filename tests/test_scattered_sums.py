@@ -37,7 +37,10 @@ SMALL = {"scattered_sums.MIN_BYTES": 0}
         ({"nnz": 17}, False),
         ({"nnz": 8, "stacks": 4}, False),
         ({"adjoint": True}, False),
-        ({"x_strides": (1, 4)}, False),
+        ({"x_strides": (1, 4)}, True),  # contiguous vectors
+        ({"x_strides": (2, 8)}, False),
+        ({"x_strides": (1, 32), "n": 32}, True),
+        ({"x_strides": (1, 32), "n": 32, "nnz": 1}, False),
         ({"x_strides": (0, 1)}, False),
         ({"n": 1, "x_strides": (0, 1)}, True),
         ({"d": 1 << 30, "n": 1}, False),
@@ -52,15 +55,51 @@ def test_which_products_take_it(case, takes):
         assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
 
 
+@pytest.mark.parametrize(
+    ("case", "takes"),
+    [
+        ({}, True),
+        ({"d": 500_000, "k": 16, "nnz": 4, "dtype": "float32"}, False),  # codes
+        ({"d": 500_000, "k": 16, "nnz": 4, "dtype": "float32", "device": A100}, True),
+        ({"k": 100}, False),  # tiles of more rows
+        ({"n": 129, "x_strides": (1, 129)}, False),
+        ({"x_strides": (7_000_000, 1)}, False),
+        ({"nnz": 1}, False),
+    ],
+)
+def test_which_products_of_more_vectors_take_it(case, takes):
+    wide = {"n": 100, "d": 7_000_000, "k": 18, "nnz": 3, "x_strides": (1, 100), "dtype": "float16", "device": HOPPER}
+    assert isinstance(choose(exact_product(**(wide | case))), scattered_sums.ScatteredSums) == takes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "stride", "aligned", "vectors", "width"),
+    [
+        ("float16", 32, 32, True, 16, 4),
+        ("float16", 32, 34, True, 16, 2),
+        ("float16", 30, 32, True, 16, 2),  # a word would reach beyond the last number
+        ("float16", 32, 32, False, 16, 1),
+        ("float32", 6, 6, True, 8, 2),
+        ("float32", 5, 6, True, 8, 1),
+        ("float64", 4, 4, True, 4, 1),
+    ],
+)
+def test_words_of_contiguous_vectors_are_aligned_and_inside(dtype, n, stride, aligned, vectors, width):
+    product = exact_product(n, 1 << 22, 20, 2, x_strides=(1, stride), dtype=dtype, device=HOPPER, data_aligned=aligned)
+    kernel = scattered_sums.launch(product).kernel
+    assert (kernel.vectors, kernel.width) == (vectors, width)
+
+
 @given(
     n=st.integers(1, 32), d=st.integers(1, (1 << 30) - 1), k=st.integers(1, 20_000), nnz=st.integers(1, 16),
-    stacks=st.sampled_from([1, 2, 4]), dtype=st.sampled_from(["bfloat16", "float32", "float64"]),
+    stacks=st.sampled_from([1, 2, 4]), dtype=st.sampled_from(["bfloat16", "float32", "float64"]), columns=st.booleans(),
     offset=st.sampled_from([0, 64, 12_345, 1 << 40]), described=st.sampled_from([HOPPER, A100]),
 )  # fmt: skip
-def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, dtype, offset, described):
+def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, dtype, columns, offset, described):
     if nnz > law.max_nnz(k):
         return
-    product = exact_product(n, d, k, nnz, offset, dtype=dtype, device=described, stacks=stacks)
+    strides = (1, n) if columns else (d, 1)
+    product = exact_product(n, d, k, nnz, offset, x_strides=strides, dtype=dtype, device=described, stacks=stacks)
     if not scattered_sums.eligible(product):
         return
     launch = scattered_sums.launch(product)
@@ -82,6 +121,7 @@ def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, dtype, offset,
     assert kernel.chunks in (32, 64, 128)
     assert batch % (32 * kernel.loaded * (4 // kernel.team)) == 0
     assert kernel.loaded % kernel.together == 0
+    assert kernel.width == 0 or kernel.vectors % kernel.width == n % kernel.width == 0
     table = (kernel.chunks << kernel.log_parts) * nnz * stacks * 16
     apart = 32 // kernel.replicas if kernel.replicas > 1 else 0
     sums = kernel.parts * (kernel.vectors * kernel.rows + apart) * item
@@ -108,8 +148,8 @@ CASES = [  # (k, nnz, stacks, n): each of them takes another way through the ker
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
 @each_value(
-    case=CASES, dtype=["float32", "float64", "bfloat16", "float16"], d=[700, 1, 9000], offset=[0, 345],
-    x_in=["rows", "inner part"], out_in=["rows", "columns"], add=[False, True],
+    case=CASES, dtype=["float32", "float64", "bfloat16", "float16"], d=[300, 1, 6000], offset=[0, 345],
+    x_in=["rows", "inner part", "columns"], out_in=["rows", "columns"], add=[False, True],
 )  # fmt: skip
 def test_products_emulated(monkeypatch, case, dtype, d, offset, x_in, out_in, add):
     k, nnz, stacks, n = case
@@ -125,7 +165,8 @@ def test_products_emulated(monkeypatch, case, dtype, d, offset, x_in, out_in, ad
     lambda case, dtype, d, *_: "16" not in dtype or d < 10_000,  # whose results are then exact in 16 bits
     case=[*CASES, (4096, 4, 4, 2), (1088, 8, 1, 1), (23, 2, 1, 32), (16_000, 2, 1, 1), (383, 3, 1, 17)],
     dtype=["float32", "float64", "bfloat16", "float16"], d=[3000, 100_000, 1_234_567],
-    offset=[0, 12_345, (1 << 40) + 7], x_in=["rows", "inner part"], out_in=["rows", "columns"], add=[False, True],
+    offset=[0, 12_345, (1 << 40) + 7], x_in=["rows", "inner part", "columns", "inner part of columns"],
+    out_in=["rows", "columns"], add=[False, True],
 )  # fmt: skip
 def test_products(case, dtype, d, offset, x_in, out_in, add):
     k, nnz, stacks, n = case

@@ -146,12 +146,12 @@ def test_the_last_vectors_of_padded_rows(monkeypatch, dtype):
     """Rows of A that begin at multiples of 16 bytes and end between them."""
     emulate(monkeypatch)
     all_tensors_on(monkeypatch, EMULATED)
-    S, array = Sketch(200, 512, nnz=4, stacks=4, seed=3), integers((35, 200), dtype).astype(float)
-    memory = torch.full((200, 36), torch.nan, dtype=getattr(torch, dtype))
+    S, array = Sketch(100, 512, nnz=4, stacks=4, seed=3), integers((35, 100), dtype).astype(float)
+    memory = torch.full((100, 36), torch.nan, dtype=getattr(torch, dtype))
     x = memory[:, :35].T.copy_(torch.from_numpy(array))
     with changed_choices(SMALL):
         launch = staged_gather.launch(
-            exact_product(35, 200, 128, 1, 0, x.stride(), dtype=dtype, device=EMULATED, stacks=4)
+            exact_product(35, 100, 128, 1, 0, x.stride(), dtype=dtype, device=EMULATED, stacks=4)
         )
         assert launch.kernel.copy_bytes == 16
         check_project(S, 35, dtype, x=(array, x))

@@ -49,8 +49,9 @@ def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, acc
     batch = kernel.chunks << g.log_chunk
     batches = (spec.feature_offset + d - 1) // batch - spec.feature_offset // batch + 1
     sums = sums_of(chosen.splits, x, out)
+    stride = x.stride(1 if kernel.width else 0)
     before = (
-        n, d, x.stride(0), spec.feature_offset, part.n_components, g.n_tiles, g.log_group, g.log_chunk, batches,
+        n, d, stride, spec.feature_offset, part.n_components, g.n_tiles, g.log_group, g.log_chunk, batches,
         chosen.batches_per_split, *sums.strides,
     )  # fmt: skip
     constants: dict[str, Any] = {
@@ -66,6 +67,7 @@ def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, acc
         "LOG_PARTS": kernel.log_parts,
         "LOADED": kernel.loaded,
         "TOGETHER": kernel.together,
+        "WIDTH": kernel.width,
         "SHARED_BYTES": kernel.shared_bytes,
         "num_warps": 4,
         "extern_libs": LIBRARIES,

@@ -37,6 +37,7 @@ MIN_BLOCK_VECTORS = 16  # vectors below which a block of 64 for the tensor cores
 MAX_KEYS = 64  # pairs of sub-block and chunk that a thread of a tensor-core kernel searches in a step
 MAX_GATHERED_GROUPS = 1024  # groups in one sum of `row_gather`; a total takes as many registers again
 BATCHES_PER_SUM = 16  # of `FewVectors`: sums over them are added to a total, which shortens sums at hardly any cost
+MIN_SMALL, MAX_SMALL, MAX_SMALL_TERMS = 1 << 18, 1 << 21, 1 << 23  # of `is_small_gather`
 MAX_READS = 4  # reads of an element from the L1 cache above which tensor cores are faster (but see `max_reads`)
 
 
@@ -135,8 +136,12 @@ def choose(product: Product) -> Launch:
         return scattered_sums.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
+    if is_small_gather(product):
+        return few_vectors(product)
     if product.device.hopper and hopper_codes.eligible(product) and not favors_few_vectors(product):
         return hopper_codes.launch(product)
+    if scattered_sums.eligible_many(product):
+        return scattered_sums.launch(product)
     if staged_gather.eligible(product):
         return staged_gather.launch(product)
     if one_tile.eligible(product):
@@ -154,6 +159,8 @@ def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
         if not product.adjoint or is_power_of_two(product.k, product.nnz):
             return row_gather(product)
     chosen = tensor_core(product)
+    if product.adjoint and chosen.align == 1 and product.x_strides[1] == 1:
+        return few_vectors(product)  # Y (3187, 3279) -> 300 in fp32: 37 us for 256 (H200)
     keys = kernel_geometry(product.k, product.nnz).n_keys
     return chosen if keys * chosen.chunks_per_dot <= MAX_KEYS else few_vectors(product)
 
@@ -174,6 +181,21 @@ def favors_few_vectors(product: Product) -> bool:
     if product.d < LONG or product.nnz > 4:
         return False
     return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and single_nonzero_fp32)
+
+
+def is_small_gather(product: Product) -> bool:
+    """Whether `few_vectors`, which needs no more than one launch, is the fastest at a product because that is small.
+
+    These are S A in fp32, and Y S of contiguous rows, unless in a power-of-two geometry, whose kernels take half as
+    long (H200, in us: S A (4096, 103) -> 1664 in fp32 15 for 63 by `row_gather` and 23 from codes; Y (1047, 1536) ->
+    692 in fp32 9 for 17 by `adjoint_tensor_core`).
+    """
+    size, terms = product.n * product.d, product.n * product.d * product.nnz
+    if size < MIN_SMALL or product.dtype == "float64" or is_power_of_two(product.k, product.nnz):
+        return False
+    if product.adjoint:
+        return product.x_strides[1] == product.y_strides[1] == 1 and size <= MAX_SMALL and terms <= MAX_SMALL_TERMS
+    return vectors_contiguous(product) and product.dtype == "float32" and terms <= MAX_SMALL_TERMS // 2
 
 
 def max_reads(product: Product) -> int:

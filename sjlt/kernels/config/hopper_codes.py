@@ -11,13 +11,22 @@ from dataclasses import dataclass
 from ...laws import exact as law
 from .arithmetic import MAX_CHUNKS
 from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
-from .product import SCRATCH_BYTES, VECTOR_BYTES, Product, count_groups, vectors_contiguous
+from .product import (
+    SCRATCH_BYTES,
+    VECTOR_BYTES,
+    Product,
+    alignment,
+    count_groups,
+    is_power_of_two,
+    vectors_contiguous,
+)
 
 TMA, COPY, LOAD = range(3)  # how data is loaded
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
 
 MIN_BYTES = 8 << 20  # of X, below which the host time of two launches outweighs what the kernel gains
+SLOW_SHARE = 8  # where the portable kernels load the data slowly, this fraction of MIN_BYTES is enough
 MIN_VECTORS = 48  # below which blocks of PROGRAM_VECTORS vectors are mostly empty
 MIN_BYTES_PER_CODE = 32  # bytes of data for each byte of codes, below which making the codes dominates
 MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 8  # the same for S A
@@ -99,9 +108,10 @@ def eligible(product: Product) -> bool:
     if product.adjoint or product.dtype == "float64" or product.precision == "medium":
         return False
     geometry, stride = product.geometry, product.x_strides[0]
+    least = MIN_BYTES // SLOW_SHARE if _others_are_slow(product) else MIN_BYTES
     return (
         geometry.log_chunk > 0
-        and product.n * product.d * product.item_bytes >= MIN_BYTES
+        and product.n * product.d * product.item_bytes >= least
         and _gains(product)
         and product.n < 1 << 31
         and product.d < 1 << 30
@@ -115,13 +125,34 @@ def _gains(product: Product) -> bool:
 
     Where vectors are contiguous, the portable kernels are slow but for fp32 with few nonzeros: (100, 681349) -> 61 in
     bf16 takes them 32 times the memory floor, and these 3.5; (64, 2000000) -> 256 in fp32 1.3 and 2.4 (H200, nnz 4).
+    In other than power-of-two geometries they are slow with more than one nonzero in fp32, too: (37, 3372990) -> 1344
+    takes 17. These take 2.1 for (100, 1719527) -> 960, and about as long for fewer vectors, whose block is padded.
     """
-    contiguous, fp32 = vectors_contiguous(product), product.dtype == "float32"
-    if contiguous and fp32 and product.nnz <= 4 and product.n <= PROGRAM_VECTORS // 2:
+    contiguous = vectors_contiguous(product)
+    if contiguous and _is_narrow(product) and (product.nnz == 1 or is_power_of_two(product.k, product.nnz)):
         return False
     least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
     code_bytes = law.TILE_ROWS * product.stacks  # of as many columns as a chunk has
     return product.n >= least and product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
+
+
+def _is_narrow(product: Product) -> bool:
+    """Whether a row of fp32 data is at most half of a block, and read from the L1 cache few times."""
+    return product.dtype == "float32" and product.nnz <= 4 and product.n <= PROGRAM_VECTORS // 2
+
+
+def _others_are_slow(product: Product) -> bool:
+    """Whether the portable kernels load the data slowly: contiguous vectors, or rows off 16 bytes.
+
+    In a power-of-two geometry they do not. (H200, in us: (906, 4096) -> 192 in bf16 with odd row strides 31 for 55,
+    S A (3072, 1028) -> 1465 in bf16 17 for 65.)
+    """
+    widest = VECTOR_BYTES // product.item_bytes
+    if vectors_contiguous(product):
+        off = not _is_narrow(product)
+    else:
+        off = alignment(product, product.d, product.x_strides, widest) < widest
+    return off and not is_power_of_two(product.k, product.nnz)
 
 
 def _kernel(product: Product, splits: int) -> KernelChoice:

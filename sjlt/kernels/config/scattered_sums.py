@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .product import SCRATCH_BYTES, Product, is_power_of_two, next_power_of_two
+from .product import SCRATCH_BYTES, Product, is_power_of_two, next_power_of_two, vectors_contiguous
 
 MIN_BYTES = 4 << 20  # of X, below which a launch is most of the time
 MAX_VECTORS = 32
+MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # of `eligible_many`
 MAX_NNZ = 16  # of all stacks: the table takes as many parts
 WARPS, LANES, ENTRY_BYTES = 4, 32, 16
 SUMS_BYTES = 32 << 10  # of a program, where that leaves a choice
@@ -18,6 +20,8 @@ TRITON_BYTES = 1 << 10  # of shared memory that Triton and the device take
 MAX_TERMS = 1024  # of a sum of one part
 MAX_LOADED = 8  # numbers that a lane loads at a time
 MAX_VECTORS_HELD = 8  # vectors of a program
+SECTOR_BYTES = 32  # of memory: contiguous vectors fill one where they can
+WORD_BYTES = 8  # of the widest access
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class ScatterConstants:
     log_parts: int
     loaded: int
     together: int
+    width: int
     shared_bytes: int
 
 
@@ -58,16 +63,29 @@ class ScatteredSums:
 
 def eligible(product: Product) -> bool:
     """Whether the kernel can run a product and gains by it."""
+    return product.n <= MAX_VECTORS and _gains(product)
+
+
+def eligible_many(product: Product) -> bool:
+    """Whether more contiguous vectors gain, which codes declined: those of sketches with tiles of few rows.
+
+    `row_gather` and `tensor_core` spend as long on a tile's missing rows as on those that it has.
+    """
+    tile_rows = product.k // product.geometry.n_tiles
+    few_rows = MAX_VECTORS < product.n <= MAX_MANY_VECTORS and tile_rows <= MAX_MANY_ROWS
+    return few_rows and not _are_rows(product) and _gains(product)
+
+
+def _gains(product: Product) -> bool:
+    """Whether the kernel can run a product and gains by it, unless there are too many vectors."""
     return (
         product.device.asynchronous_copies
         and not product.adjoint
-        and product.n <= MAX_VECTORS
         and product.n * product.d * product.item_bytes >= MIN_BYTES
         and product.d < 1 << 30
         and product.nnz * product.stacks <= MAX_NNZ
         and not is_in_registers(product)
-        and product.x_strides[1] == 1
-        and (product.n == 1 or product.x_strides[0] > 1)
+        and (_are_rows(product) or _are_columns(product))
         and _launch(product) is not None
     )
 
@@ -75,6 +93,20 @@ def eligible(product: Product) -> bool:
 def is_in_registers(product: Product) -> bool:
     """Whether `few_vectors`, which keeps sums in registers and gathers, is faster (see its rules in `exact`)."""
     return is_power_of_two(product.k, product.nnz) and product.stacks == 1 and product.dtype != "float64"
+
+
+def _are_rows(product: Product) -> bool:
+    """Whether a vector's numbers follow each other in memory."""
+    return product.x_strides[1] == 1 and (product.n == 1 or product.x_strides[0] > 1)
+
+
+def _are_columns(product: Product) -> bool:
+    """Whether the numbers of a feature follow each other in memory, except where `few_vectors` gathers without masks.
+
+    With nnz 1, (32, 1.5e6) -> 64 in fp32 takes 1.6 times the memory floor there and 3.5 here (H200).
+    """
+    single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2
+    return vectors_contiguous(product) and product.x_strides[0] == 1 and not single
 
 
 def launch(product: Product) -> ScatteredSums:
@@ -119,7 +151,12 @@ def _constants(product: Product) -> ScatterConstants | None:
     log_chunk, log_group = product.geometry.log_chunk, product.geometry.log_group
     group, nnz, item = 1 << log_chunk + log_group, product.nnz * product.stacks, max(4, product.item_bytes)
     rows = _rounded_up(product.k * product.stacks)
-    vectors = min(MAX_VECTORS_HELD, next_power_of_two(product.n))
+    width, held = 0, MAX_VECTORS_HELD
+    if not _are_rows(product):
+        word = WORD_BYTES // product.item_bytes
+        width = math.gcd(word, product.n, product.x_strides[1]) if product.data_aligned else 1
+        held = max(held, SECTOR_BYTES // product.item_bytes)
+    vectors = min(held, next_power_of_two(product.n))
     replicas = max(1, LANES // group)
     while vectors > 1 and replicas * rows * item * vectors > SUMS_BYTES:
         vectors //= 2
@@ -136,7 +173,8 @@ def _constants(product: Product) -> ScatterConstants | None:
     parts = replicas if shared_sums else WARPS // team * replicas
     loaded, rounds = max(1, MAX_LOADED // vectors), nnz // team
     together = max(1, min(loaded, group // (LANES * (WARPS if shared_sums else 1)), 4 // min(4, rounds)))
-    kernel = ScatterConstants(vectors, team, shared_sums, replicas, parts, rows, 0, 0, loaded, together, 0)
+    width = min(width, vectors)
+    kernel = ScatterConstants(vectors, team, shared_sums, replicas, parts, rows, 0, 0, loaded, together, width, 0)
     return _with_chunks(product, kernel, WARPS * LANES)
 
 

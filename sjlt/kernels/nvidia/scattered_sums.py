@@ -33,7 +33,7 @@ from .shared_memory import load_number, load_words, shared_begin, store_number, 
 THREADS = tl.constexpr(128)
 LANES = tl.constexpr(32)
 ENTRY_BYTES = tl.constexpr(16)
-INTEGERS = ["n", "d", "stride_xv", "offset", "k", "n_tiles", "log_group", "log_chunk", "batches"]
+INTEGERS = ["n", "d", "stride_x", "offset", "k", "n_tiles", "log_group", "log_chunk", "batches"]
 INTEGERS += ["batches_per_program", "stride_ts", "stride_tv", "stride_tk", "seed"]
 
 
@@ -100,18 +100,40 @@ def _block_offset(i: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr):
 
 
 @triton.jit
+def _load_run(pointer, inside, WIDTH: tl.constexpr):
+    """A tuple of the WIDTH numbers that follow each other at each pointer, read as one word; zeros if not `inside`."""
+    DTYPE: tl.constexpr = pointer.dtype.element_ty
+    BITS: tl.constexpr = DTYPE.primitive_bitwidth
+    run = ()
+    if WIDTH == 1:
+        run += (tl.load(pointer, mask=inside, other=0),)  # type: ignore[assignment]
+    else:
+        WORD: tl.constexpr = tl.uint64 if BITS * WIDTH == 64 else tl.uint32
+        PART: tl.constexpr = tl.uint32 if BITS == 32 else tl.uint16
+        word = tl.load(pointer.to(tl.pointer_type(WORD), bitcast=True), mask=inside, other=0)
+        for i in tl.static_range(WIDTH):
+            run += ((word >> (i * BITS)).to(PART).to(DTYPE, bitcast=True),)  # type: ignore[assignment]
+    return run
+
+
+@triton.jit
 def _load_blocks(
-    x, column, v, n, d, stride_xv, LOADED: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr,
-    VECTORS: tl.constexpr,
+    x, column, v, n, d, stride_x, LOADED: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr,
+    VECTORS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The numbers of LOADED blocks of 32 columns, for VECTORS vectors from v on; zeros beyond the data."""
     loaded = ()
     for i in tl.static_range(LOADED):
         at = column + _block_offset(i, TOGETHER, SETS)
         inside = at.to(tl.uint32) < d.to(tl.uint32)
-        for j in tl.static_range(VECTORS):
-            row = x + (v + j).to(tl.int64) * stride_xv
-            loaded += (tl.load(row + at, mask=inside & (v + j < n), other=0),)  # type: ignore[assignment]
+        if WIDTH == 0:
+            for j in tl.static_range(VECTORS):
+                row = x + (v + j).to(tl.int64) * stride_x
+                loaded += (tl.load(row + at, mask=inside & (v + j < n), other=0),)  # type: ignore[assignment]
+        else:
+            for j in tl.static_range(0, VECTORS, WIDTH):
+                pointer = x + at.to(tl.int64) * stride_x + (v + j)
+                loaded += _load_run(pointer, inside & (v + j < n), WIDTH)
     return loaded
 
 
@@ -169,7 +191,7 @@ def project_scattered(
     target,
     n,
     d,
-    stride_xv,
+    stride_x,
     offset,
     k,
     n_tiles,
@@ -193,20 +215,22 @@ def project_scattered(
     LOG_PARTS: tl.constexpr,
     LOADED: tl.constexpr,
     TOGETHER: tl.constexpr,
+    WIDTH: tl.constexpr,
     SHARED_BYTES: tl.constexpr,
 ):
     """target[split, v, r] = sum over a split's columns j of x[v, j] S[r, j], S with entries +-1.
 
     Grid (blocks of VECTORS vectors, splits); 4 warps.
 
-    x : (n, d), contiguous along d.  target : (splits, n, k * STACKS), DTYPE.  k, n_tiles, NNZ : of one stack.
+    x : (n, d), contiguous along d or, if WIDTH > 0, along n; stride_x is that of the other dimension.
+    target : (splits, n, k * STACKS), DTYPE.  k, n_tiles, NNZ : of one stack.
     batches : of CHUNKS chunks, of which the columns offset .. offset + d - 1 take so many.
 
     TEAM : warps that share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums, and work on
     columns of one group between two barriers.  REPLICAS : of the sums, where a group of chunks has 32 / REPLICAS
     columns.  ROWS : at least k * STACKS, a multiple of 32.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns, or 32 or
     fewer.  LOADED : blocks of 32 columns that a warp loads at a time.  TOGETHER : those of them, in one group, whose
-    sums it loads together.
+    sums it loads together.  WIDTH : vectors whose numbers one access reads, a divisor of n; 0 if d is contiguous.
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     ALL: tl.constexpr = NNZ * STACKS
@@ -219,7 +243,7 @@ def project_scattered(
     SUMS: tl.constexpr = PARTS * REPLICA
     WINDOW: tl.constexpr = LANES * TOGETHER
     ROUNDS: tl.constexpr = ALL // TEAM
-    STEP_ROUNDS: tl.constexpr = min(ROUNDS, 4)
+    STEP_ROUNDS: tl.constexpr = min(ROUNDS, 4 if VECTORS <= 8 else 2)
     k0, k1 = seed_words(seed)
     pm, p = log_group.to(tl.uint32), log_chunk.to(tl.uint32)
     thread = tl.arange(0, THREADS)
@@ -240,7 +264,7 @@ def project_scattered(
     batch0 = (offset >> log_chunk.to(tl.int64)) // CHUNKS
     column0 = (((batch0 + start) * CHUNKS) << log_chunk.to(tl.int64)) - offset
     column = column0.to(tl.int32) + team * WINDOW + lane
-    ahead = _load_blocks(x, column, v, n, d, stride_xv, LOADED, TOGETHER, SETS, VECTORS)
+    ahead = _load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
     for batch in range(start, stop):
         tl.debug_barrier()  # the table before is not needed any more
         _write_table(
@@ -251,7 +275,7 @@ def project_scattered(
         for _ in range(steps):
             loaded = ahead
             column += LANES * LOADED * SETS
-            ahead = _load_blocks(x, column, v, n, d, stride_xv, LOADED, TOGETHER, SETS, VECTORS)
+            ahead = _load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
             entries = ()
             place = ()
             for i in tl.static_range(LOADED):

@@ -1,0 +1,68 @@
+"""Which kernel a product of the exact law takes, where several could run it."""
+
+from helpers.choices import HOPPER, exact_product
+
+from sjlt.kernels.config import exact as config
+
+
+def test_contiguous_vectors():
+    """A row-major A in S A: rows of A are read nnz times, or multiplied by tensor cores."""
+    product = exact_product(512, 2**18, 1024, 4, x_strides=(1, 512), y_strides=(1, 512))
+    for changes, kind in (
+        ({}, config.RowGather),
+        ({"nnz": 8}, config.RowGather),
+        ({"nnz": 16}, config.TensorCore),
+        ({"nnz": 8, "k": 1000}, config.TensorCore),
+        ({"nnz": 8, "dtype": "bfloat16"}, config.TensorCore),
+        ({"nnz": 4, "dtype": "bfloat16"}, config.RowGather),
+        ({"nnz": 1}, config.FewVectors),
+        ({"adjoint": True}, config.RowGather),
+        ({"nnz": 8, "adjoint": True}, config.TensorCore),
+        ({"dtype": "float64"}, config.FewVectors),
+        ({"n": 15, "x_strides": (1, 15)}, config.FewVectors),
+        ({"nnz": 8, "device": HOPPER}, config.Hopper),
+        ({"nnz": 8, "device": HOPPER, "plain": False}, config.HopperCodes),
+    ):
+        assert isinstance(config.choose(product._replace(**changes)), kind), changes
+
+
+def test_small_products():
+    """Those that gather in one launch, and those whose codes are worth a second one."""
+    columns, rows = {"n": 360, "d": 1500, "x_strides": (1, 360)}, {"n": 1000, "d": 4000}
+    for changes, expected in (
+        (columns, config.FewVectors),
+        (columns | {"k": 256}, config.RowGather),
+        (columns | {"nnz": 3, "d": 3000}, config.FewVectors),
+        (columns | {"nnz": 4, "d": 3000}, config.HopperCodes),
+        (columns | {"dtype": "float16"}, config.HopperCodes),
+        (columns | {"d": 700}, config.RowGather),
+        (rows | {"adjoint": True, "d": 2000}, config.FewVectors),
+        (rows | {"adjoint": True, "d": 2000, "k": 256}, config.TensorCore),
+        (rows | {"adjoint": True, "d": 2000, "nnz": 8}, config.TensorCore),
+        (rows | {"adjoint": True}, config.TensorCore),
+        (rows | {"adjoint": True, "d": 4001}, config.FewVectors),  # stored one number at a time
+        (rows | {"adjoint": True, "d": 4001, "n": 100_000, "k": 256}, config.FewVectors),
+        (rows | {"dtype": "float16", "n": 900}, config.TensorCore),
+        (rows | {"dtype": "float16", "n": 900, "x_strides": (4001, 1)}, config.HopperCodes),
+        (rows | {"dtype": "float16", "n": 900, "x_strides": (4001, 1), "k": 256}, config.TensorCore),
+        (rows | {"dtype": "float16", "n": 100, "x_strides": (4001, 1)}, config.TensorCore),
+    ):
+        product = exact_product(**{"k": 300, "device": HOPPER, **changes})
+        assert isinstance(config.choose(product), expected), changes
+
+
+def test_few_long_vectors():
+    """Rows that would leave blocks for tensor cores mostly empty, if nnz is small."""
+    for n, changes, expected in (
+        (32, {}, config.FewVectors),
+        (33, {}, config.TensorCore),
+        (32, {"nnz": 8}, config.TensorCore),
+        (32, {"d": 60_000}, config.TensorCore),
+        (32, {"adjoint": True}, config.TensorCore),
+        (128, {"nnz": 1}, config.FewVectors),
+        (128, {"nnz": 1, "device": HOPPER}, config.FewVectors),
+        (128, {"nnz": 1, "dtype": "bfloat16"}, config.TensorCore),
+        (129, {"nnz": 1}, config.TensorCore),
+    ):
+        product = exact_product(**{"n": n, "d": 1 << 20, "k": 300, **changes})
+        assert isinstance(config.choose(product), expected), (n, changes)
