@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.cases import each_value, pairwise
+from helpers.cases import each_value_then_pairs, pairwise
 from helpers.choices import H200, HOPPER, all_tensors_on, changed_choices, exact_product
 from helpers.kernels import check_project, product_error
 from helpers.shared_memory import emulate
@@ -147,7 +147,7 @@ CASES = [  # (k, nnz, stacks, n): each of them takes another way through the ker
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
-@each_value(
+@each_value_then_pairs(
     case=CASES, dtype=["float32", "float64", "bfloat16", "float16"], d=[300, 1, 6000], offset=[0, 345],
     x_in=["rows", "inner part", "columns"], out_in=["rows", "columns"], add=[False, True],
 )  # fmt: skip

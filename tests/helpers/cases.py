@@ -51,6 +51,23 @@ def each_value(allowed: Callable[..., bool] | None = None, /, **axes: Sequence[A
     return _parametrized(_all_values, allowed, axes)
 
 
+def each_value_then_pairs(allowed: Callable[..., bool] | None = None, /, **axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """Like `each_value`, but `exhaustive` adds only the cases of `pairwise`'s default run, not the full product.
+
+    For kernels in Triton's interpreter, where each case takes seconds.
+    """
+    return _parametrized(_values_and_pairs, allowed, axes)
+
+
+def _values_and_pairs(
+    axes: Sequence[Sequence[Any]], allowed: Callable[..., bool] | None = None
+) -> tuple[list[Case], list[Case]]:
+    """(cases that between them contain every possible value, further cases that contain every possible pair)."""
+    few, _ = _all_values(axes, allowed)
+    pairs, _ = all_pairs(axes, allowed)
+    return few, [case for case in pairs if case not in few]
+
+
 def _all_values(
     axes: Sequence[Sequence[Any]], allowed: Callable[..., bool] | None = None
 ) -> tuple[list[Case], list[Case]]:
