@@ -10,6 +10,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
+from sjlt.backends.triton import partial_sums
 from sjlt.kernels.nvidia import scattered_sums, shared_memory, sparse_sums, staged_gather
 
 SIZE = 232448
@@ -112,3 +113,5 @@ def emulate(monkeypatch):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *_: None)
     assert hasattr(shared_memory, "LIBRARIES")
+    # Few large programs add the partial sums, which other tests are about: each takes the interpreter 20 ms.
+    monkeypatch.setattr(partial_sums, "FEW_ELEMENTS", 4096)
