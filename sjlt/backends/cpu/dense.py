@@ -1,11 +1,10 @@
 """The exact law on dense data on the CPU: 2-D arrays of any strides, one data vector per row.
 
-There are five ways. Where vectors lie side by side in memory, whole features are added (`contiguous`). With many rows,
-the codes of a span of features go into a table that all threads share, and a task is a range of rows. With few rows, a
-task is a run of features and generates its own codes. A product that is not worth a second thread, by a sketch of few
-codes, is one kernel call, which takes codes that are kept between calls; for one or two vectors these are sorted by
-component (`by_component`). All add the same blocks of features in the same order, so that their results are equal to
-the bit.
+There are four ways. The codes of a small sketch are sorted by component and kept between calls (`by_component`). For
+larger ones, where vectors are contiguous in memory, whole features are added (`contiguous`). With many rows, the codes
+of a span of features go into a table that all threads share, and a task is a range of rows. With few rows, a task is a
+run of features and generates its own codes. All add the same blocks of features in the same order, so that their
+results are equal to the bit.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ... import threads
+from . import by_component
 from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
-from .by_component import MAX_VECTORS, project_by_component
 from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous
 from .dense_kernels import TILE_FEATURES
 from .entries import CODES_STEP
@@ -34,6 +33,7 @@ from .plan import (
     Scratch,
     aligned,
     exact_plan,
+    room,
     row_ranges,
     total_parts,
 )
@@ -70,9 +70,9 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
             out[...] = 0
         return
     plan, compute, out = exact_plan(spec), compute_dtype(x), kernel_view(out)
-    native, small = is_native(x), plan.is_small(n)
-    if native and small and n <= MAX_VECTORS:
-        project_by_component(plan, kernel_view(x), out, accumulate, compute)
+    native = is_native(x)
+    if native and by_component.eligible(plan, n):
+        by_component.project_by_component(plan, kernel_view(x), out, accumulate, compute)
         return
     rows = n
     if not native:  # the few rows that are copied at a time, a run of features of them
@@ -81,9 +81,6 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     vectors, workers = plan.vectors_and_workers(1 if one_by_one else rows, compute.itemsize)
     if not native:
         workers = 1
-    elif small:
-        _project_small(plan, kernel_view(x), out, accumulate, compute, vectors)
-        return
     elif is_contiguous(x, compute) and project_contiguous(plan, kernel_view(x), out, accumulate, compute):
         return
     elif n > vectors and not one_by_one and (-(-n // vectors) >= workers or plan.n_blocks == 1):
@@ -92,24 +89,6 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     step = min(rows, vectors)
     for i in range(0, n, step):
         _project_few(plan, x[i : i + step], out[i : i + step], accumulate, compute, vectors, workers)
-
-
-def _project_small(
-    plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype, vectors: int
-) -> None:
-    n, k = out.shape
-    kernel = compiled(kernels.project_rows, data=x.dtype, compute=compute, out=out.dtype)
-    (table, bounds), totals = plan.kept, np.empty((total_parts(compute), k if plan.n_blocks > 1 else 0, vectors))
-    with plan.room(TILE_FEATURES + k, vectors, compute) as room:
-        scratch = room[:TILE_FEATURES], room[TILE_FEATURES:], totals
-        _clear_rest(scratch[0], n)
-        kernel(x, table, bounds, (0, n), (True, True), True, scratch, out, plan.scale, accumulate)
-
-
-def _clear_rest(tile: np.ndarray, n: int) -> None:
-    """Clear the columns that n vectors leave unused: denormal numbers of an earlier call would make additions slow."""
-    if rest := n % tile.shape[1]:
-        tile[:, rest:] = 0
 
 
 def _project_many(
@@ -236,10 +215,16 @@ def _adjoint_small(
 ) -> None:
     n, k = y.shape
     kernel = compiled(kernels.adjoint_rows, data=y.dtype, compute=compute, out=out.dtype)
-    with plan.room(TILE_FEATURES + k, vectors, compute) as room:
-        scratch = room[:TILE_FEATURES], room[TILE_FEATURES:]
+    with room(TILE_FEATURES + k, vectors, compute) as tiles:
+        scratch = tiles[:TILE_FEATURES], tiles[TILE_FEATURES:]
         _clear_rest(scratch[1], n)
         kernel(y, plan.kept[0], (0, n), scratch, out, plan.scale, accumulate)
+
+
+def _clear_rest(tile: np.ndarray, n: int) -> None:
+    """Clear the columns that n vectors leave unused: denormal numbers of an earlier call would make additions slow."""
+    if rest := n % tile.shape[1]:
+        tile[:, rest:] = 0
 
 
 def _adjoint_many(

@@ -12,7 +12,7 @@ from numba.core import cgutils
 from ...laws import exact as law
 from ...laws.philox import define
 from .bits import WIDTH, WordVector, store_vector
-from .jit import CODES, LAW, kernel, leaf
+from .jit import CODES, INT32S, INT64S, LAW, kernel, leaf
 
 intrinsic: Any = extending.intrinsic  # its own types are those of the functions that emit code
 
@@ -149,3 +149,29 @@ def _generate_chunk(first_column, codes, c, table, i, stack, geometry):
 def fill_table(first_column, codes, geometry):
     """The codes of all columns of a table from `first_column` on."""
     generate_codes(first_column, codes, geometry)
+
+
+@kernel(table=CODES, bounds=INT64S, starts=INT64S, entries=INT32S)
+def list_entries(table, bounds, starts, entries):
+    """Sort the codes of a table by component, then by block of columns, then by column; see `ExactPlan.lists`.
+
+    bounds : block b is the columns ``bounds[b]:bounds[b+1]``.
+    """
+    n_blocks = bounds.size - 1
+    starts[:] = 0
+    for b in range(n_blocks):
+        for j in range(bounds[b], bounds[b + 1]):
+            for t in range(table.shape[1]):
+                starts[(table[j, t] >> 1) * n_blocks + b] += 1
+    begin = 0
+    for i in range(starts.size):
+        begin, starts[i] = begin + starts[i], begin
+    for b in range(n_blocks):
+        for j in range(bounds[b], bounds[b + 1]):
+            for t in range(table.shape[1]):
+                i = (table[j, t] >> 1) * n_blocks + b
+                entries[starts[i]] = 2 * j + (table[j, t] & 1)
+                starts[i] += 1
+    for i in range(starts.size - 1, 0, -1):  # each start has become its list's end
+        starts[i] = starts[i - 1]
+    starts[0] = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import threads
 from ...laws import exact as law
-from .entries import CODES_STEP, fill_table
+from .entries import CODES_STEP, fill_table, list_entries
 from .jit import compiled
 from .simd import LINE_BYTES
 from .tiles import TILE_VECTORS
@@ -31,7 +31,7 @@ STEP_WORK = 1 << 27  # additions of one kernel call, about 0.1 s: between two ca
 STORE_WORK = 8  # additions that take as long as storing a number in memory that was not in use
 THREAD_WORK = 1 << 20  # additions, about 0.1 ms, that are worth another thread: it takes 20 us to begin
 KEPT_CODES = 1 << 14  # codes of a whole sketch that are kept between calls, for each of `exact_plan`'s plans
-KEPT_BYTES, KEPT_ROOMS = 1 << 16, 8  # of the largest room for tiles that is kept likewise, and how many
+KEPT_BYTES, KEPT_ROOMS = 5 << 18, 8  # of the largest room for tiles that is kept for later calls, and how many are
 _WIDTHS = sorted(TILE_VECTORS)
 
 
@@ -52,9 +52,6 @@ class ExactPlan:
         group = 1 << (geometry.log_group + geometry.log_chunk)  # at most TABLE_CODES / s with one stack
         self.block = group * min(MAX_TERMS, max(1, TABLE_CODES // (group * self.s)))
         self.n_blocks = -(-(self.offset % self.block + self.d) // self.block)
-        self._rooms: defaultdict[tuple[int, np.dtype], deque[np.ndarray]] = defaultdict(
-            lambda: deque(maxlen=KEPT_ROOMS)
-        )
 
     def bounds(self, b0: int, b1: int) -> np.ndarray:
         """The columns at which blocks b0 .. b1 - 1 begin, and the last of them ends."""
@@ -89,30 +86,19 @@ class ExactPlan:
         2 column + (1 where negative).
         """
         table, bounds = self.kept
-        columns = np.repeat(np.arange(self.d), self.s)
-        codes = table.ravel()
-        places = (codes >> 1).astype(np.int64) * self.n_blocks + np.searchsorted(bounds[1:], columns, "right")
-        order = np.argsort(places, kind="stable")
-        counts = np.bincount(places, minlength=self.k * self.n_blocks)
-        entries = (2 * columns + (codes & 1))[order].astype(np.int32)
-        return np.concatenate([[0], np.cumsum(counts)]), entries
+        starts = np.empty(self.k * self.n_blocks + 1, np.int64)
+        entries = np.empty(table.size, np.int32)
+        compiled(list_entries)(table, bounds, starts, entries)
+        return starts, entries
 
-    @contextmanager
-    def room(self, rows: int, vectors: int, compute: np.dtype) -> Iterator[np.ndarray]:
-        """Borrow a tile with numbers of earlier calls. `rows` must be the same in every call."""
-        free = self._rooms[vectors, compute]
-        try:
-            room = free.pop()
-        except IndexError:
-            room = aligned((rows, vectors), compute)
-        yield room
-        if room.nbytes <= KEPT_BYTES:
-            free.append(room)
+    @property
+    def has_lists(self) -> bool:
+        """Whether the sketch has few enough entries to keep `kept` and `lists`."""
+        return max(self.d * self.s, self.k * self.n_blocks) <= KEPT_CODES
 
     def is_small(self, n: int) -> bool:
         """Whether a product with n rows is one kernel call by codes that are kept."""
-        kept = max(self.d * self.s, self.k * self.n_blocks)
-        return kept <= KEPT_CODES and n * self.d * self.s < THREAD_WORK
+        return self.has_lists and n * self.d * self.s < THREAD_WORK
 
     def no_table(self) -> np.ndarray:
         return np.empty((0, self.s), np.int32)
@@ -149,6 +135,21 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     memory = np.zeros(size + LINE_BYTES, np.uint8)
     start = -memory.ctypes.data % LINE_BYTES
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+_rooms: deque[np.ndarray] = deque(maxlen=KEPT_ROOMS)
+
+
+@contextmanager
+def room(rows: int, columns: int, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Borrow a tile that begins at a cache line and holds values of earlier calls."""
+    size = rows * columns * dtype.itemsize
+    memory = _rooms.pop() if _rooms else None
+    if memory is None or memory.size < size:
+        memory = aligned((size,), np.dtype(np.uint8))
+    yield memory[:size].view(dtype).reshape(rows, columns)
+    if memory.size <= KEPT_BYTES:
+        _rooms.append(memory)
 
 
 class Scratch:

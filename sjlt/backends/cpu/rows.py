@@ -135,3 +135,41 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
 
     integer = types.int64
     return types.void(codes, integer, integer, components, out, integer, types.float64), codegen
+
+
+@intrinsic
+def sum_entries(typing_context, entries, begin, end, features, count, sums, r):
+    """sums[r, v] = the sum of sign * features[j, v] for each of entries[begin:end], 2 j + (1 where negative).
+
+    v < count, rounded up to whole vectors of SQUARE_BYTES. Both tiles are of equal width, whole vectors of one dtype.
+    Sums stay in registers, and run in the order of the entries.
+    """
+    lanes = SQUARE_BYTES * 8 // features.dtype.bitwidth
+
+    def codegen(context, builder, signature, arguments):
+        entries, begin, end, features, count, sums, r = arguments
+        entries_type, _, _, features_type, _, sums_type, _ = signature.args
+        number, bits = context.get_data_type(features_type.dtype), features_type.dtype.bitwidth
+        entries = context.make_array(entries_type)(context, builder, entries).data
+        features = context.make_array(features_type)(context, builder, features)
+        sums = context.make_array(sums_type)(context, builder, sums)
+        row = builder.gep(sums.data, [builder.mul(r, builder.extract_value(sums.shape, 1))])
+
+        def add(v, size, rest):
+            vector = ir.VectorType(number, size)
+            held = cgutils.alloca_once(builder, vector)  # in registers
+            builder.store(ir.Constant(vector, None), held)
+            with cgutils.for_range(builder, end, start=begin) as loop:
+                code = builder.load(builder.gep(entries, [loop.index]))
+                term = builder.load(_component(builder, features, code, v, vector), align=bits // 8)
+                sign = sign_vector(builder, code, number, size)
+                total = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(held)))
+                builder.store(total, held)
+            pointer = builder.bitcast(builder.gep(row, [v]), vector.as_pointer())
+            builder.store(builder.load(held), pointer, align=bits // 8)
+
+        _for_vectors(builder, count, lanes, add)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(entries, integer, integer, features, integer, sums, integer), codegen

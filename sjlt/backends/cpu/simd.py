@@ -259,7 +259,7 @@ def _define_load_square(transposed: bool) -> Any:
     def load_square(typing_context, x, i, j, ahead, tile, row, vector):
         """tile[row + q, vector + p] = x[i + p, j + q] for p, q < side, x contiguous along j (transposed) or i.
 
-        Of an x contiguous along j, the numbers `ahead` bytes after these are fetched.
+        The numbers `ahead` bytes after these are fetched.
         """
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 
@@ -272,8 +272,8 @@ def _define_load_square(transposed: bool) -> Any:
                 vectors = [DECODE[x_type.dtype](builder, vector) for vector in vectors]
             if transposed:
                 vectors = _transpose(builder, vectors)
-                for pointer in sources:
-                    prefetch(builder, pointer, ahead, side * x_type.dtype.bitwidth // 8, locality=2)
+            for pointer in sources:
+                prefetch(builder, pointer, ahead, side * x_type.dtype.bitwidth // 8, locality=2)
             targets = _square(context, builder, tile_type, tile, row, first, 0, side)
             for vector, pointer in zip(vectors, targets, strict=True):
                 builder.store(vector, pointer, align=tile_type.dtype.bitwidth // 8)
