@@ -1,4 +1,4 @@
-"""Accumulators: any order, split, merge, retry and kill ends in the exact sum, and no block is counted twice."""
+"""Accumulators: any order, split, merge, retry or kill gives the exact sum, and no block is counted twice."""
 
 import io
 import json
@@ -22,21 +22,21 @@ X = integers((3, 500), "float64")
 
 
 def blocks(rng, n=500):
-    """Ranges that cover all features once, in a random order; some are empty."""
+    """Ranges that cover all features exactly once, in random order; some are empty."""
     cuts = np.sort(rng.integers(0, n + 1, rng.integers(0, 12)))
     ranges = list(zip([0, *cuts], [*cuts, n], strict=True))
     return [(int(a), int(b)) for a, b in rng.permutation(ranges)]
 
 
 def run_once(rng, ranges, x):
-    """Workers that take the ranges in turn, retry at random, are saved, lost, restored and merged."""
+    """Distribute the ranges over workers that randomly retry and are saved, lost, restored and merged."""
     workers = [Accumulator(S, (3,)) for _ in range(rng.integers(1, 5))]
     order = rng.integers(0, len(workers), len(ranges))
     for which, (start, stop) in zip(order, ranges, strict=True):
         worker = workers[which]
         before = worker.state_dict()
         worker.update(start, x[:, start:stop])
-        if rng.random() < 0.3:  # lost and retried
+        if rng.random() < 0.3:  # the worker is lost and retries
             worker = workers[which] = Accumulator.from_state_dict(before)
             worker.update(start, x[:, start:stop])
         if rng.random() < 0.3 and stop > start:
@@ -54,14 +54,14 @@ def run_once(rng, ranges, x):
 
 
 @pytest.mark.parametrize("trials", [5, pytest.param(200, marks=pytest.mark.exhaustive)])
-def test_any_order_of_updates_merges_and_retries(trials):
+def test_order_merges_and_retries_do_not_matter(trials):
     noise = np.random.default_rng(0).normal(size=X.shape)
     for seed in range(trials):
         ranges = blocks(np.random.default_rng(seed))
         total = run_once(np.random.default_rng(seed), ranges, X)
         assert total.missing() == []
         assert np.array_equal(total.sum, X @ S.T)
-        # Numbers whose sums depend on the order: the same order gives the same bits.
+        # The sums of these values depend on the order; the same order gives the same bits.
         twice = [run_once(np.random.default_rng(seed), ranges, noise).sum for _ in range(2)]
         assert np.array_equal(*twice)
         np.testing.assert_allclose(twice[0], noise @ S.T, rtol=0, atol=1e-12)
@@ -104,7 +104,7 @@ def test_on_a_gpu(tmp_path):
         Accumulator(S, (3,), device="cuda").update(0, x.cpu())
 
 
-def test_a_matrix_from_the_left():
+def test_columns_of_a_left_product():
     A = integers((500, 7), "float64")
     accumulator = Accumulator(S, (7,))
     for start in range(0, 500, 100):
@@ -112,7 +112,7 @@ def test_a_matrix_from_the_left():
     assert np.array_equal(accumulator.sum.T, S @ A)
 
 
-def test_one_vector_and_slices_of_sketches():
+def test_single_vector_and_sliced_sketch():
     part = S[:, 100:400]
     accumulator = Accumulator(part)
     accumulator.update(0, X[0, 100:400])
@@ -125,7 +125,7 @@ def test_files(tmp_path, device):
     accumulator = Accumulator(S, (3,), dtype="float32", device=device)
     half = X[:, :250].astype("float32")
     accumulator.update(0, half if device is None else torch.from_numpy(half))
-    for _ in range(2):  # also over an earlier file
+    for _ in range(2):  # the second save overwrites an earlier file
         accumulator.save(path)
     assert os.listdir(tmp_path) == ["sum.npz"]
     restored = Accumulator.load(path, device=device)
@@ -146,7 +146,7 @@ def _saved(state):
     return stream.getvalue()
 
 
-def test_states_of_other_byte_orders_and_with_gradients():
+def test_state_byte_order_and_gradients():
     accumulator = Accumulator(S, (3,))
     accumulator.update(0, X)
     state = accumulator.state_dict()
@@ -176,7 +176,7 @@ for start in range(0, 100_000, 50):
 
 
 @pytest.mark.exhaustive
-def test_a_killed_writer_leaves_a_whole_state(tmp_path):
+def test_killed_writer_leaves_a_complete_state(tmp_path):
     path, big = tmp_path / "sum.npz", Sketch(100_000, 40, nnz=4, seed=3)
     for i in range(20):
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
@@ -195,7 +195,7 @@ def test_a_killed_writer_leaves_a_whole_state(tmp_path):
         path.unlink()
 
 
-def test_an_interrupted_addition_is_noticed():
+def test_interrupted_update_is_detected():
     accumulator = Accumulator(S, (3,))
 
     def interrupted():

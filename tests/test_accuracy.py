@@ -1,4 +1,4 @@
-"""How far results are from exact arithmetic, and where non-finite numbers go."""
+"""Distance of results from exact arithmetic, and propagation of non-finite values."""
 
 import itertools
 import math
@@ -19,13 +19,13 @@ DATA = {
     "large, then small": lambda rng, shape: rng.random(shape) * np.geomspace(1e4, 1e-4, shape[-1]),
     "one outweighs all": lambda rng, shape: np.where(np.arange(shape[-1]) == 0, 16_400, rng.normal(size=shape)),
 }
-BOUNDS = dict.fromkeys(DATA, 1e-6) | {"one outweighs all": 2e-6}  # (just above 2^14: fp32 is at its coarsest)
+BOUNDS = dict.fromkeys(DATA, 1e-6) | {"one outweighs all": 2e-6}  # just above 2^14, where fp32 is coarsest
 # (rows, features, n_components, nnz): few rows and many; one term in each of 2^20, 2^16 and 2^13.
 SIZES = [(2, 2**20, 1, 1), (2, 2**20, 16, 4), (2, 2**20, 200, 3), (40, 2**15, 1, 1), (40, 2**17, 16, 4)]
 
 
 def error(actual, expected, norm):
-    """Norm-wise, worst over data vectors. `norm` is that of the data: ||S x|| of few components may be near 0."""
+    """Worst error norm over the vectors, relative to the norm of the data: ||S x|| may be near 0 for small k."""
     assert np.isfinite(actual).all()
     return (np.linalg.norm(actual.astype(np.float64) - expected, axis=-1) / norm).max()
 
@@ -36,7 +36,7 @@ def test_fp32(kind, size):
     n, d, k, nnz = size
     x = DATA[kind](np.random.default_rng(1), (n, d)).astype(np.float32)
     S = Sketch(d, k, nnz=nnz, seed=2)
-    expected = (S.to_scipy() @ x.T.astype(np.float64)).T  # itself exact to 1e-13
+    expected = (S.to_scipy() @ x.T.astype(np.float64)).T  # exact to 1e-13
     norm = np.linalg.norm(x.astype(np.float64), axis=1)
     assert error(x @ S.T, expected, norm) <= BOUNDS[kind]
     assert error((S @ x.T.copy()).T, expected, norm) <= BOUNDS[kind]
@@ -92,8 +92,8 @@ def test_adjoint(dtype):
 
 
 @each_value(kind=["normal", "all positive"], shape=[(2, 2**17), (40, 2**13)])
-def test_fp16_is_rounded_once(kind, shape):
-    """Sums run in fp32 or better: the result is half a unit in the last place from exact, and hardly more."""
+def test_fp16_results_are_rounded_once(kind, shape):
+    """Sums run in fp32 or better, so the error barely exceeds half a unit in the last place of fp16."""
     n, d = shape
     S = Sketch(d, 64, nnz=4)
     x = DATA[kind](np.random.default_rng(1), (n, d)).astype(np.float16)
@@ -105,8 +105,8 @@ def test_fp16_is_rounded_once(kind, shape):
     assert (np.abs(result.astype(np.float64) - expected) <= half_unit + slack).all()
 
 
-def test_fp32_sums_into_fp64_keep_their_digits():
-    # Streaming: rounding to fp32 between slices would show.
+def test_fp32_accumulates_into_fp64_without_rounding():
+    # Rounding to fp32 between streamed slices would show.
     S = Sketch(2**15, 16, nnz=4)
     x = np.random.default_rng(0).uniform(0.5, 1.5, (3, 2**15)).astype(np.float32)
     out = np.zeros((3, 16))
@@ -116,11 +116,11 @@ def test_fp32_sums_into_fp64_keep_their_digits():
     assert error(out, expected, np.linalg.norm(x.astype(np.float64), axis=1)) <= 2e-7
 
 
-# --------------------------------------------------------------------------------- non-finite numbers
+# --------------------------------------------------------------------------------- non-finite values
 
 
 @each_value(value=[np.nan, np.inf, -np.inf], dtype=["float16", "float32", "float64"], n=[3, 70], order=["C", "F"])
-def test_a_non_finite_number_reaches_exactly_its_nnz_components(value, dtype, n, order):
+def test_non_finite_feature_reaches_exactly_nnz_components(value, dtype, n, order):
     S = Sketch(500, 300, nnz=16, seed=4)
     x = integers((n, 500), dtype)
     expected = exact_project(S, x)
@@ -138,7 +138,7 @@ def test_a_non_finite_number_reaches_exactly_its_nnz_components(value, dtype, n,
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("n", [3, 70])
-def test_a_non_finite_component_reaches_exactly_its_features(value, dtype, n):
+def test_non_finite_component_reaches_exactly_its_features(value, dtype, n):
     S = Sketch(500, 300, nnz=16, seed=4)
     y = integers((n, 300), dtype)
     expected = exact_adjoint(S, y)
@@ -150,7 +150,7 @@ def test_a_non_finite_component_reaches_exactly_its_features(value, dtype, n):
     np.testing.assert_array_equal(y @ S, expected)
 
 
-def test_non_finite_numbers_that_meet():
+def test_non_finite_values_that_collide():
     S = Sketch(4, 1, nnz=1)
     signs = S.entries()[1][0].astype(np.float32)
     opposite = np.where(np.arange(4) < 2, np.inf, -np.inf).astype(np.float32) * signs
@@ -160,7 +160,7 @@ def test_non_finite_numbers_that_meet():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_extreme_magnitudes(dtype):
-    """The largest, the smallest and subnormal numbers pass unchanged through columns of one +-1."""
+    """The largest, smallest and subnormal values pass unchanged through columns with a single +-1."""
     info = np.finfo(dtype)
     values = np.array([info.max, -info.max, info.tiny, info.smallest_subnormal, -info.smallest_subnormal, 0, 1], dtype)
     S = Sketch(64, 64, nnz=1)  # chunks of 64 columns: a signed permutation

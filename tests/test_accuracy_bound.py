@@ -1,6 +1,6 @@
-"""The bound on each component's error that holds for every input, on inputs that try to break it.
+"""The componentwise error bound, valid for every input, on inputs that try to break it.
 
-|result_r - exact_r| <= c u sum over j of |S_rj x_j|, with the c and u that are derived where the sums are written
+|result_r - exact_r| <= c u sum over j of |S_rj x_j|, where c and u are derived next to the summation code
 (`dense_kernels`, `sparse_kernels`, `iid_kernels`).
 """
 
@@ -69,7 +69,7 @@ def test_adjoint(dtype):
 
 
 def test_many_equal_fp64_features():
-    """Totals are compensated: the error does not grow with the number of blocks."""
+    """Totals are compensated, so the error does not grow with the number of blocks."""
     S = Sketch(2**21, 1, nnz=1, seed=3)
     x = signs_of_row(S) / 3
     assert abs((x @ S.T)[0] - math.fsum(np.abs(x))) <= 20 * 2.0**-53 * math.fsum(np.abs(x))
@@ -78,7 +78,7 @@ def test_many_equal_fp64_features():
 @pytest.mark.parametrize(("dtype", "largest"), [("float32", 2.0**122), ("float64", 2.0**1010)])
 @pytest.mark.parametrize("n", [1, 40])
 def test_sums_in_the_stated_range_do_not_overflow(dtype, largest, n):
-    """64 terms of one sign, then as many of the other: what is between may be 64 times as large."""
+    """64 terms of one sign, then 64 of the other: the partial sum between may be 64 times as large."""
     S = Sketch(2**13, 16, nnz=1, seed=1)
     row = S.to_scipy("csr").indices[: 2**9]
     x = np.zeros((n, 2**13), dtype)

@@ -1,4 +1,4 @@
-"""`sjlt.arrow.Projector`: the numbers of `Sketch.project`, everything else of the table untouched, bad rows named."""
+"""`sjlt.arrow.Projector`: equal to `Sketch.project`, other columns untouched, bad rows named in errors."""
 
 import json
 import pickle
@@ -31,7 +31,7 @@ def as_lists(x, kind):
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
 
 
-def numbers(column):
+def matrix_of(column):
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     width = column.type.list_size
     return np.concatenate([chunk.flatten().to_numpy().reshape(len(chunk), width) for chunk in chunks])
@@ -50,7 +50,7 @@ def table_of(x, kind="fixed", **options):
     law=[{"nnz": 3}, {"density": 0.25}],
     output=[None, "w"],
 )
-def test_rows_are_those_of_project(kind, dtype, form, law, output):
+def test_rows_equal_project(kind, dtype, form, law, output):
     x = vectors(dtype=dtype)
     table = table_of(x, kind)
     if form == "batch":
@@ -65,14 +65,14 @@ def test_rows_are_those_of_project(kind, dtype, form, law, output):
     expected = np.empty((len(x), K), dtype if dtype.startswith("float") else "float32")
     sjlt.Sketch(D, K, seed=9, **law).project(x, out=expected)
     assert result.schema.names == (["id", "v", "text"] if output is None else ["id", "v", "text", "w"])
-    assert np.array_equal(numbers(result.column(name)), expected)
+    assert np.array_equal(matrix_of(result.column(name)), expected)
     assert result.schema.field(name).type == pa.list_(pa.from_numpy_dtype(expected.dtype), K)
     for other in {"id", "v", "text"} - {name}:
         assert result.column(other).equals(table.column(other))
     result.validate(full=True)
 
 
-def test_the_sketch_is_in_the_metadata_of_the_field():
+def test_field_metadata_describes_the_sketch():
     P = Projector("v", K, seed=3)
     table = table_of(vectors()).replace_schema_metadata({"pandas": "{}", "huggingface": "{}", "mine": "1"})
     result = P(table)
@@ -83,15 +83,15 @@ def test_the_sketch_is_in_the_metadata_of_the_field():
     assert Projector("v", K, output_column="w")(table).schema.metadata == table.schema.metadata
 
 
-def test_a_slice_of_a_slice_of_fixed_size_lists_starts_where_it_should():
+def test_nested_slices_of_fixed_size_lists():
     x = vectors()
     array = as_lists(x, "fixed").slice(7).slice(3, 20)
     result = Projector("v", K)(pa.table({"v": array}))
-    assert np.array_equal(numbers(result["v"]), sjlt.Sketch(D, K).project(x[10:30]))
+    assert np.array_equal(matrix_of(result["v"]), sjlt.Sketch(D, K).project(x[10:30]))
 
 
 def test_vectors_are_not_copied():
-    """The matrix that is projected is the memory of the Arrow buffer."""
+    """The projected matrix is the memory of the Arrow buffer."""
     from sjlt.arrow import vectors_of
 
     array = as_lists(vectors(), "list").slice(4)
@@ -106,13 +106,13 @@ def test_dtype(given, dtype):
     x = vectors(dtype=given)
     expected = np.empty((N, K), dtype)
     sjlt.Sketch(D, K).project(x, out=expected)
-    assert np.array_equal(numbers(Projector("v", K, dtype=dtype)(table_of(x))["v"]), expected)
+    assert np.array_equal(matrix_of(Projector("v", K, dtype=dtype)(table_of(x))["v"]), expected)
 
 
-def test_normalized_rows_have_unit_length_and_zero_rows_stay():
+def test_normalized_rows():
     x = vectors()
     x[3] = 0
-    y = numbers(Projector("v", K, normalize=True)(table_of(x))["v"])
+    y = matrix_of(Projector("v", K, normalize=True)(table_of(x))["v"])
     plain = sjlt.Sketch(D, K).project(x)
     norms = np.linalg.norm(plain, axis=1, keepdims=True)
     assert np.allclose(y, np.divide(plain, norms, where=norms > 0, out=np.zeros_like(plain)), rtol=1e-6, atol=0)
@@ -120,14 +120,14 @@ def test_normalized_rows_have_unit_length_and_zero_rows_stay():
     assert np.allclose(np.linalg.norm(np.delete(y, 3, axis=0), axis=1), 1, rtol=1e-6)
 
 
-def test_lists_without_a_fixed_size():
+def test_variable_size_lists():
     x = vectors()
     result = Projector("v", K, list_type="list")(table_of(x))
     assert result.schema.field("v").type == pa.list_(pa.float32())
     assert np.array_equal(np.stack(result["v"].to_numpy()), sjlt.Sketch(D, K).project(x))
 
 
-def test_it_can_be_pickled_before_and_after_use():
+def test_pickling_before_and_after_use():
     table = table_of(vectors(), "list")
     P = Projector("v", K, seed=2)
     before = pickle.loads(pickle.dumps(P))
@@ -137,13 +137,13 @@ def test_it_can_be_pickled_before_and_after_use():
     assert next(P.map(iter(table.to_batches()))).equals(expected.to_batches()[0])
 
 
-def test_an_empty_first_chunk_does_not_hide_the_length():
+def test_empty_first_chunk():
     x = vectors()
     lists = as_lists(x, "list")
     column = pa.chunked_array([lists.slice(0, 0), lists.slice(0, 20), lists.slice(20, 0), lists.slice(20)])
     P = Projector("v", K, seed=4)
     result = P(pa.table({"v": column}))["v"]
-    assert np.array_equal(numbers(result), sjlt.Sketch(D, K, seed=4).project(x))
+    assert np.array_equal(matrix_of(result), sjlt.Sketch(D, K, seed=4).project(x))
     assert [len(chunk) for chunk in result.chunks] == [0, 20, 0, N - 20]
     bad = pa.chunked_array([lists.slice(0, 0), pa.array([[1.0], None], lists.type)])
     with pytest.raises(ValueError, match="row 1 is null"):
@@ -151,7 +151,7 @@ def test_an_empty_first_chunk_does_not_hide_the_length():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
-def test_tensors_of_one_dimension(dtype):
+def test_one_dimensional_tensors(dtype):
     x = vectors(dtype=dtype)
     lists = as_lists(x, "fixed")
     tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(lists.type.value_type, [D]), lists)
@@ -159,13 +159,13 @@ def test_tensors_of_one_dimension(dtype):
     P = Projector("v", K, seed=4)
     assert P.schema(table.schema).field("v").type.list_size == K
     expected = Projector("v", K, seed=4)(table_of(x).select(["v", "id"]))
-    assert np.array_equal(numbers(P(table)["v"]), numbers(expected["v"]))
+    assert np.array_equal(matrix_of(P(table)["v"]), matrix_of(expected["v"]))
     null = pa.ExtensionArray.from_storage(tensors.type, pa.array([[1] * D, None], lists.type))
     with pytest.raises(ValueError, match="row 1 is null"):
         P(pa.table({"v": null}))
 
 
-def test_tables_without_rows():
+def test_empty_tables():
     empty = table_of(vectors()).slice(0, 0)
     assert Projector("v", K)(empty).schema == Projector("v", K)(table_of(vectors())).schema
     lists = table_of(vectors(), "list").slice(0, 0)
@@ -210,19 +210,19 @@ def test_bad_columns(column, error, message):
 
 
 @pytest.mark.parametrize("table", [None, [1.0], np.ones((2, 3)), {"v": [1.0]}])
-def test_what_is_no_table(table):
+def test_non_tables_are_refused(table):
     with pytest.raises(TypeError, match="expected a pyarrow Table or RecordBatch, got "):
         Projector("v", 4)(table)
 
 
-def test_row_numbers_count_over_chunks_and_slices():
+def test_row_numbers_in_errors_span_chunks_and_slices():
     good, bad = pa.array([[1.0, 2.0]] * 5), pa.array([[0.0, 0.0], [1.0, 2.0], [1.0]])
     table = pa.table({"v": pa.chunked_array([good.slice(2), bad.slice(1)])})
     with pytest.raises(ValueError, match="row 4 has 1 numbers, expected 2"):
         Projector("v", 2)(table)
 
 
-def test_later_tables_must_have_the_width_of_the_first():
+def test_later_tables_must_match_the_first_width():
     P = Projector("v", K)
     P(table_of(vectors()))
     for kind in ("fixed", "list"):
@@ -242,12 +242,12 @@ def test_later_tables_must_have_the_width_of_the_first():
         ({"n_components": 2, "n_features": 0}, ValueError, "n_features must be from 1"),
     ],
 )
-def test_bad_arguments_are_refused_at_once(arguments, error, message):
+def test_bad_arguments_are_refused_early(arguments, error, message):
     with pytest.raises(error, match=message):
         Projector(**{"column": "v", **arguments})
 
 
-def test_columns_are_found_by_name():
+def test_columns_are_selected_by_name():
     table = table_of(vectors())
     with pytest.raises(ValueError, match="no column 'w'; the columns are: id, v, text"):
         Projector("w", 2)(table)
@@ -261,7 +261,7 @@ def test_columns_are_found_by_name():
 @pytest.mark.parametrize("kind", ["list", "fixed"])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_pandas_is_not_imported(kind, dtype):
-    """It takes half a second, which is most of what a small file takes."""
+    """Importing it takes half a second, most of the run time for a small file."""
     code = f"""
 import sys
 import numpy as np, pyarrow as pa

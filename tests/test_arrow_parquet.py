@@ -1,4 +1,4 @@
-"""Parquet files: the numbers of `Sketch.project`, whole files or none, flat memory, one line for bad input."""
+"""Parquet files: equal to `Sketch.project`, written completely or not at all, in bounded memory; one-line errors."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def source(tmp_path):
     return path
 
 
-def left(folder):
+def files_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -40,7 +40,7 @@ def left(folder):
     compression=["none", "snappy", "zstd"],
     output=[None, "w"],
 )
-def test_files_hold_what_project_gives(tmp_path, kind, dtype, batch_rows, row_group_size, compression, output):
+def test_files_equal_project(tmp_path, kind, dtype, batch_rows, row_group_size, compression, output):
     x, out = vectors(dtype=dtype), tmp_path / "y.parquet"
     pq.write_table(table_of(x, kind), tmp_path / "x.parquet", row_group_size=row_group_size, compression=compression)
     files.project_parquet(tmp_path / "x.parquet", out, K, seed=4, batch_rows=batch_rows, output_column=output)
@@ -49,10 +49,10 @@ def test_files_hold_what_project_gives(tmp_path, kind, dtype, batch_rows, row_gr
     assert result.column_names == before.column_names + ([output] if output else [])
     for other in ("id", "text", *(["v"] if output else [])):
         assert result[other].equals(before[other])
-    assert left(tmp_path) == ["x.parquet", "y.parquet"]
+    assert files_in(tmp_path) == ["x.parquet", "y.parquet"]
 
 
-def test_the_bytes_do_not_depend_on_the_run(tmp_path, source):
+def test_bytes_are_reproducible(tmp_path, source):
     for name, threads in (("a", 1), ("b", 2)):
         sjlt.set_num_threads(threads)
         files.project_parquet(source, tmp_path / name, K)
@@ -60,7 +60,7 @@ def test_the_bytes_do_not_depend_on_the_run(tmp_path, source):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_sketch_and_source_are_in_the_metadata(tmp_path, source):
+def test_metadata_describes_sketch_and_source(tmp_path, source):
     files.project_parquet(source, tmp_path / "y.parquet", K, seed=6, normalize=True)
     schema = pq.read_schema(tmp_path / "y.parquet")
     described = json.loads(schema.metadata[b"sjlt"])
@@ -83,17 +83,17 @@ def test_row_groups_and_encodings(tmp_path, monkeypatch, source):
         size = files.row_bytes(vectors, projector, projector.schema(vectors.schema))
     assert all(
         1000 <= each * size < 1000 + 3 * size for each in rows[:-1]
-    )  # at least that much, less than a batch more
+    )  # at least ROW_GROUP_BYTES, by less than one batch
     column = metadata.row_group(0).column(1)
     assert column.path_in_schema.startswith("v.")
     assert not column.has_dictionary_page
     assert column.compression == "UNCOMPRESSED"
-    assert metadata.row_group(0).column(2).has_dictionary_page  # text
+    assert metadata.row_group(0).column(2).has_dictionary_page  # the text column
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, N), (0, 20), (20, 40), (13, 47), (56, 57), (5, 5), (40, N)])
 @pytest.mark.parametrize("batch_rows", [4, 100])
-def test_ranges_of_rows(source, start, stop, batch_rows):
+def test_row_ranges(source, start, stop, batch_rows):
     x = vectors()
     with files.ParquetVectors(source, None) as opened:
         parts = [batch.column(0).to_numpy() for batch in opened.tables(start, stop, batch_rows)]
@@ -103,7 +103,7 @@ def test_ranges_of_rows(source, start, stop, batch_rows):
         assert np.array_equal(np.concatenate([np.empty((0, D)), *opened.batches(start, batch_rows)]), x[start:])
 
 
-def test_a_column_must_be_named_where_several_fit(tmp_path):
+def test_ambiguous_columns_must_be_named(tmp_path):
     table = table_of(vectors()).append_column("u", table_of(vectors(seed=1))["v"])
     pq.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(UserError, match="name one column; the columns of vectors are: v, u"):
@@ -114,7 +114,7 @@ def test_a_column_must_be_named_where_several_fit(tmp_path):
     assert result["v"].equals(table["v"])
 
 
-def test_a_named_column_must_hold_vectors(tmp_path):
+def test_named_column_must_hold_vectors(tmp_path):
     pq.write_table(pa.table({"v": [[1.0]], "w": [[[1.0]]], "id": [1]}), tmp_path / "x.parquet")
     pq.write_table(pa.Table.from_arrays([pa.array([[1.0]])] * 2, ["v", "v"]), tmp_path / "twice.parquet")
     with pytest.raises(UserError, match="there are 2 columns 'v'"):
@@ -155,14 +155,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_one_line_and_leave_nothing(tmp_path, name):
+def test_bad_files_give_one_line_and_no_output(tmp_path, name):
     write, message = BAD[name]
     write(tmp_path / "x.parquet")
     with pytest.raises(UserError, match=message) as caught:
         files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", 2, batch_rows=8)
     assert str(tmp_path / "x.parquet") in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert left(tmp_path) == ["x.parquet"]
+    assert files_in(tmp_path) == ["x.parquet"]
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.9, -1])
@@ -171,29 +171,29 @@ def test_truncated_files(tmp_path, source, kept):
     source.write_bytes(content[: int(kept * len(content)) if kept > 0 else -1])
     with pytest.raises(UserError, match=str(source)):
         files.project_parquet(source, tmp_path / "y.parquet", K)
-    assert left(tmp_path) == ["x.parquet"]
+    assert files_in(tmp_path) == ["x.parquet"]
 
 
-def test_damaged_pages_are_an_error(tmp_path, source):
+def test_damaged_pages_raise(tmp_path, source):
     content = bytearray(source.read_bytes())
     offset = pq.read_metadata(source).row_group(1).column(1).data_page_offset
     content[offset : offset + 20] = bytes(range(200, 220))
     source.write_bytes(content)
     with pytest.raises(UserError, match=str(source)):
         files.project_parquet(source, tmp_path / "y.parquet", K)
-    assert left(tmp_path) == ["x.parquet"]
+    assert files_in(tmp_path) == ["x.parquet"]
 
 
-def test_a_source_that_changes_under_way_leaves_nothing(tmp_path, source):
+def test_source_modified_during_the_run(tmp_path, source):
     def change(rows, of):
         os.utime(source, (1, 1))
 
     with pytest.raises(UserError, match=r"changed while it was read: source\.mtime_ns"):
         files.project_parquet(source, tmp_path / "y.parquet", K, progress=change)
-    assert left(tmp_path) == ["x.parquet"]
+    assert files_in(tmp_path) == ["x.parquet"]
 
 
-def test_space_is_checked_first(tmp_path, source, monkeypatch):
+def test_disk_space_is_checked_first(tmp_path, source, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
     with pytest.raises(UserError, match=r"needs \d+ bytes, the file system has 10 free"):
         files.project_parquet(source, tmp_path / "y.parquet", K)
@@ -221,7 +221,7 @@ def start(source, out, limit=0, batch_rows=2000):
     )
 
 
-def large(path, n, row_group_size=None):
+def write_large(path, n, row_group_size=None):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1000, 768), np.float32)
     batch = pa.record_batch([pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 768)], names=["v"])
@@ -231,32 +231,32 @@ def large(path, n, row_group_size=None):
 
 
 @pytest.mark.exhaustive
-def test_a_full_disk_leaves_nothing(tmp_path):
-    large(tmp_path / "x.parquet", 8000)
+def test_full_disk_leaves_no_output(tmp_path):
+    write_large(tmp_path / "x.parquet", 8000)
     process = start(tmp_path / "x.parquet", tmp_path / "y.parquet", limit=2_000_000)
     _, error = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "File too large" in error
-    assert left(tmp_path) == ["x.parquet"]
+    assert files_in(tmp_path) == ["x.parquet"]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_memory_does_not_grow_with_the_file_or_its_row_group(tmp_path):
+def test_memory_is_independent_of_file_and_row_group_size(tmp_path):
     peaks = []
-    for n in (120_000, 300_000):  # the queues are full well before the end of the smaller one
-        large(tmp_path / "x.parquet", n)  # one row group of 369 and 922 MB
+    for n in (120_000, 300_000):  # both long enough to fill the queues
+        write_large(tmp_path / "x.parquet", n)  # one row group of 369 and 922 MB
         output, error = start(tmp_path / "x.parquet", tmp_path / "y.parquet").communicate(timeout=300)
         peaks.append(int(output) / 1024)
         assert not error
-    assert peaks[1] < peaks[0] + 200, peaks  # of 553 MB more; the allocators alone differ by dozens between runs
-    assert peaks[1] < 572, peaks  # 600 MB
+    assert peaks[1] < peaks[0] + 200, peaks  # for 553 MB more data; allocators vary by dozens of MB
+    assert peaks[1] < 572, peaks  # MiB: 600 MB
 
 
 @pytest.mark.exhaustive
-def test_kills_leave_no_file_or_the_whole_file(tmp_path):
-    """20 times SIGKILL: under its name the file is never partial, and the run after them gives its bytes."""
-    large(tmp_path / "x.parquet", 20_000)
+def test_kills_leave_no_partial_file(tmp_path):
+    """After each of 20 SIGKILLs the output is absent or complete, and the run after them gives the same bytes."""
+    write_large(tmp_path / "x.parquet", 20_000)
     wanted = tmp_path / "wanted.parquet"
     files.project_parquet(tmp_path / "x.parquet", wanted, 256, batch_rows=500)
     expected, rng, out = wanted.read_bytes(), np.random.default_rng(1), tmp_path / "y.parquet"
@@ -272,8 +272,8 @@ def test_kills_leave_no_file_or_the_whole_file(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert not out.exists() or out.read_bytes() == expected
-        orphans += sum(name.startswith(".sjlt-") for name in left(tmp_path))
+        orphans += sum(name.startswith(".sjlt-") for name in files_in(tmp_path))
     _, error = start(tmp_path / "x.parquet", out, batch_rows=500).communicate(timeout=120)
     assert not error
     assert out.read_bytes() == expected
-    assert left(tmp_path) == ["wanted.parquet", "x.parquet", "y.parquet"], f"{orphans} orphans seen"
+    assert files_in(tmp_path) == ["wanted.parquet", "x.parquet", "y.parquet"], f"{orphans} orphans seen"

@@ -1,4 +1,4 @@
-"""Projectors of gradients: the sketch of every parameter, the scale and identity that TRAK needs, clear refusals."""
+"""Gradient projectors: one sketch for all parameters, the scale and identity that TRAK needs, clear refusals."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ from helpers.cases import exhaustive_except
 from sjlt import Sketch
 from sjlt.attribution import DattriProjector, TrakProjector, dattri_projections
 
-GRADIENTS = {"weight": torch.randn(5, 4, 8), "scalar": torch.randn(5), "bias": torch.randn(5, 2, 2)}  # of 5 examples
+GRADIENTS = {"weight": torch.randn(5, 4, 8), "scalar": torch.randn(5), "bias": torch.randn(5, 2, 2)}  # for 5 examples
 D, K = 37, 16
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -36,16 +36,16 @@ def test_dicts_and_tensors(dtype):
             assert torch.allclose(result, factor * expected, rtol=1e-6, atol=1e-5)
 
 
-def test_results_are_new_memory_and_repeat():
+def test_results_are_fresh_and_reproducible():
     projector = TrakProjector(D, K, device="cpu")
     first = projector.project(GRADIENTS, model_id=0)
     kept = first.clone()
-    first /= 7  # as TRAK does
+    first /= 7  # TRAK works in place
     projector.free_memory()
     assert torch.equal(projector.project(GRADIENTS, model_id=0), kept)
 
 
-def test_models_have_sketches_of_their_own():
+def test_each_model_has_its_own_sketch():
     projector = TrakProjector(D, K, seed=5, device="cpu")
     results = [projector.project(GRADIENTS, model_id=i) for i in (0, 1, 2, 0)]
     assert torch.equal(results[0], results[3])
@@ -56,7 +56,7 @@ def test_models_have_sketches_of_their_own():
 
 
 @pytest.mark.parametrize("law", [{"nnz": 8}, {"stacks": 2, "nnz": 2}, {"density": 0.5}])
-def test_the_description_tells_sketches_apart(law):
+def test_description_identifies_the_sketch(law):
     projector = TrakProjector(D, K, seed=9, device="cpu", **law)
     assert TrakProjector(D, K, 9, projector.proj_type, "cpu", **law).proj_type == projector.proj_type
     others = [TrakProjector(D, K, seed=8, device="cpu", **law), TrakProjector(D, K, seed=9, device="cpu", nnz=3)]
@@ -65,7 +65,7 @@ def test_the_description_tells_sketches_apart(law):
     assert torch.allclose(projector.project(GRADIENTS, 0), math.sqrt(K) * S.project(flat(GRADIENTS)), atol=1e-5)
 
 
-def test_gradients_that_require_gradients():
+def test_gradients_requiring_grad():
     gradients = {name: g.clone().requires_grad_() for name, g in GRADIENTS.items()}
     assert not TrakProjector(D, K, device="cpu").project(gradients, 0).requires_grad
 
@@ -89,7 +89,7 @@ def test_refusals():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_one_tensor_in_float64_makes_the_result_float64(order):
+def test_float64_promotes_the_result(order):
     gradients = {"a": torch.randn(5, 30), "b": torch.randn(5, 7, dtype=torch.float64)}
     result = TrakProjector(D, K, device="cpu").project(dict(list(gradients.items())[::order]), 0)
     assert result.dtype == torch.float64
@@ -97,7 +97,7 @@ def test_one_tensor_in_float64_makes_the_result_float64(order):
 
 @pytest.fixture
 def dattri(monkeypatch):
-    """A stand-in for dattri's module, whose own projectors are their types."""
+    """A stand-in for dattri's module, whose projectors are represented by their type names."""
 
     def make_random_projector(param_shape_list, proj_dim, proj_type="normal", proj_seed=0, device="cpu"):
         return f"dattri's {proj_type}"
@@ -111,7 +111,7 @@ def dattri(monkeypatch):
     return projection
 
 
-def test_contexts_may_overlap(dattri):
+def test_overlapping_contexts(dattri):
     original, made = dattri.make_random_projector, lambda: dattri.make_random_projector([30, 7], K).sketch.nnz
     first, second = dattri_projections(nnz=2), dattri_projections(nnz=3)
     first.__enter__()
@@ -142,7 +142,7 @@ def test_contexts_in_threads(dattri):
     assert dattri.make_random_projector is original
 
 
-def test_a_function_that_was_replaced_within_a_context_stays(dattri):
+def test_functions_replaced_inside_a_context_are_kept(dattri):
     with dattri_projections():
         ours = dattri.make_random_projector
         other = dattri.make_random_projector = lambda *args, **kwargs: ours(*args, **kwargs)
@@ -150,7 +150,7 @@ def test_a_function_that_was_replaced_within_a_context_stays(dattri):
     assert other([30, 7], K) == "dattri's normal"
 
 
-def test_dattri_is_named_where_it_is_missing(monkeypatch):
+def test_missing_dattri_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "dattri", None)
     monkeypatch.setitem(sys.modules, "dattri.func", None)
     with pytest.raises(ImportError, match=r"sjlt-triton\[attribution\]"), dattri_projections():

@@ -1,4 +1,4 @@
-"""The projectors inside the real `traker` and `dattri`: from gradients to scores."""
+"""The projectors inside the real `traker` and `dattri`, from gradients to scores."""
 
 import logging
 from contextlib import nullcontext
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 def trained(seed=0):
-    """A model fitted to TRAIN points of three Gaussian classes, the points and TARGETS further ones."""
+    """Return a model fitted to TRAIN points of three Gaussian classes, those points, and TARGETS further points."""
     generator = torch.Generator().manual_seed(seed)
     centres = 1.5 * torch.randn(CLASSES, WIDTH, generator=generator)
     labels = torch.randint(CLASSES, (TRAIN + TARGETS,), generator=generator)
@@ -91,8 +91,8 @@ def scored(traker, model, targets):
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_trak_stops_and_resumes(tmp_path, half):
-    """Scores after a stop are those of one run, to the bit; another seed, law or dimension is not let in."""
+def test_trak_resumes(tmp_path, half):
+    """A resumed run gives the scores of an uninterrupted one, to the bit; another seed, law or dimension is refused."""
     model, train, targets = trained()
     make = lambda **law: TrakProjector(size_of(model), 64, device="cpu", **law)  # noqa: E731
     expected = scores(tmp_path / "whole", model, train, targets, make(), half)
@@ -107,7 +107,7 @@ def test_trak_stops_and_resumes(tmp_path, half):
     del first
     second = tracer(folder, model, make(), half)
     second.load_checkpoint(model.state_dict(), model_id=0)
-    for start in (0, 20, 40):  # the first part is skipped
+    for start in (0, 20, 40):  # the first part is already done and skipped
         second.featurize(part(train, start, start + 20), num_samples=20)
     del second
     for other in (make(seed=1), make(nnz=2), make(density=0.5)):
@@ -121,7 +121,7 @@ def test_trak_stops_and_resumes(tmp_path, half):
     assert np.array_equal(scored(third, model, targets), expected)
 
 
-def test_the_matrix_that_trak_makes_of_a_dict(tmp_path):
+def test_gradients_vectorized_by_trak(tmp_path):
     from trak.projectors import NoOpProjector
 
     model, train, _ = trained()
@@ -132,11 +132,12 @@ def test_the_matrix_that_trak_makes_of_a_dict(tmp_path):
     torch.testing.assert_close(projector.project(matrix, 0), projector.project(as_dict, 0))
 
 
-def test_scores_are_as_good_as_traks_own(tmp_path):
-    """Correlation with the scores without a projection, 20 seeds, beside TRAK's Gaussian projection of the same width.
+def test_scores_match_traks_own_quality(tmp_path):
+    """Correlation with unprojected scores over 20 seeds, compared with TRAK's Gaussian projection of equal width.
 
-    The mean difference is at least minus two of its standard errors: one run in 40 would fail by chance if both were
-    equally good, and the seeds are fixed.
+    The mean difference must be at least minus two of its standard errors: one run in 40 would fail by chance if
+    both were
+    equally good, but the seeds are fixed.
     """
     from trak.projectors import BasicProjector, NoOpProjector
 
@@ -177,7 +178,7 @@ def loader(batch):
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch), batch_size=20, shuffle=False)
 
 
-def test_dattri_projects_with_a_sketch():
+def test_dattri_uses_the_sketch():
     from dattri.func import projection
 
     gradients = {"a": torch.randn(8, 30, 3), "b": torch.randn(8)}
@@ -189,7 +190,7 @@ def test_dattri_projects_with_a_sketch():
         with pytest.raises(ValueError, match="proj_type"):
             projection.random_project(gradients, proj_type="unheard-of", **arguments)
     expected = DattriProjector(91, 32, 4, nnz=2)
-    for i in (0, 3):  # also after the context
+    for i in (0, 3):  # works after the context has ended
         assert torch.equal(project(gradients, ensemble_id=i), expected.project(gradients, i))
     assert torch.equal(identity(gradients["a"].flatten(1)), gradients["a"].flatten(1))
     assert projection.make_random_projector is theirs
@@ -199,7 +200,7 @@ def test_dattri_projects_with_a_sketch():
 
 
 def test_dattri_norms():
-    """dattri's own projections keep norms, and so do these: 0.02 is four standard errors."""
+    """dattri's projections preserve norms, and so do these; 0.02 is four standard errors."""
     from dattri.func import projection
 
     x = torch.randn(50, 3000)
@@ -211,7 +212,7 @@ def test_dattri_norms():
 
 @pytest.mark.parametrize("attributor", ["trak", "tracin"])
 def test_dattri_attributors(attributor):
-    """Scores with sketches correlate with those of dattri's Gaussian projections, and repeat to the bit."""
+    """Scores correlate with those of dattri's Gaussian projections, and repeat to the bit."""
     from dattri.algorithm.tracin import TracInAttributor
     from dattri.algorithm.trak import TRAKAttributor
 

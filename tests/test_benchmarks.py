@@ -1,4 +1,4 @@
-"""The rivals in the benchmarks compute the same product as the sketch, so that times are comparable."""
+"""The rivals in the benchmarks compute the same product as the sketch, so their times are comparable."""
 
 import importlib
 from dataclasses import replace
@@ -22,7 +22,7 @@ def benchmarks(monkeypatch):
 @pytest.mark.parametrize(("stacks", "dtype"), [(1, torch.float32), (4, torch.float32), (2, torch.float64)])
 def test_rivals_agree_with_the_reference(benchmarks, axis, adjoint, stacks, dtype):
     if stacks > 1 and adjoint:
-        return  # the separate sketches of a projection have no common adjoint
+        return  # the separate sketches of `projection` have no common adjoint
     case = benchmarks.Product(10, 300, 64, axis=axis, adjoint=adjoint, stacks=stacks, dtype=dtype)
     x = case.data("cpu")
     want = benchmarks.baselines.reference(case, x)
@@ -38,7 +38,7 @@ def test_rivals_agree_with_the_reference(benchmarks, axis, adjoint, stacks, dtyp
     assert benchmarks.baselines.relative_error(case, wrong, want) > 0.05
 
 
-def test_a_stored_matrix_may_be_too_large(benchmarks):
+def test_too_large_stored_matrix(benchmarks):
     case = benchmarks.Product(1, 2**28, 4096)
     for baseline in (benchmarks.baselines.stored_dense, benchmarks.baselines.stored_csr):
         with pytest.raises(benchmarks.AbsentError, match="GB"):

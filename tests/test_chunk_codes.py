@@ -1,4 +1,4 @@
-"""The codes of a sketch are its entries, for any geometry, slice and split."""
+"""The codes of a sketch decode to its entries, for any geometry, slice and split."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ DEVICE = "cpu" if device.INTERPRETED else "cuda"
 
 
 def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
-    """The dense matrix (k, d) that codes stand for, each place written at most once."""
+    """The dense matrix (k, d) that the codes encode; each position is written at most once."""
     g = law.geometry(k // stacks, nnz // stacks, 0)
     n_tiles = stacks * g.n_tiles
     log_width = g.log_group + g.log_chunk
@@ -91,7 +91,7 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
         (777, 2, 2**40, 500, 2, 5),
     ],
 )
-def test_codes_are_the_entries(k, nnz, offset, d, splits, log_block):
+def test_codes_decode_to_the_entries(k, nnz, offset, d, splits, log_block):
     sketch = Sketch(offset + d, k, nnz=nnz, seed=-5)
     rows, signs = sketch.entries(offset, offset + d)
     expected = np.zeros((k, d), np.int64)
@@ -103,7 +103,7 @@ def test_codes_are_the_entries(k, nnz, offset, d, splits, log_block):
     ("k", "nnz", "stacks", "d", "splits"),
     [(256, 4, 4, 300, 1), (600, 6, 2, 500, 2), pytest.param(1024, 4, 2, 768, 3, marks=pytest.mark.exhaustive)],
 )
-def test_stacks_are_listed_one_after_the_other(k, nnz, stacks, d, splits):
+def test_stacks_are_listed_consecutively(k, nnz, stacks, d, splits):
     rows, signs = Sketch(d, k, nnz=nnz, seed=7, stacks=stacks).entries()
     expected = np.zeros((k, d), np.int64)
     expected[rows, np.arange(d)] = signs
@@ -111,8 +111,8 @@ def test_stacks_are_listed_one_after_the_other(k, nnz, stacks, d, splits):
 
 
 @pytest.mark.parametrize("per_program", [8, 16, 64])
-def test_programs_of_many_chunks(per_program):
-    """A program derives the words of many chunks, and encodes them in batches."""
+def test_many_chunks_per_program(per_program):
+    """One program derives the words of many chunks and encodes them in batches."""
     rows, signs = Sketch(3000, 300, nnz=6, seed=2).entries()
     expected = np.zeros((300, 3000), np.int64)
     expected[rows, np.arange(3000)] = signs
@@ -121,7 +121,7 @@ def test_programs_of_many_chunks(per_program):
 
 @triton.jit
 def entries_of_chunk(places, negatives, c: tl.int64, m, seed: tl.int64, k, nnz, n_tiles, log_chunk):
-    """places, negatives [128]: of the entries of tile m in chunk c; -1 where there is none."""
+    """Store places and negatives [128] of the entries of tile m in chunk c; -1 marks a place without an entry."""
     k0, k1 = seed_words(seed)
     rows, s, p = tile_rows(m, k, n_tiles), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
     words = chunk_words(c + tl.arange(0, 1).to(tl.int64), rows, s, k0, k1, (m * 0).to(tl.uint32), 4)
@@ -133,8 +133,8 @@ def entries_of_chunk(places, negatives, c: tl.int64, m, seed: tl.int64, k, nnz, 
 
 @pytest.mark.parametrize("k", [8_000_001, law.MAX_N_COMPONENTS - 1])
 @pytest.mark.parametrize("where", [0.0, 0.55, 0.9999])
-def test_entries_of_the_largest_sketches(k, where):
-    """Products of the tile's number exceed 31 bits."""
+def test_largest_sketches(k, where):
+    """Products with the tile index exceed 31 bits."""
     g = law.geometry(k, 4, 0)
     tile, seed, width = int(where * g.n_tiles), 5, 1 << g.log_chunk
     first, stop = tile * k // g.n_tiles, (tile + 1) * k // g.n_tiles

@@ -1,4 +1,4 @@
-"""The command line: refusals, in one line and with exit code 2, and output."""
+"""The command line: output, and refusals in one line with exit code 2."""
 
 import json
 import os
@@ -26,7 +26,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test in an empty directory with one good source."""
+    """Run every test in an empty directory with one valid source."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.ones((N, D), np.float32))
 
@@ -42,7 +42,7 @@ def assert_refused(run: Run, message: str, *arguments: object, loaded: bool = Fa
     notes = [note for note in notes if "nothing is compressed" not in note and "more than the" not in note]
     assert len(notes) == loaded
     assert all("loaded whole" in note for note in notes)
-    assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before  # nothing made, nothing touched
+    assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before  # nothing created or modified
 
 
 # ------------------------------------------------------------------------------------- the source
@@ -114,7 +114,7 @@ def save_npz(form: str) -> Callable[[], None]:
     return lambda: scipy.sparse.save_npz("bad.npz", scipy.sparse.eye_array(4, format=form))
 
 
-def save_wild_indices() -> None:
+def save_indices_out_of_range() -> None:
     x = scipy.sparse.csr_array(np.eye(4))
     x.indices[:] = 10**6
     scipy.sparse.save_npz("bad.npz", x)
@@ -132,7 +132,7 @@ BAD_NPZ = {
         lambda: np.savez("bad.npz", format=np.array([{}], object), shape=[1, 1], allow_pickle=True),
         "Object arrays cannot be loaded",
     ),
-    "indices out of range": (save_wild_indices, "not a readable sparse .npz file"),
+    "indices out of range": (save_indices_out_of_range, "not a readable sparse .npz file"),
     "truncated": (lambda: Path("bad.npz").write_bytes(b"PK\x03\x04 and no more"), "not a readable sparse .npz file"),
 }
 
@@ -209,7 +209,7 @@ def test_help(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt, 130), (EOFError, 1)])
-def test_an_abrupt_end(run: Run, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException], code: int) -> None:
+def test_abrupt_end(run: Run, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException], code: int) -> None:
     def end(*arguments: object, **options: object) -> None:
         raise raised
 
@@ -217,10 +217,10 @@ def test_an_abrupt_end(run: Run, monkeypatch: pytest.MonkeyPatch, raised: type[B
     assert run("info", "a.json").code == code
 
 
-# ------------------------------------------------------------------------------------- the result's place
+# ------------------------------------------------------------------------------------- the output path
 
 
-def test_an_existing_result_needs_force(run: Run) -> None:
+def test_overwriting_a_result_needs_force(run: Run) -> None:
     assert run("project", "x.npy", "y.npy", "-k", K).code == 0
     assert_refused(run, "y.npy: exists (--force replaces it)", "x.npy", "y.npy", "-k", 8)
     assert run("project", "x.npy", "y.npy", "-k", 8, "--force").code == 0
@@ -228,7 +228,7 @@ def test_an_existing_result_needs_force(run: Run) -> None:
     assert json.loads(Path("y.npy.json").read_text())["sketch"]["n_components"] == 8
 
 
-def test_an_existing_description_needs_force(run: Run) -> None:
+def test_overwriting_a_description_needs_force(run: Run) -> None:
     Path("y.npy.json").write_text("{}")
     assert_refused(run, "y.npy.json: exists (--force replaces it)", "x.npy", "y.npy", "-k", K)
     assert run("project", "x.npy", "y.npy", "-k", K, "--force").code == 0
@@ -241,7 +241,7 @@ def test_the_source_is_never_overwritten(run: Run, made: str, force: tuple[str, 
     assert_refused(run, f"{made}: would be written while it is read", "x.npy", "y.npy", "-k", K, *force)
 
 
-def test_the_source_by_another_path(run: Run) -> None:
+def test_source_under_another_path(run: Run) -> None:
     assert_refused(run, "while it is read", "x.npy", Path.cwd() / "x.npy", "-k", K, "--force")
 
 
@@ -259,12 +259,12 @@ def test_the_source_by_another_path(run: Run) -> None:
         ),
     ],
 )
-def test_bad_places(run: Run, out: str, message: str) -> None:
+def test_bad_output_paths(run: Run, out: str, message: str) -> None:
     assert_refused(run, message, "x.npy", out, "-k", K, "--force")
 
 
-def test_a_directory_that_cannot_be_written(run: Run) -> None:
-    if os.geteuid() == 0:  # whom permissions do not stop
+def test_unwritable_directory(run: Run) -> None:
+    if os.geteuid() == 0:  # root ignores permissions
         place = Path("/sys")
         if not place.is_dir():
             pytest.skip("needs a directory that root cannot write")
@@ -278,14 +278,14 @@ def test_a_directory_that_cannot_be_written(run: Run) -> None:
     assert result.err.count("\n") == 1
 
 
-def test_a_result_larger_than_the_disk(run: Run) -> None:
+def test_result_larger_than_the_disk(run: Run) -> None:
     header = b"(%d, 0), }"
     np.save("x.npy", np.ones((10**6, 0), np.float32))
     Path("x.npy").write_bytes(Path("x.npy").read_bytes().replace(header % 10**6 + b" " * 9, header % 10**15))
     assert_refused(run, "y.npy: needs 64000000000000128 bytes, the file system has", "x.npy", "y.npy", "-k", K)
 
 
-# ------------------------------------------------------------------------------------- whole programs
+# ------------------------------------------------------------------------------------- subprocesses
 
 
 def sjlt_program(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -299,9 +299,9 @@ PROGRAMS = (
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_from_the_shell(program: list[object]) -> None:
+def test_as_a_program(program: list[object]) -> None:
     done = sjlt_program(*program, "project", "x.npy", "y.npy", "-k", K, "--seed", 3, "--threads", 2)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # quiet where stderr is no terminal
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # quiet when stderr is not a terminal
     assert np.array_equal(np.load("y.npy"), np.load("x.npy") @ sjlt.Sketch(D, K, seed=3).T)
     refused = sjlt_program(*program, "project", "x.npy", "y.npy", "-k", K)
     assert (refused.returncode, refused.stderr) == (2, "Error: y.npy: exists (--force replaces it)\n")
@@ -309,19 +309,19 @@ def test_from_the_shell(program: list[object]) -> None:
     assert (shown.returncode, shown.stdout) == (0, f"sjlt {sjlt.__version__}\n")
 
 
-def test_a_progress_bar_on_a_terminal() -> None:
+def test_progress_bar_on_a_terminal() -> None:
     code, shown = on_a_terminal("project", "x.npy", "y.npy", "-k", K, "--batch-rows", 5, COLUMNS="100")
     assert code == 0
     assert f"{N}/{N}" in shown
     assert "rows/s" in shown
 
 
-def test_a_disk_that_fills_up(run: Run) -> None:
+def test_disk_fills_up(run: Run) -> None:
     import resource
 
     np.save("x.npy", np.ones((20_000, D), np.float32))
     arguments = ("project", "x.npy", "y.npy", "-k", K, "--batch-rows", 100, "--device", "cpu")
-    assert run(*arguments).code == 0  # leaves machine code in the cache, which is larger than the limit
+    assert run(*arguments).code == 0  # fills the cache of compiled code, which is larger than the limit
     Path("y.npy").unlink()
     Path("y.npy.json").unlink()
     limit = (100_000, 100_000)
@@ -337,7 +337,7 @@ def test_a_disk_that_fills_up(run: Run) -> None:
     assert sorted(path.name for path in Path().iterdir()) == left
 
 
-def test_help_is_quick() -> None:
+def test_help_is_fast() -> None:
     heavy = "{'numpy', 'numba', 'sklearn', 'matplotlib', 'scipy', 'torch', 'rich.table'}"
     done = sjlt_program(
         sys.executable, "-c",

@@ -1,4 +1,4 @@
-"""Machine code that processes keep for each other: one name, one function, whichever process compiled it."""
+"""Numba's cache is shared between processes: each symbol names one function, whichever process compiled it."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ import sjlt.backends.cpu
 
 
 def compiled_functions():
-    """Every Numba function of the CPU backend, with those that it calls, and those that these call."""
+    """Every Numba function of the CPU backend and, recursively, those it calls."""
     modules = [m.name for m in pkgutil.walk_packages(sjlt.backends.cpu.__path__, "sjlt.backends.cpu.")]
     found, todo = {}, [value for name in modules for value in vars(importlib.import_module(name)).values()]
     while todo:
@@ -28,11 +28,12 @@ def compiled_functions():
     return list(found.values())
 
 
-def test_functions_of_one_name_are_one_function():
-    """A symbol in Numba's cache is a function's qualified name and a number that counts a process's compilations.
+def test_qualified_names_are_unique():
+    """A symbol in Numba's cache is a function's qualified name plus a per-process compilation counter.
 
-    Two processes may give the same number to different functions. Where these also share their name, as closures
-    of one factory do, a third process that loads both takes one for the other: wrong results or a damaged heap.
+    Two processes may assign the same counter to different functions. If these also share their name, as closures of
+    one
+    factory do, a third process that loads both confuses them: wrong results or a corrupted heap.
     """
     by_name = {}
     for function in compiled_functions():
@@ -56,11 +57,12 @@ assert np.array_equal(sjlt.Sketch(50, 16, density=0.5).project(np.zeros((3, 50))
 
 
 @pytest.mark.parametrize("then", ["", pytest.param(COMPILES, marks=pytest.mark.exhaustive)])
-def test_cached_machine_code_is_loaded_without_what_compiling_needs(tmp_path, then):
-    """Later compilations in the process, the user's own among them, find what they need.
+def test_loading_from_the_cache_skips_the_compiler(tmp_path, then):
+    """Later compilations in the process, including the user's own, still work.
 
-    (The cache is this test's own: in a shared one, another process that compiles the same function for other dtypes may
-    overwrite the index.)
+    The test has its own cache: in a shared one, another process that compiles the same function for other dtypes
+    may
+    overwrite the index.
     """
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
 

@@ -30,7 +30,7 @@ def sparse(kind, dense, index=np.int32):
 
 
 def check(S, x, dense):
-    """All products with the sparse x (rows are data vectors) and its transpose, against those with `dense`."""
+    """Compare all products with the sparse x (rows are data vectors) and its transpose with those of `dense`."""
     expected = exact_project(S, dense)
     same(x @ S.T, expected)
     same(S @ x.T, expected.T)
@@ -70,7 +70,7 @@ def test_sparse_formats(kind, index):
             check_adjoint(S, sparse(kind, dense, index), dense)
 
 
-# scipy has no fp16.
+# SciPy has no fp16 sparse matrices.
 @pytest.mark.parametrize(
     "dtype", exhaustive_except(["float32", "float64", "int8"], [t for t in DTYPES if t != "float16"])
 )
@@ -80,7 +80,7 @@ def test_sparse_dtypes(dtype):
     x = sp.csr_array(dense)
     assert x.dtype == dtype
     same(x @ S.T, exact_project(S, dense))
-    if dtype in ("float64", "int16", "bool"):  # kernels compile for each dtype: one dtype of each kind
+    if dtype in ("float64", "int16", "bool"):  # kernels compile for each dtype, so one dtype of each kind
         same(x.tocsc() @ S.T, exact_project(S, dense))
         result = S.project(x, dense_output=False)
         assert result.dtype == result_dtype(dense)
@@ -97,7 +97,7 @@ def test_sparse_into_another_dtype(kind, out_dtype):
 
 
 @each_kind
-def test_sparse_without_entries(kind):
+def test_empty_sparse_matrices(kind):
     for shape in ((0, 301), (3, 301)):
         check(Sketch(301, 40, nnz=4), kind(shape, dtype=np.float32), np.zeros(shape, np.float32))
     for shape in ((0, 0), (3, 0)):
@@ -128,8 +128,8 @@ def test_unsorted_indices_and_duplicates(kind):
 
 @each_kind
 @pytest.mark.parametrize("threads", [1, 3])
-def test_indices_that_were_written_to(kind, threads):
-    """scipy remembers that indices are sorted, and does not see them change."""
+def test_indices_modified_in_place(kind, threads):
+    """SciPy caches that indices are sorted and does not notice when they change."""
     before = sjlt.get_num_threads()
     sjlt.set_num_threads(threads)
     S = Sketch(50, 40, nnz=4)
@@ -147,7 +147,7 @@ def test_indices_that_were_written_to(kind, threads):
 
 
 def strided(a):
-    """`a` in every second place of other memory."""
+    """`a` with a stride of two elements."""
     return np.repeat(a, 2)[::2]
 
 
@@ -167,7 +167,7 @@ def unaligned(a):
     layout=[strided, backwards, unaligned],
     parts=["data", "indices", "indptr", "data indices indptr"],
 )
-def test_layouts_of_sparse_parts(kind, layout, parts):
+def test_memory_layouts_of_sparse_parts(kind, layout, parts):
     S, parts = Sketch(50, 40, nnz=4), parts.split()
     for dense, check_products in (
         (sparse_integers((20, 50)), check),
@@ -183,8 +183,8 @@ def test_layouts_of_sparse_parts(kind, layout, parts):
 
 
 @pytest.mark.parametrize("start", [0, 2**33 - 20, 2**40])
-def test_few_nonzeros_among_very_many_features(start):
-    """No table of all columns' entries could be made: each nonzero makes its own."""
+def test_few_nonzeros_among_huge_feature_counts(start):
+    """There are too many columns for a table of entries: each nonzero generates its own."""
     width, columns = 2**40, np.sort(np.random.default_rng(0).integers(0, 2**40, 60))
     columns[:3], columns[-1] = (0, 1, 2**33), width - 1
     columns.sort()
@@ -197,20 +197,20 @@ def test_few_nonzeros_among_very_many_features(start):
     same(S.project(x, dense_output=False).toarray(), expected)
 
 
-def test_table_or_not_gives_the_same():
+def test_results_do_not_depend_on_the_table():
     S = Sketch(60_000, 100, nnz=4, seed=2)
     dense = sparse_integers((40, 60_000), density=0.01)
     x = sp.csr_array(dense)
     expected = exact_project(S, dense)
-    same(x @ S.T, expected)  # many nonzeros
-    for i in (0, 7, 39):  # few
+    same(x @ S.T, expected)  # many nonzeros: with a table
+    for i in (0, 7, 39):  # few: without
         same(sp.csr_array(dense[i : i + 1] * (np.arange(60_000) < 300)) @ S.T,
              exact_project(S, dense[i : i + 1] * (np.arange(60_000) < 300)))  # fmt: skip
     same(x.tocsc() @ S.T, expected)
 
 
 @each_value(dtype=["float32", "float64", "int16"], kind=KINDS)
-def test_sparse_of_foreign_byte_order(kind, dtype):
+def test_sparse_foreign_byte_order(kind, dtype):
     dense = sparse_integers((9, 50), dtype)
     x = kind(dense)
     x.data = x.data.astype(x.dtype.newbyteorder())
@@ -227,7 +227,7 @@ def matrix(x):
         return np.matrix(x)
 
 
-def test_numpy_and_scipy_leave_the_product_to_the_sketch():
+def test_numpy_and_scipy_defer_to_the_sketch():
     S = Sketch(50, 40, nnz=4)
     x, y = integers((9, 50)), integers((9, 40))
     for left in (np.asarray, matrix, sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix):
@@ -238,7 +238,7 @@ def test_numpy_and_scipy_leave_the_product_to_the_sketch():
 
 
 def test_other_arithmetic_with_arrays_is_refused():
-    # Without care NumPy would make an object array of it, element by element.
+    # NumPy would otherwise build an object array, element by element.
     S = Sketch(50, 40, nnz=4)
     for operation in ("__add__", "__mul__", "__truediv__", "__sub__"):
         assert getattr(np.ones((40, 50)), operation)(S) is NotImplemented

@@ -1,4 +1,4 @@
-"""Vectors that lie side by side in memory: their products are, to the bit, those with vectors in rows."""
+"""Contiguous vectors (adjacent in memory) give bit for bit the products of vectors stored as rows."""
 
 import ctypes
 import mmap
@@ -10,7 +10,7 @@ from helpers.cases import each_value
 import sjlt
 from sjlt.backends.cpu import contiguous
 
-SKETCHES = {  # n_features, n_components, nnz, stacks: one block of features, several, many, those of stacks
+SKETCHES = {  # n_features, n_components, nnz, stacks; the keys tell how the features are blocked
     "one block": (6000, 2000, 3, 1),
     "blocks": (20_000, 100, 1, 1),
     "short blocks": (40_000, 20, 4, 1),
@@ -19,7 +19,7 @@ SKETCHES = {  # n_features, n_components, nnz, stacks: one block of features, se
 
 
 def sliced(data, slices):
-    """Some columns, or all, of a row-major matrix."""
+    """All or some columns of a row-major matrix."""
     if slices == "part":
         return data[::3, 5:-8]
     if slices == "backwards":
@@ -36,8 +36,8 @@ def sliced(data, slices):
     memory=[None, 1 << 20],
     threads=[1, 3],
 )
-def test_results_are_those_of_rows(sketch, n, dtype, slices, accumulate, memory, threads, monkeypatch):
-    if memory:  # so little that groups of vectors follow each other, and groups of blocks
+def test_products_equal_row_major(sketch, n, dtype, slices, accumulate, memory, threads, monkeypatch):
+    if memory:  # so small that groups of vectors and of blocks are processed one after another
         monkeypatch.setattr(contiguous, "SUMS_BYTES", memory)
         monkeypatch.setattr(contiguous, "MAX_WIDTH", 128)
     d, k, nnz, stacks = SKETCHES[sketch]
@@ -73,7 +73,7 @@ def test_results_are_those_of_rows(sketch, n, dtype, slices, accumulate, memory,
     order=["C", "F"],
     memory=[None, 1 << 20],
 )
-def test_adjoints_are_those_of_rows(sketch, n, dtypes, slices, order, memory, monkeypatch):
+def test_adjoints_equal_row_major(sketch, n, dtypes, slices, order, memory, monkeypatch):
     if memory:
         monkeypatch.setattr(contiguous, "SUMS_BYTES", memory)
         monkeypatch.setattr(contiguous, "MAX_WIDTH", 128)
@@ -91,12 +91,12 @@ def test_adjoints_are_those_of_rows(sketch, n, dtypes, slices, order, memory, mo
     finally:
         sjlt.set_num_threads(before)
     np.testing.assert_array_equal(columns.T, expected)
-    assert np.isfinite(whole).sum() == columns.size  # nothing is written beside it
+    assert np.isfinite(whole).sum() == columns.size  # nothing is written around it
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.exhaustive)])
 def test_nothing_is_read_beyond_the_data(dtype):
-    """The data ends where memory that may not be read begins."""
+    """The data ends where a protected page begins."""
     d, n = 5000, 5
     size = d * n * np.dtype(dtype).itemsize
     length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""CountSketch: the tables of the law's own arithmetic, medians, and the largest numbers found without holding them."""
+"""CountSketch: tables, medians, and heavy hitters found without holding all features in memory."""
 
 import statistics
 import tracemalloc
@@ -16,8 +16,8 @@ from sjlt import CountSketch
 from sjlt.count_sketch import median
 
 
-def witnessed(n, rows, columns, seed, x, offset=0):
-    """The table of x, and each number's entries (column, sign) per row, by the reference in plain integers."""
+def reference_table(n, rows, columns, seed, x, offset=0):
+    """The table of x and the (column, sign) of each element per row, by the plain-integer reference."""
     table = np.zeros((rows, columns))
     entries = np.empty((rows, n), object)
     for t in range(rows):
@@ -33,7 +33,7 @@ def witnessed(n, rows, columns, seed, x, offset=0):
 def test_tables_and_estimates(rows, columns, seed, dtype):
     x = integers(90, dtype, seed=1)
     C = CountSketch(90, rows, columns, seed=seed)
-    expected, entries = witnessed(90, rows, columns, seed, x)
+    expected, entries = reference_table(90, rows, columns, seed, x)
     table = C.sketch(x)
     assert table.dtype == dtype
     assert np.array_equal(table, expected)
@@ -47,8 +47,8 @@ def test_tables_and_estimates(rows, columns, seed, dtype):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_largest_numbers_are_found(device, monkeypatch):
-    """20 numbers of 100 among 300,000 of N(0, 1), over several blocks; 5 x 4096 leave an error near 9 each."""
+def test_heavy_hitters_are_found(device, monkeypatch):
+    """20 values of 60 to 250 (in magnitude) among 300,000 of N(0, 1), over several blocks; a 5 x 4096 table errs by 9."""
     monkeypatch.setattr("sjlt.count_sketch.CUDA_BLOCK", 1 << 16)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(300_000, generator=generator)
@@ -68,7 +68,7 @@ def test_the_largest_numbers_are_found(device, monkeypatch):
     assert torch.equal(C.sketch(x), table)
 
 
-def test_tables_add_up():
+def test_tables_are_linear():
     x, y = integers((2, 1000), "float64")
     C = CountSketch(1000, 3, 50, seed=4)
     assert np.array_equal(C.sketch(x) + C.sketch(y), C.sketch(x + y))
@@ -89,7 +89,7 @@ def test_trees(dtype):
 
 
 @pytest.mark.filterwarnings("error")
-def test_arrays_of_every_layout():
+def test_array_layouts():
     x = integers((9, 10), "float64", seed=1)
     C = CountSketch(90, 3, 16)
     for y in (x.T, x[::-1], x[:, ::-1]):
@@ -111,7 +111,7 @@ def test_arrays_of_every_layout():
         assert np.array_equal(C.topk(held, 3)[0], C.topk(table, 3)[0])
 
 
-def test_indices_of_every_integer_type():
+def test_integer_types_of_indices():
     C = CountSketch(90, 3, 16)
     table = C.sketch(integers(90, "float64", seed=1))
     expected = C.query(table, np.array([5, 89]))
@@ -123,7 +123,7 @@ def test_indices_of_every_integer_type():
     assert C.query(table, []).shape == (0,)
 
 
-def test_rows_do_not_depend_on_the_number_of_rows_or_features():
+def test_rows_are_independent_of_table_size():
     x = integers(100, "float64")
     table = CountSketch(100, 5, 40, seed=6).sketch(x)
     assert np.array_equal(CountSketch(2**60, 3, 40, seed=6).sketch(x, offset=0), table[:3])
@@ -136,7 +136,7 @@ def test_median(rows, seed):
     assert np.array_equal(found.numpy(), np.median(x, axis=0))
 
 
-def test_numbers_that_are_not_finite_are_seen():
+def test_non_finite_values_propagate():
     x = np.zeros(1000, np.float32)
     x[7] = np.nan
     C = CountSketch(1000, 3, 64)
@@ -145,8 +145,8 @@ def test_numbers_that_are_not_finite_are_seen():
     assert np.isnan(C.query(C.sketch(x), np.array([7])))
 
 
-def test_no_method_holds_all_features():
-    """NumPy's peak over 10^7 features, where one float32 each would be 38 MiB."""
+def test_memory_does_not_grow_with_features():
+    """NumPy's peak over 10^7 features, where one float32 per feature would be 38 MiB."""
     C = CountSketch(10_000_000, 3, 1000)
     table = np.zeros((3, 1000), np.float32)
     table[0, 5] = table[1, 6] = 1

@@ -1,4 +1,4 @@
-"""dask arrays: nothing is computed early, shapes, dtypes and chunks are known, and the numbers are those of arrays."""
+"""dask arrays: lazy, with known shapes, dtypes and chunks, and equal to the results on NumPy arrays."""
 
 import pickle
 import subprocess
@@ -29,7 +29,7 @@ def scheduler():
 
 @pytest.fixture
 def no_compute(monkeypatch):
-    """Computing anything is an error until the fixture's value is called."""
+    """Make any computation an error until the fixture's value is called."""
 
     def refuse(*arguments, **options):
         raise AssertionError("computed early")
@@ -56,7 +56,7 @@ def check(lazy, expected, chunks):
     part=[False, True],
 )
 def test_lazy_products(no_compute, product, dtype, rows, features, law, part):
-    """Integers, so that partial sums in any order are exact."""
+    """Integer data, so partial sums are exact in any order."""
     S = sjlt.Sketch(D, K, seed=3, **law) if not part else sjlt.Sketch(100, K, seed=3, **law)[:, 30 : 30 + D]
     result = dtype if dtype.startswith("float") else "float64"
     x, y = integers((N, D), dtype) * 4, integers((N, K), dtype) * 4
@@ -113,7 +113,7 @@ def _ranges(sizes):
     return [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
 
 
-def test_more_and_fewer_dimensions():
+def test_other_dimensions():
     S = sjlt.Sketch(D, K)
     x = integers((4, 5, D)) * 2
     check(S.project(da.from_array(x, chunks=(2, 3, 20))), S.project(x), ((2, 2), (3, 2), (K,)))
@@ -123,13 +123,13 @@ def test_more_and_fewer_dimensions():
 
 
 @pytest.mark.parametrize("shape", [(0, K), (3, 0, K)])
-def test_adjoints_without_rows(shape):
+def test_empty_adjoints(shape):
     S = sjlt.Sketch(D, K)
     check(S.project_adjoint(da.zeros(shape)), np.empty((*shape[:-1], D)), ((*((n,) for n in shape[:-1]), (D,))))
     check(S.T @ da.zeros((K, 0)), np.empty((D, 0)), ((D,), (0,)))
 
 
-def test_adjoints_have_blocks_of_dasks_size():
+def test_adjoint_blocks_have_dasks_chunk_size():
     S = sjlt.Sketch(100_000, K)
     with dask.config.set({"array.chunk-size": "1MiB"}):
         lazy = S.project_adjoint(da.ones((100, K), chunks=(50, K), dtype=np.float32))
@@ -138,7 +138,7 @@ def test_adjoints_have_blocks_of_dasks_size():
     assert np.allclose(lazy.compute(), S.project_adjoint(np.ones((100, K), np.float32)))
 
 
-def test_unknown_numbers_of_rows():
+def test_unknown_row_counts():
     S, x = sjlt.Sketch(D, K), integers((N, D))
     X = da.from_array(x, chunks=(20, D))
     unknown = X[X[:, 0] > -10]
@@ -164,7 +164,7 @@ def test_refusals_are_immediate(no_compute):
         S @ X
 
 
-def test_results_are_the_same_and_have_the_same_name_each_time():
+def test_results_and_names_are_deterministic():
     S, X = sjlt.Sketch(D, K), da.random.default_rng(0).normal(size=(N, D), chunks=(20, 16))
     assert S.project(X).name == S.project(X).name
     assert S.project(X).name != sjlt.Sketch(D, K, seed=1).project(X).name
@@ -178,7 +178,7 @@ def test_results_are_the_same_and_have_the_same_name_each_time():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
 @pytest.mark.parametrize("chunks", [(20, D), (20, 16)])
-def test_the_transformer_is_lazy(no_compute, dtype, chunks):
+def test_transformer_is_lazy(no_compute, dtype, chunks):
     x = integers((N, D), dtype) * 4
     X = da.from_array(x, chunks=chunks)
     transformer = sjlt.SparseRandomProjection(K, random_state=0).fit(X)
@@ -187,7 +187,7 @@ def test_the_transformer_is_lazy(no_compute, dtype, chunks):
     check(transformer.transform(X), transformer.transform(x), ((20, 20, 20), (K,)))
 
 
-def test_the_transformer_inverts_lazily(no_compute):
+def test_transformer_inverts_lazily(no_compute):
     x = integers((N, D), "float64")
     for inverse in (False, True):
         transformer = sjlt.SparseRandomProjection(K, random_state=0, compute_inverse_components=inverse).fit(x)
@@ -197,7 +197,7 @@ def test_the_transformer_inverts_lazily(no_compute):
             assert np.allclose(lazy.compute(), transformer.inverse_transform(y))
 
 
-def test_the_transformer_checks_blocks_when_they_are_computed():
+def test_transformer_checks_blocks_when_computed():
     x = integers((N, D))
     x[33, 5] = np.nan
     X = da.from_array(x, chunks=(20, 16))
@@ -212,7 +212,7 @@ def test_the_transformer_checks_blocks_when_they_are_computed():
         assert np.isnan(transformer.transform(X).compute()[33]).any()
 
 
-def test_the_transformer_refuses_at_once(no_compute):
+def test_transformer_refusals_are_immediate(no_compute):
     X = da.ones((N, D), chunks=20)
     transformer = sjlt.SparseRandomProjection(K).fit(X)
     with pytest.raises(ValueError, match="expecting 48 features"):
@@ -259,7 +259,7 @@ def test_xarray_and_polars():
     assert np.array_equal(result["v"].to_numpy(), S.project(x))
 
 
-def test_dask_arrays_are_refused_where_they_would_be_loaded():
+def test_dask_arrays_are_refused_rather_than_loaded():
     with pytest.raises(TypeError, match=r"dask's Array is refused: compute it first \(x.compute\(\)\)"):
         sjlt.dropout(da.ones((N, D)), 0.5, 1)
 
@@ -277,6 +277,6 @@ def test_dask_frames_are_refused_by_name():
 
 
 @pytest.mark.exhaustive
-def test_dask_is_not_imported_without_need():
+def test_dask_is_imported_lazily():
     code = "import sys, sjlt, numpy as np; sjlt.project(np.ones((2, 50)), 8); sys.exit('dask' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

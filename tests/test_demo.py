@@ -26,11 +26,11 @@ def test_patches(tmp_path: Path) -> None:
     assert np.array_equal(vectors[-1], second[400:416, 600:616].ravel() / np.float32(255))
 
 
-def test_the_default_has_enough_vectors() -> None:
+def test_default_stride_gives_enough_vectors() -> None:
     assert 2 * len(range(0, 427 - 15, 2)) * len(range(0, 640 - 15, 2)) == 128_956
 
 
-def test_neighbours_are_other_vectors() -> None:
+def test_neighbours_exclude_the_query() -> None:
     line = np.arange(100.0)[:, None]
     (found,) = demo._neighbours(line, np.array([50]))
     assert found == {*range(45, 56)} - {50}
@@ -66,7 +66,7 @@ def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         (("--stride", "0"), "stride must be from 1 to 32, got 0"),
     ],
 )
-def test_what_is_refused_before_the_work(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_early_refusals(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     command = [sys.executable, "-m", "sjlt", "demo", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {message}\n")
@@ -85,13 +85,13 @@ def test_existing_files_are_kept_unless_forced(run, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("suffix", PLOT_SUFFIXES)
-def test_plots_of_every_kind(tmp_path: Path, suffix: str) -> None:
+def test_plot_formats(tmp_path: Path, suffix: str) -> None:
     side = demo.Side("sjlt", "4", (), (), np.linspace(0.9, 1.1, 20).reshape(4, 5))
     demo.plot(demo.Report(5, (side, side)), tmp_path / f"plot{suffix}")
     assert [path.name for path in tmp_path.iterdir()] == [f"plot{suffix}"]
 
 
-def test_the_band_holds_95_percent_of_a_normal_variable() -> None:
+def test_band_covers_95_percent_of_a_normal() -> None:
     low, high = demo.band()
     squares = 1 + np.sqrt(2 / demo.N_COMPONENTS) * np.random.default_rng(0).normal(size=10**6)
     assert np.mean((squares > low**2) & (squares < high**2)) == pytest.approx(0.95, abs=1e-3)

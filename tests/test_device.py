@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["no driver", "a driver alone", "a GPU"])
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Simulate a machine with this memory; what is meant for its GPU is projected on the CPU."""
+    """Simulate such a machine; work for its GPU runs on the CPU instead."""
     monkeypatch.setattr(devices, "has_driver", lambda: request.param != "no driver")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param == "a GPU")
     monkeypatch.setattr(devices, "device_name", lambda gpu: "A GPU" if gpu else "cpu")
@@ -46,7 +46,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def project(device: Any, source: str = "x.npy") -> tuple[str, list[str]]:
-    """The device of the result, and what the user was told."""
+    """The device recorded with the result, and the notes shown to the user."""
     notes: list[str] = []
     project_file(Path(source), Path("y.npy"), K, device=device, note=notes.append)
     return json.loads(Path("y.npy.json").read_text())["device"], notes
@@ -54,33 +54,33 @@ def project(device: Any, source: str = "x.npy") -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_auto_takes_a_gpu_where_there_is_one(machine: str, dtype: str, order: Any) -> None:
+def test_auto_uses_an_available_gpu(machine: str, dtype: str, order: Any) -> None:
     np.save("x.npy", np.ones((N, D), dtype, order=order))
     assert project("auto") == ("A GPU" if machine == "a GPU" else "cpu", [])
 
 
 @pytest.mark.usefixtures("machine")
-def test_cpu_is_the_cpu() -> None:
+def test_cpu_stays_on_the_cpu() -> None:
     np.save("x.npy", np.ones((N, D), np.float32))
     assert project("cpu") == ("cpu", [])
 
 
 @pytest.mark.parametrize("case", NOT_FOR_A_GPU)
-def test_what_a_gpu_does_not_take(machine: str, case: str) -> None:
+def test_data_unsuited_to_a_gpu(machine: str, case: str) -> None:
     save, reason = NOT_FOR_A_GPU[case]
     save()
     (source,) = (path.name for path in Path().iterdir())
     on, notes = project("auto", source)
     notes = [note for note in notes if "loaded whole" not in note and "more than the" not in note]
     assert on == "cpu"
-    assert len(notes) == (machine == "a GPU")  # else there is nothing to explain
+    assert len(notes) == (machine == "a GPU")  # only a machine with a GPU has something to explain
     assert all(note.startswith(reason) and note.endswith("it is projected on the CPU") for note in notes)
     Path("y.npy").unlink()
     with pytest.raises(UserError, match=f"^{reason}.*: it cannot be projected on the device cuda$"):
         project("cuda", source)
 
 
-def test_cuda_without_a_gpu_is_an_error(machine: str) -> None:
+def test_cuda_requires_a_gpu(machine: str) -> None:
     np.save("x.npy", np.ones((N, D), np.float32))
     if machine == "a GPU":
         assert project("cuda") == ("A GPU", [])
@@ -90,7 +90,7 @@ def test_cuda_without_a_gpu_is_an_error(machine: str) -> None:
     assert [path.name for path in Path().iterdir()] == ["x.npy"]
 
 
-def test_other_devices_are_refused_by_name() -> None:
+def test_unknown_devices_are_refused() -> None:
     np.save("x.npy", np.ones((N, D), np.float32))
     with pytest.raises(UserError, match=r"^device must be auto, cpu or cuda, got 'tpu'$"):
         project("tpu")
@@ -98,7 +98,7 @@ def test_other_devices_are_refused_by_name() -> None:
 
 
 def test_without_a_driver_torch_is_not_imported() -> None:
-    """It takes seconds, where a small file takes tenths of one."""
+    """Importing it takes seconds; a small file takes tenths of a second."""
     np.save("x.npy", np.ones((N, D), np.float32))
     program = (
         "import sys; from pathlib import Path; from sjlt.files import device, projection\n"
@@ -110,7 +110,7 @@ def test_without_a_driver_torch_is_not_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_question_for_a_driver_is_answered_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_detection(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.has_driver() or not torch.cuda.is_available()
 
     def missing(name: str) -> None:
@@ -133,7 +133,7 @@ def test_info_shows_the_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 @pytest.mark.parametrize("device", ["cuda", pytest.param("auto", marks=pytest.mark.gpu)])
 @pytest.mark.exhaustive
-def test_from_the_shell(device: str) -> None:
+def test_as_a_program(device: str) -> None:
     x = np.arange(N * D, dtype=np.float32).reshape(N, D)
     np.save("x.npy", x)
     command = [sys.executable, "-m", "sjlt", "project", "x.npy", "y.npy", "-k", str(K), "--device", device]

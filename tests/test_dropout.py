@@ -1,4 +1,4 @@
-"""Dropout's values: every backend against the independent witness, in every memory layout, dtype and width."""
+"""Dropout's values: every backend against the independent reference, in every memory layout, dtype and width."""
 
 import math
 import os
@@ -33,12 +33,12 @@ def device_of(backend):
     return "cuda" if backend == "cuda" else "cpu"
 
 
-def numbers(x, p, seed, *, step=0, offset=0, row_stride=None, bits=16):
+def make_rule(x, p, seed, *, step=0, offset=0, row_stride=None, bits=16):
     return rule_of(checked_arguments(x, x.shape, p, seed, step, offset, row_stride, bits))[0]
 
 
 def call(backend, x, out, p, seed, residual=None, **given):
-    """out = dropout of the tensor x, or with the residual, by a backend; the mask too."""
+    """Write dropout of x (plus the residual) to out by the given backend, and return the mask."""
     out.fill_(math.nan)
     mask = torch.ones(x.shape, dtype=torch.bool, device=x.device)
     if backend == "numpy":
@@ -60,7 +60,7 @@ def call(backend, x, out, p, seed, residual=None, **given):
             out.copy_(result)
             return sjlt.dropout_mask(x.shape, p, seed, **given, device="cpu")
         from sjlt.backends.triton import dropout as functions
-    rule = numbers(x, p, seed, **given)
+    rule = make_rule(x, p, seed, **given)
     if residual is None:
         functions.drop(rule, x, out)
     else:
@@ -70,7 +70,7 @@ def call(backend, x, out, p, seed, residual=None, **given):
 
 
 def check(backend, x, out, p, seed, residual=None, **given):
-    """The result, to the bit, and nothing written around it."""
+    """Check the result to the bit, and that nothing is written around it."""
     assert x.shape == out.shape
     before, memory = x.clone(), out if out._base is None else out._base
     plain = seed.tolist() if torch.is_tensor(seed) else seed
@@ -93,7 +93,7 @@ def check(backend, x, out, p, seed, residual=None, **given):
 
 
 def data(shape, dtype, device, seed=0):
-    """Small integers where the interpreter would truncate bf16, else normal numbers: a product is rounded."""
+    """Small integers for bf16, which the interpreter truncates; otherwise normal values, whose products are rounded."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bfloat16:
         return torch.randint(-9, 10, shape, generator=generator).to(dtype).to(device)
@@ -112,7 +112,7 @@ def test_dtypes(backend, dtype, bits):
 
 @pairwise(backend=BACKENDS, offset=[0, 1, 3, 64, 2**33 + 5, 2**35 - 1, 2**63 - 1 - 210], bits=BITS)
 def test_offsets(backend, offset, bits):
-    """Wherever the first element's lane lies in its call, and beyond 2^32 indices and calls."""
+    """Any position of the first element's lane in its call; indices and calls beyond 2^32."""
     x = data((210,), torch.float32, device_of(backend))
     check(backend, x, torch.empty_like(x), 0.3, 2**64 - 1, bits=bits, offset=offset, step=2**32 - 1)
 
@@ -147,7 +147,7 @@ def test_layouts(backend, layout, out_in, bits):
 
 
 def test_many_axes(backend):
-    """Axes that cannot be merged, more than the kernels have, in any order; expanded ones."""
+    """Axes in any order that cannot be merged and outnumber the kernels' axes; expanded axes."""
     device = device_of(backend)
     x = data((2, 3, 4, 5, 3), torch.float32, device).permute(4, 0, 2, 1, 3)[:, :, ::2]
     check(backend, x, torch.empty(x.shape, device=device), 0.3, 2, offset=3)
@@ -158,7 +158,7 @@ def test_many_axes(backend):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_a_seed_a_row(backend, bits):
+def test_one_seed_per_row(backend, bits):
     device = device_of(backend)
     x = data((6, 3, 21), torch.float32, device)
     generator = torch.Generator().manual_seed(0)
@@ -168,7 +168,7 @@ def test_a_seed_a_row(backend, bits):
         check(backend, x, torch.empty_like(x), 0.3, seeds, bits=bits, offset=5, row_stride=32)
     seeds = torch.randint(0, 99, (21, 12), generator=generator).to(device)[::1, ::2].t()  # strided
     check(backend, x.transpose(1, 2)[..., :2], torch.empty(6, 21, 2, device=device), 0.3, seeds, bits=bits)
-    x = data((7,), torch.float32, device)  # an element each
+    x = data((7,), torch.float32, device)  # one seed per element
     check(backend, x, torch.empty_like(x), 0.3, seeds[0, :7], bits=bits)
 
 
@@ -181,13 +181,13 @@ def test_equal_seeds_give_equal_rows(backend):
     assert torch.equal(out[0], expected)
 
 
-def test_relations():
-    """The law's promises between calls: transposes, shards by rows and columns, broadcast seeds."""
+def test_relations_between_calls():
+    """Relations that the law guarantees: transposes, shards by rows and columns, broadcast seeds."""
     x = np.random.default_rng(0).normal(size=(24, 40)).astype(np.float32)
     whole = sjlt.dropout(x, 0.4, 6)
     assert np.array_equal(sjlt.dropout(x.T.copy().T, 0.4, 6), whole)
     logical = sjlt.dropout(np.ascontiguousarray(x.T), 0.4, 6)
-    assert np.array_equal(sjlt.dropout(x.T, 0.4, 6), logical)  # by logical place, not by address
+    assert np.array_equal(sjlt.dropout(x.T, 0.4, 6), logical)  # by logical position, not by address
     assert not np.array_equal(logical.T, whole)
     assert np.array_equal(sjlt.dropout(x[9:], 0.4, 6, offset=9 * 40), whole[9:])
     assert np.array_equal(sjlt.dropout(x[9:, 7:30], 0.4, 6, offset=9 * 40 + 7, row_stride=40), whole[9:, 7:30])
@@ -217,7 +217,7 @@ def test_all_containers_agree(dtype):
     assert sjlt.dropout(x, 0.2, 3, training=False) is x
 
 
-def test_threads_do_not_matter():
+def test_thread_count_does_not_matter():
     x = np.random.default_rng(0).normal(size=(3, 700_001)).astype(np.float32)
     threads = sjlt.get_num_threads()
     try:
@@ -241,7 +241,7 @@ def place(out, rows, columns, ROWS_FIRST: tl.constexpr):
 
 
 @pytest.mark.parametrize("rows_first", [False, True])
-def test_tiles_of_an_axis_of_almost_2_to_the_31(rows_first, kernels_on):
+def test_axis_length_near_2_31(rows_first, kernels_on):
     """The number of its tiles is computed in 32 bits."""
     out = torch.full((3, 2), -1, device=kernels_on)
     sizes = (2**31 - 1, 5) if rows_first else (5, 2**31 - 1)
@@ -249,7 +249,7 @@ def test_tiles_of_an_axis_of_almost_2_to_the_31(rows_first, kernels_on):
     assert out.tolist() == [[i, 0] if rows_first else [0, i] for i in range(3)]
 
 
-def test_dropped_numbers_are_zero_whatever_they_were(backend):
+def test_dropped_values_are_positive_zero(backend):
     for value in (math.nan, math.inf, -math.inf, -1.0):
         x = torch.full((200,), value, device=device_of(backend))
         kept = call(backend, x, out := torch.empty_like(x), 0.5, 3)

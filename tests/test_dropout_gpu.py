@@ -1,11 +1,11 @@
-"""Dropout on a GPU: graphs, streams, no synchronisation, one kernel for all seeds, huge tensors."""
+"""Dropout on a GPU: graphs, streams, no synchronization, one kernel for all seeds, huge tensors."""
 
 import pytest
 import torch
 
 import sjlt
 
-# torch's own compiler imports what torch has deprecated.
+# torch's compiler imports names that torch has deprecated.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")]
 
 
@@ -14,7 +14,7 @@ def new(*shape, seed=0):
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
-def test_compiled_by_inductor():
+def test_inductor():
     @torch.compile(fullgraph=True)
     def layer(x, w, seed, step):
         return sjlt.dropout_add(torch.relu(x @ w), x, 0.3, seed, step=step)
@@ -31,11 +31,11 @@ def test_compiled_by_inductor():
         torch.testing.assert_close(w.grad, w_grad)
 
 
-def test_a_graph_takes_fresh_masks_from_a_step_on_the_device():
+def test_graph_draws_fresh_masks_from_a_device_step():
     x = torch.ones(1 << 16, device="cuda")
     step, seeds = torch.tensor(3, device="cuda"), torch.arange(16, device="cuda")
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # warms up
+    with torch.cuda.stream(stream):  # warm up
         sjlt.dropout(x, 0.5, 5, step=step)
         sjlt.dropout(x.view(16, -1), 0.5, seeds, step=step)
     torch.cuda.synchronize()
@@ -53,10 +53,10 @@ def test_a_graph_takes_fresh_masks_from_a_step_on_the_device():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_nothing_waits_for_the_device():
+def test_no_synchronization():
     x, seeds, step = torch.ones(16, 64, device="cuda"), torch.arange(16, device="cuda"), torch.tensor(3, device="cuda")
     x.requires_grad_()
-    sjlt.dropout_mask(x.shape, 0.5, 5, device="cuda")  # whatever loading kernels may do, it is done
+    sjlt.dropout_mask(x.shape, 0.5, 5, device="cuda")  # load the kernels, which may synchronize
     try:
         torch.cuda.set_sync_debug_mode("error")
         for seed in (5, seeds, seeds[0]):
@@ -67,7 +67,7 @@ def test_nothing_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_one_kernel_serves_all_seeds_steps_and_offsets():
+def test_one_kernel_for_all_seeds_steps_and_offsets():
     from sjlt.backends.triton import launcher as triton_launches
 
     x = torch.ones(70, 64, device="cuda")
@@ -81,7 +81,7 @@ def test_one_kernel_serves_all_seeds_steps_and_offsets():
     assert len(triton_launches._compiled) == known
 
 
-def test_the_callers_stream():
+def test_runs_on_the_callers_stream():
     x = torch.full((1 << 20,), torch.nan, device="cuda")
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -94,7 +94,7 @@ def test_the_callers_stream():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_more_elements_than_32_bits_count(dtype):
+def test_more_than_2_32_elements(dtype):
     n = 2**32 + 4099
     x = torch.ones(n, dtype=dtype, device="cuda")
     sjlt.dropout(x, 0.5, 9, inplace=True)

@@ -1,4 +1,4 @@
-"""The dropout law: golden lanes, the independent witness, every binding of the one source, thresholds and scales."""
+"""The dropout law: golden lanes, the independent reference, every binding of the one source, thresholds and scales."""
 
 import inspect
 import json
@@ -44,7 +44,7 @@ def test_golden_lanes(v):
 
 @golden
 def test_golden_lanes_on_the_cpu_backend(v):
-    """A lane is what thresholds say that it is: it lives for T = u and no longer for T = u + 1."""
+    """Thresholds recover the value u of a lane: it is kept for T = u and dropped for T = u + 1."""
     bits, lanes = v["bits"], v["lanes"]
     given = {"seed": v["seed"], "step": v["step"], "offset": v["first_index"], "bits": bits}
     for i, u in enumerate(lanes[:6]):
@@ -60,7 +60,7 @@ def device_functions(
     one, many, keep_one, keep_many, words, seed: tl.int64, first: tl.int64, step: tl.int64, threshold: tl.int64,
     BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The public functions on a tile [ROWS, COLUMNS] of consecutive elements from `first` on, or from its call on."""
+    """The public functions on a tile [ROWS, COLUMNS] of consecutive elements starting at `first`, or at its call."""
     LANES: tl.constexpr = 128 // BITS
     CALLS: tl.constexpr = COLUMNS // LANES
     at = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -98,7 +98,7 @@ def test_golden_lanes_in_triton(v, kernels_on):
 
 @triton.jit
 def row_seeds(out, seeds, steps, BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Seeds of rows and a step in memory; numbers of plain Python for the rest."""
+    """Row seeds and a step in memory; plain Python integers for the rest."""
     LANES: tl.constexpr = 128 // BITS
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     seed, step = tl.load(seeds + row), tl.load(steps)
@@ -108,7 +108,7 @@ def row_seeds(out, seeds, steps, BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32])
-def test_seeds_and_steps_in_a_users_kernel(bits, kernels_on):
+def test_seeds_and_steps_in_a_user_kernel(bits, kernels_on):
     seeds = torch.tensor([5, -3, 2**63 - 1, -(2**63)], device=kernels_on)
     out = torch.zeros(4, 32, dtype=torch.int8, device=kernels_on)
     row_seeds[(1,)](out, seeds, torch.tensor([9], device=kernels_on), bits, 4, 32)
@@ -127,7 +127,7 @@ def drop(x, out, n, seed: tl.int64, threshold, scale, BLOCK: tl.constexpr):
     tl.store(out + i, tl.where(keep, value * scale, 0.0), mask=i < n)
 
 
-def test_the_example(kernels_on):
+def test_philox_example(kernels_on):
     x = torch.randn(300, device=kernels_on)
     out, t = torch.empty_like(x), dropout_law.threshold(0.3, 16)
     drop[(3,)](x, out, 300, 5, t, dropout_law.scale(t, 16), BLOCK=128)
@@ -142,13 +142,13 @@ def test_the_example(kernels_on):
 
 @given(st.floats(0, 1) | st.integers(0, 2**18).map(lambda n: n / 2**18), st.sampled_from([8, 16, 32]))
 def test_threshold_is_exact(p, bits):
-    """floor(p 2^bits + 1/2) as rationals: no sum is rounded on the way."""
+    """Equals floor(p 2^bits + 1/2) in rational arithmetic: no intermediate sum is rounded."""
     assert dropout_law.threshold(p, bits) == witness.threshold(p, bits)
     assert abs(Fraction(dropout_law.threshold(p, bits), 2**bits) - Fraction(p)) <= Fraction(1, 2 ** (bits + 1))
 
 
 def test_threshold_at_ties():
-    below_half = 0.5 - 2**-54  # its sum with 1/2 rounds to 1
+    below_half = 0.5 - 2**-54  # adding 1/2 rounds to 1
     assert dropout_law.threshold(below_half / 2**8, 8) == 0
     assert dropout_law.threshold(0.5 / 2**8, 8) == 1
     assert dropout_law.threshold(1.5 / 2**32, 32) == 2
@@ -163,8 +163,8 @@ def test_scale():
 # --------------------------------------------------------------------------------- streams
 
 
-def test_streams_are_never_shared_with_the_projection():
-    """One seed: no word of dropout's, at any index or step, is asked of Philox for a sketch."""
+def test_streams_are_disjoint_from_the_projection():
+    """For the same seed, no Philox call of dropout, at any index or step, is one of the sketch's."""
     assert dropout_law.TAG_DROPOUT == 0
     assert 0 not in {value for name, value in vars(law).items() if name.startswith("TAG_")}
     sketching = define(law.FUNCTIONS, lambda f: f, int)

@@ -1,4 +1,4 @@
-"""Dropout's values by the public functions: special numbers, in place, residuals, given masks."""
+"""Dropout's values by the public functions: special values, in place, residuals, given masks."""
 
 import doctest
 import importlib
@@ -27,38 +27,38 @@ def data(shape, device, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
 
 
-def of(backend, x, p, **given):
-    """Dropout by the public function where a backend has one."""
+def dropout(backend, x, p, **given):
+    """Dropout by the public function for the backend's container."""
     if backend == "numpy":
         return torch.from_numpy(sjlt.dropout(x.numpy(), p, 3, **given))
     return sjlt.dropout(x, p, 3, **given)
 
 
-def test_p_0_copies_every_bit(public):
+def test_p_0_preserves_every_bit(public):
     payloads = torch.tensor([0x7FC12345, 0x7F812345, -0x00345678, -0x80000000, 1, 0x7F800000], dtype=torch.int64)
     x = payloads.to(torch.int32).view(torch.float32).to(device_of(public))
-    out = of(public, x, 0.0)
+    out = dropout(public, x, 0.0)
     assert out.data_ptr() != x.data_ptr()
     assert torch.equal(out.view(torch.int32), x.view(torch.int32))
 
 
 def test_p_1_gives_zeros(public):
     x = torch.tensor([math.nan, math.inf, -1.0, 0.0], device=device_of(public))
-    out = of(public, x, 1.0)
+    out = dropout(public, x, 1.0)
     assert torch.equal(out, torch.zeros_like(x))
     assert not out.signbit().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_every_number_of_16_bits(public, dtype):
-    """Products are rounded once, to the nearest and of two to the even one; overflow to inf; subnormals."""
+def test_every_16_bit_value(public, dtype):
+    """Products are rounded once, to nearest even, including overflow to inf and subnormals."""
     if public == "numpy" and dtype == torch.bfloat16:
         pytest.skip("NumPy has no bf16")
     x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).to(device_of(public))
     for p in (0.3, 0.001):
         mask = sjlt.dropout_mask(x.shape, p, 3, device=x.device)
         expected = torch.where(mask, (x.float() * torch.tensor(witness.scale(p, 16)).float()).to(dtype), 0.0)
-        out = of(public, x, p)
+        out = dropout(public, x, p)
         assert torch.equal(out.isnan(), expected.isnan())
         assert torch.equal(out.nan_to_num(), expected.nan_to_num())
 
@@ -79,14 +79,14 @@ def test_in_place(public):
     assert not x.any()
 
 
-def test_in_place_on_foreign_arrays():
+def test_in_place_on_foreign_byte_orders():
     x = np.arange(1, 40, dtype=">f4")
     expected = sjlt.dropout(x, 0.5, 1)
     assert sjlt.dropout(x, 0.5, 1, inplace=True) is x
     assert np.array_equal(x, expected)
 
 
-def test_dropout_add_is_the_sum(public):
+def test_dropout_add(public):
     for dtype in (torch.float32, torch.float64):
         x, residual = (data((9, 33), device_of(public), seed=i).to(dtype) for i in range(2))
         x[:, 3:6], residual[:, 3:9] = -0.0, -0.0
@@ -107,7 +107,7 @@ def test_dropout_add_rounds_once(public):
     x, residual = (data((9, 33), device_of(public), seed=i).float().bfloat16() for i in range(2))
     expected = (sjlt.dropout(x.float(), 0.3, 4) + residual.float()).bfloat16()
     assert torch.equal(sjlt.dropout_add(x, residual, 0.3, 4), expected)
-    mixed = sjlt.dropout_add(x, residual.float(), 0.3, 4)  # as a residual stream under autocast
+    mixed = sjlt.dropout_add(x, residual.float(), 0.3, 4)  # a residual stream under autocast
     assert mixed.dtype == torch.float32
     assert torch.equal(mixed, sjlt.dropout(x.float(), 0.3, 4) + residual.float())
 
@@ -141,12 +141,12 @@ def test_masks():
     assert torch.is_tensor(sjlt.dropout_mask(5, 0.5, 1, step=torch.tensor(1)))
 
 
-def test_the_docstrings_examples():
+def test_docstring_examples():
     failed, tried = doctest.testmod(importlib.import_module("sjlt.seeded_dropout"))
     assert tried > 8
     assert failed == 0
 
 
-def test_the_module_does_not_take_the_functions_place():
+def test_module_does_not_shadow_the_function():
     module = importlib.import_module("sjlt.seeded_dropout")
     assert sjlt.dropout is module.dropout

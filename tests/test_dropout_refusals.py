@@ -1,4 +1,4 @@
-"""Bad arguments of dropout raise errors that carry them, before any work."""
+"""Invalid arguments of dropout raise errors that state them, before any work."""
 
 import math
 
@@ -65,17 +65,17 @@ def test_refusals(error, message, change, container):
             sjlt.dropout_add(residual=X, **given)
 
 
-def test_last_index_is_taken():
+def test_last_index_is_accepted():
     assert sjlt.dropout(X, 0.5, 1, offset=2**63 - 24).shape == X.shape
     assert sjlt.dropout(X[:, :0], 0.5, 1, offset=2**63 - 1).size == 0
 
 
-def test_refusals_of_memory():
+def test_in_place_refusals():
     with pytest.raises(ValueError, match=r"share memory \(strides \(0, 4\)\)"):
         sjlt.dropout(np.lib.stride_tricks.as_strided(X, (4, 6), (0, 4)), 0.5, 1, inplace=True)
     with pytest.raises(ValueError, match=r"share memory \(strides \(0, 1\)\)"):
         sjlt.dropout(torch.ones(6).expand(4, 6), 0.5, 1, inplace=True)
-    with pytest.raises(ValueError, match=r"share memory \(strides \(2,\)\)"):  # halves of numbers
+    with pytest.raises(ValueError, match=r"share memory \(strides \(2,\)\)"):  # overlapping halves of elements
         sjlt.dropout(np.lib.stride_tricks.as_strided(X[0].copy(), (3,), (2,)), 0.5, 1, inplace=True)
     with pytest.raises(ValueError, match="read-only"):
         sjlt.dropout(np.broadcast_to(X, (4, 6)), 0.5, 1, inplace=True)
@@ -84,8 +84,8 @@ def test_refusals_of_memory():
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 0), (0, 4), (4, 0)])
-def test_without_elements_nothing_shares_memory(shape):
-    """Also where NumPy has strides of 0, as for these, or torch, as when it has expanded."""
+def test_empty_tensors_share_no_memory(shape):
+    """Although NumPy (for these shapes) or torch (after expand) reports strides of 0."""
     x = np.empty(shape, np.float32)
     assert sjlt.dropout(x, 0.5, 1, inplace=True) is x
     t = torch.empty((*shape, 1)).expand(*shape, 7)
@@ -93,18 +93,18 @@ def test_without_elements_nothing_shares_memory(shape):
 
 
 @pytest.mark.parametrize("shape", [None, 2.0, "ab", (2, -1), [2, None]])
-def test_refusals_of_shapes(shape):
+def test_shape_refusals(shape):
     with pytest.raises((TypeError, ValueError), match="a length of shape must be"):
         sjlt.dropout_mask(shape, 0.5, 1)
 
 
-def test_refusals_of_devices():
-    """Never a mask that no backend has filled."""
+def test_device_refusals():
+    """No device may return a mask that no backend has filled."""
     with FakeTensorMode(), pytest.raises(TypeError, match=r"device xpu.* refused"):
         sjlt.dropout_mask(3, 0.5, 1, device="xpu")
 
 
-def test_refusals_of_tensors():
+def test_tensor_refusals():
     x = torch.ones(4, 6)
     with pytest.raises(TypeError, match="int8"):
         sjlt.dropout(x.to(torch.int8), 0.5, 1)

@@ -1,4 +1,4 @@
-"""Dropout as a citizen of torch: derivatives, operators, compilers, checkpoints, batches, graphs; nothing saved."""
+"""Dropout within torch: derivatives, operators, compilers, checkpointing, batching, graphs; no saved tensors."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sjlt
 
-# torch's forward mode compiles a few of its own decompositions by a function that it has deprecated.
+# torch's forward mode compiles some of its decompositions with a function that it has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 
 FORMS = {
@@ -28,7 +28,7 @@ def device(request):
 
 @pytest.fixture(params=FORMS)
 def form(request, device):
-    """The ways to request a mask."""
+    """The ways to specify a mask."""
     given = {"seed": 5, **FORMS[request.param]}
     return {k: v.to(device) if torch.is_tensor(v) else v for k, v in given.items()}
 
@@ -59,8 +59,8 @@ def test_derivatives_of_masked_dropout(device):
     assert torch.equal(x.grad, sjlt.dropout(torch.ones_like(x), 0.3, 5))
 
 
-def test_the_gradient_is_the_same_call(form, device):
-    """Also of a gradient of stride 0, which sum() sends, and of one in another layout."""
+def test_gradient_is_dropout_of_the_gradient(form, device):
+    """Including the stride-0 gradient that sum() sends, and gradients in another layout."""
     for gradient in (torch.ones((), device=device).expand(4, 6), new(device, 6, 4, dtype=torch.float32).t()):
         x = new(device, 4, 6, dtype=torch.float32).requires_grad_()
         sjlt.dropout(x, 0.3, **form).backward(gradient)
@@ -68,7 +68,7 @@ def test_the_gradient_is_the_same_call(form, device):
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
-def test_gradients_at_the_ends(p, device):
+def test_gradients_at_p_0_and_1(p, device):
     x, r = (new(device, 4, 6).requires_grad_() for _ in range(2))
     x.data[0, 0] = torch.nan
     (sjlt.dropout(x, p, 5).nansum() + sjlt.dropout_add(x, r, p, 5).nansum()).backward()
@@ -79,7 +79,7 @@ def test_gradients_at_the_ends(p, device):
     assert torch.equal(r.grad[rest], torch.ones_like(r.grad[rest]))
 
 
-def test_gradients_of_mixed_dtypes(device):
+def test_mixed_dtype_gradients(device):
     x, r = new(device, 4, 6).bfloat16().requires_grad_(), new(device, 4, 6).float().requires_grad_()
     sjlt.dropout_add(x, r, 0.5, 5).sum().backward()
     assert x.grad.dtype == torch.bfloat16
@@ -87,7 +87,7 @@ def test_gradients_of_mixed_dtypes(device):
     assert torch.equal(r.grad, torch.ones_like(r))
 
 
-def test_only_one_needs_a_gradient(device):
+def test_single_input_requires_grad(device):
     x, r = new(device, 4, 6), new(device, 4, 6).requires_grad_()
     sjlt.dropout_add(x, r, 0.5, 5).sum().backward()
     sjlt.dropout_add(r, x, 0.5, 5).sum().backward()
@@ -97,19 +97,19 @@ def test_only_one_needs_a_gradient(device):
         assert not sjlt.dropout(r, 0.5, 5).requires_grad
 
 
-def test_nothing_of_the_size_of_x_is_saved(form, device):
+def test_nothing_is_saved_for_backward(form, device):
     saved = []
     x = new(device, 4, 6).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = sjlt.dropout(x, 0.3, **form)
         sjlt.dropout_add(x, y, 0.3, **form)
-        sjlt.dropout(x * 1, 0.3, **form, inplace=True)  # a product with a number saves nothing either
+        sjlt.dropout(x * 1, 0.3, **form, inplace=True)  # multiplying by a scalar saves nothing either
         torch.ops.sjlt.dropout(x, 19661, None, 5, None, 0, 0, None, 16)
     assert all(t.numel() <= 4 for t in saved)
     assert bool(saved) == any(torch.is_tensor(v) for v in form.values())
 
 
-def test_a_step_that_advances_before_backward_is_noticed(device):
+def test_step_modified_before_backward_is_detected(device):
     x, step = new(device, 4, 6).requires_grad_(), torch.tensor(3, device=device)
     y = sjlt.dropout(x, 0.3, 5, step=step)
     step += 1
@@ -120,10 +120,10 @@ def test_a_step_that_advances_before_backward_is_noticed(device):
 # --------------------------------------------------------------------------------- in place
 
 
-def test_in_place_is_seen_by_autograd(device):
+def test_in_place_is_tracked_by_autograd(device):
     x = new(device, 4, 6).requires_grad_()
     y = x * 1
-    squares = y**2  # saves y
+    squares = y**2  # saves y for backward
     version = y._version
     assert sjlt.dropout(y, 0.3, 5, inplace=True) is y
     assert y._version > version
@@ -143,7 +143,7 @@ def test_in_place_is_seen_by_autograd(device):
         assert plain._version > version
 
 
-def test_a_leaf_is_not_dropped_in_place(device):
+def test_in_place_on_a_leaf_is_refused(device):
     x = torch.ones(4, 6, device=device, requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf"):
         sjlt.dropout(x, 0.5, 5, inplace=True)
@@ -155,7 +155,7 @@ def test_a_leaf_is_not_dropped_in_place(device):
     [lambda x: x[:2], lambda x: (x * 1).unbind()[0], lambda x: (x * 1).split(2)[0]],
     ids=["leaf", "unbind", "split"],
 )
-def test_views_that_must_not_be_written_keep_their_numbers(view, device):
+def test_in_place_on_read_only_views_is_refused(view, device):
     x = torch.ones(4, 6, device=device, requires_grad=True)
     part = view(x)
     with pytest.raises(RuntimeError, match="view"):
@@ -163,8 +163,8 @@ def test_views_that_must_not_be_written_keep_their_numbers(view, device):
     assert (part == 1).all()
 
 
-def test_forward_derivatives_that_are_compiled(device):
-    """torch.compile enters levels of forward derivatives that torch's own functions in Python do not see."""
+def test_compiled_forward_derivatives(device):
+    """torch.compile enters forward-mode levels that torch's Python functions do not see."""
 
     def slope(x):
         return torch.func.jvp(lambda x: (sjlt.dropout(x, 0.3, 5) ** 2).sum(), (x,), (x * x,))[1]
@@ -182,7 +182,7 @@ def test_opcheck(device):
     x = new(device, 4, 6).requires_grad_()
     seeds, step = torch.arange(4, device=device), torch.tensor(3, device=device)
     ops = torch.ops.sjlt
-    plain = (19661, None, 5, None, 2, 7, None, 16)  # the threshold of p = 0.3 comes first
+    plain = (19661, None, 5, None, 2, 7, None, 16)  # the first argument is the threshold of p = 0.3
     for given in (plain, (77, seeds, 0, step, 0, 0, 9, 8), (0, *plain[1:]), (2**16, *plain[1:])):
         torch.library.opcheck(ops.dropout.default, (x, *given))
         torch.library.opcheck(ops.dropout.default, (x.detach().t()[::2], *plain))
@@ -192,7 +192,7 @@ def test_opcheck(device):
     torch.library.opcheck(ops.masked_dropout.default, (x, keep, 1.5))
 
 
-def test_results_lie_as_torchs_own(device):
+def test_strides_match_torch(device):
     for x in (
         new(device, 5, 7).t(),
         new(device, 5, 7)[:, 2:5],
@@ -204,7 +204,7 @@ def test_results_lie_as_torchs_own(device):
             assert result.stride() == expected.stride()
 
 
-def test_kinds_of_tensors(device):
+def test_tensor_kinds(device):
     x = new(device, 4, 6, dtype=torch.float32)
     expected = sjlt.dropout(x, 0.3, 5)
     assert torch.equal(sjlt.dropout(torch.nn.Parameter(x), 0.3, 5), expected)
@@ -222,8 +222,8 @@ def test_kinds_of_tensors(device):
     assert sjlt.dropout(x, 0.3, 5, training=False) is x
 
 
-def test_memory_that_was_let_go_is_refused(device):
-    """As parameters' is between their uses where they are sharded: not read, which would be another's or none."""
+def test_freed_storage_is_refused(device):
+    """Sharded parameters have such storage between uses; reading it would read foreign or no memory."""
     x, gone = new(device, 4, 6), new(device, 4, 6)
     gone.untyped_storage().resize_(0)
     calls = {
@@ -237,7 +237,7 @@ def test_memory_that_was_let_go_is_refused(device):
                 call()
 
 
-def test_autocast_leaves_the_dtype(device):
+def test_autocast_keeps_the_dtype(device):
     x = new(device, 4, 6, dtype=torch.float32).requires_grad_()
     with torch.autocast(device, torch.bfloat16):
         y = sjlt.dropout(x, 0.3, 5)
@@ -290,8 +290,8 @@ def test_transforms_compose(form, device):
 # --------------------------------------------------------------------------------- compilers
 
 
-class Counted:
-    """A backend of torch.compile that counts."""
+class CountingBackend:
+    """A backend of torch.compile that counts compilations."""
 
     def __init__(self):
         self.graphs = 0
@@ -303,8 +303,8 @@ class Counted:
         return aot_eager(graph, inputs)
 
 
-def test_one_compile_serves_all_seeds_steps_and_offsets(device):
-    counted = Counted()
+def test_one_compilation_for_all_seeds_steps_and_offsets(device):
+    counted = CountingBackend()
 
     @torch.compile(fullgraph=True, dynamic=True, backend=counted)
     def step_of_training(x, r, seed, step, offset):
@@ -341,7 +341,7 @@ def test_compiled_forms(form, device):
 
 @pytest.mark.exhaustive
 def test_compiled_shapes(device):
-    """Lengths and strides that the compiler knows by name only; a view, in place; a shape that is a number."""
+    """Symbolic lengths and strides; a view, in place; a shape given as an integer."""
 
     @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
     def forms(x):
@@ -367,8 +367,8 @@ def test_compiled_shapes(device):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_gives_exact_gradients(reentrant, device):
-    """Without torch's random state: the mask is a function of what the recomputed forward is given."""
+def test_checkpointing(reentrant, device):
+    """No torch random state is needed: the mask depends only on the arguments of the recomputed forward."""
     torch.manual_seed(0)
     layers = torch.nn.Sequential(*(torch.nn.Linear(16, 16, device=device) for _ in range(3)))
     again = copy.deepcopy(layers)
