@@ -48,7 +48,7 @@ def test_tables_and_estimates(rows, columns, seed, dtype):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_heavy_hitters_are_found(device, monkeypatch):
-    """20 values of 60 to 250 (in magnitude) among 300,000 of N(0, 1), over several blocks; a 5 x 4096 table errs by 9."""
+    """20 values of magnitude 60 to 250 among 300,000 of N(0, 1), in several blocks; a 5 x 4096 table errs by 9."""
     monkeypatch.setattr("sjlt.count_sketch.CUDA_BLOCK", 1 << 16)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(300_000, generator=generator)

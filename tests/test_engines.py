@@ -1,4 +1,4 @@
-"""Engines that hand out Arrow data run `sjlt.arrow.Projector` as it is, and give the numbers of `Sketch.project`."""
+"""Engines that produce Arrow data run `sjlt.arrow.Projector` unchanged, with the results of `Sketch.project`."""
 
 import shutil
 
@@ -42,8 +42,8 @@ def test_datasets(source, tmp_path):
     assert np.array_equal(np.stack(two["v"][:]), expected(x))
 
 
-def test_datasets_reads_files_that_were_written_by_it_and_projected(source, tmp_path):
-    """The types that datasets stores in a file's metadata are those of the old column: they are left out."""
+def test_datasets_reads_its_own_files_after_projection(source, tmp_path):
+    """The file metadata in which datasets records the old column's type is dropped."""
     datasets = pytest.importorskip("datasets")
     from sjlt.files.parquet import project_parquet
 
@@ -61,7 +61,7 @@ def test_duckdb(source):
     duckdb = pytest.importorskip("duckdb")
     path, x = source
     table = duckdb.sql(f"select id, v from '{path}' order by id").to_arrow_table()
-    projected = Projector("v", K, seed=5)(table)  # found by its name in the query
+    projected = Projector("v", K, seed=5)(table)  # the query refers to it by name
     rows = duckdb.sql("select v from projected where id >= 100 order by id").fetchall()
     assert np.array_equal(np.array([row[0] for row in rows], np.float32), expected(x)[100:])
     assert len(projected) == N

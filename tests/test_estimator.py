@@ -1,4 +1,4 @@
-"""The transformer on its own terms: its attributes, results and refusals."""
+"""The transformer itself: its attributes, results and refusals."""
 
 import pickle
 import tracemalloc
@@ -26,17 +26,17 @@ def integers(shape=(7, 300), dtype=np.float64, density=1.0):
     return (rng.integers(-8, 9, shape) * (rng.random(shape) < density)).astype(dtype)
 
 
-# ------------------------------------------------------------------------------------- what fit holds
+# ------------------------------------------------------------------------------------- fitted state
 
 
-def test_fit_holds_the_sketch_and_nothing_else():
+def test_fit_stores_only_the_sketch():
     X = integers()
     transformer = SparseRandomProjection(64, random_state=5).fit(X)
     fitted = {k: v for k, v in vars(transformer).items() if k not in transformer.get_params()}
     assert fitted == {"n_features_in_": 300, "sketch_": Sketch(300, 64, seed=5), "_fit_dtype": np.dtype("float64")}
 
 
-def test_a_fit_of_a_million_features_is_small():
+def test_fit_of_a_million_features_is_small():
     X = scipy.sparse.csr_matrix((1, 10**6), dtype=np.float32)
     transformer = SparseRandomProjection(1024, random_state=0).fit(X)
     assert len(pickle.dumps(transformer)) < 2000
@@ -54,7 +54,7 @@ def test_fit_copies_nothing():
     assert peak < X.nbytes / 20
 
 
-def test_fit_on_a_shape_alone():
+def test_fit_on_a_shape():
     shape = 100_000, 10**10  # dense, this would be 4 PB
     transformer = SparseRandomProjection(eps=0.5, random_state=1).fit(scipy.sparse.csr_matrix(shape, dtype=np.float32))
     k = johnson_lindenstrauss_min_dim(shape[0], eps=0.5)
@@ -64,14 +64,14 @@ def test_fit_on_a_shape_alone():
     np.testing.assert_array_equal(transformer.transform(X).toarray(), (2 * first + 4 * last).T)
 
 
-def test_fit_on_a_shape_alone_equals_fit_on_data():
+def test_fit_on_a_shape_equals_fit_on_data():
     X = integers(dtype=np.float32)
     by_data = SparseRandomProjection(64, random_state=0).fit(X)
     by_shape = SparseRandomProjection(64, random_state=0).fit(scipy.sparse.csr_matrix((1, 300), dtype=np.float32))
     assert vars(by_data) == vars(by_shape)
 
 
-def test_showing_a_transformer_does_not_build_components(monkeypatch):
+def test_repr_does_not_build_components(monkeypatch):
     transformer = SparseRandomProjection(16).fit(integers())
 
     def build(*args, **kwargs):
@@ -94,7 +94,7 @@ def test_fitted_attributes_do_not_exist_before_fit():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_components_are_what_transform_multiplies_by(dtype):
+def test_transform_multiplies_by_components(dtype):
     X = integers(dtype=dtype)
     transformer = SparseRandomProjection(50, nnz=4, random_state=3).fit(X)
     components = transformer.components_
@@ -103,7 +103,7 @@ def test_components_are_what_transform_multiplies_by(dtype):
 
 
 @pytest.mark.parametrize("nnz", [1, 4, 7])
-def test_components_have_exactly_nnz_in_each_column(nnz):
+def test_components_have_nnz_per_column(nnz):
     transformer = SparseRandomProjection(50, nnz=nnz, random_state=3).fit(integers())
     components = transformer.components_
     assert components.has_canonical_format
@@ -154,7 +154,7 @@ def test_other_dtypes_become_float64(dtype):
 @each_value(
     fit_dtype=[np.float32, np.float64], dtype=[np.float32, np.float64], compute_inverse_components=[True, False]
 )
-def test_results_have_the_dtype_of_the_data(fit_dtype, dtype, compute_inverse_components):
+def test_results_keep_the_dtype(fit_dtype, dtype, compute_inverse_components):
     transformer = SparseRandomProjection(50, compute_inverse_components=compute_inverse_components)
     transformer.fit(integers(dtype=fit_dtype))
     assert transformer.components_.dtype == fit_dtype
@@ -190,9 +190,9 @@ def test_both_ways_to_invert_agree(dtype, atol, container):
     np.testing.assert_allclose(stored.transform(back), stored.transform(X), atol=atol * 100)
 
 
-def test_inverse_of_many_features_forms_no_wide_matrix():
+def test_inverse_of_many_features_stays_sparse():
     transformer = SparseRandomProjection(100, random_state=0)
-    transformer.fit(scipy.sparse.csr_matrix((1, 10**5)))  # as a dense matrix, components_ has 80 MB
+    transformer.fit(scipy.sparse.csr_matrix((1, 10**5)))  # as a dense matrix, components_ would need 80 MB
     Y = integers((1, 100))
     transformer.transform(transformer.inverse_transform(Y))
     tracemalloc.start()
@@ -215,21 +215,21 @@ def test_inverse_refuses_other_widths():
 
 
 @pytest.mark.parametrize("seed", [0, 17, 2**32 - 1, np.int64(17), np.uint8(17)])
-def test_an_int_is_the_seed(seed):
+def test_int_random_state_is_the_seed(seed):
     assert SparseRandomProjection(20, random_state=seed).fit(integers()).sketch_ == Sketch(300, 20, seed=int(seed))
 
 
 @pytest.mark.parametrize("make", [np.random.RandomState, np.random.default_rng])
-def test_a_generator_is_drawn_from(make):
+def test_generators_supply_the_seed(make):
     X, generator = integers(), make(3)
     seeds = [SparseRandomProjection(20, random_state=generator).fit(X).sketch_.seed for _ in range(20)]
     assert len(set(seeds)) == 20
-    assert max(seeds) >= 2**63 > min(seeds)  # 64 bits: all of one kind once in 2^19 choices of the number 3
+    assert max(seeds) >= 2**63 > min(seeds)  # all 20 on one side of 2^63 for one in 2^19 initial seeds
     again = make(3)
     assert seeds[0] == SparseRandomProjection(20, random_state=again).fit(X).sketch_.seed
 
 
-def test_none_differs_from_fit_to_fit_and_stays_within_one():
+def test_none_redraws_at_every_fit():
     X = integers()
     transformer = SparseRandomProjection(20)
     first = transformer.fit_transform(X)
@@ -238,7 +238,7 @@ def test_none_differs_from_fit_to_fit_and_stays_within_one():
     assert not np.array_equal(transformer.fit_transform(X), first)
 
 
-def test_none_is_numpys_global_generator():
+def test_none_uses_numpys_global_generator():
     state = np.random.get_state()  # noqa: NPY002
     try:
         seeds = []
@@ -278,19 +278,19 @@ def test_invalid_parameters_come_first(bad):
 
 
 @pytest.mark.parametrize(("n_components", "nnz", "most"), [(3, 4, 3), (100, 101, 100), (129, 65, 64)])
-def test_nnz_beyond_the_law(n_components, nnz, most):
+def test_nnz_too_large(n_components, nnz, most):
     with pytest.raises(ValueError, match=rf"(?s)(?=.*\b{most}\b)(?=.*\b{n_components}\b)(?=.*\b{nnz}\b)"):
         SparseRandomProjection(n_components, nnz=nnz).fit(integers())
     SparseRandomProjection(n_components, nnz=most).fit(integers())
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataDimensionalityWarning")
-def test_n_components_beyond_the_law():
+def test_n_components_too_large():
     with pytest.raises(ValueError, match=r"n_components.*\b8388480\b.*\b8388481\b"):
         SparseRandomProjection(8388481).fit(integers())
 
 
-def test_the_warning_names_the_callers_line():
+def test_warning_points_at_the_caller():
     with pytest.warns(DataDimensionalityWarning) as caught:
         SparseRandomProjection(21).fit(integers((5, 20)))
     assert [w.filename for w in caught] == [__file__]

@@ -1,4 +1,4 @@
-"""The transformer in scikit-learn's place: its contract, its own transformer's behaviour, its tools."""
+"""The transformer as a replacement for scikit-learn's: contract, behaviour, and tools."""
 
 import inspect
 import itertools
@@ -36,7 +36,7 @@ def sparse_normals(shape, n_nonzeros, seed=0):
 
 
 def raised(function):
-    """The exception and its message; the class name is the same for both."""
+    """The exception's type and its message; both transformers have the same class name."""
     with pytest.raises(Exception) as caught:  # noqa: PT011
         function()
     return type(caught.value), str(caught.value)
@@ -61,7 +61,7 @@ def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-def test_every_parameter_of_scikit_learns():
+def test_has_all_of_scikit_learns_parameters():
     ours, theirs = (inspect.signature(cls.__init__).parameters for cls in BOTH)
     assert [name for name in ours if name not in ("nnz", "stacks")] == list(theirs)
     for name, parameter in theirs.items():
@@ -69,7 +69,7 @@ def test_every_parameter_of_scikit_learns():
         assert ours[name].default == (None if name == "density" else parameter.default)
 
 
-def test_every_public_name_of_scikit_learns():
+def test_has_all_of_scikit_learns_public_names():
     X = np.ones((4, 30))
     ours, theirs = (cls(5, compute_inverse_components=True).fit(X) for cls in BOTH)
     for name in dir(theirs):
@@ -96,7 +96,7 @@ def shaped(n_samples, n_features):
     ],
     ids=lambda v: str(v) if isinstance(v, dict) else "",
 )
-def test_auto_n_components_that_cannot_be(parameters, X):
+def test_impossible_auto_n_components(parameters, X):
     ours, theirs = (raised(lambda cls=cls: cls(**parameters).fit(X)) for cls in BOTH)
     assert ours[0] == theirs[0]
     assert numbers(ours[1]) == numbers(theirs[1])
@@ -132,7 +132,7 @@ def test_invalid_parameters(bad):
     ],
     ids=lambda x: f"{type(x).__name__} {getattr(x, 'shape', '')} {getattr(x, 'dtype', '')}",
 )
-def test_data_it_cannot_fit(X):
+def test_fit_refuses(X):
     ours, theirs = (raised(lambda cls=cls: cls(5).fit(X)) for cls in BOTH)
     assert ours == theirs
 
@@ -148,7 +148,7 @@ def test_data_it_cannot_fit(X):
     ],
     ids=lambda x: f"{type(x).__name__} {x.shape}",
 )
-def test_data_it_cannot_transform(X):
+def test_transform_refuses(X):
     seen = pd.DataFrame(shaped(4, 30), columns=[f"x{i}" for i in range(30)])
     ours, theirs = (raised(lambda cls=cls: cls(5).fit(seen).transform(X)) for cls in BOTH)
     assert ours == theirs
@@ -180,7 +180,7 @@ def test_more_components_than_features(container):
     ("container", "dtype"),
     [
         *itertools.product(CONTAINERS, [np.float32, np.float64, np.int32, np.int64, np.bool_]),
-        (np.asarray, np.float16),  # which scipy.sparse lacks
+        (np.asarray, np.float16),  # not supported by scipy.sparse
     ],
 )
 @pytest.mark.parametrize("dense_output", [False, True])
@@ -208,7 +208,7 @@ def test_sparse_interface(interface):
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_dimensions_of_the_embedding(container):
+def test_embedding_dimension(container):
     X = sparse_normals((10, 1000), 100)
     transformer = SparseRandomProjection(random_state=0, eps=0.5).fit(container(X))
     assert transformer.n_components == "auto"
@@ -246,9 +246,9 @@ def test_distances_are_kept():
         for cls in BOTH:
             after = euclidean_distances(cls(eps=0.2, random_state=seed).fit_transform(X), squared=True)[pairs]
             errors[cls].append(after / before - 1)
-    assert abs(errors[BOTH[0]][0]).max() < 0.2  # scikit-learn's own test: its bound, its one seed
+    assert abs(errors[BOTH[0]][0]).max() < 0.2  # the bound and the one seed of scikit-learn's own test
     ours, theirs = (np.sqrt(np.mean(np.square(errors[cls]))) for cls in BOTH)
-    # Both should be about sqrt(2/479), and 10 seeds place each within some 6 % of it.
+    # Both should be about sqrt(2/479), which 10 seeds estimate to within about 6 %.
     assert ours < 1.25 * theirs
 
 

@@ -28,7 +28,7 @@ def device(request):
 
 
 def integers(device, dtype=torch.float32, shape=(7, D)):
-    """Small ones: with nnz=4 (entries +-1/2) every sum of their products is exact."""
+    """Small integers: with nnz=4 (entries +-1/2) every sum of their products is exact."""
     return torch.from_numpy(np.random.default_rng(0).integers(-3, 4, shape)).to(device, dtype)
 
 
@@ -37,7 +37,7 @@ def normals(device, dtype=torch.float64, shape=(7, D)):
 
 
 def assert_like(actual, X, expected):
-    """`actual` is a tensor beside X, of its dtype, and holds the numbers of the array `expected`."""
+    """Assert that `actual` is a tensor with the dtype and device of X and the values of the array `expected`."""
     assert (type(actual), actual.device, actual.dtype) == (torch.Tensor, X.device, X.dtype)
     np.testing.assert_array_equal(actual.double().numpy(force=True), expected)
 
@@ -46,7 +46,7 @@ def assert_like(actual, X, expected):
 
 
 @pytest.mark.parametrize("dtype", exhaustive_except([torch.bfloat16, torch.float32], FLOATS))
-def test_a_tensor_gives_a_tensor_beside_it(device, dtype):
+def test_tensors_give_tensors_on_the_same_device(device, dtype):
     X = integers(device, dtype)
     transformer = SparseRandomProjection(K, random_state=3)
     expected = transformer.fit_transform(integers("cpu", torch.float64).numpy())
@@ -61,7 +61,7 @@ def test_strides_do_not_matter(device):
         assert_like(transformer.transform(view), X, transformer.transform(view.numpy(force=True)))
 
 
-def test_what_fit_holds_is_what_an_array_leaves(device):
+def test_fitted_state_matches_arrays(device):
     X = integers(device, torch.float64)
     by_tensor, by_array = (SparseRandomProjection(K, random_state=5).fit(x) for x in (X, X.numpy(force=True)))
     assert vars(by_tensor) == vars(by_array)
@@ -104,7 +104,7 @@ def test_inverse(device, dtype, error, components):
 
 
 @pytest.mark.parametrize("components", [False, True])
-def test_fitted_on_the_one_it_takes_the_other(device, components):
+def test_fit_and_transform_mix_arrays_and_tensors(device, components):
     X = normals(device)
     array = X.numpy(force=True)
     transformer = SparseRandomProjection(K, random_state=0, compute_inverse_components=components)
@@ -119,7 +119,7 @@ def test_fitted_on_the_one_it_takes_the_other(device, components):
         np.testing.assert_allclose(Z.numpy(force=True), z, atol=1e-12)
 
 
-def test_gradients_pass(device):
+def test_gradients(device):
     X = integers(device).requires_grad_()
     transformer = SparseRandomProjection(K, random_state=0).fit(X)
     transformer.transform(X).sum().backward()
@@ -132,7 +132,7 @@ def test_gradients_pass(device):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
-def test_numbers_that_are_not_finite(device, dtype, value, name):
+def test_non_finite_values_are_refused(device, dtype, value, name):
     good = integers(device, dtype)
     transformer = SparseRandomProjection(K, compute_inverse_components=True).fit(good)
     bad = good.clone()
@@ -147,13 +147,13 @@ def test_numbers_that_are_not_finite(device, dtype, value, name):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_finite_numbers_whose_sum_is_not(device, dtype):
+def test_finite_values_whose_sum_overflows(device, dtype):
     X = torch.full((3, D), torch.finfo(dtype).max, dtype=dtype, device=device)
     X[:, 1::2] /= 2
     SparseRandomProjection(K).fit(X)
 
 
-def test_tensors_of_another_form(device):
+def test_shape_and_dtype_refusals(device):
     transformer = SparseRandomProjection(K).fit(integers(device))
     for function in (transformer.fit, transformer.transform, transformer.inverse_transform):
         with pytest.raises(ValueError, match=r"2-D tensor, .*, got one of shape \(300,\)"):
@@ -171,7 +171,7 @@ def test_tensors_of_another_form(device):
         SparseRandomProjection(K).transform(torch.ones(7, D, device=device))
 
 
-def test_names_of_features(device):
+def test_feature_names(device):
     X = integers(device)
     transformer = SparseRandomProjection(K).fit(pd.DataFrame(X.numpy(force=True)).add_prefix("a"))
     with pytest.warns(UserWarning, match="X does not have valid feature names"):
@@ -180,7 +180,7 @@ def test_names_of_features(device):
     assert list(transformer.get_feature_names_out()[:2]) == ["sparserandomprojection0", "sparserandomprojection1"]
 
 
-def test_data_frames_are_not_made_of_tensors(device):
+def test_pandas_output_is_refused_for_tensors(device):
     X = integers(device)
     transformer = SparseRandomProjection(K).fit(X).set_output(transform="pandas")
     with pytest.raises(ValueError, match=r"transform='pandas'.*X.numpy\(force=True\)"):
@@ -223,7 +223,7 @@ np.testing.assert_allclose(scaled.numpy(force=True), wanted, atol=1e-10)
 
 @pytest.mark.exhaustive
 def test_array_api_dispatch(device):
-    """In a process of its own: SciPy reads its switch when it is imported."""
+    """Runs in its own process: SciPy reads the setting when it is imported."""
     environment = {**os.environ, "SCIPY_ARRAY_API": "1"}
     command = [sys.executable, "-c", ARRAY_API, device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -231,11 +231,11 @@ def test_array_api_dispatch(device):
 
 
 @pytest.mark.gpu
-def test_without_the_check_the_host_does_not_wait():
+def test_no_synchronization_without_the_finite_check():
     X = integers("cuda")
     transformer = SparseRandomProjection(K).fit(X)
     with sklearn.config_context(assume_finite=True):
-        transformer.transform(X)  # compiles
+        transformer.transform(X)  # compile
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "a prototype feature"
             torch.cuda.set_sync_debug_mode("error")

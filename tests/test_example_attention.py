@@ -1,6 +1,6 @@
-"""The attention of examples/: its mask to the bit, whatever the tiles; its result and gradients; that it compiles.
+"""examples/attention_dropout.py: its exact mask for all tile sizes, its result and gradients, and compilation.
 
-Run as a program, this file compiles the kernels. (In the tests' own process they are interpreted.)
+Run as a program, this file compiles the kernels; in pytest's own process they are interpreted.
 """
 
 import os
@@ -14,7 +14,7 @@ from test_examples import load
 
 import sjlt
 
-SHAPE = (1, 2, 40, 64)  # T is no whole number of tiles, nor of calls of Philox with lanes of 8 bits
+SHAPE = (1, 2, 40, 64)  # T is a multiple of neither the tiles nor, with 8-bit lanes, a Philox call
 TILES = [(16, 16), (32, 16), (16, 64)]
 P, SEED, STEP = 0.25, 2**63 + 99, 5
 
@@ -25,19 +25,19 @@ def example():
 
 
 def masks(example, bits, tile, device):
-    """The masks (B * H, T, T) that forward, dV and dQ applied, recovered from results on known numbers."""
+    """The masks (B * H, T, T) that forward, dV and dQ applied, recovered from results on known inputs."""
     B, H, T, D = SHAPE
     unit = torch.eye(T, D, device=device).expand(B, H, T, D)
     generator = torch.Generator().manual_seed(1)
     q, k = (torch.randn(SHAPE, generator=generator).to(device) for _ in range(2))
 
-    # V and dO of unit rows: O is the dropped probabilities, dV their transpose. (No probability is 0.)
+    # V and dO of unit rows: O is the dropped-out probabilities, dV their transpose. (No probability is 0.)
     v = unit.contiguous().requires_grad_()
     o = example.attention(q, k, v, P, SEED, step=STEP, bits=bits, tile=tile)
     (dv,) = torch.autograd.grad(o, v, unit.contiguous())
 
-    # dP = 1 throughout: the logits' gradient is positive where an element is kept, and negative where it is not. K of
-    # unit rows shows it.
+    # dP = 1 throughout: the logits' gradient is positive for kept elements and negative for dropped ones. K of unit
+    # rows exposes it.
     q.requires_grad_()
     ones = torch.ones(SHAPE, device=device)
     o_of_ones = example.attention(q, unit, ones / D, P, SEED, step=STEP, bits=bits, tile=tile)
@@ -47,16 +47,16 @@ def masks(example, bits, tile, device):
 
 
 @each_value(bits=[8, 16], tile=TILES)
-def test_the_mask(example, tile, bits, kernels_on):
+def test_mask(example, tile, bits, kernels_on):
     B, H, T, _ = SHAPE
     row_stride = 48 if bits == 8 else 40
     expected = sjlt.dropout_mask((B * H, T, T), P, SEED, step=STEP, bits=bits, row_stride=row_stride, device=kernels_on)
-    assert not expected.all(-1).any()  # else dQ does not show it
+    assert not expected.all(-1).any()  # otherwise dQ would not reveal it
     for mask in masks(example, bits, tile, kernels_on):
         assert torch.equal(mask, expected)
 
 
-def test_the_mask_of_whole_calls_needs_no_row_stride(example, kernels_on):
+def test_aligned_mask_needs_no_row_stride(example, kernels_on):
     v = torch.eye(32, device=kernels_on).view(1, 1, 32, 32)
     o = example.attention(v, v, v, P, SEED, tile=(16, 32))
     assert torch.equal(o[0] != 0, sjlt.dropout_mask((1, 32, 32), P, SEED, bits=8, device=kernels_on))
@@ -73,12 +73,12 @@ def test_result_and_gradients(example, p, bits, kernels_on):
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize(("D", "tile"), [(16, (16, 32)), (64, (128, 64)), (64, (32, 128)), (128, (64, 64))], ids=str)
 def test_tensor_cores(example, D, tile, bits):
-    for dtype, error in ((torch.bfloat16, 1.2e-2), (torch.float16, 2e-3)):  # operands of 8 and 11 bits
+    for dtype, error in ((torch.bfloat16, 1.2e-2), (torch.float16, 2e-3)):  # operands with 8 and 11 bits of precision
         assert example.worst_error((2, 3, 203, D), dtype, 0.2, SEED, "cuda", tile, bits=bits) < error
 
 
 @pytest.mark.gpu
-def test_more_than_2_to_the_32_probabilities(example):
+def test_more_than_2_32_probabilities(example):
     B, H, T, D = 32, 33, 2048, 16
     assert B * H * T * T > 2**32
     q = torch.zeros(B, H, T, D, device="cuda", dtype=torch.float16)
@@ -105,7 +105,7 @@ def compile_all():
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    torch.cuda.is_available = lambda: True  # keeps the example from choosing the interpreter
+    torch.cuda.is_available = lambda: True  # keep the example from selecting the interpreter
     example, target = load("attention_dropout"), GPUTarget("cuda", 90, 32)
     types = {"seed": "i64", "step": "i64"} | dict.fromkeys(("scale", "kept_scale"), "fp32")
     types |= dict.fromkeys(("lse_ptr", "delta_ptr"), "*fp32")

@@ -1,4 +1,4 @@
-"""examples/distance_preservation.py: its data, and its claims."""
+"""examples/distance_preservation.py: its data and its claims."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ def example():
     return load("distance_preservation")
 
 
-def test_docstrings_are_read_and_nothing_is_imported(example, tmp_path, monkeypatch):
+def test_docstrings_are_parsed_without_importing(example, tmp_path, monkeypatch):
     sources = {
         "a/__init__.py": '"""Two words."""\ndef f():\n "one two three"\nclass C:\n async def g(self):\n  "a b c d"',
         "a/tests/test_a.py": '"""A long docstring of a test."""',
@@ -58,11 +58,12 @@ def test_adversarial_inputs(example):
 
 
 @pytest.mark.exhaustive
-def test_the_whole_example(example, tmp_path, capsys):
-    """Exact sketches win on sparse rows, and all agree on spread-out ones.
+def test_whole_example(example, tmp_path, capsys):
+    """Exact sketches win on sparse rows; all sketches agree on spread-out ones.
 
-    False-alarm rate below 1e-4: on 2-sparse rows standard deviations differ 8-fold; on the others 10 matrices on 200
-    nearly orthogonal rows are compared within 6 standard errors of the theory.
+    False-alarm rate below 1e-4: on 2-sparse rows the standard deviations differ 8-fold; on the others, 10 matrices
+    on 200
+    nearly orthogonal rows are compared with the theory within 6 standard errors.
     """
     spread = np.random.default_rng(0).normal(size=(200, 1024))
     data = {"2-sparse": example.two_sparse(200, 16_384), "[spread]": spread}
@@ -81,6 +82,6 @@ def test_the_whole_example(example, tmp_path, capsys):
         assert sparse["nnz 4"].norm_std < sparse[thin].norm_std / 4
     (theory,) = reports["[spread]"].theory
     for sketch in dense.values():
-        # nnz 1 is 3 % better than theory: of 64 features in a row none meet.
+        # nnz 1 is 3 % better than theory: the 64 features of a row do not collide.
         assert abs(sketch.ratio_std - theory.ratio_std) < 6 * sketch.ratio_std_error + 0.03 * theory.ratio_std
         assert sketch.ratio_quantiles == pytest.approx(theory.ratio_quantiles, rel=0.1)

@@ -1,4 +1,4 @@
-"""The programs of examples/ run and do what they say."""
+"""The programs of examples/ run and do what they claim."""
 
 import importlib.util
 import subprocess
@@ -22,7 +22,7 @@ def load(name):
 
 
 def test_least_squares(capsys):
-    """LAPACK and sjlt are backward stable at any condition number, and the others are not."""
+    """LAPACK and sjlt are backward stable at any condition number; the others are not."""
     example = load("least_squares")
     errors = {name: error for name, (_, error) in example.compare(3000, 30, 1e10).items()}
     for name in ("sjlt.linalg.lstsq", "LAPACK gelsd", "LAPACK gelsy"):
@@ -41,7 +41,7 @@ def test_gradient_projection(capsys):
     example = load("gradient_projection")
     model, text = example.Transformer(16, layers=1), example.examples_of_text(3)
     gradients = example.per_example_gradients(model, text)
-    for i, piece in enumerate(text):  # as one by one
+    for i, piece in enumerate(text):  # equal to the result for one text at a time
         model.zero_grad()
         torch.nn.functional.cross_entropy(model(piece[None, :-1])[0], piece[1:]).backward()
         for name, parameter in model.named_parameters():
@@ -71,9 +71,9 @@ def test_low_memory_dropout(capsys, monkeypatch):
     rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
     outputs = [[float(value) for value in row[1:]] for row in rows if row[0].strip().startswith("output")]
     assert len(outputs) == 4
-    assert outputs[0] == outputs[1] == outputs[2] != outputs[3]  # by a mask, by its seed twice, by another
+    assert outputs[0] == outputs[1] == outputs[2] != outputs[3]  # stored mask, seeded mask twice, another seed
     memory = [float(row[2].split()[0]) for row in rows if "dropout" in row[0].lower() and "output" not in row[0]]
-    masks = example.LAYERS * 256 * 128 * 4 / 2**20  # torch on a CPU stores them in the data's dtype
+    masks = example.LAYERS * 256 * 128 * 4 / 2**20  # torch on a CPU stores masks in the data's dtype
     assert memory[0] - memory[1] == pytest.approx(masks, abs=0.1)
     assert memory[2] > memory[3]
 

@@ -1,4 +1,4 @@
-"""Exports: faiss, sentence-transformers and ONNX Runtime compute what the sketch computes, and need no sjlt for it."""
+"""Exports: faiss, sentence-transformers and ONNX Runtime compute the sketch's result without needing sjlt."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def vectors(n=200, d=D, dtype=np.float32):
 
 
 def run_without_sjlt(code, *arguments):
-    """Run a program that finds no sjlt."""
+    """Run a program that cannot import sjlt."""
     guard = "import sys\nsys.modules['sjlt'] = None\n"
     result = subprocess.run([sys.executable, "-c", guard + code, *map(str, arguments)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -63,7 +63,7 @@ def test_faiss_searches_saves_and_loads(tmp_path):
     )
 
 
-def test_faiss_refuses_what_its_int_cannot_count():
+def test_faiss_refuses_sizes_beyond_int():
     pytest.importorskip("faiss")
     import sjlt.faiss
 
@@ -75,7 +75,7 @@ def test_faiss_refuses_what_its_int_cannot_count():
 
 
 def static_model():
-    """A sentence-transformers model with random word vectors, made here."""
+    """A sentence-transformers model with random word vectors."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
     from tokenizers import Tokenizer
@@ -144,7 +144,7 @@ def run_onnx(path, x):
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("adjoint", [False, True])
-def test_onnx_of_the_layer(tmp_path, dtype, adjoint):
+def test_onnx_layer(tmp_path, dtype, adjoint):
     layer = sjlt.nn.SparseProjection(D, K, seed=7)
     layer = layer.T if adjoint else layer
     x = torch.from_numpy(vectors(5, K if adjoint else D)).to(dtype)
@@ -155,7 +155,7 @@ def test_onnx_of_the_layer(tmp_path, dtype, adjoint):
 
 
 class Model(torch.nn.Module):
-    """A model that ends in a projection, and uses products of a sketch with independent entries inside."""
+    """A model that ends in a projection and uses products with an independent-entries sketch inside."""
 
     def __init__(self):
         super().__init__()
@@ -169,7 +169,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-def test_onnx_of_a_model_that_ends_in_a_projection(tmp_path):
+def test_onnx_model_ending_in_a_projection(tmp_path):
     torch.manual_seed(0)
     model, x = Model(), torch.randn(7, 10)
     exported(model, x[:3], tmp_path / "model.onnx")
@@ -177,7 +177,7 @@ def test_onnx_of_a_model_that_ends_in_a_projection(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-def test_onnx_refuses_matrices_that_no_graph_can_hold(tmp_path):
+def test_onnx_refuses_too_large_matrices(tmp_path):
     layer = sjlt.nn.SparseProjection(2**28, 4, seed=0)
     with pytest.raises(Exception, match=r"\(4, 268435456\) has more than 536870912 numbers"):
         exported(layer, torch.ones(2, 2**28, device="meta"), tmp_path / "layer.onnx")
@@ -191,7 +191,7 @@ def test_onnx_refuses_matrices_that_no_graph_can_hold(tmp_path):
         ("onnx", "sjlt.onnx.translations()", "onnx"),
     ],
 )
-def test_without_the_package_the_error_names_the_extra(module, call, extra):
+def test_missing_package_names_the_extra(module, call, extra):
     hidden = "onnxscript" if module == "onnx" else module
     code = (
         f"import sys, sjlt, sjlt.{module}\nsys.modules[{hidden!r}] = None\nS = sjlt.Sketch(8, 4)\n"

@@ -1,4 +1,4 @@
-"""Formats of files: the same rows whatever the format, in any ranges; and clear refusals."""
+"""File formats: the same rows from every format, in any ranges, and clear refusals."""
 
 import json
 import struct
@@ -70,7 +70,7 @@ FORMATS = {
 
 
 @pairwise(case=list(FORMATS), rows=[7, pytest.param(1, marks=pytest.mark.exhaustive), None])
-def test_formats_give_the_bits_of_an_array(case, rows):
+def test_formats_equal_arrays_bitwise(case, rows):
     name, dtype, save = FORMATS[case]
     x = integers(dtype)
     save(x)
@@ -99,7 +99,7 @@ def test_safetensors(dtype):
     assert json.loads(Path("y.npy.json").read_bytes())["source"]["column"] == "vectors"
 
 
-def test_a_dataset_by_its_name():
+def test_dataset_selected_by_name():
     save_h5ad(integers("f4"))
     with open_source(Path("x.h5ad"), print, "layers/counts") as source:
         np.testing.assert_array_equal(source.read(0, N), integers("f4"))
@@ -211,14 +211,14 @@ def test_malformed_csr(part, values, message):
     assert not list(Path().glob("y.npy*"))
 
 
-def test_without_h5py_the_extra_is_named(monkeypatch):
+def test_missing_h5py_names_the_extra(monkeypatch):
     save_hdf5("x.h5")(integers("f4"))
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(UserError, match=r"^x.h5: HDF5 files need h5py: pip install 'sjlt-triton\[hdf5\]'$"):
         open_source(Path("x.h5"), print)
 
 
-def test_results_of_unit_length():
+def test_normalized_results():
     x = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32) * np.logspace(-9, 9, N)[:, None].astype("f4")
     x[7], x[8, 3] = 0, np.nan
     np.save("x.npy", x)

@@ -1,6 +1,6 @@
-"""Random public calls: right answers for data of every kind, TypeError or ValueError for everything else.
+"""Random public calls: correct results for supported data, TypeError or ValueError for everything else.
 
-Hypothesis draws the calls; the budget is fixed, and a failure is shrunk and printed as a call to repeat.
+Hypothesis draws the calls within a fixed budget; a failure is shrunk and printed as a reproducible call.
 """
 
 import math
@@ -22,7 +22,7 @@ budget = settings(max_examples=100, deadline=None, derandomize=True, suppress_he
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 
-# --------------------------------------------------------------------------------- calls that are right
+# --------------------------------------------------------------------------------- valid calls
 
 
 @st.composite
@@ -42,7 +42,7 @@ def sketches(draw):
 
 @st.composite
 def strided(draw, shape, dtype, writable=False):
-    """An array of that shape in memory of any order, with steps of either sign, unaligned, or repeated."""
+    """An array of the given shape in any memory order, with steps of either sign, unaligned, or broadcast."""
     axes = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from([1, 1, 2, -1, -2])) for _ in shape]
     memory = np.zeros([shape[a] * abs(steps[a]) for a in axes], dtype)
@@ -58,7 +58,7 @@ def strided(draw, shape, dtype, writable=False):
 
 
 def exact(matrix, x, width):
-    """(x @ matrix.T, the sum of absolute terms) in fp64, for x of any leading shape."""
+    """(x @ matrix.T, the sums of absolute terms) in fp64, for x with any leading shape."""
     rows = np.asarray(x).astype(np.float64).reshape(math.prod(np.shape(x)[:-1]), matrix.shape[1])
     shape = (*np.shape(x)[:-1], width)
     return (rows @ matrix.T).reshape(shape), (np.abs(rows) @ np.abs(matrix).T).reshape(shape)
@@ -155,7 +155,7 @@ def test_dropout(data, p, seed, bits):
     np.testing.assert_array_equal(x, expected)
 
 
-# --------------------------------------------------------------------------------- calls that are wrong
+# --------------------------------------------------------------------------------- invalid calls
 
 JUNK = st.one_of(
     st.none(),
@@ -230,14 +230,14 @@ CALLS = {
 
 
 def small(value):
-    """Whether a number or a shape is too small to exhaust memory."""
+    """Whether a number or shape is too small to exhaust memory."""
     lengths = value if isinstance(value, (list, tuple)) else [value]
     return math.prod(n for n in lengths if isinstance(n, (int, np.integer))) < 10**6
 
 
 def is_a_refusal(error):
-    """Refusals are the errors of these types, with a message; anything else is a crash."""
-    kinds = (TypeError, ValueError, RuntimeError, FileNotFoundError, UserError)  # (text may be the path of a matrix)
+    """Whether an error is of a refusal type and has a message; anything else is a crash."""
+    kinds = (TypeError, ValueError, RuntimeError, FileNotFoundError, UserError)  # the text may be a path
     return (
         isinstance(error, kinds) and bool(str(error)) and not isinstance(error, (RecursionError, NotImplementedError))
     )
@@ -248,7 +248,7 @@ def is_a_refusal(error):
 @example("project", None, None, None)
 @example("dropout", None, None, None)
 @example("any dict", {}, None, None)
-def test_wrong_calls_are_refused_or_right(name, a, b, c):
+def test_random_calls_are_refused_or_correct(name, a, b, c):
     try:
         CALLS[name](a, b, c)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The projection's kernels for Hopper: exact on integer data, and accurate."""
+"""The exact law's Hopper kernels: exact on integer data, and accurate."""
 
 import math
 
@@ -12,7 +12,7 @@ from sjlt import Sketch
 from sjlt.backends.triton import device
 
 pytestmark = pytest.mark.gpu
-SPLITS = {  # how sums are split: as the size of the product requires, into short ones, or as accuracy requires
+SPLITS = {  # splits due to the size, into short sums, or for accuracy only
     "by size": {},
     "short": {"hopper.MAX_STEPS": 4, "hopper.MAX_CHUNKS": 16},
     "long": {"hopper.GROUPS_PER_STEP": 1 << 30},
@@ -21,8 +21,8 @@ both_ways = {"project": check_project, "adjoint": check_adjoint}
 
 
 @pytest.fixture
-def taken(monkeypatch, hopper_sizes):
-    """The products that the kernels run, as the shape of X; products of all sizes are eligible."""
+def kernel_calls(monkeypatch, hopper_sizes):
+    """Record the shape of X for each product the kernels run; products of all sizes are eligible."""
     if not device.describe(torch.device("cuda")).hopper:
         pytest.skip("needs a GPU of compute capability 9")
     from sjlt.backends.triton import hopper
@@ -52,33 +52,33 @@ def taken(monkeypatch, hopper_sizes):
     shape=[(32, 128), (100, 128), (768, 256), (1000, 512), (1024, 128), (4096, 512)],
     dtype=["float32", "float16", "bfloat16"],
 )
-def test_projections_are_exact(n, nnz, shape, dtype, taken):
+def test_projections_are_exact(n, nnz, shape, dtype, kernel_calls):
     d, k = shape
     if d == 100 and dtype != "float32":
-        d = 104  # rows begin at multiples of 16 bytes
+        d = 104  # rows start at multiples of 16 bytes
     check_project(Sketch(d, k, nnz=nnz, seed=-3), n, dtype, device="cuda")
-    assert taken == [(n, d)]
+    assert kernel_calls == [(n, d)]
 
 
 @pairwise(
     shape=[(3000, 128), (16384, 128), (2**15, 512)], nnz=[1, 2, 4, 8], dtype=["float32", "float16"], splits=list(SPLITS)
 )
-def test_many_features_for_each_component(shape, nnz, dtype, splits, taken):
-    """More than the words of one step cover."""
+def test_many_features_per_component(shape, nnz, dtype, splits, kernel_calls):
+    """More features than the words of one step cover."""
     d, k = shape
     with changed_choices(SPLITS[splits]):
         check_project(Sketch(d, k, nnz=nnz, seed=-3), 150, dtype, device="cuda")
-    assert taken == [(150, d)]
+    assert kernel_calls == [(150, d)]
 
 
 @pairwise(
     shape=[(33, 128), (36, 128), (101, 128), (700, 256), (702, 256), (304, 4096)], nnz=[1, 2, 4, 8], way=list(both_ways)
 )
-def test_rows_that_end_anywhere(shape, nnz, way, taken):
-    """With other numbers right behind them; and tiles of which a chunk has no column."""
+def test_rows_of_any_length(shape, nnz, way, kernel_calls):
+    """Other data follows each row directly; some tiles have no column of a chunk."""
     d, k = shape
     both_ways[way](Sketch(d, k, nnz=nnz, seed=4), 200, device="cuda", x_in="padded rows", out_in="padded rows")
-    assert taken == ([(200, d)] if way == "project" or (d % 4 == 0 and nnz < 8) else [])
+    assert kernel_calls == ([(200, d)] if way == "project" or (d % 4 == 0 and nnz < 8) else [])
 
 
 @pairwise(
@@ -86,18 +86,18 @@ def test_rows_that_end_anywhere(shape, nnz, way, taken):
     nnz=[1, 2, 4],
     shape=[(32, 128), (100, 128), (768, 256), (1000, 512), (5000, 256), (1024, 128), (300, 4096)],
 )
-def test_adjoints_are_exact(n, nnz, shape, taken):
+def test_adjoints_are_exact(n, nnz, shape, kernel_calls):
     d, k = shape
     check_adjoint(Sketch(d, k, nnz=nnz, seed=-3), n, device="cuda")
-    assert taken == [(n, d)]
+    assert kernel_calls == [(n, d)]
 
 
 @pytest.mark.parametrize("check", [check_project, check_adjoint])
 @pytest.mark.parametrize("x_in", ["rows", "aligned part", "every third row"])
 @pytest.mark.parametrize("out_in", ["rows", "aligned part", "every third row"])
-def test_layouts(out_in, x_in, check, taken):
+def test_layouts(out_in, x_in, check, kernel_calls):
     check(Sketch(768, 256, seed=1), 301, device="cuda", x_in=x_in, out_in=out_in)
-    assert taken == [(301, 768)]
+    assert kernel_calls == [(301, 768)]
 
 
 @pairwise(
@@ -105,17 +105,17 @@ def test_layouts(out_in, x_in, check, taken):
     group=[1, 2**26, 2**30 - 1, 2**50],
     way=list(both_ways),
 )
-def test_slices_and_seeds(law, group, way, taken):
+def test_slices_and_seeds(law, group, way, kernel_calls):
     nnz, seed = law
     start = 256 // nnz * group
     both_ways[way](Sketch(2**60, 256, nnz=nnz, seed=seed)[:, start : start + 700], 200, device="cuda")
-    assert taken == ([(200, 700)] if way == "project" or nnz < 8 else [])
+    assert kernel_calls == ([(200, 700)] if way == "project" or nnz < 8 else [])
 
 
 @pytest.mark.parametrize("check", [check_project, check_adjoint])
-def test_more_products_than_programs(check, taken):
+def test_more_tiles_than_programs(check, kernel_calls):
     check(Sketch(96, 256), 128 * 200 + 1, device="cuda")
-    assert len(taken) == 1
+    assert len(kernel_calls) == 1
 
 
 @pairwise(
@@ -123,15 +123,15 @@ def test_more_products_than_programs(check, taken):
     nnz=[1, 2, 4, 8],
     precision=["highest", "high"],
 )
-def test_accuracy_and_determinism(shape, nnz, precision, taken, set_precision):
-    """Vectors of very different sizes, and some of zeros; "high" is as accurate as "highest"."""
+def test_accuracy_and_determinism(shape, nnz, precision, kernel_calls, set_precision):
+    """Vectors of very different scales, some all zero; "high" is as accurate as "highest"."""
     n, d, k = shape
     S, x = Sketch(d, k, nnz=nnz, seed=7), of_many_sizes(n, d)
     set_precision(precision)
     projected = [S.project(x) for _ in range(5)]
     y = projected[0]
     back = [S.project_adjoint(y) for _ in range(5)]
-    assert len(taken) == (10 if nnz < 8 else 5)
+    assert len(kernel_calls) == (10 if nnz < 8 else 5)
     assert product_error(y, S.project(x.double())) < 1e-6
     other_way = nnz == 8 and precision == "high"
     assert product_error(back[0], S.project_adjoint(y.double())) < (2e-5 if other_way else 1e-6)
@@ -142,27 +142,27 @@ def test_accuracy_and_determinism(shape, nnz, precision, taken, set_precision):
 
 
 @pairwise(shape=[(2048, 256), (4096, 512), (50_000, 256), (2**16, 128)], nnz=[1, 2, 4, 8], splits=["by size", "long"])
-def test_sums_that_are_large_from_the_start(shape, nnz, splits, taken):
-    """Tensor cores round such sums down, so they only make those of few columns."""
+def test_sums_with_large_first_terms(shape, nnz, splits, kernel_calls):
+    """Tensor cores round such sums down, so they only accumulate over few columns."""
     with changed_choices(SPLITS[splits]):
-        check_large_first(*shape, nnz, taken)
+        check_large_first(*shape, nnz, kernel_calls)
 
 
-def check_large_first(d, k, nnz, taken):
+def check_large_first(d, k, nnz, kernel_calls):
     S = Sketch(d, k, nnz=nnz, seed=7)
     x = torch.randn(304, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     cases = list(large_first(x))
     for data, bound in cases:
         exact = S.project(data.double())
         assert product_error(S.project(data), exact) < bound
-        assert product_error(from_the_left(S, data), exact) < bound
-    assert len(taken) == len(cases) * (1 if nnz == 1 else 2)
+        assert product_error(as_left_product(S, data), exact) < bound
+    assert len(kernel_calls) == len(cases) * (1 if nnz == 1 else 2)
 
 
 @pytest.mark.parametrize("where", [0, 3, 400, 767])
 @pytest.mark.parametrize("outlier", [1e-30, 1e3, 1e30])
-def test_scales_follow_the_data(outlier, where, taken):
-    """Numbers of any size, first or last, and after zeros; other vectors' results stay the same to the bit."""
+def test_scales_follow_the_data(outlier, where, kernel_calls):
+    """Values of any size, first or last, and after zeros; the other vectors' results keep their bits."""
     S, n = Sketch(768, 256, seed=7), 20_000
     x = torch.randn(n, 768, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     x[torch.rand(n, 768, device="cuda", generator=torch.Generator("cuda").manual_seed(1)) < 0.9] = 0
@@ -170,34 +170,34 @@ def test_scales_follow_the_data(outlier, where, taken):
     outliers = torch.arange(n, device="cuda") % 50 == 7
     x[outliers, where] = outlier
     y = S.project(x)
-    assert len(taken) == 2
+    assert len(kernel_calls) == 2
     assert product_error(y, S.project(x.double())) < 1e-6
     assert torch.equal(y[~outliers], plain[~outliers])
 
 
 @pytest.mark.parametrize("rising", [True, False])
 @pytest.mark.parametrize("d", [1000, 5000])
-def test_scales_that_change_all_the_time(d, rising, taken):
-    """Over 80 decades within a vector, so that what its first sums come to vanishes in the end."""
+def test_steadily_changing_scales(d, rising, kernel_calls):
+    """Over 80 decades within a vector, so that contributions to the first sums vanish in the end."""
     S, x = Sketch(d, 256, seed=7), steep(300, d, rising)
     assert product_error(S.project(x), S.project(x.double())) < 1e-6
-    assert len(taken) == 1
+    assert len(kernel_calls) == 1
 
 
 @pytest.mark.parametrize("d", [768, 2500])
-def test_largest_and_smallest_numbers(d, taken):
-    """Up to fp32's largest, down to subnormal ones: powers of two come out exactly, where fp32 holds them."""
+def test_extreme_magnitudes(d, kernel_calls):
+    """From fp32's largest value down to subnormals: powers of two are exact where fp32 can represent them."""
     S = Sketch(d, 256, seed=7)
     x = torch.zeros(268, d, device="cuda")
     powers = torch.arange(-140, 128)
     x[torch.arange(268), torch.arange(268) * 2] = torch.exp2(powers.double()).float().cuda()
     y = S.project(x)
-    assert len(taken) == 1
+    assert len(kernel_calls) == 1
     assert torch.equal(y.double(), S.project(x.double()))
 
 
 @pytest.mark.parametrize(("d", "nnz"), [(768, 4), (5000, 2)])
-def test_what_is_not_finite_stays_in_its_vector(d, nnz, taken):
+def test_non_finite_values_stay_in_their_vector(d, nnz, kernel_calls):
     for dtype in (torch.float32, torch.bfloat16):
         S, x = Sketch(d, 256, nnz=nnz), torch.ones(300, d, device="cuda", dtype=dtype)
         y = torch.ones(300, 256, device="cuda", dtype=dtype)
@@ -212,12 +212,12 @@ def test_what_is_not_finite_stays_in_its_vector(d, nnz, taken):
             assert torch.equal(result[others], before[others])
             for v, entries in zip((7, 299), reached, strict=True):
                 assert not result[v].isfinite().cpu().numpy()[entries != 0].any()
-    assert len(taken) == 6  # adjoints of 16 bits go the other way
+    assert len(kernel_calls) == 6  # 16-bit adjoints run on other kernels
 
 
-def test_in_a_graph(taken):
+def test_cuda_graph(kernel_calls):
     S, x = Sketch(768, 256), torch.randn(500, 768, device="cuda")
-    y = S.project(x)  # compiles
+    y = S.project(x)  # compile
     assert product_error(y, S.project(x.double())) < 1e-6
     back = S.project_adjoint(y)
     graph = torch.cuda.CUDAGraph()
@@ -229,10 +229,10 @@ def test_in_a_graph(taken):
     graph.replay()
     assert torch.equal(again, y)
     assert torch.equal(back_again, back)
-    assert len(taken) == 4
+    assert len(kernel_calls) == 4
 
 
-def test_on_a_stream_of_its_own(taken):
+def test_other_stream(kernel_calls):
     S, x = Sketch(768, 256), torch.randn(5000, 768, device="cuda")
     expected, stream = S.project(x), torch.cuda.Stream()
     assert product_error(expected, S.project(x.double())) < 1e-6
@@ -244,25 +244,25 @@ def test_on_a_stream_of_its_own(taken):
         result = S.project(late)
     stream.synchronize()
     assert torch.equal(result, expected)
-    assert len(taken) == 2
+    assert len(kernel_calls) == 2
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_the_host_never_waits(taken):
+def test_no_synchronization(kernel_calls):
     S, x = Sketch(768, 256), torch.randn(500, 768, device="cuda")
     y = S.project(x)
-    S.project_adjoint(y)  # compiled
+    S.project_adjoint(y)  # compile
     before = torch.cuda.get_sync_debug_mode()
     try:
         torch.cuda.set_sync_debug_mode("error")
         S.project_adjoint(S.project(x))
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    assert len(taken) == 4
+    assert len(kernel_calls) == 4
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_on_a_device_that_is_not_current(taken):
+def test_non_current_device(kernel_calls):
     S, x = Sketch(768, 256), torch.randn(500, 768, device="cuda:0")
     y = S.project(x)
     elsewhere = S.project(x.to("cuda:1"))
@@ -270,7 +270,7 @@ def test_on_a_device_that_is_not_current(taken):
     assert elsewhere.device == back.device == torch.device("cuda:1")
     assert torch.equal(elsewhere.cpu(), y.cpu())
     assert torch.equal(back.cpu(), S.project_adjoint(y).cpu())
-    assert len(taken) == 4
+    assert len(kernel_calls) == 4
 
 
 # ------------------------------------------------------------------------------------- S A, with a row-major A
@@ -280,8 +280,8 @@ def check_transposed(S, n, dtype="float32", layout="columns"):
     check_project(S, n, dtype, device="cuda", x_in=layout, out_in=layout)
 
 
-def from_the_left(S, x):
-    """x S', as S A."""
+def as_left_product(S, x):
+    """x S' computed as S A."""
     return (S @ x.t().contiguous()).t()
 
 
@@ -291,10 +291,10 @@ def from_the_left(S, x):
     shape=[(32, 128), (101, 128), (768, 256), (1000, 512), (4096, 512)],
     dtype=["float32", "float16", "bfloat16"],
 )
-def test_transposed_products_are_exact(n, nnz, shape, dtype, taken):
+def test_transposed_products_are_exact(n, nnz, shape, dtype, kernel_calls):
     d, k = shape
     check_transposed(Sketch(d, k, nnz=nnz, seed=-3), n, dtype)
-    assert taken == ([(n, d)] if (dtype, nnz) != ("float32", 1) else [])
+    assert kernel_calls == ([(n, d)] if (dtype, nnz) != ("float32", 1) else [])
 
 
 @pairwise(
@@ -303,11 +303,11 @@ def test_transposed_products_are_exact(n, nnz, shape, dtype, taken):
     dtype=["float32", "float16"],
     splits=list(SPLITS),
 )
-def test_splits_of_transposed_products(shape, nnz, dtype, splits, taken):
+def test_transposed_splits(shape, nnz, dtype, splits, kernel_calls):
     d, k = shape
     with changed_choices(SPLITS[splits]):
         check_transposed(Sketch(d, k, nnz=nnz, seed=9), 152, dtype)
-    assert taken == [(152, d)]
+    assert kernel_calls == [(152, d)]
 
 
 @pytest.mark.parametrize(
@@ -320,19 +320,19 @@ def test_splits_of_transposed_products(shape, nnz, dtype, splits, taken):
     ids=["aligned part", "some rows", "every third row"],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_layouts_of_transposed_products(layout, dtype, taken, monkeypatch):
+def test_transposed_layouts(layout, dtype, kernel_calls, monkeypatch):
     monkeypatch.setitem(LAYOUTS, "here", layout)
     for d in (768, 20_000):
         check_transposed(Sketch(d, 256, seed=1), 304, dtype, "here")
-    assert len(taken) == 2
+    assert len(kernel_calls) == 2
 
 
 @pairwise(law=[(4, 0), (4, 2**63 + 1), (2, 5), (8, 2**63)], group=[1, 2**26, 2**30 - 1, 2**50])
-def test_slices_and_seeds_of_transposed_products(law, group, taken):
+def test_transposed_slices_and_seeds(law, group, kernel_calls):
     nnz, seed = law
     start = 256 // nnz * group
     check_transposed(Sketch(2**60, 256, nnz=nnz, seed=seed)[:, start : start + 9000], 136)
-    assert taken == [(136, 9000)]
+    assert kernel_calls == [(136, 9000)]
 
 
 @pairwise(
@@ -340,43 +340,43 @@ def test_slices_and_seeds_of_transposed_products(law, group, taken):
     nnz=[2, 4, 8],
     precision=["highest", "high", "medium"],
 )
-def test_accuracy_and_determinism_of_transposed_products(shape, nnz, precision, taken, set_precision):
-    """Vectors of very different sizes, and some of zeros."""
+def test_transposed_accuracy_and_determinism(shape, nnz, precision, kernel_calls, set_precision):
+    """Vectors of very different scales, some all zero."""
     n, d, k = shape
     S, x = Sketch(d, k, nnz=nnz, seed=7), of_many_sizes(n, d)
     set_precision(precision)
-    results = [from_the_left(S, x) for _ in range(5)]
-    assert len(taken) == 5
+    results = [as_left_product(S, x) for _ in range(5)]
+    assert len(kernel_calls) == 5
     assert product_error(results[0], S.project(x.double())) < 1e-6
     assert not results[0][[5, n - 1]].any()
     assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize(("d", "rising"), [(1000, True), (1000, False), (50_000, True), (50_000, False)])
-def test_scales_of_transposed_products(d, rising, taken):
+def test_transposed_scales(d, rising, kernel_calls):
     S, x = Sketch(d, 256, seed=7), steep(304, d, rising)
-    result = from_the_left(S, x)
-    assert len(taken) == 1
+    result = as_left_product(S, x)
+    assert len(kernel_calls) == 1
     assert product_error(result, S.project(x.double())) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("d", [768, 20_000])
-def test_what_is_not_finite_stays_in_its_transposed_vector(d, dtype, taken):
+def test_transposed_non_finite_values_stay_in_their_vector(d, dtype, kernel_calls):
     S, x = Sketch(d, 256), torch.ones(304, d, device="cuda", dtype=dtype)
-    expected = from_the_left(S, x)
+    expected = as_left_product(S, x)
     x[7, 100], x[303, 0] = torch.nan, torch.inf
-    result, others = from_the_left(S, x), [v for v in range(304) if v not in (7, 303)]
+    result, others = as_left_product(S, x), [v for v in range(304) if v not in (7, 303)]
     assert torch.equal(result[others], expected[others])
     for v, j in ((7, 100), (303, 0)):
         reached = S[:, j : j + 1].to_scipy().toarray()[:, 0] != 0
         assert not result[v].isfinite().cpu().numpy()[reached].any()
-    assert len(taken) == 2
+    assert len(kernel_calls) == 2
 
 
 @pytest.mark.parametrize("d", [768, 20_000])
-def test_transposed_products_in_graphs_and_elsewhere(d, taken):
-    """In a graph, in a stream of its own, and on another device: the same bits."""
+def test_transposed_products_in_graphs_streams_and_devices(d, kernel_calls):
+    """In a graph, on another stream, and on another device: the same bits."""
     S, a = Sketch(d, 256), torch.randn(d, 512, device="cuda")
     expected, stream = S @ a, torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
@@ -395,4 +395,4 @@ def test_transposed_products_in_graphs_and_elsewhere(d, taken):
     assert torch.equal(result, expected)
     if torch.cuda.device_count() > 1:
         assert torch.equal((S @ a.to("cuda:1")).cpu(), expected.cpu())
-    assert len(taken) == 3 + (torch.cuda.device_count() > 1)
+    assert len(kernel_calls) == 3 + (torch.cuda.device_count() > 1)

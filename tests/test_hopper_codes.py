@@ -1,4 +1,4 @@
-"""X Sᵀ and S A from codes on Hopper: which products take them, and that they are exact for any k, nnz and strides."""
+"""X Sᵀ and S A from codes on Hopper: which products use them, and exactness for any k, nnz and strides."""
 
 import pytest
 import torch
@@ -15,13 +15,13 @@ SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS", "MIN_C
 
 
 def chosen(**product):
-    """The launch for a product on an H200."""
+    """The launch chosen for a product on an H200."""
     return choose(exact_product(device=HOPPER, **product))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("k", "nnz"), [(16, 4), (64, 4), (96, 3), (300, 4), (500, 2), (1000, 8), (128, 5)])
-def test_any_sketch_takes_them(k, nnz, dtype):
+def test_any_sketch_can_use_codes(k, nnz, dtype):
     launch = chosen(k=k, nnz=nnz, dtype=dtype)
     assert isinstance(launch, HopperCodes)
     assert launch.kernel.rows == (64 if k <= 64 else 128)
@@ -29,7 +29,7 @@ def test_any_sketch_takes_them(k, nnz, dtype):
 
 
 @pytest.mark.parametrize("k", [128, 256, 1024])
-def test_whole_geometries_keep_their_kernel(k):
+def test_power_of_two_geometries_keep_their_kernel(k):
     assert not isinstance(chosen(k=k), HopperCodes)
     assert isinstance(chosen(k=k, d=767), HopperCodes)  # rows that the other kernel cannot load
 
@@ -45,7 +45,7 @@ def test_whole_geometries_keep_their_kernel(k):
         {"adjoint": True},
     ],
 )
-def test_others_do_not(small):
+def test_products_that_do_not_use_codes(small):
     assert not isinstance(chosen(**{"k": 300, **small}), HopperCodes)
 
 
@@ -63,8 +63,8 @@ def test_others_do_not(small):
         ("bfloat16", 768, False, LOAD, 1),
     ],
 )
-def test_loads_follow_the_alignment_of_the_data(dtype, d, data_aligned, loader, vector):
-    for plain in (True, False):  # a result that is accumulated, or of another dtype, is none of the loads' concern
+def test_loader_follows_the_alignment(dtype, d, data_aligned, loader, vector):
+    for plain in (True, False):  # the loader does not depend on whether the result is accumulated or of another dtype
         kernel = chosen(k=64, d=d, dtype=dtype, plain=plain and data_aligned, data_aligned=data_aligned).kernel
         assert (kernel.loader, kernel.vector) == (loader, vector)
         assert kernel.tma_store == (plain and data_aligned)
@@ -84,7 +84,7 @@ def test_loads_follow_the_alignment_of_the_data(dtype, d, data_aligned, loader, 
     ],
 )
 def test_narrow_matrices(n, k, nnz, dtype, takes):
-    """S A: where the portable kernel that gathers is not faster."""
+    """S A: codes where the portable gather kernel is not faster."""
     product = exact_product(
         n=n, d=1 << 20, k=k, nnz=nnz, dtype=dtype, device=HOPPER, x_strides=(1, n), y_strides=(1, n)
     )
@@ -93,21 +93,21 @@ def test_narrow_matrices(n, k, nnz, dtype, takes):
 
 def test_small_panels_are_copied():
     assert chosen(k=300, nnz=4).kernel.loader == COPY  # chunks of 16 columns
-    assert chosen(k=384, nnz=4).kernel.loader == TMA  # of 32
+    assert chosen(k=384, nnz=4).kernel.loader == TMA  # chunks of 32 columns
     assert chosen(k=384, nnz=4, dtype="bfloat16").kernel.loader == COPY
 
 
 @pytest.mark.parametrize(
     ("k", "stores"), [(300, True), (301, False), (1000, False), (64, True), (98, False), (384, True)]
 )
-def test_results_are_stored_whole_where_tiles_are_alike(k, stores):
+def test_equal_tiles_are_stored_by_tma(k, stores):
     assert chosen(k=k).kernel.tma_store == stores
 
 
 @pytest.mark.parametrize("d", [1000, 20_000, 300_000])
 @pytest.mark.parametrize("n", [64, 100, 1000, 20_000])
 @pytest.mark.parametrize(("k", "nnz"), [(20, 4), (300, 4), (1000, 8), (2000, 3)])
-def test_splits_cover_the_columns_and_are_short(k, nnz, n, d):
+def test_splits_cover_the_columns(k, nnz, n, d):
     product = exact_product(n=n, d=d, k=k, nnz=nnz, device=HOPPER)
     if not hopper_codes.eligible(product):
         pytest.skip("taken by other kernels")
@@ -123,8 +123,8 @@ def test_splits_cover_the_columns_and_are_short(k, nnz, n, d):
 
 
 @pytest.fixture
-def taken(monkeypatch):
-    """The shapes of X that the kernel has run; products of all sizes are eligible."""
+def kernel_calls(monkeypatch):
+    """Record the shape of X for each product the kernel runs; products of all sizes are eligible."""
     if not device.describe(torch.device("cuda")).hopper:
         pytest.skip("needs a GPU of compute capability 9")
     from sjlt.backends.triton.hopper_codes import ProjectCodes
@@ -146,9 +146,9 @@ def taken(monkeypatch):
     ("k", "nnz"), [(16, 4), (20, 8), (64, 1), (65, 3), (96, 3), (192, 4), (300, 4), (500, 2), (1000, 8), (130, 65)]
 )
 @pytest.mark.parametrize(("n", "d"), [(300, 1000), (129, 333), (50, 3002)])
-def test_projections_are_exact(n, d, k, nnz, dtype, taken):
+def test_projections_are_exact(n, d, k, nnz, dtype, kernel_calls):
     check_project(Sketch(d, k, nnz=nnz, seed=-3), n, dtype, device="cuda")
-    assert taken == [(n, d)] * len(taken)
+    assert kernel_calls == [(n, d)] * len(kernel_calls)
 
 
 @pytest.mark.gpu
@@ -156,10 +156,10 @@ def test_projections_are_exact(n, d, k, nnz, dtype, taken):
 @pytest.mark.parametrize(
     ("n", "d", "k"), [(20_000, 300, 1000), (20_000, 301, 1000), (70_000, 600, 60), (3000, 5000, 700)]
 )
-def test_programs_work_through_many_products(n, d, k, dtype, taken):
-    """More products than multiprocessors."""
+def test_more_tiles_than_multiprocessors(n, d, k, dtype, kernel_calls):
+    """More output tiles than multiprocessors."""
     check_project(Sketch(d, k, nnz=4, seed=5), n, dtype, device="cuda")
-    assert taken
+    assert kernel_calls
 
 
 @pytest.mark.gpu
@@ -167,12 +167,12 @@ def test_programs_work_through_many_products(n, d, k, dtype, taken):
 @pytest.mark.parametrize(("k", "nnz", "stacks"), [(240, 4, 4), (512, 4, 4), (600, 6, 2), (1024, 4, 2), (2000, 8, 4)])
 @pytest.mark.parametrize(("n", "d"), [(300, 1000), (20_000, 601)])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_stacks(layout, n, d, k, nnz, stacks, dtype, taken, monkeypatch):
+def test_stacks(layout, n, d, k, nnz, stacks, dtype, kernel_calls, monkeypatch):
     monkeypatch.setattr("sjlt.backends.triton.stacks.gathers", lambda _: False)
     monkeypatch.setattr("sjlt.kernels.config.staged_gather.eligible", lambda _: False)
     sketch = Sketch(d, k, nnz=nnz, stacks=stacks, seed=-3)
     check_project(sketch, n, dtype, device="cuda", x_in=layout, out_in=layout)
-    assert taken
+    assert kernel_calls
 
 
 @pytest.mark.gpu
@@ -180,30 +180,30 @@ def test_stacks(layout, n, d, k, nnz, stacks, dtype, taken, monkeypatch):
 @pytest.mark.parametrize("k", [60, 300, 1000])
 @pytest.mark.parametrize("out_in", LAYOUTS)
 @pytest.mark.parametrize("x_in", LAYOUTS)
-def test_layouts(x_in, out_in, k, dtype, taken):
+def test_layouts(x_in, out_in, k, dtype, kernel_calls):
     check_project(Sketch(700, k, nnz=4, seed=1), 200, dtype, device="cuda", x_in=x_in, out_in=out_in)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [1, 8, 50, 2**31 + 7, 2**50])
 @pytest.mark.parametrize(("k", "nnz", "seed"), [(64, 4, 0), (300, 4, 2**63 + 1), (1000, 8, 5)])
-def test_slices(k, nnz, seed, offset, taken):
+def test_slices(k, nnz, seed, offset, kernel_calls):
     check_project(Sketch(offset + 500, k, nnz=nnz, seed=seed)[:, offset:], 200, device="cuda")
-    assert taken
+    assert kernel_calls
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("k", "nnz"), [(64, 4), (300, 3), (1000, 8)])
 @pytest.mark.parametrize("steps", [2, 128])
-def test_splits_add_up(steps, k, nnz, dtype, taken):
+def test_splits_add_up(steps, k, nnz, dtype, kernel_calls):
     with changed_choices({"hopper_codes.MAX_STEPS": steps, "hopper_codes.MAX_CHUNKS": steps}):
         check_project(Sketch(5000, k, nnz=nnz, seed=2), 150, dtype, device="cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("k", [64, 300])
-def test_sums_that_are_large_from_the_start(k, taken):
+def test_sums_with_large_first_terms(k, kernel_calls):
     S = Sketch(4096, k, seed=0)
     entries = torch.from_numpy(S.toarray()).to("cuda").double().T
     data = torch.randn(304, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
@@ -213,7 +213,7 @@ def test_sums_that_are_large_from_the_start(k, taken):
 
 
 @pytest.mark.gpu
-def test_a_nan_stays_with_its_vector(taken):
+def test_nan_stays_in_its_vector(kernel_calls):
     x = torch.randn(200, 700, device="cuda")
     x[3, 100], x[150, 699] = float("nan"), float("inf")
     y = x @ Sketch(700, 300, seed=0).T

@@ -1,7 +1,7 @@
-"""Products that are prepared for Hopper's kernels launch what one would for each call by itself, without a GPU.
+"""Prepared products for the Hopper kernels launch exactly what unprepared calls would; checked without a GPU.
 
-The test runs this file as a program, in which kernels are not interpreted, and stand-ins take the place of compiled
-kernels. `expected_codes` and `expected_exact` say what is to be launched, with a view for everything that has one.
+The test runs this file as a program, without the interpreter and with stand-ins for compiled kernels. `expected_codes`
+and `expected_exact` define the expected launches, using a view for every tensor that has one.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 import triton
 
 
-def test_prepared_calls_launch_what_calls_by_themselves_would():
+def test_prepared_calls_equal_unprepared_calls():
     from sjlt.backends.triton.device import GLUON_VERSIONS
 
     if not triton.__version__.startswith(GLUON_VERSIONS):
@@ -20,25 +20,25 @@ def test_prepared_calls_launch_what_calls_by_themselves_would():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-8000:]
-    met = {tuple(line.split()) for line in result.stdout.splitlines()}
+    found = {tuple(line.split()) for line in result.stdout.splitlines()}
     kinds = {(loader, f"store={store}", "codes") for loader in ("TMA", "COPY", "LOAD") for store in (True, False)}
-    assert {kind[:3] for kind in met} == kinds | {("TMA", "store=True", "project"), ("TMA", "store=True", "adjoint")}
+    assert {kind[:3] for kind in found} == kinds | {("TMA", "store=True", "project"), ("TMA", "store=True", "adjoint")}
     for which in ("codes", "project"):
-        assert {kind[3] for kind in met if kind[2] == which} == {"one", "splits"}
-    assert {kind[4] for kind in met} == {"overwrites", "adds"}
+        assert {kind[3] for kind in found if kind[2] == which} == {"one", "splits"}
+    assert {kind[4] for kind in found} == {"overwrites", "adds"}
 
 
 # ------------------------------------------------------------------------------------- the program
 
 
 class Launches:
-    """Records launches, (kernel's name, grid, arguments, constants), by Triton's search or past it."""
+    """Record launches (kernel name, grid, arguments, constants), whether through Triton's lookup or bypassing it."""
 
     def __init__(self):
         self.searched, self.started, self.allocated = [], [], []
 
     def replace_kernels(self):
-        """Make stand-ins search and launch, and note what calls allocate."""
+        """Replace Triton's lookup and launch by stand-ins, and record what calls allocate."""
         from types import SimpleNamespace
 
         import torch
@@ -66,7 +66,7 @@ class Launches:
 
 
 class Compiled:
-    """Stands for a compiled kernel."""
+    """Stand-in for a compiled kernel."""
 
     function, packed_metadata = None, None
 
@@ -79,7 +79,7 @@ class Compiled:
 
 
 def described(argument):
-    """An argument, with descriptors and tensors as plain values."""
+    """An argument, with descriptors and tensors converted to plain values."""
     if hasattr(argument, "block_shape"):
         shapes = tuple(argument.shape), tuple(argument.strides), tuple(argument.block_shape)
         rest = argument.padding, getattr(argument, "round_f32_to_tf32", None), repr(argument.layout)
@@ -88,7 +88,7 @@ def described(argument):
 
 
 def blocks(x, *block):
-    """A descriptor of a tensor as Triton itself makes and checks it."""
+    """A tensor descriptor as Triton itself creates and checks it."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -100,7 +100,7 @@ def blocks(x, *block):
 
 
 def parts(memory, *sizes):
-    """Contiguous parts of memory, of so many bytes, each from a multiple of 512 bytes on."""
+    """Contiguous parts of memory of the given sizes in bytes, each aligned to 512 bytes."""
     import torch
 
     data, start, found = memory.flatten().view(torch.uint8), 0, []
@@ -121,7 +121,7 @@ def sums_in(memory, splits, out):
 
 
 def expected_codes(chosen, spec, x, out, add, memory):
-    """The launches that write X Sᵀ, or partial sums of it, from codes."""
+    """The launches that compute X Sᵀ, or its partial sums, from codes."""
     import torch
     from triton.experimental.gluon import language as gl
 
@@ -138,7 +138,7 @@ def expected_codes(chosen, spec, x, out, add, memory):
     first = spec.feature_offset >> width
     groups = ((spec.feature_offset + d - 1) >> width) + 1 - first
     numbers = (spec.seed, spec.feature_offset, d, k, spec.nnz, n_tiles, geometry.log_group, geometry.log_chunk)
-    numbers += (kernel.log_block, first, groups, chosen.groups_per_split, 8, chosen.capacity)  # 8 groups to a program
+    numbers += (kernel.log_block, first, groups, chosen.groups_per_split, 8, chosen.capacity)  # 8: groups per program
     grid = (-(-chosen.groups_per_split // 8), n_tiles, splits)
     sub_blocks = 8 if spec.nnz <= 8 else 1 << (spec.nnz - 1).bit_length()
     yield "encode_chunks", grid, (*codes, *numbers), {"SUB_BLOCKS": sub_blocks, "num_warps": 4}
@@ -162,7 +162,7 @@ def expected_codes(chosen, spec, x, out, add, memory):
 
 
 def expected_exact(chosen, spec, data, out, adjoint, memory):
-    """The launch of the kernels that make entries themselves."""
+    """The launch of a kernel that generates its own entries."""
     from sjlt.kernels.config.product import kernel_geometry
 
     n, splits, box = len(data), chosen.splits, (64, chosen.columns)
@@ -183,7 +183,7 @@ def expected_exact(chosen, spec, data, out, adjoint, memory):
 
 
 def check_calls(launches, case):
-    """Calls with several seeds and tensors, of which the first searches and the others do not; print what they ran."""
+    """Run calls with several seeds and tensors, of which only the first uses the lookup; print the kinds of launches."""
     import torch
     from helpers.choices import forget_choices
     from helpers.kernels import LAYOUTS, adjoint, project
@@ -239,7 +239,7 @@ def check(launches, expected, call):
 
 
 def check_sum(launches, call, sums, out, scale, add):
-    """The last launch adds these partial sums."""
+    """Check that the last launch adds these partial sums."""
     name, _, arguments, *constants = (launches.started if call else launches.searched)[-1]
     pointers = (sums.data_ptr(), out.data_ptr())
     assert name == "reduce_partial_sums"
@@ -250,7 +250,7 @@ def check_sum(launches, call, sums, out, scale, add):
 
 SAME, BF16, WIDENED = ("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")
 ROWS, COLUMNS = ("rows", "rows"), ("columns", "columns")
-CASES = [  # (n, d, k, nnz, offset, dtypes and layouts of X and Y, way)
+CASES = [  # (n, d, k, nnz, offset, dtypes and layouts of X and Y, direction)
     (200, 512, 64, 4, 0, SAME, ROWS, "write"),
     (200, 512, 64, 4, 1 << 40, SAME, ROWS, "write"),
     (200, 3000, 32, 8, 0, SAME, ROWS, "write"),

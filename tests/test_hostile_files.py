@@ -1,4 +1,4 @@
-"""Hostile files and command lines: each ends in one line, exit code 2, at once, and changes nothing."""
+"""Hostile files and command lines: each ends promptly in one line and exit code 2, and changes nothing."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def assert_one_line(result: Any, *named: str) -> None:
 
 
 def header(text: str, size: int = N * D * 4) -> bytes:
-    """An ``.npy`` file with that header."""
+    """An ``.npy`` file with the given header."""
     padded = text.encode() + b" " * (-len(text) - 11 % 64 - 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded + bytes(size)
 
@@ -70,7 +70,7 @@ def test_headers(run: Run, case: str, command: str) -> None:
     arguments = ("project", "bad.npy", "y.npy", "-k", K) if command == "project" else ("quality", "bad.npy")
     result = run(*arguments)
     if "huge and empty" in case and result.code == 0:
-        assert np.load("y.npy").shape == (0, K)  # (0, 2^63 - 1) is a matrix
+        assert np.load("y.npy").shape == (0, K)  # (0, 2^63 - 1) is a valid shape
     else:
         assert_one_line(result)
         assert sorted(path.name for path in Path().iterdir()) == ["bad.npy", "x.npy"]
@@ -103,7 +103,7 @@ def test_sparse_members(run: Run, case: str) -> None:
     assert_one_line(run("project", "bad.npz", "y.npy", "-k", K), "bad.npz")
 
 
-def test_fifos_are_not_waited_for(run: Run) -> None:
+def test_fifos_are_refused_without_blocking(run: Run) -> None:
     os.mkfifo("pipe")
     assert_one_line(run("project", "pipe", "y.npy", "-k", K), "pipe: not a regular file")
     assert_one_line(run("quality", "pipe"), "pipe: not a regular file")
@@ -132,11 +132,11 @@ def test_directories(run: Run, command: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("stride", ["0", "-1", "33", "1000000", str(10**30)])
-def test_strides_of_the_demo(run: Run, stride: str) -> None:
+def test_demo_strides(run: Run, stride: str) -> None:
     assert_one_line(run("demo", "--stride", stride), f"stride must be from 1 to 32, got {stride}")
 
 
-def test_very_many_threads(run: Run) -> None:
+def test_absurd_thread_counts(run: Run) -> None:
     result = run("project", "x.npy", "y.npy", "-k", K, "--threads", 2**70)
     sjlt.set_num_threads(2)
     if result.code:
@@ -144,8 +144,8 @@ def test_very_many_threads(run: Run) -> None:
 
 
 @pytest.mark.parametrize("budget", [60, pytest.param(3000, marks=pytest.mark.exhaustive)])
-def test_random_damage_of_sources(run: Run, budget: int) -> None:
-    """A few bytes of a good file are changed, or it is cut: the command ends in one line, or the numbers differ."""
+def test_randomly_damaged_sources(run: Run, budget: int) -> None:
+    """Alter a few bytes of a valid file, or truncate it: the command reports one line or gives a result."""
     scipy.sparse.save_npz("x.npz", scipy.sparse.random_array((N, D), density=0.1, format="csr"), compressed=False)
     rng = random.Random(0)
     good = {name: Path(name).read_bytes() for name in ("x.npy", "x.npz")}
@@ -165,18 +165,18 @@ def test_random_damage_of_sources(run: Run, budget: int) -> None:
 # ------------------------------------------------------------------------------------- descriptions
 
 
-def deep(levels: int) -> bytes:
+def nested(levels: int) -> bytes:
     return b'{"a":' * levels + b"1" + b"}" * levels
 
 
-@pytest.mark.parametrize("content", [deep(100_000), b"[" * 10**6, b'{"a": 1e999999}', b"NaN", b'"\\ud800"', b"\x00"])
-def test_json_that_is_no_description(run: Run, content: bytes) -> None:
+@pytest.mark.parametrize("content", [nested(100_000), b"[" * 10**6, b'{"a": 1e999999}', b"NaN", b'"\\ud800"', b"\x00"])
+def test_json_that_is_not_a_description(run: Run, content: bytes) -> None:
     Path("y.npy.json").write_bytes(content)
     Path("y.npy").write_bytes(b"")
     assert_one_line(run("info", "y.npy"), "y.npy.json: not")
 
 
-def test_a_description_that_is_too_large(run: Run) -> None:
+def test_too_large_description(run: Run) -> None:
     Path("y.npy.json").touch()
     os.truncate("y.npy.json", 10**12)
     assert_one_line(run("info", "y.npy"), "y.npy.json: 1000000000000 bytes")
@@ -185,20 +185,20 @@ def test_a_description_that_is_too_large(run: Run) -> None:
 VALUES = [None, True, -1, 0, 2**63, 10**400, 1.5, "", "x", [], {}, [[]], [1, 2, 3], [-1, 2], ["a", "b"], "O", "f4,f4"]
 
 
-def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to all values in nested dictionaries."""
+def value_paths(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths to all values in nested containers."""
     if not isinstance(content, dict):
         return [path]
-    return [path, *(place for key, value in content.items() for place in places(value, (*path, key)))]
+    return [path, *(place for key, value in content.items() for place in value_paths(value, (*path, key)))]
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_tampered_values(run: Run, step: int) -> None:
-    """Every value of a description replaced by every other kind: `info` shows it, or refuses it in one line."""
+    """Replace every value of a description by values of every other kind: `info` shows it or refuses it in one line."""
     project_file(Path("x.npy"), Path("y.npy"), K)
     good = json.loads(Path("y.npy.json").read_bytes())
     refused = 0
-    for number, path in enumerate(places(good)[1:]):
+    for number, path in enumerate(value_paths(good)[1:]):
         for value in VALUES[number % step :: step]:
             content = json.loads(json.dumps(good))
             part = content
@@ -217,7 +217,7 @@ def test_tampered_values(run: Run, step: int) -> None:
 
 @pytest.mark.parametrize("options", [("--resume",), ("--resume", "--force")])
 def test_tampered_states(run: Run, options: tuple[str, ...]) -> None:
-    """Segments that are no segments."""
+    """Malformed segments."""
 
     def stop(rows: int, of: int) -> None:
         if rows == 20:
@@ -242,7 +242,7 @@ def test_tampered_states(run: Run, options: tuple[str, ...]) -> None:
         assert_one_line(run("project", "x.npy", "y.npy", "-k", K, *options), "y.npy.partial.json: not a description")
 
 
-def test_one_reader_of_descriptions() -> None:
+def test_descriptions_have_one_reader() -> None:
     project_file(Path("x.npy"), Path("y.npy"), K)
     assert read_description(Path("y.npy.json"))["sketch"] == sjlt.Sketch(D, K).to_dict()
     with pytest.raises(UserError, match=r"^x.npy: not JSON"):
@@ -264,8 +264,8 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_are_shown_as_they_are(run: Run, name: str) -> None:
-    """In errors, notes and tables: no markup, and escapes for what a terminal would obey."""
+def test_names_are_shown_literally(run: Run, name: str) -> None:
+    """In errors, notes and tables: no markup, and control characters escaped."""
     assert_one_line(run("project", name, "y.npy", "-k", K), printable(name))
     np.save("x.npy", np.ones((N, 4), np.float32))
     os.rename("x.npy", name)
@@ -277,7 +277,7 @@ def test_names_are_shown_as_they_are(run: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", exhaustive_except(NAMES[:1], NAMES[:3]))
-def test_progress_bars_with_such_names(name: str) -> None:
+def test_names_in_progress_bars(name: str) -> None:
     import pty
 
     os.rename("x.npy", "in.npy")
@@ -290,7 +290,7 @@ def test_progress_bars_with_such_names(name: str) -> None:
         try:
             while part := os.read(ours, 4096):
                 shown += part
-        except OSError:  # Linux says so that the other end is closed
+        except OSError:  # Linux reports that the other end is closed
             pass
     os.close(ours)
     assert process.returncode == 0
@@ -304,7 +304,7 @@ STREAMS = ["2>&-", "1>&-", "0<&-", "0<&- 1>&- 2>&-", "2>/dev/full"]
 @pytest.mark.parametrize("closed", exhaustive_except(["2>&-", "2>/dev/full"], STREAMS))
 @pytest.mark.parametrize("command", ["project x.npy y.npy -k 16", "project x.npy no/y.npy -k 16"])
 def test_closed_standard_streams(command: str, closed: str) -> None:
-    """The result is what it always is: nothing is written into it that was meant for a closed stream."""
+    """The result is unchanged: nothing meant for a closed stream is written into it."""
     if closed == "2>/dev/full" and not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     program = f"exec {sys.executable} -m sjlt {command} {closed}"

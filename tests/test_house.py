@@ -1,4 +1,4 @@
-"""The layout rules of the code: no import circles, no oversized modules, a README of bounded length."""
+"""Layout rules of the code: no import cycles, no oversized modules, a README of bounded length."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 MAX_MODULE_LINES = 400
 MAX_README_WORDS = 900
 
-# The lower floors of sjlt/README.md, from the ground up. A room imports from its own floor and from those below it.
+# The lower floors of sjlt/README.md, from the ground up. A room imports only from its own floor and those below.
 FLOORS = (
     ("laws", "threads"),
     ("inputs", "kernels"),
@@ -35,7 +35,7 @@ def is_type_checking(node):
 
 
 def import_nodes(tree):
-    """Import statements anywhere in a module, functions included, but for those that only a type checker runs."""
+    """All import statements of a module, including those in functions, except under `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
@@ -47,7 +47,7 @@ def import_nodes(tree):
 
 
 def imported(name, is_package, tree, names):
-    """The modules of the package that a module imports, also lazily."""
+    """The modules of the package that a module imports, including lazily."""
     for node in import_nodes(tree):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
@@ -67,7 +67,7 @@ def import_graph():
     }
 
 
-def test_imports_have_no_circles():
+def test_no_import_cycles():
     try:
         TopologicalSorter(import_graph()).prepare()
     except CycleError as error:
@@ -86,7 +86,7 @@ def test_lower_floors_do_not_import_upper_ones():
             assert room != "cli" or name.split(".")[0] in ("cli", "__main__"), f"sjlt.{name} imports {other}"
 
 
-def test_the_graph_sees_lazy_imports_and_circles():
+def test_import_graph_sees_lazy_imports_and_cycles():
     tree = ast.parse(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import x\ndef f():\n    from . import c"
     )
@@ -106,7 +106,7 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) <= MAX_README_WORDS
 
 
-def test_tests_import_each_other_without_the_repository_root():
+def test_tests_do_not_import_from_the_repository_root():
     """`pytest` puts tests/ on the path, but only ``python -m pytest`` adds the working directory."""
     for path in (ROOT / "tests").rglob("*.py"):
         for node in import_nodes(ast.parse(path.read_text())):
@@ -114,7 +114,7 @@ def test_tests_import_each_other_without_the_repository_root():
             assert not any(name.split(".")[0] == "tests" for name in names), path
 
 
-def test_the_readme_of_tests_lists_every_file_of_tests():
+def test_readme_lists_every_test_file():
     files = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
     table = (ROOT / "tests/README.md").read_text().partition("## Organisation")[2].partition("## Rules")[0]
     patterns = re.findall(r"`(test_\w+\*?)`", table)

@@ -1,4 +1,4 @@
-"""The transformer with independent entries: scikit-learn's meaning of density."""
+"""The transformer with independent entries, with scikit-learn's definition of density."""
 
 import numpy as np
 import pytest
@@ -27,12 +27,12 @@ def test_density_has_scikit_learns_meaning(density, realised):
     values = np.unique(np.abs(ours.components_.data))
     assert values == pytest.approx(np.sqrt(1 / (50 * ours.density_)))
     assert values == pytest.approx(np.unique(np.abs(theirs.components_.data)), rel=2**-7)
-    # Six standard deviations of a binomial number.
+    # Six standard deviations of a binomial variable.
     n = ours.components_.nnz
     assert abs(n - 20_000 * ours.density_) <= 6 * np.sqrt(20_000 * ours.density_ * (1 - ours.density_))
 
 
-def test_everything_else_works_with_it():
+def test_density_with_other_features():
     X = data(d=120)
     transformer = SparseRandomProjection(20, density="auto", random_state=0, compute_inverse_components=True)
     projected = transformer.fit_transform(X)
@@ -45,7 +45,7 @@ def test_everything_else_works_with_it():
     np.testing.assert_allclose(reduced.toarray(), projected, rtol=1e-12, atol=1e-12)
 
 
-def test_nnz_and_density_exclude_each_other():
+def test_nnz_and_density_are_exclusive():
     with pytest.raises(ValueError, match=r"nnz=4.*density=0.5"):
         SparseRandomProjection(20, nnz=4, density=0.5).fit(data())
     with pytest.raises(ValueError, match="smallest that works"):

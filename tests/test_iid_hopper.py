@@ -1,4 +1,4 @@
-"""The kernel of the iid law for Hopper: on such a GPU exact on integer data, and taken where it says."""
+"""The iid law's Hopper kernel: exact on integer data on such a GPU, and used for the intended products."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from sjlt.kernels.config import iid as config
 
 
 @pytest.fixture
-def taken(monkeypatch, hopper_sizes):
-    """The products that the kernel runs, as (n, d); products of all sizes are eligible."""
+def kernel_calls(monkeypatch, hopper_sizes):
+    """Record (n, d) of each product the kernel runs; products of all sizes are eligible."""
     if not device.describe(torch.device("cuda")).hopper:
         pytest.skip("needs a GPU of compute capability 9")
     from sjlt.backends.triton import hopper
@@ -31,7 +31,7 @@ def taken(monkeypatch, hopper_sizes):
 
 
 def check(S, n, dtype="bfloat16", x_in="rows", out_in="rows"):
-    """out = x S', rounded once. (k density is a power of 4, so that the scale is a power of two.)"""
+    """Check out = x S', rounded once. (k * density is a power of 4, so the scale is a power of two.)"""
     x = integers((n, S.n_features), "float64", seed=n)
     given, out = filled(x_in, x, dtype, "cuda"), poisoned(out_in, (n, S.n_components), dtype, "cuda")
     kernels.project(S, given, out, False)
@@ -45,52 +45,52 @@ def check(S, n, dtype="bfloat16", x_in="rows", out_in="rows"):
 @pytest.mark.parametrize(("k", "density"), [(64, 1.0), (16, 0.25), (256, 1 / 16), (1024, 2**-8)])
 @pytest.mark.parametrize("n", [256, 300, 1031])
 @pytest.mark.parametrize("d", [64, 192, 4096])
-def test_products_are_exact(d, n, k, density, taken):
+def test_products_are_exact(d, n, k, density, kernel_calls):
     check(Sketch(d, k, density=density, seed=-3), n)
-    assert taken == [(n, d)]
+    assert kernel_calls == [(n, d)]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("k", "density"), [(1, 0.5), (200, 1 / 3), (128, 0.01)])
 @pytest.mark.parametrize(("n", "d"), [(256, 128), (300, 768), (256 * 132 * 3 + 5, 64), (256 * 50, 960)])
-def test_the_same_bits_as_from_the_other_kernel(n, d, k, density, dtype, taken):
-    """Sums that the portable kernel does not split. Programs have several products; repeated ten times for chance."""
+def test_bits_equal_the_portable_kernel(n, d, k, density, dtype, kernel_calls):
+    """Sums that the portable kernel does not split; several tiles per program. Repeated ten times to expose races."""
     S, x = Sketch(d, k, density=density, seed=1), torch.randn(n, d, device="cuda", dtype=dtype)
     expected = torch.empty(n, k, device="cuda")
-    kernels.project(S, x, expected, False)  # in fp32, which only the other one writes
-    assert not taken
+    kernels.project(S, x, expected, False)  # an fp32 result, which only the portable kernel writes
+    assert not kernel_calls
     for _ in range(10):
         result = torch.full((n, k), torch.nan, device="cuda", dtype=dtype)
         kernels.project(S, x, result, False)
         assert torch.equal(result, expected.to(dtype))
-    assert taken == [(n, d)] * 10
+    assert kernel_calls == [(n, d)] * 10
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("x_in", ["rows", "aligned part", "every third row"])
 @pytest.mark.parametrize("out_in", ["rows", "columns", "inner part", "other axes between"])
-def test_layouts(out_in, x_in, dtype, taken):
+def test_layouts(out_in, x_in, dtype, kernel_calls):
     check(Sketch(256, 64, density=0.25, seed=1), 301, dtype, x_in, out_in)
-    assert taken == [(301, 256)]
+    assert kernel_calls == [(301, 256)]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("start", [1, 64, 2**32 - 128, 2**32, 2**40 + 77])
 @pytest.mark.parametrize("seed", [0, 2**63 + 1, 2**64 - 1])
-def test_slices_and_seeds(start, seed, taken):
+def test_slices_and_seeds(start, seed, kernel_calls):
     check(Sketch(2**41, 64, density=1.0, seed=seed)[:, start : start + 128], 256)
-    assert taken == [(256, 128)]
+    assert kernel_calls == [(256, 128)]
 
 
 @pytest.mark.gpu
-def test_what_is_not_finite_stays_in_its_vector(taken):
+def test_non_finite_values_stay_in_their_vector(kernel_calls):
     S, x = Sketch(128, 64, density=1.0), torch.ones(300, 128, device="cuda", dtype=torch.bfloat16)
     expected = S.project(x)
     x[7, 100], x[299, 0] = torch.nan, torch.inf
     result = S.project(x)
-    assert len(taken) == 2
+    assert len(kernel_calls) == 2
     assert result[7].isnan().all()
     assert not result[299].isfinite().any()
     others = [v for v in range(300) if v not in (7, 299)]
@@ -98,20 +98,20 @@ def test_what_is_not_finite_stays_in_its_vector(taken):
 
 
 @pytest.mark.gpu
-def test_in_a_graph(taken):
+def test_cuda_graph(kernel_calls):
     S, x = Sketch(256, 100, density=0.5), torch.randn(500, 256, device="cuda", dtype=torch.float16)
-    expected = S.project(x)  # compiles
+    expected = S.project(x)  # compile
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = S.project(x)
     result.fill_(torch.nan)
     graph.replay()
     assert torch.equal(result, expected)
-    assert len(taken) == 2
+    assert len(kernel_calls) == 2
 
 
 @pytest.mark.gpu
-def test_others_go_the_other_way(taken):
+def test_other_products_use_the_portable_kernel(kernel_calls):
     S = Sketch(256, 64, density=0.25, seed=1)
     wide = torch.from_numpy(integers((300, 320), "float64", seed=1)).cuda().half()
     data = {
@@ -130,7 +130,7 @@ def test_others_go_the_other_way(taken):
     assert torch.equal(summed.double(), S.project(x.double()) + 1)
     thin = Sketch(200, 64, density=0.25, seed=1)
     assert torch.equal(thin.project(wide[:, 64:264]).double(), thin.project(wide[:, 64:264].double()))
-    assert not taken
+    assert not kernel_calls
 
 
 # --------------------------------------------------------------------------------- without a GPU
@@ -162,7 +162,7 @@ def test_eligible_products():
 
 
 @pytest.mark.usefixtures("hopper_sizes")
-def test_tensors_that_the_hopper_kernel_accepts(monkeypatch):
+def test_accepted_tensors(monkeypatch):
     all_tensors_on(monkeypatch, HOPPER)
     S, wide = Sketch(256, 64, density=0.25), torch.zeros(300, 320, dtype=torch.float16)
     for x, out_dtype, add, expected in (

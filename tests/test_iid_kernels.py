@@ -1,4 +1,4 @@
-"""The Triton kernel of the iid law: exact on integer data in the interpreter and, marked `gpu`, on a device."""
+"""The iid law's Triton kernel: exact on integer data, in the interpreter and (marked `gpu`) on a device."""
 
 import numpy as np
 import pytest
@@ -15,16 +15,16 @@ from sjlt.kernels.config import iid as config
 from sjlt.kernels.config.iid import choose
 from sjlt.kernels.config.product import Device
 
-pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
+pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows in the interpreter
     "ignore:(overflow|invalid value) encountered:RuntimeWarning"
 )
 
-# (k, density): k density is a power of 4, so that the scale is a power of two.
+# (k, density): k * density is a power of 4, so the scale is a power of two.
 EXACT = [(64, 1.0), (64, 0.25), (16, 0.25), (256, 0.0625), (1024, 2**-8)]
 
 
 def check(S, n, adjoint=False, dtype="float32", out_dtype=None, device="cpu", x_in="rows", out_in="rows", add=False):
-    """out = x S' (+ out), or y S (+ out), exactly."""
+    """Check out = x S' (+ out), or y S (+ out), exactly."""
     matrix = integral_matrix(S) if adjoint else integral_matrix(S).T
     x = integers((n, matrix.shape[0]), "float64", seed=n)
     given = filled(x_in, x, dtype, device)
@@ -69,8 +69,8 @@ def test_precisions_are_exact_on_small_integers(precision, adjoint, kernels_on, 
 
 @pytest.mark.parametrize("dtype", exhaustive_except(["float64"], ["float32", "float64"]))
 @pytest.mark.exhaustive
-def test_splits_and_spans_are_added_in_order(dtype, kernels_on):
-    """Long sums, in parts within a program and over programs; the same to the bit each time."""
+def test_splits_are_added_in_a_fixed_order(dtype, kernels_on):
+    """Long sums, split within and across programs, have the same bits in every run."""
     d = 3000 if dtype == "float32" else 600
     S = Sketch(d, 64, density=0.25, seed=9)
     assert choose(iid_product(3, d, 64, dtype, device=Device(4, 232448))).splits > 1
@@ -86,7 +86,7 @@ def test_splits_and_spans_are_added_in_order(dtype, kernels_on):
 @pytest.mark.parametrize(
     "density", exhaustive_except([2**-15, 1 / 3, 1.0], [2**-15, 0.01, 0.0625 - 2**-17, 0.0625, 1 / 3, 1.0]), ids=str
 )
-def test_entries_are_the_cpus_to_the_bit(density, kernels_on):
+def test_entries_equal_the_cpus(density, kernels_on):
     for d, k, offset in ((70, 40, 2**32 - 20), (20, 300, 2**62)):
         S = Sketch(offset + d, k, density=density, seed=2**63 + 1)[:, offset:]
         out = torch.full((d, k), torch.nan, dtype=torch.float64, device=kernels_on)
@@ -95,8 +95,8 @@ def test_entries_are_the_cpus_to_the_bit(density, kernels_on):
 
 
 @with_parts("adjoint", [(False,), (True,)], default=[(True, "triple")])
-def test_fp32_is_accurate_for_numbers_of_any_size(adjoint, kernels_on, parts):
-    """Also where numbers are far larger than those that a vector's scale comes from."""
+def test_fp32_accuracy_at_any_scale(adjoint, kernels_on, parts):
+    """Including values far larger than those that a vector's scale is estimated from."""
     S = Sketch(600, 500, density=0.5, seed=4)
     width = 500 if adjoint else 600
     x = torch.randn(20, width, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-10, 10)[:, None]
@@ -114,7 +114,7 @@ def test_fp32_is_accurate_for_numbers_of_any_size(adjoint, kernels_on, parts):
     [(dtype, bad) for dtype in FLOATS for bad in (np.nan, np.inf)],
     default=[(dtype, np.nan, "pair") for dtype in FLOATS] + [("float32", np.inf, "triple")],
 )
-def test_what_is_not_finite_stays_in_its_vector(dtype, bad, kernels_on, parts):
+def test_non_finite_values_stay_in_their_vector(dtype, bad, kernels_on, parts):
     S = Sketch(70, 64, density=0.25, seed=4)
     x = integers((20, 70), "float64", seed=1)
     clean, x[7, 33] = x.copy(), bad
@@ -129,7 +129,7 @@ def test_what_is_not_finite_stays_in_its_vector(dtype, bad, kernels_on, parts):
     assert torch.equal(results[1][others], results[0][others])
 
 
-def test_nothing(kernels_on):
+def test_empty_data(kernels_on):
     for shape in ((0, 5), (4, 0)):
         S = Sketch(shape[1], 20, density=0.5)
         out = torch.full((shape[0], 20), torch.nan, device=kernels_on)
@@ -143,7 +143,7 @@ def test_nothing(kernels_on):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_splits_cover_what_is_summed(dtype, precision):
+def test_splits_cover_the_sum(dtype, precision):
     for n in (1, 8, 17, 1000, 1 << 20):
         for terms in (1, 15, 64, 1000, 768, 1 << 24, 1 << 40):
             for out_dim in (1, 128, 4096):

@@ -1,4 +1,4 @@
-"""The iid law: golden vectors, an independent witness, the sketch's surface, statistics of the entries, refusals."""
+"""The iid law: golden vectors, an independent reference, the sketch's interface, entry statistics, refusals."""
 
 import copy
 import dataclasses
@@ -22,21 +22,21 @@ VECTORS = json.loads((Path(__file__).parent / "vectors" / "dropout_and_iid_laws.
 LAST = 2**63 - 1
 BOUNDARY = Fraction(1, 16)
 
-# The least and most of both widths of lanes, the boundary from below and from above, scikit-learn's usual ones.
+# Smallest and largest density of both lane widths, both sides of the boundary, and scikit-learn's usual values.
 DENSITIES = [2**-16, 2**-15, 0.001, 0.01, float(BOUNDARY) - 2**-17, float(BOUNDARY), 0.1, 1 / 3, 0.5, 1.0]
 
 densities = st.one_of(st.sampled_from(DENSITIES), st.floats(2**-16, 1))
 
 
 def unscaled(S):
-    """S as integers."""
+    """S as an integer matrix."""
     matrix = S.toarray() * math.sqrt(S.n_components * S.density)
     rounded = np.rint(matrix)
     np.testing.assert_allclose(matrix, rounded, rtol=1e-14, atol=0)
     return rounded.astype(np.int64)
 
 
-# --------------------------------------------------------------------------------- golden answers, witness
+# --------------------------------------------------------------------------------- golden vectors, reference
 
 
 @pytest.mark.parametrize("v", VECTORS, ids=lambda v: str(v["density"])[:6])
@@ -58,14 +58,14 @@ def test_golden_vectors(v):
 @example(k=129, density=1.0, seed=2**64 - 1, start=LAST - 3)
 @example(k=65, density=float(BOUNDARY), seed=-1, start=2**32 - 2)
 @settings(max_examples=60, deadline=None)
-def test_entries_are_the_witnesss(k, density, seed, start):
+def test_entries_equal_the_reference(k, density, seed, start):
     S = Sketch(LAST, k, density=density, seed=seed)[:, start : start + 3]
     assert math.isclose(S.density, reference.realised(density), rel_tol=1e-15)
     assert unscaled(S).T.tolist() == reference.columns(k, density, seed, start, start + 3)
 
 
 @given(word=st.integers(0, 2**32 - 1), bits=st.sampled_from([8, 16]), data=st.data())
-def test_marks_decide_every_lane_of_a_word(word, bits, data):
+def test_marks_of_every_lane(word, bits, data):
     lanes = iid_law.Lanes(bits, data.draw(st.integers(1, 2 ** (bits - 1))))
     for number in (int, np.uint64):
         bound = define(iid_law.FUNCTIONS, lambda f: f, number)
@@ -76,19 +76,19 @@ def test_marks_decide_every_lane_of_a_word(word, bits, data):
             assert mark == (lane >> (bits - 1) << (bits - 1)) + (kept << (bits - 2))
 
 
-def test_the_tags_of_all_streams_differ():
+def test_stream_tags_are_distinct():
     from sjlt.laws import dropout as dropout_law
     from sjlt.laws import exact as law
 
     assert len({dropout_law.TAG_DROPOUT, law.TAG_KEYS, law.TAG_SIGNS, law.TAG_TILES, iid_law.TAG_ENTRIES}) == 5
 
 
-# --------------------------------------------------------------------------------- surface
+# --------------------------------------------------------------------------------- interface
 
 
 @given(density=densities, n=st.integers(0, 10**6), k=st.integers(1, 1000), seed=st.integers(-(2**63), 2**64 - 1))
 @settings(deadline=None)
-def test_a_sketch_survives_every_description(density, n, k, seed):
+def test_descriptions_round_trip(density, n, k, seed):
     S = Sketch(n, k, density=density, seed=seed)
     part = S[:, n // 3 : n // 2]
     assert S.nnz is None
@@ -106,13 +106,13 @@ def test_a_sketch_survives_every_description(density, n, k, seed):
             assert (other.density, other.nnz, other.spec) == (sketch.density, None, sketch.spec)
 
 
-def test_sketches_of_different_laws_or_densities_differ():
+def test_inequality_across_laws_and_densities():
     sketches = [Sketch(100, 32, nnz=4), *(Sketch(100, 32, density=d) for d in (0.125, 0.25, 0.0625, 0.0625 - 2**-17))]
     assert math.isclose(sketches[3].density, sketches[4].density)  # with lanes of 8 and of 16 bits
     assert len(set(sketches)) == len(sketches)
 
 
-def test_auto_is_one_over_the_root_of_the_features_and_a_slice_keeps_it():
+def test_auto_density():
     S = Sketch(10_000, 64, density="auto", seed=3)
     assert Sketch(10_000, 64, density=0.01, seed=3) == S
     part = S[:, 1000:3000]
@@ -129,12 +129,12 @@ def test_density_of_the_exact_law():
     assert Sketch(100, 64, density=4 / 64).nnz is None
 
 
-def test_entries_refuses_and_says_what_to_do_instead():
+def test_entries_is_refused_with_a_hint():
     with pytest.raises(ValueError, match=r"differ in their number of nonzeros.*to_scipy"):
         Sketch(10, 5, density=0.5).entries()
 
 
-def test_to_scipy_is_canonical_and_of_bounded_parts(monkeypatch):
+def test_to_scipy_is_canonical_and_built_in_parts(monkeypatch):
     from sjlt.backends.cpu import iid_sparse
 
     S = Sketch(300, 100, density=0.2, seed=1)
@@ -162,7 +162,7 @@ def test_densities_of_other_types_are_refused(density):
         Sketch(10, 5, density=density)
 
 
-def test_a_density_below_the_lanes_names_the_smallest():
+def test_too_small_density_names_the_smallest():
     with pytest.raises(ValueError, match=rf"1e-05.*2\^-16 = {2**-16}.*2\^-15"):
         Sketch(10, 5, density=1e-5)
     assert Sketch(10, 5, density=2**-16).density == 2**-15
@@ -171,7 +171,7 @@ def test_a_density_below_the_lanes_names_the_smallest():
 
 
 @pytest.mark.parametrize("nnz", [1, 4])
-def test_nnz_and_density_exclude_each_other(nnz):
+def test_nnz_and_density_are_exclusive(nnz):
     with pytest.raises(ValueError, match=rf"nnz={nnz}.*density=0.5"):
         Sketch(10, 5, nnz=nnz, density=0.5)
 
@@ -181,7 +181,7 @@ def test_nnz_and_density_exclude_each_other(nnz):
     [{"bits": 32}, {"bits": 8, "threshold": 0}, {"bits": 8, "threshold": 7}, {"threshold": 129}, {"nnz": 4}],
     ids=str,
 )
-def test_descriptions_of_no_sketch_are_refused(change):
+def test_invalid_descriptions_are_refused(change):
     description = Sketch(10, 5, density=0.5).to_dict() | change
     with pytest.raises(ValueError, match=r"lanes|keys"):
         Sketch.from_dict(description)
@@ -191,27 +191,27 @@ def test_descriptions_of_no_sketch_are_refused(change):
 
 
 def tolerated(variance, n):
-    """A deviation of the mean of n numbers that happens by chance once in 10^9 (six standard deviations)."""
+    """A deviation of a mean of n values that chance exceeds once in 10^9 (six standard deviations)."""
     return 6.2 * math.sqrt(variance / n)
 
 
 @pytest.mark.parametrize("density", [1.0, 1 / 3, 0.0625, 0.01], ids=str)
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])
-def test_entries_are_nonzero_and_negative_as_often_as_they_should_be(density, seed):
-    """False alarms: 1e-9 a comparison, of which there are about 2600 here, so 3e-6 a test."""
+def test_frequencies_of_nonzeros_and_signs(density, seed):
+    """False-alarm rate: 1e-9 per comparison, about 2600 comparisons, so 3e-6 per test."""
     S = Sketch(2000, 512, density=density, seed=seed)
     E, p = unscaled(S), S.density
     nonzero = E != 0
     for axis in (None, 0, 1):
         n = E.size if axis is None else E.shape[axis]
-        # The number of nonzeros of a sparse column or row is nearly Poisson: a floor for its longer tail.
+        # The nonzero count of a sparse column or row is nearly Poisson; 12 / n allows for its longer tail.
         assert (np.abs(nonzero.mean(axis) - p) <= tolerated(p * (1 - p), n) + 12 / n).all()
         assert (np.abs(E.mean(axis)) <= tolerated(p, n) + 12 / n).all()
 
 
 @pytest.mark.parametrize("density", [1.0, 1 / 3, 0.05], ids=str)
-def test_entries_do_not_depend_on_their_neighbours_or_on_other_seeds(density):
-    """False alarms: 1e-9 a comparison, about 300."""
+def test_entries_are_uncorrelated(density):
+    """False-alarm rate: 1e-9 per comparison, about 300 comparisons."""
     S = Sketch(3000, 256, density=density, seed=5)
     E, p = unscaled(S), S.density
     centred = (E != 0) - p
@@ -226,8 +226,8 @@ def test_entries_do_not_depend_on_their_neighbours_or_on_other_seeds(density):
 
 
 @pytest.mark.parametrize("density", [1.0, 1 / 3, 0.05, 2**-15], ids=str)
-def test_squared_norms_are_kept_in_the_mean(density):
-    """E[S'S] = I: diagonal and off-diagonal, over seeds; six standard deviations each."""
+def test_squared_norms_are_unbiased(density):
+    """E[S'S] = I: diagonal and off-diagonal, over seeds, within six standard deviations."""
     k, d, seeds = 64, 24, 400
     total = np.zeros((d, d))
     for seed in range(seeds):
@@ -237,7 +237,7 @@ def test_squared_norms_are_kept_in_the_mean(density):
     mean = total / seeds
     off = mean[~np.eye(d, dtype=bool)]
     assert np.abs(off).max() <= tolerated(1 / k, seeds) + 1e-12
-    # (A column's count of nonzeros is binomial, and rare ones are Poisson's: 12 of them more than allowed.)
+    # The nonzero count of a column is binomial, nearly Poisson at small densities: allow 12 more.
     assert np.abs(np.diag(mean) - 1).max() <= tolerated((1 - p) / (k * p), seeds) + 12 * (p < 1e-3) / (k * p * seeds)
 
 

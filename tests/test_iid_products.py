@@ -1,4 +1,4 @@
-"""Products with sketches of independent entries on the CPU: exact on integer data, whatever the container."""
+"""Products with independent-entries sketches on the CPU: exact on integer data in every container."""
 
 import math
 
@@ -13,13 +13,13 @@ import sjlt
 from sjlt import Sketch
 from sjlt.backends.cpu import iid_dense, iid_sparse
 
-# (d, k, density) with a scale that is a power of two; codes and floats, lanes of both widths, broken ranges.
+# (d, k, density) whose scale is a power of two; codes and floats, both lane widths, partial ranges.
 SKETCHES = [(300, 64, 1.0), (1000, 64, 0.25), (131, 256, 0.0625), (700, 1024, 2**-8), (5, 16, 0.25), (2, 1, 1.0)]
 ROWS = [1, 8, 9, 45, 100]
 
 
 def sketch(d, k, density, seed=11):
-    """With features before its own."""
+    """A slice, with features before its own."""
     return Sketch(d + 37, k, density=density, seed=seed)[:, 37:]
 
 
@@ -128,14 +128,14 @@ def test_out_and_accumulate(density):
 
 
 @pytest.mark.parametrize("shape", [(0, 30), (4, 0), (0, 0)])
-def test_nothing(shape):
+def test_empty_data(shape):
     S = Sketch(shape[1], 20, density=0.5)
     same(np.ones(shape, np.float32) @ S.T, np.zeros((shape[0], 20), np.float32))
     same(np.ones((shape[0], 20)) @ S, np.zeros(shape))
 
 
 @pytest.mark.parametrize("density", [1 / 3, 0.01])
-def test_results_depend_neither_on_threads_nor_on_the_rows_taken_together(density, monkeypatch):
+def test_results_do_not_depend_on_threads_or_batches(density, monkeypatch):
     rng = np.random.default_rng(0)
     S = sketch(3000, 300, density)
     x, y = rng.normal(size=(70, 3000)).astype(np.float32), rng.normal(size=(70, 300)).astype(np.float32)
@@ -158,7 +158,7 @@ def test_results_depend_neither_on_threads_nor_on_the_rows_taken_together(densit
 
 @pytest.mark.parametrize("density", [1.0, 0.01])
 def test_accuracy(density):
-    """Normwise against float64, far beyond one block of terms."""
+    """Norm-wise against float64, with far more terms than one block."""
     S = Sketch(100_000, 48, density=density, seed=2)
     x = np.random.default_rng(1).normal(size=(3, 100_000))
     exact = (S.to_scipy() @ x.T).T
@@ -178,7 +178,7 @@ def test_adjoint_is_the_adjoint_and_accurate():
 
 @pytest.mark.parametrize("density", [1 / 3, 0.01])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_reaches_its_components_and_no_other_vector(density, bad):
+def test_non_finite_values_reach_only_their_components(density, bad):
     S = sketch(400, 100, density)
     x = integers((40, 400))
     x[17, 123] = bad
@@ -190,7 +190,7 @@ def test_what_is_not_finite_reaches_its_components_and_no_other_vector(density, 
     np.testing.assert_allclose(result[others], (clean @ S.T)[others], rtol=1e-6)
 
 
-def test_gradients_pass_through_torchs_operators():
+def test_gradients():
     S = Sketch(30, 12, density=0.25, seed=4)[:, 5:25]
     x = torch.randn(2, 20, dtype=torch.float64, requires_grad=True)
     y = torch.randn(2, 12, dtype=torch.float64, requires_grad=True)
@@ -203,7 +203,7 @@ def test_gradients_pass_through_torchs_operators():
     torch.testing.assert_close(x.grad, 2 * matrix.sum(0).expand(2, 20))
 
 
-def test_torch_compiles_products_and_sketches_alike():
+def test_torch_compile():
     x = torch.ones(3, 40)
     project = torch.compile(
         lambda x, seed: Sketch(40, 16, density=0.25, seed=seed).project(x), fullgraph=True, backend="eager"
@@ -212,7 +212,7 @@ def test_torch_compiles_products_and_sketches_alike():
         assert torch.equal(project(x, seed), Sketch(40, 16, density=0.25, seed=seed).project(x))
 
 
-def test_trees_and_batches_of_torch():
+def test_trees_and_vmap():
     S = Sketch(12, 16, density=0.25)
     parts = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(6)}
     torch.testing.assert_close(S.project_tree(parts), S @ torch.cat([parts["a"].reshape(-1), parts["b"]]))
@@ -221,7 +221,7 @@ def test_trees_and_batches_of_torch():
 
 
 def test_memory_is_bounded():
-    """Neither the matrix, 3.2 GB in fp64, nor a column's worth of rows at a time is ever held."""
+    """Neither the matrix (3.2 GB in fp64) nor all rows of a column are ever in memory."""
     import tracemalloc
 
     S = Sketch(50, 8_000_000, density=0.0001)

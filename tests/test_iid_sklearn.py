@@ -1,7 +1,7 @@
-"""The evidence beside scikit-learn: its distribution, and what exactly nnz nonzeros a column make of it.
+"""Comparison with scikit-learn: the same distribution for the iid law, a narrower one for exactly nnz per column.
 
-Seeds are fixed, so a test passes always or never. Each states its false-alarm rate: how often it would fail for a
-correct sketch, were the seeds drawn anew.
+Seeds are fixed, so a test always passes or always fails. Each states its false-alarm rate: how often it would fail for
+a correct sketch if the seeds were drawn anew.
 """
 
 import functools
@@ -19,12 +19,12 @@ from sklearn.utils._testing import ignore_warnings
 from sjlt import Sketch
 
 D, K, SEEDS = 900, 64, 300
-DENSITIES = ["auto", 0.125, 1.0]  # 1/30, and two that lanes hold exactly
+DENSITIES = ["auto", 0.125, 1.0]  # 1/30, and two that lanes represent exactly
 FAMILIES = ["normal", "2-sparse", "power law"]
 
 
 def points(family):
-    """Three points; their pairwise differences are of the family too."""
+    """Three points whose pairwise differences also belong to the family."""
     rng = np.random.default_rng(7)
     if family == "normal":
         return rng.normal(size=(3, D))
@@ -39,7 +39,7 @@ def squared_distances(projected):
 
 @functools.cache
 def ratios(family, law):
-    """(SEEDS, pairs): squared distances after over before; law : ("iid" or "sklearn", density) or ("exact", nnz)."""
+    """(SEEDS, pairs): squared distances after over before; law is ("iid" or "sklearn", density) or ("exact", nnz)."""
     X = points(family)
     before = squared_distances(X)
     kind, value = law
@@ -55,26 +55,26 @@ def ratios(family, law):
     return np.array(found)
 
 
-# --------------------------------------------------------------------------------- our iid law is theirs
+# --------------------------------------------------------------------------------- the iid law matches scikit-learn
 
 
 @each_value(density=DENSITIES, family=FAMILIES)
-def test_distance_ratios_have_scikit_learns_distribution(family, density):
-    """Kolmogorov and Smirnov's two-sample test for each pair, over seeds; false alarms: 3e-6 a test.
+def test_distance_ratios_match_scikit_learn(family, density):
+    """Two-sample Kolmogorov-Smirnov test for each pair, over seeds; false-alarm rate 3e-6 per test.
 
-    (Ratios that take few values tie, which makes the test's false alarms rarer still.)
+    Ratios with few distinct values tie, which makes false alarms rarer still.
     """
     ours, theirs = ratios(family, ("iid", density)), ratios(family, ("sklearn", density))
     for pair in range(3):
         assert stats.ks_2samp(ours[:, pair], theirs[:, pair]).pvalue > 1e-6
-    # Their widths too, to which that test is blind: the two mean squares differ by five standard errors, 6e-7.
+    # Compare the widths too, which that test is insensitive to: five standard errors of the mean squares, 6e-7.
     a, b = (ours - 1) ** 2, (theirs - 1) ** 2
     error = math.sqrt((a.mean(1).var() + b.mean(1).var()) / SEEDS)
     assert abs(a.mean() - b.mean()) <= 5 * error
 
 
-def test_the_comparison_would_see_another_density():
-    """Sparse inputs, which alone can tell few nonzeros from many."""
+def test_comparison_detects_another_density():
+    """On sparse inputs, which alone distinguish few nonzeros from many."""
     ours, theirs = ratios("2-sparse", ("iid", 0.0078125)), ratios("2-sparse", ("sklearn", 0.125))
     assert stats.ks_2samp(ours[:, 0], theirs[:, 0]).pvalue < 1e-6
 
@@ -84,13 +84,13 @@ def test_the_comparison_would_see_another_density():
 
 @pytest.mark.parametrize("nnz", [2, 8])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_exact_nnz_is_nowhere_wider_and_narrower_on_sparse_inputs(family, nnz):
-    """At the same density, mean squared errors over seeds. Five standard errors of their difference: 3e-7 a test."""
+def test_exact_nnz_is_never_wider_and_narrower_on_sparse_inputs(family, nnz):
+    """Mean squared errors over seeds at equal density, compared within five standard errors: 3e-7 per test."""
     exact, theirs = ratios(family, ("exact", nnz)), ratios(family, ("sklearn", nnz / K))
     a, b = ((exact - 1) ** 2).mean(1), ((theirs - 1) ** 2).mean(1)
     error = math.sqrt((a.var() + b.var()) / SEEDS)
     assert a.mean() <= b.mean() + 5 * error
-    if family == "2-sparse":  # in theory 1/k against 1/k + (1/density - 1)/(2 k)
+    if family == "2-sparse":  # theory: 1/k against 1/k + (1/density - 1)/(2 k)
         assert a.mean() < b.mean() - 5 * error
         assert b.mean() / a.mean() > 1 + (K / nnz - 1) / 4
 
@@ -107,11 +107,12 @@ def all_ratios(X, S):
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_scikit_learns_own_test_of_quality(law):
-    """8 samples of 5000 features, 15000 nonzeros, eps = 0.2, n_components by the lemma: its test_random_projection.
+def test_scikit_learns_own_quality_test(law):
+    """scikit-learn's own test: 8 samples, 5000 features, 15000 nonzeros, eps = 0.2, n_components by the lemma.
 
-    eps is 3.1 standard deviations of a ratio: with about 5 % of all seeds one of the 28 pairs is beyond. More than 5 of
-    20 seeds are with a probability of 3e-4.
+    eps is 3.1 standard deviations of a ratio, so about 5 % of seeds have one of the 28 pairs outside. More than 5
+    of 20
+    seeds do with probability 3e-4.
     """
     rng = np.random.RandomState(0)
     places = rng.randint(8, size=15_000), rng.randint(5000, size=15_000)
@@ -123,11 +124,12 @@ def test_scikit_learns_own_test_of_quality(law):
 
 @pytest.mark.parametrize("law", LAWS[1:], ids=str)
 @ignore_warnings
-def test_the_lemmas_dimension_keeps_its_promise_on_photographs(law):
-    """Patches of the photographs that ship with scikit-learn: every squared distance within 1 +- eps, for 5 seeds.
+def test_johnson_lindenstrauss_dimension_on_photographs(law):
+    """Patches of scikit-learn's sample photographs: every squared distance within 1 +- eps, for 5 seeds.
 
-    eps = 0.3 is 4.5 standard deviations of a ratio: a pair of the 4950 is beyond in 2 % of all seeds at most, far
-    fewer as pairs that share a patch move together; false alarms are below 0.1 a test.
+    eps = 0.3 is 4.5 standard deviations of a ratio: one of the 4950 pairs is outside for at most 2 % of seeds, far
+    fewer
+    as pairs that share a patch are correlated; the false-alarm rate is below 0.1 per test.
     """
     rng = np.random.default_rng(0)
     images = load_sample_images().images

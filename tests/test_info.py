@@ -18,7 +18,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test in an empty directory with one good source."""
+    """Run every test in an empty directory with one valid source."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.ones((N, D), np.float32))
 
@@ -46,7 +46,7 @@ def test_info(run: Run, name: str) -> None:
         ("dtype", "a.json: not a description of a projected file: source.dtype is 'f4(', not the name of a dtype"),
     ],
 )
-def test_info_of_something_else(run: Run, content: str | None, message: str) -> None:
+def test_info_of_other_files(run: Run, content: str | None, message: str) -> None:
     if content == "dtype":
         run("project", "x.npy", "y.npy", "-k", K)
         content = Path("y.npy.json").read_text().replace('"float32"', '"f4("')

@@ -1,4 +1,4 @@
-"""int8 results: codes and one scale per vector, in .npy and parquet files, tables and folders, read as floats."""
+"""int8 results (codes and one scale per vector) in .npy and parquet files, tables and folders, read as floats."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def here(tmp_path, monkeypatch):
 
 
 def vectors():
-    """Lengths from 1e-9 to 1e9, a row of zeros, a row with a NaN."""
+    """Vectors with lengths from 1e-9 to 1e9, a zero row, and a row with a NaN."""
     x = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32) * np.logspace(-9, 9, N)[:, None].astype("f4")
     x[7], x[8, 3] = 0, np.nan
     return x
@@ -78,7 +78,7 @@ def test_columns_of_a_parquet_file():
     np.testing.assert_array_equal(sjlt.load_int8("z.parquet"), sjlt.load_int8("y.parquet", column="w"))
 
 
-def test_cosine_similarities_need_no_scales():
+def test_cosine_similarities_without_scales():
     x = np.random.default_rng(1).normal(size=(N, D)).astype(np.float32)
     np.save("x.npy", x)
     project_file(Path("x.npy"), Path("y.npy"), K, dtype="int8")

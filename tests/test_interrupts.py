@@ -1,6 +1,6 @@
-"""An interrupt is seen within half a second: every call looks for one that often, however large the product.
+"""An interrupt is handled within half a second, however large the product.
 
-The inputs are far too large to be multiplied here. Most have one number in memory, repeated by strides of 0.
+The inputs are far too large to be multiplied here; most are one element in memory, repeated by strides of 0.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ SECONDS = 1.0
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """All work is the main thread's. (With more threads, steps are no longer.)"""
+    """Do all work on the main thread. (Steps are no longer with more threads.)"""
     before = sjlt.get_num_threads()
     sjlt.set_num_threads(1)
     yield
@@ -35,7 +35,7 @@ def dense(S, n, dtype="f4", columns=False):
 
 def adjoint(S, n, dtype="f4"):
     y = np.broadcast_to(np.ones((), dtype), (n, S.n_components))
-    out = np.full((n, S.n_features), 1.0, "f4")  # its memory is in use: clearing pages is not counted
+    out = np.full((n, S.n_features), 1.0, "f4")  # memory already in use, so that clearing pages is not counted
     return lambda: S.project_adjoint(y, out=out)
 
 
@@ -62,7 +62,7 @@ def torch_csr(x):
 
 
 def mixed(x):
-    """With indices of two dtypes."""
+    """CSR with indices of two dtypes."""
     x.indptr = x.indptr.astype("i8")
     return x
 
@@ -124,7 +124,7 @@ DEFAULT = ["independent entries", "few rows"]
 
 
 @pytest.mark.parametrize("case", exhaustive_except(DEFAULT, list(CASES)))
-def test_looks_for_interrupts_are_at_most_half_a_second_apart(case):
+def test_interrupts_are_checked_every_half_second(case):
     call = CASES[case]()
     longest, looks = longest_between_looks(call, SECONDS)
     assert looks > 1

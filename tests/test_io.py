@@ -1,4 +1,4 @@
-"""Files: the same bits as `Sketch.project` for any order, dtype and batch size; what the descriptions and notes say."""
+"""Files: the same bits as `Sketch.project` for any order, dtype and batch size; contents of descriptions and notes."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def saved(path: Path, array: np.ndarray) -> Path:
 
 
 def assert_is_result(out: Path, expected: np.ndarray) -> None:
-    """The very bytes that np.save would write, and nothing left beside them."""
+    """Check for exactly the bytes that np.save would write, and no other files."""
     reference = out.with_name("reference.npy")
     np.save(reference, expected)
     assert out.read_bytes() == reference.read_bytes()
@@ -40,13 +40,11 @@ def assert_is_result(out: Path, expected: np.ndarray) -> None:
 
 
 @pairwise(dtype=["f2", "f4", "f8", ">f2", ">f8", "i2", "i1", "u1", "?"], order=["C", "F"])
-def test_dtypes_and_orders_give_the_bits_of_project(
-    tmp_path: Path, rng: np.random.Generator, dtype: str, order: str
-) -> None:
+def test_dtypes_and_orders_equal_project(tmp_path: Path, rng: np.random.Generator, dtype: str, order: str) -> None:
     x = np.asarray(rng.normal(size=(N, D)) * 50).astype(dtype, order=order)
     out = tmp_path / "y.npy"
     project_file(saved(tmp_path / "x.npy", x), out, K, seed=5, batch_rows=100)
-    if x.itemsize == 1:  # float32 holds all their numbers
+    if x.itemsize == 1:  # float32 represents all their values
         x = x.astype(np.float32)
     assert_is_result(out, sjlt.Sketch(D, K, seed=5).project(x))
 
@@ -71,7 +69,7 @@ def test_threads_do_not_matter(
 
 
 @each_value(given=["float16", "float32", "float64"], dtype=["float16", "float32", "float64"])
-def test_the_dtype_of_the_result(tmp_path: Path, rng: np.random.Generator, given: str, dtype: str) -> None:
+def test_result_dtype(tmp_path: Path, rng: np.random.Generator, given: str, dtype: str) -> None:
     x = (rng.normal(size=(N, D)) * 9).astype(given)
     out = tmp_path / "y.npy"
     project_file(saved(tmp_path / "x.npy", x), out, K, dtype=dtype, batch_rows=100)
@@ -106,7 +104,7 @@ def test_version_2_headers(tmp_path: Path) -> None:
     assert_is_result(tmp_path / "y.npy", sjlt.Sketch(D, K).project(x))
 
 
-def test_numbers_that_are_not_finite_reach_their_components_only(tmp_path: Path) -> None:
+def test_non_finite_values_reach_only_their_components(tmp_path: Path) -> None:
     x = np.zeros((3, D), np.float32)
     x[0, 3], x[1, 4] = np.nan, np.inf
     project_file(saved(tmp_path / "x.npy", x), tmp_path / "y.npy", K)
@@ -117,12 +115,12 @@ def test_numbers_that_are_not_finite_reach_their_components_only(tmp_path: Path)
     assert np.array_equal(~np.isfinite(y), hit)
 
 
-def test_numbers_beyond_the_dtype_become_infinite_without_a_warning(tmp_path: Path) -> None:
+def test_overflow_gives_infinity_without_a_warning(tmp_path: Path) -> None:
     project_file(saved(tmp_path / "x.npy", np.full((2, D), 1e30)), tmp_path / "y.npy", K, dtype="float16")
     assert np.isinf(np.load(tmp_path / "y.npy")).any()
 
 
-def test_the_sidecar(tmp_path: Path) -> None:
+def test_description(tmp_path: Path) -> None:
     source = saved(tmp_path / "x.npy", np.ones((N, D), ">f4"))
     project_file(source, tmp_path / "y.npy", K, seed=-1, batch_rows=17, dtype="float64")
     status = source.stat()
@@ -150,13 +148,13 @@ def test_progress_counts_rows(tmp_path: Path) -> None:
     assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
 
 
-def test_long_rows_still_come_in_batches(tmp_path: Path) -> None:
+def test_long_rows_are_batched(tmp_path: Path) -> None:
     project_file(saved(tmp_path / "x.npy", np.ones((20, 600_000), np.float32)), tmp_path / "y.npy", K)
     assert json.loads((tmp_path / "y.npy.json").read_text())["batch_rows"] == 16
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_source_that_changes_or_shrinks_under_way_leaves_nothing(tmp_path: Path, order: str) -> None:
+def test_source_modified_during_the_run(tmp_path: Path, order: str) -> None:
     source = saved(tmp_path / "x.npy", np.ones((50_000, D), order=order))
 
     def change(rows: int, of: int) -> None:
@@ -171,16 +169,16 @@ def test_a_source_that_changes_or_shrinks_under_way_leaves_nothing(tmp_path: Pat
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 @pytest.mark.parametrize("order", ["C", pytest.param("F", marks=pytest.mark.exhaustive)])
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
+def test_memory_is_independent_of_file_size(tmp_path: Path, order: str) -> None:
     program = (
         "import sys; from pathlib import Path; from sjlt.files.projection import project_file\n"
         "project_file(Path(sys.argv[1]), Path(sys.argv[1] + '.y'), 64)\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
     peaks = []
-    # 25 and 302 MB; the first run may compile, which takes memory of its own.
+    # 25 and 302 MB; the first run may compile, which uses memory of its own.
     for run, rows in enumerate((8192, 8192, 98304)):
         source = saved(tmp_path / f"{run}.npy", np.ones((rows, 768), np.float32, order=order))
         done = subprocess.run([sys.executable, "-c", program, source], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout) << 10)
-    assert peaks[2] - peaks[1] < 96 << 20  # of 277 MB more; on a busy machine allocators alone differ by 20
+    assert peaks[2] - peaks[1] < 96 << 20  # for 277 MB more data; on a busy machine allocators alone vary by 20 MB

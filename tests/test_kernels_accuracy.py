@@ -1,4 +1,4 @@
-"""The bound on each component's error that `config.accuracy` states for a launch, on inputs that try to break it."""
+"""The componentwise error bound that `config.accuracy` states for a launch, on inputs that try to break it."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from sjlt.kernels.config.iid import Iid, IidHopper
 from sjlt.kernels.config.one_tile import OneTile
 from sjlt.kernels.config.scattered_sums import ScatteredSums
 
-pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
+pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows in the interpreter
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
 )
 SPLIT = {"exact.MIN_SPLIT_ELEMENTS": 0}
@@ -33,14 +33,14 @@ LARGE |= {"hopper.MIN_PRODUCTS": 0, "iid.MIN_PRODUCTS": 0}
 
 
 class Case:
-    """A product, and the kernel that it is to run on."""
+    """A product, and the kernel expected to run it."""
 
     def __init__(self, launch, S, n, dtype="float32", adjoint=False, columns=False, settings=None, mode=None):
         self.launch, self.S, self.n, self.dtype, self.adjoint, self.columns = launch, S, n, dtype, adjoint, columns
         self.settings, self.mode = settings or {}, mode
 
     def data(self):
-        """(n, length of a data vector) numbers of all kinds, in turn."""
+        """Data vectors, cycling through all kinds of data, of shape (n, length of a vector)."""
         rng = np.random.default_rng(0)
         S = Transposed(self.S) if self.adjoint else self.S
         kinds = [kind(S, rng) for kind in DATA.values()]
@@ -48,9 +48,9 @@ class Case:
         return torch.from_numpy(np.clip(x, -6e4, 6e4)).to(FLOATS[self.dtype])
 
     def run(self, device):
-        """(data, result, bound)."""
+        """Run the product and return (data, result, error bound, launch)."""
         S, x = self.S, self.data().to(device)
-        out_dtype = torch.float64 if self.dtype == "float64" else torch.float32  # the sums themselves
+        out_dtype = torch.float64 if self.dtype == "float64" else torch.float32  # the dtype of the sums themselves
         if self.launch in (Hopper, IidHopper):
             out_dtype = x.dtype
         height = S.n_features if self.adjoint else S.n_components
@@ -70,7 +70,7 @@ class Case:
         return x.cpu().double().numpy(), out, error_bound(product, chosen), chosen
 
     def check(self, device):
-        """The largest error, in units of the bound; for each kind of data."""
+        """Return the largest error over all kinds of data in units of the bound, the bound's c, and the launch."""
         S, (x, out, (c, floor), chosen) = self.S, self.run(device)
         entries = S.to_scipy("csr")
         entries = entries.T.tocsr() if self.adjoint else entries
@@ -83,7 +83,7 @@ class Case:
 
 
 class Transposed:
-    """The transpose of a sketch, as far as making data for it needs one."""
+    """The transpose of a sketch, as far as generating data for it requires."""
 
     def __init__(self, S):
         self.S, self.n_features, self.n_components = S, S.n_components, S.n_features

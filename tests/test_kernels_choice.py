@@ -1,4 +1,4 @@
-"""Which kernel a product of the exact law takes, where several could run it."""
+"""Which kernel runs a product of the exact law, where several could."""
 
 from helpers.choices import HOPPER, exact_product
 
@@ -6,7 +6,7 @@ from sjlt.kernels.config import exact as config
 
 
 def test_contiguous_vectors():
-    """A row-major A in S A: rows of A are read nnz times, or multiplied by tensor cores."""
+    """S A with a row-major A: rows of A are read nnz times, or multiplied by tensor cores."""
     product = exact_product(512, 2**18, 1024, 4, x_strides=(1, 512), y_strides=(1, 512))
     for changes, kind in (
         ({}, config.RowGather),
@@ -27,7 +27,7 @@ def test_contiguous_vectors():
 
 
 def test_small_products():
-    """Those that gather in one launch, and those whose codes are worth a second one."""
+    """Products that gather in one launch, and products worth a second launch for codes."""
     columns, rows = {"n": 360, "d": 1500, "x_strides": (1, 360)}, {"n": 1000, "d": 4000}
     for changes, expected in (
         (columns, config.FewVectors),
@@ -40,7 +40,7 @@ def test_small_products():
         (rows | {"adjoint": True, "d": 2000, "k": 256}, config.TensorCore),
         (rows | {"adjoint": True, "d": 2000, "nnz": 8}, config.TensorCore),
         (rows | {"adjoint": True}, config.TensorCore),
-        (rows | {"adjoint": True, "d": 4001}, config.FewVectors),  # stored one number at a time
+        (rows | {"adjoint": True, "d": 4001}, config.FewVectors),  # stored one element at a time
         (rows | {"adjoint": True, "d": 4001, "n": 100_000, "k": 256}, config.FewVectors),
         (rows | {"dtype": "float16", "n": 900}, config.TensorCore),
         (rows | {"dtype": "float16", "n": 900, "x_strides": (4001, 1)}, config.HopperCodes),
@@ -52,7 +52,7 @@ def test_small_products():
 
 
 def test_few_long_vectors():
-    """Rows that would leave blocks for tensor cores mostly empty, if nnz is small."""
+    """Rows that would leave tensor-core blocks mostly empty, for small nnz."""
     for n, changes, expected in (
         (32, {}, config.FewVectors),
         (33, {}, config.TensorCore),

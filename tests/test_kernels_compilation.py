@@ -1,4 +1,4 @@
-"""All kernels compile for the architectures that they are meant for, and fit their shared memory."""
+"""All kernels compile for their target architectures and fit in shared memory."""
 
 import sys
 
@@ -16,10 +16,10 @@ PORTABLE = {
 NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_sparse_shared"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
 
-# By default the kernels of the first products and of the first dropout are compiled, for sm_90; all calls and the other
-# targets run under the `exhaustive` marker.
+# By default only the kernels of the first products and the first dropout are compiled, for sm_90; all calls and targets
+# run under the `exhaustive` marker.
 
-# (n, d, k, law, dtype, layout): tall, square, wide and narrow data; whole and broken tiles; one and many vectors.
+# (n, d, k, law, dtype, layout): tall, square, wide and narrow data; full and partial tiles; one and many vectors.
 PRODUCTS = [
     (65_536, 768, 256, {"nnz": 4}, "float32", "rows"),
     (512, 262_144, 1024, {"nnz": 4}, "float32", "columns"),
@@ -46,12 +46,12 @@ PRODUCTS = [
     (2000, 301, 600, {"nnz": 4, "stacks": 2}, "bfloat16", "rows"),
 ]
 
-ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
+ON_HOPPER = [  # the same, for one, two and more tiles, with and without splits
     (1 << 20, 4096, 512, {"nnz": 4}, "float32", "rows"),
     (512, 1 << 18, 1024, {"nnz": 8}, "float32", "columns"),
     (1 << 20, 768, 128, {"nnz": 8}, "float16", "rows"),
     (1 << 20, 768, 128, {"density": 0.01}, "bfloat16", "rows"),
-    # From codes of the sketch: rows of any length, loaded by the TMA, by copies, through registers.
+    # From codes of the sketch: rows of any length, loaded by TMA, by copies, or through registers.
     (200_000, 1024, 300, {"nnz": 4}, "float32", "rows"),
     (200_000, 1023, 64, {"nnz": 3}, "bfloat16", "rows"),
     (1001, 50_000, 777, {"nnz": 8}, "float32", "columns"),
@@ -79,13 +79,13 @@ ON_HOPPER = [  # the same, of one, two and more tiles, with and without splits
     (1 << 16, 1 << 10, 128, {"nnz": 1}, "float16", "columns"),
 ]
 
-ADDED_ON_HOPPER = [  # added to a result in fp32: whose loads are as wide as others
+ADDED_ON_HOPPER = [  # accumulated into an fp32 result; loads are as wide as for the others
     (200_000, 1024, 384, {"nnz": 4}, "float32", "rows"),
     (200_000, 1024, 300, {"nnz": 4}, "bfloat16", "rows"),
     (1024, 50_000, 1000, {"nnz": 8}, "bfloat16", "columns"),
 ]
 
-STAGED = [  # whose kernels address shared memory themselves
+STAGED = [  # kernels that address shared memory themselves
     (512, 1 << 18, 1024, {"nnz": 4, "stacks": 4}, "float32", "columns"),
     (1024, 1 << 16, 4096, {"nnz": 4, "stacks": 4}, "float32", "columns"),
     (1 << 18, 4096, 512, {"nnz": 4, "stacks": 4}, "float32", "rows"),
@@ -102,7 +102,7 @@ STAGED = [  # whose kernels address shared memory themselves
     (2, 2_000_000, 1200, {"nnz": 12, "stacks": 4}, "float64", "rows"),
 ]
 
-SPARSE = [  # (n, nonzeros, k, law, dtype, type of indices)
+SPARSE = [  # (n, nonzeros, k, law, dtype, index dtype)
     (200_000, 20_000_000, 512, {"nnz": 4}, "float32", "int64"),
     (8, 10_000_000, 300, {"density": 1 / 3}, "float32", "int32"),
     (1, 10_000_000, 4096, {"nnz": 1}, "bfloat16", "int64"),
@@ -112,7 +112,7 @@ SPARSE = [  # (n, nonzeros, k, law, dtype, type of indices)
     (1000, 100_000, 64, {"density": 0.01}, "float64", "int64"),
 ]
 
-DROPOUT = [  # (shape, dtype, layout, bits, what else is given)
+DROPOUT = [  # (shape, dtype, layout, bits, other arguments)
     ((1 << 20,), "bfloat16", "rows", 16, {}),
     ((4096, 1000), "float32", "rows", 8, {"seeds": True, "steps": True}),
     ((1 << 20,), "uint8", "rows", 16, {}),

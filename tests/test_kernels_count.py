@@ -1,4 +1,4 @@
-"""Kernels that a process compiles for many shapes, counted without a GPU from what Triton compiles for."""
+"""How many kernels a process compiles for many shapes, derived without a GPU from Triton's compilation keys."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from helpers.kernels import adjoint, project
 
 ROOT = Path(__file__).parent.parent
 
-# At most, for 100 shapes of `benchmarks.envelope`. Of 100 random shapes, most differ in a constant that decides how the
-# kernel reads its data or generates entries: how a sum is split, added and stored must not multiply them.
+# Limits for 100 shapes of `benchmarks.envelope`. Most random shapes differ in a constant that decides how the kernel
+# reads its data or generates entries; how a sum is split, accumulated and stored must not multiply them.
 LIMITS = {"reduce_partial_sums": 20, "scale_vectors": 4, "encode_chunks": 1}
 LIMIT = 125
 
@@ -56,7 +56,7 @@ def count_kernels(hopper, seed):
     rng = random.Random(seed)
     for _ in range(100):
         shape = draw(rng)
-        rng.getrandbits(32)  # a sketch's seed in the benchmark
+        rng.getrandbits(32)  # the benchmark draws a sketch seed here
         sketch, new = Sketch(shape.d, shape.k, nnz=shape.nnz), {"device": "meta", "dtype": shape.dtype}
         width, product = (shape.k, adjoint) if shape.kind == "adjoint" else (shape.d, project)
         out_width = shape.d + shape.k - width

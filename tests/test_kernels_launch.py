@@ -30,7 +30,7 @@ from sjlt.laws import exact as law
 
 @st.composite
 def wide_products(draw):
-    """Products as they come, of up to 2^50 elements."""
+    """Arbitrary products of up to 2^50 elements."""
     k = draw(st.integers(1, 1300) | st.integers(0, 12).map(lambda a: 128 << a) | st.integers(1, law.MAX_N_COMPONENTS))
     nnz = draw(st.integers(1, law.max_nnz(k)) | st.integers(0, 7).map(lambda a: min(1 << a, law.max_nnz(k))))
     n = draw(st.integers(1, 300) | st.integers(1, 2**24))
@@ -67,7 +67,7 @@ def every_launch(p):
 @CASES
 @given(p=wide_products())
 @example(p=LARGE)
-def test_the_choice_is_one_of_them(p):
+def test_choice_is_a_portable_launch(p):
     chosen = config.choose(p)
     if isinstance(chosen, config.Hopper):
         assert p.plain
@@ -111,7 +111,7 @@ def test_splits_of_groups_cover_the_columns_once(p):
     for c in every_launch(p):
         if not isinstance(c, config.FewVectors):
             assert (c.splits - 1) * c.groups_per_split < groups <= c.splits * c.groups_per_split
-            assert c.splits <= 65_535  # of an axis of a grid
+            assert c.splits <= 65_535  # limit of a grid axis
             if isinstance(c, config.TensorCore):
                 assert c.groups_per_split % c.chunks_per_dot == 0
 
@@ -120,7 +120,7 @@ def test_splits_of_groups_cover_the_columns_once(p):
 @given(p=wide_products())
 @example(p=LARGE)
 def test_memory_beyond_input_and_output(p):
-    """At most 64 MiB or 5 % of the data: partial sums, and entries or codes that are written first."""
+    """At most 64 MiB or 5 % of the data, for partial sums and for entries or codes written beforehand."""
     p = p._replace(adjoint=False)
     launches = list(every_launch(p))
     if one_tile.eligible(p):
@@ -130,21 +130,21 @@ def test_memory_beyond_input_and_output(p):
     if p.device.hopper and hopper_codes.eligible(p):
         launches.append(hopper_codes.launch(p))
     for c in launches:
-        taken = max(4, p.item_bytes) * c.splits * p.n * p.k if c.splits > 1 else 0
+        allocated = max(4, p.item_bytes) * c.splits * p.n * p.k if c.splits > 1 else 0
         if isinstance(c, config.OneTile):
-            taken += (count_groups(p) << p.geometry.log_chunk) * c.rows * 2
+            allocated += (count_groups(p) << p.geometry.log_chunk) * c.rows * 2
         elif isinstance(c, config.HopperCodes):
-            taken += c.splits * p.geometry.n_tiles * c.capacity * (law.TILE_ROWS + 4)  # and where each block begins
-        assert taken <= max(64 << 20, p.n * p.d * p.item_bytes // 20) + 4096
+            allocated += c.splits * p.geometry.n_tiles * c.capacity * (law.TILE_ROWS + 4)  # and block offsets
+        assert allocated <= max(64 << 20, p.n * p.d * p.item_bytes // 20) + 4096
 
 
 @CASES
 @given(p=wide_products(), stacks=st.integers(1, 32))
-def test_partial_results_of_stacks_take_little_memory(p, stacks):
-    """Where one launch makes all stacks: as many splits as fill the device with the programs of all of them."""
+def test_partial_sums_of_stacks_use_little_memory(p, stacks):
+    """When one launch covers all stacks, their programs together fill the device with that many splits."""
     p = p._replace(adjoint=False, stacks=stacks)
     for c in every_launch(p):
-        if c.splits > 1 and not isinstance(c, config.FewVectors):  # which runs stack by stack
+        if c.splits > 1 and not isinstance(c, config.FewVectors):  # runs stack by stack
             assert 4 * c.splits * p.n * p.k * stacks <= 64 << 20
             programs = stacks * p.geometry.n_tiles * -(-p.n // c.block_vectors)
             assert c.splits * programs <= 4 * p.device.multiprocessors
@@ -152,7 +152,7 @@ def test_partial_results_of_stacks_take_little_memory(p, stacks):
 
 @CASES
 @given(p=wide_products())
-def test_alignment_divides_all_that_an_address_is_made_of(p):
+def test_alignment_divides_offsets_and_strides(p):
     assume(p.dtype != "float64")
     c = config.tensor_core(p)
     assert c.align.bit_count() == 1
@@ -160,14 +160,14 @@ def test_alignment_divides_all_that_an_address_is_made_of(p):
     if c.align > 1:
         assert p.x_strides[1] == 1
         assert p.n == 1 or p.x_strides[0] % c.align == 0
-        assert p.d % c.align == p.offset % c.align == 0  # or masks would cut an access
+        assert p.d % c.align == p.offset % c.align == 0  # otherwise masks would split an access
         assert (1 << law.geometry(p.k, p.nnz, 0).log_chunk) % c.align == 0
 
 
 @CASES
 @given(p=wide_products())
 @example(p=LARGE)
-def test_masks_are_left_out_only_where_all_columns_exist(p):
+def test_unmasked_launches_have_no_partial_blocks(p):
     width = columns_of_group(p)
     for c in every_launch(p):
         if c.unmasked and (isinstance(c, config.FewVectors) or (p.adjoint and isinstance(c, config.RowGather))):
@@ -175,7 +175,7 @@ def test_masks_are_left_out_only_where_all_columns_exist(p):
         elif c.unmasked:
             assert is_power_of_two(p.k, p.nnz)
             assert p.offset % width == p.d % width == 0
-            # The last split is as whole as the others.
+            # The last split is as complete as the others.
             assert (p.d // width) % getattr(c, "chunks_per_dot", 1) == 0
             assert isinstance(c, config.TensorCore) or p.n % c.block_vectors == 0
 
@@ -183,7 +183,7 @@ def test_masks_are_left_out_only_where_all_columns_exist(p):
 @pytest.mark.exhaustive
 @CASES
 @given(p=wide_products())
-def test_constants_of_the_tensor_core_kernels(p):
+def test_tensor_core_constants(p):
     assume(p.dtype != "float64")
     c = config.tensor_core(p)
     g = law.geometry(p.k, p.nnz, 0)
@@ -193,7 +193,7 @@ def test_constants_of_the_tensor_core_kernels(p):
     for size in (c.block_vectors, c.chunks_per_dot, geometry.n_keys, geometry.n_sign_words):
         assert size.bit_count() == 1
     assert c.chunks_per_dot <= GROUPS_PER_STEP
-    assert c.chunks_per_dot * chunk >= 16  # a dot's inner length
+    assert c.chunks_per_dot * chunk >= 16  # inner dimension of a dot
     assert 16 <= c.block_vectors <= 128
     if geometry.power_of_two:
         assert geometry.n_keys == max(1, p.nnz // 4)  # for 32 rows
@@ -206,7 +206,7 @@ def test_constants_of_the_tensor_core_kernels(p):
 
 @CASES
 @given(p=wide_products())
-def test_constants_of_the_kernels_for_few_vectors(p):
+def test_few_vectors_constants(p):
     c = config.few_vectors(p)
     g = law.geometry(p.k, p.nnz, 0)
     axes = dataclasses.astuple(c.layout)
@@ -221,13 +221,13 @@ def test_constants_of_the_kernels_for_few_vectors(p):
         width = columns_of_group(p) * c.segments * c.layout.chunks_outer * c.layout.chunks_inner
         assert c.offsets_64 or width * p.x_strides[1] < 1 << 32
     assert c.fp64 == (p.dtype == "float64")
-    assert c.block_vectors * math.prod(axes) <= 1 << 20  # elements of a tensor in Triton
+    assert c.block_vectors * math.prod(axes) <= 1 << 20  # Triton's limit on the elements of a tensor
     if c.vectors_contiguous:
         assert p.x_strides[1] % c.align == 0
     assert p.n % c.block_vectors == 0 or not c.unmasked
 
 
-def test_how_fp32_is_multiplied():
+def test_fp32_modes():
     modes = {
         (dtype, precision, adjoint): config.tensor_core(
             exact_product(1 << 16, 512, dtype=dtype, precision=precision, adjoint=adjoint)
@@ -241,8 +241,8 @@ def test_how_fp32_is_multiplied():
         assert {modes["bfloat16", p, adjoint] for p in ("highest", "high", "medium")} == {arithmetic.NATIVE}
 
 
-def test_which_sums_are_chunked():
-    """Sums of more chunks than the required accuracy allows; a dot then covers 64 features."""
+def test_chunked_sums():
+    """Sums of more chunks than the required accuracy allows are split; a dot then covers 64 features."""
 
     def chunked(chunks, dtype="float32", precision="highest", adjoint=False, nnz=4):
         c = config.tensor_core(
@@ -253,7 +253,7 @@ def test_which_sums_are_chunked():
     for precision in ("highest", "high"):
         assert chunked(16, precision=precision) == (False, 128, 1)
         assert chunked(17, precision=precision) == (True, 64, 2)
-    assert chunked(17, nnz=16) == (True, 64, 4)  # 32 features: more would have too many keys
+    assert chunked(17, nnz=16) == (True, 64, 4)  # 32 features: more would need too many keys
     assert chunked(32, precision="medium") == (False, 128, 1)
     assert chunked(33, precision="medium") == (True, 64, 2)
     assert chunked(1024, "bfloat16") == (False, 64, 2)
@@ -261,16 +261,16 @@ def test_which_sums_are_chunked():
     assert chunked(5000, adjoint=True) == (False, 64, 2)
 
 
-def test_small_products_are_split_where_sums_are_long():
-    """A second launch adds up the splits of a projection; an adjoint needs none."""
+def test_small_products_with_long_sums_are_split():
+    """A projection's splits are added by a second launch; an adjoint needs no splits."""
     assert config.tensor_core(exact_product(192, 4096, 128)).splits > 1
     assert config.tensor_core(exact_product(1000, 768, 128)).splits == 1
-    assert config.tensor_core(exact_product(192, 4096, 4096)).splits == 1  # 128 columns for each tile
+    assert config.tensor_core(exact_product(192, 4096, 4096)).splits == 1  # 128 columns per tile
     assert config.tensor_core(exact_product(131, 768, 128, adjoint=True)).splits > 1
 
 
-def test_choices_are_values():
-    """Equal products have equal launches, and a launch can be a key."""
+def test_launches_are_hashable_values():
+    """Equal products have equal launches, and a launch can be a dictionary key."""
     first = config.choose(LARGE)
     assert first is not config.choose(LARGE)
     assert first == config.choose(Product(*LARGE))
@@ -311,7 +311,7 @@ VARIANTS = [
 ]
 
 
-# The interpreter is fast enough for these: each kernel, each way to multiply, splits and chunked sums among them.
+# Variants that the interpreter runs by default: each kernel and arithmetic mode, with splits and chunked sums.
 DEFAULT_VARIANTS = (0, 4, 12, 18, 20)
 SLOW = pytest.mark.exhaustive
 CHOSEN = [pytest.param(*v, marks=() if i in DEFAULT_VARIANTS else SLOW) for i, v in enumerate(VARIANTS)]

@@ -10,7 +10,7 @@ from helpers.choices import changed_choices
 from sjlt import Sketch
 from sjlt.backends import triton_backend
 
-KINDS_OF_LAUNCHES = {  # (sketch, vectors)
+LAUNCH_KINDS = {  # (sketch, vectors)
     "few_vectors": (Sketch(300, 60, nnz=4, seed=1), 2),
     "tensor_core": (Sketch(300, 128, nnz=4, seed=1), 40),
     "one_tile": (Sketch(200, 60, nnz=4, seed=1), 64),
@@ -19,12 +19,12 @@ KINDS_OF_LAUNCHES = {  # (sketch, vectors)
 }
 
 
-@pytest.mark.parametrize("name", KINDS_OF_LAUNCHES)
+@pytest.mark.parametrize("name", LAUNCH_KINDS)
 def test_prepared_launches_keep_no_data(name, kernels_on):
-    """They are kept for later calls, thousands of them: the memory of a call's tensors is free when it is over."""
-    S, n = KINDS_OF_LAUNCHES[name]
+    """Prepared launches are cached by the thousands; the tensors of a call must be freed when it returns."""
+    S, n = LAUNCH_KINDS[name]
     backend = triton_backend(S.spec)
-    with changed_choices({"one_tile.MIN_ELEMENTS": 0}):  # on leaving, they are forgotten
+    with changed_choices({"one_tile.MIN_ELEMENTS": 0}):  # clears the cache on exit
         for product, width, out_width in (("project", *S.shape[::-1]), ("adjoint", *S.shape)):
             data, out = (torch.ones(n, w, device=kernels_on) for w in (width, out_width))
             tensors = [weakref.ref(data), weakref.ref(out)]

@@ -1,4 +1,4 @@
-"""Accuracy of the kernels, norm-wise against fp64: every way to multiply, data of every scale; non-finite data."""
+"""Norm-wise accuracy of the kernels against fp64: every arithmetic mode, data of every scale, non-finite data."""
 
 import math
 
@@ -18,10 +18,10 @@ from sjlt.backends.triton.vector_scales import vector_scales
 from sjlt.kernels.config import arithmetic
 from sjlt.kernels.config.exact import choose
 
-pytestmark = pytest.mark.filterwarnings(  # NumPy's, for what the interpreter does where a sum of fp16 overflows
+pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows in the interpreter
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
 )
-S = Sketch(2500, 256, nnz=4, seed=5)[:, 100:2404]  # more groups of chunks than are summed in one go
+S = Sketch(2500, 256, nnz=4, seed=5)[:, 100:2404]  # more groups of chunks than one partial sum covers
 SHORT = S[:, :150]
 NON_FINITE = (math.nan, math.inf, -math.inf)
 
@@ -43,7 +43,7 @@ def adjoint(S, y, out_dtype=None):
 
 
 def products(S, x, y, dtype, device):
-    """(result, exact) of both products of the numbers of arrays x and y in dtype."""
+    """Yield (result, exact) of both products, for the arrays x and y converted to dtype."""
     x, y = filled("rows", x, dtype, device), filled("rows", y, dtype, device)
     scale = S.nnz**-0.5
     yield project(S, x), (integral_matrix(S) @ x.cpu().double().numpy().T).T * scale
@@ -51,7 +51,7 @@ def products(S, x, y, dtype, device):
 
 
 def errors(result, exact):
-    """Norm-wise, of each vector."""
+    """Norm-wise error of each vector."""
     assert np.isfinite(result).all()
     return np.linalg.norm(result - exact, axis=1) / np.linalg.norm(exact, axis=1)
 
@@ -68,7 +68,7 @@ def scaled_features(z):
 
 
 def with_zeros(first, last):
-    """Zeros from one fraction of the width to another: padding, and all that a sample sees."""
+    """Set zeros from one fraction of the width to another: padding, or all features that a sample sees."""
 
     def make(z):
         z = z.copy()
@@ -122,19 +122,19 @@ def scales_of(x):
 
 
 @pytest.mark.parametrize("d", [8, 33, 100, 250])
-def test_scales_come_from_what_is_not_zero(d, kernels_on):
-    """However few they are: all features of vectors as short as these are looked at before one is taken for zeros."""
+def test_scales_ignore_zeros(d, kernels_on):
+    """All features of vectors this short are examined before a vector counts as zero."""
     x = normal(300, d) * (np.random.default_rng(1).random((300, d)) < 0.03)
     x[::2], x[1] = normal(150, d), 0
     scales = scales_of(torch.from_numpy(x).float().to(kernels_on)).cpu().double().numpy()
     zeros = (x == 0).all(axis=1)
     assert (scales[zeros] == 2.0**126).all()
     seen = (np.abs(x).max(axis=1) * scales)[~zeros]
-    assert ((seen >= 2**6) & (seen < 2**15)).all()  # neither lost nor, of 2^16, too large for fp16
+    assert ((seen >= 2**6) & (seen < 2**15)).all()  # neither lost in fp16 nor overflowing it at 2^16
 
 
-def test_one_small_number_is_no_scale(kernels_on):
-    """A number that stands alone in the sample of its vector: more are looked for."""
+def test_scale_needs_more_than_one_sampled_value(kernels_on):
+    """If the sample of a vector has a single small nonzero value, more features are examined."""
     x = torch.zeros(3, 768, device=kernels_on)
     x[0, 386] = x[2, 386] = 1e-4
     x[1, 200:260] = x[2, 200:260] = 1
@@ -143,8 +143,8 @@ def test_one_small_number_is_no_scale(kernels_on):
 
 
 @pytest.mark.gpu
-def test_sums_of_splits_see_all_of_their_parts():
-    """The sum is launched before its parts are written: other data each time, one call behind the other."""
+def test_reduction_waits_for_the_partial_sums():
+    """The reduction is launched before the partial sums are written; consecutive calls have different data."""
     S = Sketch(2**14, 1024)
     torch.manual_seed(0)
     data = [torch.randn(512, 2**14, device="cuda") for _ in range(3)]
@@ -183,11 +183,11 @@ def test_very_long_sums(n, k, parts):
         assert errors(project(S, x.T.contiguous().cuda().T), exact).max() <= 1e-6
 
 
-@pytest.mark.gpu  # the interpreter's dots are of another kind
+@pytest.mark.gpu  # the interpreter's dots differ
 @pytest.mark.parametrize(("d", "k"), [(2048, 256), (4096, 512), (50_000, 256)])
 @pytest.mark.parametrize("entries", [{"nnz": nnz} for nnz in (1, 2, 3, 4, 8, 16)] + [{"density": 1.0}], ids=str)
-def test_sums_that_are_large_from_the_start(entries, d, k, parts):
-    """Tensor cores round such a sum down at every step: in parts it loses less."""
+def test_sums_with_large_first_terms(entries, d, k, parts):
+    """Tensor cores round such a sum down at every step; splitting it loses less."""
     S = Sketch(d, k, **entries)
     for x, bound in large_first(torch.from_numpy(normal(100, d)).cuda()):
         exact = S.project(x.double()).cpu().numpy()
@@ -195,8 +195,8 @@ def test_sums_that_are_large_from_the_start(entries, d, k, parts):
             assert errors(project(S, x_in_memory), exact).max() <= bound
 
 
-def test_largest_numbers(parts, kernels_on):
-    """Up to bf16's largest: the results are finite wherever fp32 holds them."""
+def test_largest_values(parts, kernels_on):
+    """Up to bf16's largest value, results are finite wherever fp32 can represent them."""
     x, y = np.zeros((66, 150)), np.zeros((66, 256))
     x[:, 7] = y[:, 7] = np.linspace(3.3e38, 3.389e38, 66)
     x[::2], y[::2] = -x[::2], -y[::2]
@@ -204,10 +204,10 @@ def test_largest_numbers(parts, kernels_on):
         assert errors(result, exact).max() <= 1e-6
 
 
-@pytest.mark.gpu  # the interpreter takes bf16's subnormal numbers for others
+@pytest.mark.gpu  # the interpreter mishandles bf16 subnormals
 @pytest.mark.parametrize("scale", [1e-34, 1e-36, 1e-38, 1e-41])
-def test_subnormal_numbers(scale, parts):
-    """bf16 resolves 2^-133: near and below fp32's smallest normal numbers that is the accuracy."""
+def test_subnormal_values(scale, parts):
+    """bf16 resolves 2^-133, which limits the accuracy near and below fp32's smallest normal values."""
     x, y = normal(66, 150) * scale, normal(66, 256) * scale
     for result, exact in products(SHORT, x, y, "float32", "cuda"):
         assert np.abs(result - exact).max() <= 20 * 2.0**-133 + 1e-6 * np.abs(exact).max()
@@ -218,13 +218,13 @@ def test_subnormal_numbers(scale, parts):
     [("highest", 1e-6), ("high", 2e-5), ("medium", 5e-3)],
     default=[("medium", 5e-3, "pair")],
 )
-def test_precision_is_torchs_setting(name, bound, parts, set_precision, kernels_on):
+def test_precision_follows_torchs_setting(name, bound, parts, set_precision, kernels_on):
     set_precision(name)
     for result, exact in products(SHORT, normal(66, 150), normal(66, 256), "float32", kernels_on):
         error = errors(result, exact).max()
         assert error <= bound
         if name != "highest":
-            assert error > bound / 100  # no more precision than requested
+            assert error > bound / 100  # no more precise than requested
     x, y = scaled_rows(normal(66, 150)), scaled_rows(normal(66, 256))
     for result, exact in products(SHORT, x, y, "float32", kernels_on):
         assert errors(result, exact).max() <= bound
@@ -236,7 +236,7 @@ def test_precision_is_torchs_setting(name, bound, parts, set_precision, kernels_
 @pytest.mark.parametrize("n", [2, pytest.param(66, marks=pytest.mark.exhaustive)])
 def test_fp64(n, set_precision, kernels_on):
     rng = np.random.default_rng(0)
-    set_precision("medium")  # fp32's matter
+    set_precision("medium")  # affects fp32 only
     for result, exact in products(SHORT, rng.random((n, 150)) - 0.5, rng.random((n, 256)), "float64", kernels_on):
         assert errors(result, exact).max() <= 1e-14
 
@@ -250,7 +250,7 @@ def test_fp64(n, set_precision, kernels_on):
         pytest.param(66, "float16", marks=pytest.mark.exhaustive),
     ],
 )
-def test_16_bits_are_rounded_once(n, dtype, set_precision, kernels_on):
+def test_16_bit_results_are_rounded_once(n, dtype, set_precision, kernels_on):
     set_precision("medium")
     rounding = torch.finfo(FLOATS[dtype]).eps / (1 if kernels_on == "cpu" else 2)  # the interpreter truncates bf16
     for result, exact in products(SHORT, normal(n, 150), normal(n, 256), dtype, kernels_on):
@@ -269,7 +269,7 @@ def test_overflow_of_fp16_gives_infinities(n, kernels_on):
     assert np.isfinite(narrow).any()
 
 
-# --------------------------------------------------------------------------------- non-finite numbers
+# --------------------------------------------------------------------------------- non-finite values
 
 
 @with_parts(
@@ -280,8 +280,8 @@ def test_overflow_of_fp16_gives_infinities(n, kernels_on):
         (2, "float64", math.inf, "pair"),
     ],
 )
-def test_non_finite_numbers(n, dtype, value, kernels_on, parts):
-    """They reach each of their entries, no other tile, and no other vector, whose result stays exact."""
+def test_non_finite_values(n, dtype, value, kernels_on, parts):
+    """They reach each of their entries, no other tile, and no other vector, whose results stay exact."""
     row, feature = n // 2, 77
     array = integers((n, 150), "float64")
     x = filled("rows", array, dtype, kernels_on)
@@ -304,7 +304,7 @@ def test_non_finite_numbers(n, dtype, value, kernels_on, parts):
 
 
 @each_value(lambda n, dtype, width: n == 2 or width == 150, n=[2, 70], dtype=["float32", "bfloat16"], width=[150, 2304])
-def test_what_is_accumulated_in_fp64_stays_in_fp64(n, dtype, width, kernels_on):
+def test_fp64_accumulation_is_not_rounded(n, dtype, width, kernels_on):
     x = torch.zeros((n, width), dtype=FLOATS[dtype], device=kernels_on)
     y = torch.zeros((n, S.n_components), dtype=FLOATS[dtype], device=kernels_on)
     for product, data, size in ((kernels.project, x, S.n_components), (kernels.adjoint, y, width)):
@@ -314,8 +314,8 @@ def test_what_is_accumulated_in_fp64_stays_in_fp64(n, dtype, width, kernels_on):
         assert torch.equal(out, before)
 
 
-def test_precision_by_torchs_newer_names(set_precision):
-    """They turn the older query into an error for fp32; "tf32" is treated like "high"."""
+def test_precision_by_torchs_newer_settings(set_precision):
+    """Newer settings make the older query raise for fp32; "tf32" is treated like "high"."""
     matmul = torch.backends.cuda.matmul
     if not hasattr(matmul, "fp32_precision"):
         pytest.skip("this torch has the older names alone")

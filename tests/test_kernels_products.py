@@ -1,4 +1,4 @@
-"""Products of the kernels, exactly, on integer-valued data: shapes, dtypes, strides, slices, splits."""
+"""Exact products of the kernels on integer data: shapes, dtypes, strides, slices, splits."""
 
 import itertools
 
@@ -10,29 +10,29 @@ from helpers.kernels import FLOATS, LAYOUTS, check_adjoint, check_project, drawn
 
 from sjlt import Sketch
 
-# A vector whose sampled features are small or 0 seems to need a large scale: its result overflows, and is made again.
+# A vector whose sampled features are small or 0 seems to need a large scale: its result overflows and is recomputed.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
 )
 on_gpu = pytest.mark.gpu
 
 
-def some(cases, default, exhaustive=()):
-    """All cases on a GPU; the interpreter, which needs seconds for one, runs the default and the exhaustive ones."""
+def marked(cases, default, exhaustive=()):
+    """Run all cases on a GPU; in the interpreter, which is slow, only the default and the exhaustive ones."""
     marks = dict.fromkeys(exhaustive, pytest.mark.exhaustive) | dict.fromkeys(default, ())
     return [pytest.param(*case, marks=marks.get(case, on_gpu)) for case in cases]
 
 
 # --------------------------------------------------------------------------------- shapes
 
-# (n_components, nnz): one row, k < 128, most nonzeros, whole tiles, broken tiles, primes, chunks of one place.
+# (n_components, nnz): one row, k < 128, most nonzeros, full and partial tiles, primes, one-column chunks.
 SKETCHES = [(1, 1), (6, 4), (100, 3), (127, 63), (127, 127), (128, 1), (128, 16), (128, 128), (256, 2), (256, 4),
             (257, 5), (384, 4), (512, 128), (700, 5), (1000, 4), (1009, 8), (1024, 32)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("k", "nnz"), some(SKETCHES, [(100, 3)], SKETCHES))
+@pytest.mark.parametrize(("k", "nnz"), marked(SKETCHES, [(100, 3)], SKETCHES))
 def test_sketches(k, nnz, kernels_on):
-    """Each in a few vectors and in many, from the middle of a chunk of features."""
+    """Each sketch with few and many vectors, starting in the middle of a chunk of features."""
     S = Sketch(2**40, k, nnz=nnz, seed=2**63 + k)
     for n, first, d, dtype in ((3, 2**33 + 5, 50, "float32"), (65, 77, 90, "bfloat16")):
         part = S[:, first : first + d]
@@ -42,7 +42,7 @@ def test_sketches(k, nnz, kernels_on):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("n", "d"), [(0, 0), (0, 5), (3, 0), (70, 0)])
-def test_nothing(n, d, dtype, kernels_on):
+def test_empty_data(n, d, dtype, kernels_on):
     for add in (False, True):
         check_project(Sketch(d, 300, nnz=4), n, dtype, device=kernels_on, add=add)
         check_adjoint(Sketch(d, 300, nnz=4), n, dtype, device=kernels_on, add=add)
@@ -53,7 +53,7 @@ COUNTS = [(1, 1), (2, 5), (17, 31), (64, 256), (65, 50), (130, 300), (129, 1)]  
 
 @pytest.mark.parametrize(
     ("n", "d", "k", "dtype"),
-    some(
+    marked(
         [(n, d, k, t) for n, d in COUNTS for k in (128, 300) for t in FLOATS],
         [(2, 5, 128, "float32"), (65, 50, 128, "float32")],
         [(n, d, 128, "float32") for n, d in COUNTS]
@@ -69,7 +69,7 @@ def test_counts(n, d, k, dtype, kernels_on):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("k", "nnz"), [*SKETCHES, (5000, 1), (8_388_480, 2)])
 def test_every_shape_on_a_gpu(k, nnz, dtype):
-    for n, d in itertools.product((1, 8, 130), (31, 8192)):  # each is minutes of compilation over all sketches
+    for n, d in itertools.product((1, 8, 130), (31, 8192)):  # each takes minutes to compile over all sketches
         if n * k > 10**8:
             continue
         S = Sketch(d + 3, k, nnz=nnz, seed=d)[:, 3:]
@@ -102,7 +102,7 @@ def test_dtypes(n, dtype, out_dtype, kernels_on):
 
 @pytest.mark.parametrize(
     ("layout", "dtype", "n"),
-    some(
+    marked(
         [*itertools.product(LAYOUTS, ["bfloat16", "float32", "float64"], (8, 66))],
         [(layout, "float32", 8) for layout in list(LAYOUTS)[::4]] + [("columns", "bfloat16", 8)],
         [(layout, t, n) for layout in LAYOUTS for t, n in (("float32", 8), ("float32", 66), ("float64", 8))]
@@ -111,7 +111,7 @@ def test_dtypes(n, dtype, out_dtype, kernels_on):
 )
 @pytest.mark.parametrize("parts", ["pair"], indirect=True)
 def test_layouts(layout, dtype, n, parts, kernels_on):
-    """Slices of the input and of the result: nothing is read or written around them."""
+    """Slices of the input and the result: nothing around them is read or written."""
     S = Sketch(56, 128, nnz=4, seed=3)
     for check in (check_project, check_adjoint):
         check(S, n, dtype, device=kernels_on, x_in=layout, out_in="rows" if layout != "rows" else "columns")
@@ -121,7 +121,7 @@ def test_layouts(layout, dtype, n, parts, kernels_on):
 
 @pytest.mark.parametrize(
     ("n", "dtype"),
-    some([*itertools.product((3, 66), FLOATS)], [(3, "float32")], [(66, "float32"), (3, "float64"), (3, "float16")]),
+    marked([*itertools.product((3, 66), FLOATS)], [(3, "float32")], [(66, "float32"), (3, "float64"), (3, "float16")]),
 )
 def test_zero_and_overlapping_strides(n, dtype, kernels_on):
     S = Sketch(56, 128, nnz=4, seed=3)
@@ -140,26 +140,26 @@ def test_zero_and_overlapping_strides(n, dtype, kernels_on):
 
 @pytest.mark.parametrize(
     ("start", "d"),
-    some(
+    marked(
         [*itertools.product((0, 32, 36, 64, 128), (64, 128, 256, 384))],
         [(36, 64)],
         [(0, 128), (0, 256), (64, 128), (32, 128), (64, 384)],
     ),
 )
 def test_aligned_slices(start, d, parts, kernels_on):
-    """Sizes at which accesses may be wide and masks may be left out."""
+    """Sizes for which accesses may be wide and masks may be omitted."""
     S = Sketch(1024, 256, nnz=4, seed=3)[:, start : start + d]
     for dtype, n in (("float32", 128),) if parts == "pair" else (("float32", 5), ("bfloat16", 5)):
         check_project(S, n, dtype, "float32", kernels_on)
         check_adjoint(S, n, dtype, "float32", kernels_on)
 
 
-# --------------------------------------------------------------------------------- features in parts
+# --------------------------------------------------------------------------------- slices of the features
 
 
 @pytest.mark.parametrize(
     ("k", "nnz", "n", "dtype"),
-    some(
+    marked(
         [*itertools.product((128, 300), (1, 4), (2, 70), FLOATS)],
         [(128, 1, 2, "float32")],
         [(128, 4, 70, "float32"), (300, 4, 70, "bfloat16"), (300, 4, 2, "float64")],
@@ -199,7 +199,7 @@ def drawn_on_gpu(n, d, dtype, layout):
 @on_gpu
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_more_vectors_than_a_grids_axis_has_blocks(dtype, layout):
+def test_more_blocks_than_a_grid_axis_allows(dtype, layout):
     n, S = 65_536 * 128 + 3, Sketch(8, 4, nnz=1)
     x = drawn_on_gpu(n, 8, dtype, layout)
     out = poisoned(layout, (n, 4), dtype, "cuda")
@@ -214,8 +214,8 @@ def test_more_vectors_than_a_grids_axis_has_blocks(dtype, layout):
 @on_gpu
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 @pytest.mark.parametrize(("n", "d"), [(2**22 + 1, 1100), (3, 2**30 + 1100)], ids=["tall", "wide"])
-def test_more_than_two_to_the_31_elements(n, d, layout):
-    """Zeros but for the last vectors and features; of the result all is looked at."""
+def test_more_than_2_31_elements(n, d, layout):
+    """Zeros except for the last vectors and features; the whole result is checked."""
     if torch.cuda.mem_get_info()[0] < 64 << 30:
         pytest.skip("needs 64 GB of memory")
     S = Sketch(d, 128, nnz=4, seed=1)

@@ -1,4 +1,4 @@
-"""Kernels of sparse data: exact on integers for both laws, however rows are cut; the same bits in every run."""
+"""Sparse kernels: exact on integers for both laws, however rows are split; reproducible bits."""
 
 import math
 
@@ -28,7 +28,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def drawn(n, d=12, seed=0):
-    """Integers in CSR: an empty row, a full one, few nonzeros in the others."""
+    """Integers in CSR: one empty row, one full row, few nonzeros in the others."""
     rng = np.random.default_rng(seed)
     kept = rng.random((n, d)) < 0.1
     if n > 2:
@@ -42,7 +42,7 @@ def parts_of(dense, dtype, index, device):
 
 
 def check(S, actual, expected):
-    """Exact, or for the iid law, whose scale is no power of two, up to three roundings."""
+    """Check for exact equality, or up to three roundings for the iid law, whose scale is not a power of two."""
     if S.is_iid:
         eps = torch.finfo(actual.dtype).eps + 2 * torch.finfo(torch.promote_types(actual.dtype, torch.float32)).eps
         torch.testing.assert_close(actual.cpu().double(), expected, rtol=eps, atol=eps)
@@ -54,7 +54,7 @@ def check(S, actual, expected):
     law=list(LAWS), dtype=DTYPES, n=[1, 4], index=[torch.int32, torch.int64], cut=["never", "always"], seed=[1, -1]
 )
 def test_products(kernels_on, monkeypatch, law, dtype, n, index, cut, seed):
-    """`cut`: rows in one part, or in parts of single nonzeros; codes of all nonzeros at once, or of 10."""
+    """`cut`: rows whole or split into single nonzeros; codes for all nonzeros at once, or for 10 at a time."""
     if cut == "always":
         monkeypatch.setattr(sparse, "MIN_PART", 1)
         monkeypatch.setattr(sparse, "SUMS_BYTES", 20_000 * n)
@@ -98,7 +98,7 @@ def test_sums_in_shared_memory(monkeypatch, law, dtype, n, index, cut, table):
     if not table:
         dense[:, 200:] = 0  # fewer nonzeros than columns
     if not table and cut == "always":
-        monkeypatch.setattr(sparse_shared, "CODES_BYTES", 400 * S.nnz)  # of 100 nonzeros at a time
+        monkeypatch.setattr(sparse_shared, "CODES_BYTES", 400 * S.nnz)  # 100 nonzeros at a time
     values, indptr, columns = parts_of(dense, dtype, index, "cpu")
     assert (d <= len(values)) == table
     expected = S.project(dense)
@@ -110,7 +110,7 @@ def test_sums_in_shared_memory(monkeypatch, law, dtype, n, index, cut, table):
 
 
 @pytest.mark.parametrize("size", [4, 1032, 4096, 4100, 65_536])
-def test_sums_fit_their_memory(size):
+def test_rounded_sizes(size):
     assert size <= sparse_shared._rounded_up(size) < 2 * size + 1024
 
 
@@ -123,7 +123,7 @@ def test_sixteen_nonzeros_per_column(kernels_on):
 
 
 @pytest.mark.parametrize("law", ["four", "eight bits"])
-def test_without_nonzeros(kernels_on, law):
+def test_no_nonzeros(kernels_on, law):
     S = Sketch(12, **LAWS[law])
     values, indptr, columns = parts_of(torch.zeros(3, 12), torch.float32, torch.int64, kernels_on)
     out = torch.full((3, S.n_components), math.nan, device=kernels_on)
@@ -133,7 +133,7 @@ def test_without_nonzeros(kernels_on, law):
 
 
 @pytest.mark.parametrize("law", ["four", "stacked", "eight bits"])
-def test_numbers_that_are_not_finite(kernels_on, law):
+def test_non_finite_values(kernels_on, law):
     """They reach the components of their column, in their row, and no others."""
     S = Sketch(12, **LAWS[law])
     dense = drawn(4)
@@ -147,8 +147,8 @@ def test_numbers_that_are_not_finite(kernels_on, law):
     assert torch.equal(~out.cpu().isfinite(), hit)
 
 
-def test_parts_of_rows():
-    """Enough to fill a GPU, short enough to be summed well, and within the memory that partial sums may have."""
+def test_row_splits():
+    """Enough to fill a GPU, each of sufficient length, and within the memory allowed for partial sums."""
     for rows in (1, 7, 1000, 200_000, 10**7):
         for average in (0, 1, 31, 100, 10**4, 10**7):
             for k in (1, 512, 8192):
@@ -167,7 +167,7 @@ def test_parts_of_rows():
 @pytest.mark.parametrize("law", list(LAWS))
 @pytest.mark.parametrize("layout", ["csr", "csc", "coo"])
 def test_cuda_tensors(layout, law):
-    """The CPU's results and derivatives, to the bit where scales are powers of two; the same bits in every run."""
+    """Match the CPU's results and derivatives, to the bit where scales are powers of two; reproducible bits."""
     S = Sketch(20_000, seed=5, **LAWS[law])
     dense = drawn(200, 20_000, 3).float()
     convert = {"csr": dense.to_sparse_csr, "csc": dense.to_sparse_csc, "coo": dense.to_sparse_coo}[layout]
@@ -175,7 +175,7 @@ def test_cuda_tensors(layout, law):
     expected = S.project(dense)
     results = [S.project(x.cuda()) for _ in range(5)]
     assert all(torch.equal(y, results[0]) for y in results)
-    rtol = 0 if S.nnz in (1, 4) else 2**-22  # the scale is rounded, and multiplied by, elsewhere
+    rtol = 0 if S.nnz in (1, 4) else 2**-22  # the scale is rounded and applied at another point
     torch.testing.assert_close(results[0].cpu(), expected, rtol=rtol, atol=0)
     torch.testing.assert_close((S @ x.cuda().t()).cpu(), expected.T, rtol=rtol, atol=0)
     noise = torch.randn_like(dense) * (dense != 0)
@@ -189,7 +189,7 @@ def test_cuda_tensors(layout, law):
     torch.testing.assert_close(
         whole.project_tree(tree).cpu(), whole.project_tree([dense, torch.ones(5)]), rtol=rtol, atol=0
     )
-    if layout != "csc":  # torch has no gradient of the conversion
+    if layout != "csc":  # torch has no gradient for this conversion
         leaf = x.cuda().requires_grad_()
         weights = torch.randint(-3, 4, (200, S.n_components)).float()
         (S.project(leaf) * weights.cuda()).sum().backward()

@@ -1,4 +1,4 @@
-"""The law under Triton: every word function, and the entries that kernels make of them, to the bit."""
+"""The law under Triton: every word function, and the entries that kernels derive, to the bit."""
 
 import inspect
 
@@ -15,12 +15,12 @@ from sjlt.kernels.portable import law as words
 from sjlt.laws import exact as law
 from sjlt.laws.philox import define
 
-WIDE = {"c", "group"}  # arguments of 64 bits: words have 32
+WIDE = {"c", "group"}  # 64-bit arguments; words have 32 bits
 
 
 @triton.jit
 def call(arguments, results, FUNCTION: tl.constexpr, N: tl.constexpr):
-    """FUNCTION of vectors of N arguments, its results as 64-bit numbers."""
+    """Apply FUNCTION to vectors of N arguments and store its results as 64-bit integers."""
     i = tl.arange(0, N)
     result = FUNCTION(*[tl.load(argument + i) for argument in arguments])
     for part in tl.static_range(len(results)):
@@ -31,7 +31,7 @@ def call(arguments, results, FUNCTION: tl.constexpr, N: tl.constexpr):
 
 
 def as_tensor(name, numbers, function):
-    # Tiles begin at m k / M, which has more than 32 bits.
+    # Tiles start at m k / M, which needs more than 32 bits.
     wide = name in WIDE or function == "part_start"
     return torch.from_numpy(np.array(numbers, np.int64 if wide else np.uint32))
 
@@ -56,7 +56,7 @@ def test_word_functions(function, kernels_on):
 
 
 def by_backend(S, dtype, device):
-    """S by two products with an identity, as (n_components, n_features) in fp64, unscaled."""
+    """S obtained by two products with an identity, as (n_components, n_features) in fp64, unscaled."""
     project = torch.full((S.n_features, S.n_components), torch.nan, device=device, dtype=dtype)
     kernels.project(S, torch.eye(S.n_features, device=device, dtype=dtype), project, False)
     adjoint = torch.full((S.n_components, S.n_features), torch.nan, device=device, dtype=dtype)
@@ -96,7 +96,7 @@ def test_entries(k, nnz, seed, dtype, start, kernels_on):
 
 @triton.jit
 def permutations(w, images, places, LOG_CHUNK: tl.constexpr, N: tl.constexpr):
-    """For each of N words: where `permute` takes every place of a chunk, and the place that it brings there."""
+    """For each of N words: the image of every place of a chunk under `permute`, and the preimage."""
     x = tl.arange(0, 1 << LOG_CHUNK)[None, :].to(tl.uint32)
     row = tl.arange(0, N)[:, None]
     w = tl.load(w + row)

@@ -1,7 +1,7 @@
-"""Kills and failures at every system call with which `project_file` changes the file system.
+"""Kills and failures at every system call by which `project_file` changes the file system.
 
-After each one the result is absent, the old one, or complete with its description; and a resumed run, which may be
-killed in its turn, ends with the same bytes and leaves nothing else behind.
+After each one the result is absent, the old one, or complete with its description; and a resumed run, which may itself
+be killed, ends with the same bytes and leaves nothing else behind.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ CHANGES = ("open", "write", "ftruncate", "fsync", "replace", "rename", "link", "
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty directory with a source, checkpoints after each batch, and no waiting for the disk."""
+    """Set up a directory with a source, checkpoints after each batch, and no fsync."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(output, "CHECKPOINT_SECONDS", 0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -50,7 +50,7 @@ def changes_files(name: str, arguments: tuple[Any, ...]) -> bool:
 
 
 def fail_at(point: int, failure: Callable[[str, tuple[Any, ...]], None]) -> Callable[[], None]:
-    """Make `os` call `failure` instead of the system, at the change of files number `point`; returns how to undo it."""
+    """Make the file change with index `point` call `failure` instead; return a function that undoes this."""
     calls, real = itertools.count(), {name: getattr(os, name) for name in CHANGES}
 
     def replacement(name: str) -> Callable[..., Any]:
@@ -72,9 +72,9 @@ def fail_at(point: int, failure: Callable[[str, tuple[Any, ...]], None]) -> Call
 
 
 def killed_at(point: int, **options: Any) -> bool:
-    """Project in a child process that is killed at that point; whether it was, or ended before."""
+    """Project in a child process that is killed at that point, and return whether it was killed before it ended."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of Python warn of threads and forks
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of Python warn about fork with threads
         child = os.fork()
     if child == 0:
         write = os.write
@@ -87,7 +87,7 @@ def killed_at(point: int, **options: Any) -> bool:
         fail_at(point, die)
         code = 1
         try:
-            with contextlib.suppress(UserError):  # the resumption of an old run of other parameters is refused
+            with contextlib.suppress(UserError):  # resuming an old run with other parameters is refused
                 project(**options)
             code = 0
         finally:
@@ -98,7 +98,7 @@ def killed_at(point: int, **options: Any) -> bool:
 
 
 def prepare(scenario: str) -> dict[str, Any]:
-    """The files in the directory before the run, and the options of the run."""
+    """Create the files that precede the run, and return its options."""
     for path in Path().glob("*y.npy*"):
         path.unlink()
     if scenario == "over an old result":
@@ -135,7 +135,7 @@ def assert_nothing_is_lost(scenario: str) -> None:
 
 
 def recover(options: dict[str, Any]) -> None:
-    """Resume; or start anew, where the old run of other parameters had not been touched yet."""
+    """Resume, or start anew if the old run of other parameters is still untouched."""
     try:
         project(**{**options, "resume": True})
     except UserError as e:
@@ -151,7 +151,7 @@ def assert_is_result() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_kill_at_every_change_of_files(scenario: str) -> None:
+def test_kill_at_every_file_change(scenario: str) -> None:
     for point in itertools.count():
         options = prepare(scenario)
         killed = killed_at(point, **options)
@@ -170,7 +170,7 @@ def two_kills() -> Iterator[tuple[str, int, int]]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("share", [0.002, pytest.param(0.05, marks=pytest.mark.exhaustive)])
-def test_a_resumed_run_that_is_killed_too(share: float) -> None:
+def test_kill_during_a_resumed_run(share: float) -> None:
     cases = list(two_kills())
     for scenario, first, second in random.Random(0).sample(cases, int(share * len(cases))):
         options = prepare(scenario)
@@ -182,8 +182,8 @@ def test_a_resumed_run_that_is_killed_too(share: float) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_failure_of_every_change_of_files(scenario: str) -> None:
-    """A full disk: the message is one line that names a file, and a later run succeeds."""
+def test_failure_of_every_file_change(scenario: str) -> None:
+    """With a full disk the message is one line that names a file, and a later run succeeds."""
 
     def fail(name: str, arguments: tuple[Any, ...]) -> None:
         path = arguments[0] if isinstance(arguments[0], (str, os.PathLike)) else None
@@ -211,8 +211,8 @@ def test_a_failure_of_every_change_of_files(scenario: str) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
-def test_the_functions_above_are_all_that_change_files(tmp_path: Path) -> None:
-    """By the kernel's account: no other call creates, writes, renames or removes a file of the result."""
+def test_no_other_system_calls_change_files(tmp_path: Path) -> None:
+    """According to strace, no other call creates, writes, renames or removes a file of the result."""
     program = (
         "from pathlib import Path; from sjlt.files import output; from sjlt.files.projection import project_file\n"
         "output.CHECKPOINT_SECONDS = 0\n"
@@ -235,10 +235,10 @@ _CALL = re.compile(r"\d+ +(\w+)\(")
 
 
 @pytest.mark.parametrize("budget", [1, pytest.param(20, marks=pytest.mark.exhaustive)])
-def test_random_kills_of_whole_programs(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL after a random time, until the run gets through."""
+def test_random_kills(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL after a random time, repeatedly, until a run completes."""
     monkeypatch.undo()
-    os.chdir(Path(__file__).parent)  # undo has left the directory of the test
+    os.chdir(Path(__file__).parent)  # undo has left the test's directory
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -261,7 +261,7 @@ def test_random_kills_of_whole_programs(budget: int, monkeypatch: pytest.MonkeyP
                 if process.returncode == 0:
                     break
                 assert process.returncode == -signal.SIGKILL, said
-                # (a run that is killed after the commit, or the next one at its end, has said that all is there)
+                # A run that is killed after the commit, or the next one, reports that the result is complete.
                 assert said == "" or "starting from the first row" in said or "complete already" in said
                 options = ["--resume"]
             written = Path(folder, "y.npy").read_bytes()

@@ -1,4 +1,4 @@
-"""The sketch law: golden vectors, an independent witness, and the properties that the law promises."""
+"""The sketch law: golden vectors, an independent reference, and the properties that the law guarantees."""
 
 import json
 import math
@@ -18,14 +18,14 @@ from sjlt.laws.philox import define
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "sketch_law_v1.json").read_text())
 LAST = 2**63 - 1  # features of the widest sketch
 
-# (n_components, nnz): whole and broken tiles, one and several, one row, the most nonzeros, a prime, one chunk place.
+# (n_components, nnz): full and partial tiles, one and several, one row, the most nonzeros, a prime, one-column chunks.
 SHAPES = [(1, 1), (6, 4), (100, 3), (127, 63), (127, 127), (128, 16), (256, 4), (257, 5), (512, 128), (700, 5),
           (1009, 8), (1024, 32), (5000, 1), (8_388_480, 2)]  # fmt: skip
-WHOLE = [(128, 1), (128, 16), (256, 4), (1024, 8), (4096, 2)]  # 128 * 2^a rows and a power of two of nonzeros
+WHOLE = [(128, 1), (128, 16), (256, 4), (1024, 8), (4096, 2)]  # 128 * 2^a rows and a power-of-two nnz
 
 
 def checked_entries(k, nnz, seed, start, stop):
-    """`Sketch.entries`, of the declared shape and types."""
+    """`Sketch.entries`, after checking shapes and dtypes."""
     rows, signs = Sketch(stop, k, nnz=nnz, seed=seed).entries(start, stop)
     assert rows.shape == signs.shape == (nnz, stop - start)
     assert rows.dtype == np.int64
@@ -39,11 +39,11 @@ def expected_entries(k, nnz, seed, start, stop):
     return tuple(np.array(part).T for part in zip(*columns, strict=True))
 
 
-# --------------------------------------------------------------------------------- golden answers
+# --------------------------------------------------------------------------------- golden vectors
 
 
 @pytest.mark.parametrize("answer", VECTORS["philox4x32_10"], ids=lambda a: f"{a['counter'][0]:x}")
-def test_philox_gives_random123s_known_answers(answer):
+def test_philox_known_answers(answer):
     assert list(reference.philox4x32_10(answer["counter"], answer["key"])) == answer["words"]
     words = define(law.FUNCTIONS, lambda f: f, int).philox(*answer["counter"], *answer["key"])
     assert list(words) == answer["words"]
@@ -61,12 +61,12 @@ def test_golden_vectors(v):
     assert signs.T.tolist() == v["signs"]
 
 
-# --------------------------------------------------------------------------------- the witness
+# --------------------------------------------------------------------------------- reference
 
 
 @st.composite
 def sketches(draw):
-    """(k, nnz, seed, first column, width) over all that the law allows."""
+    """(k, nnz, seed, first column, width), over everything the law allows."""
     k = draw(
         st.integers(1, 1300)
         | st.integers(1, reference.MAX_COMPONENTS)
@@ -85,7 +85,7 @@ def sketches(draw):
 @given(sketches())
 @example((reference.MAX_COMPONENTS, 128, 2**64 - 1, LAST - 4, 4))
 @example((1, 1, -(2**63), LAST - 4, 4))
-def test_entries_equal_the_witness(sketch):
+def test_entries_equal_the_reference(sketch):
     k, nnz, seed, start, width = sketch
     rows, signs = checked_entries(k, nnz, seed, start, start + width)
     expected_rows, expected_signs = expected_entries(k, nnz, seed, start, start + width)
@@ -93,8 +93,8 @@ def test_entries_equal_the_witness(sketch):
     np.testing.assert_array_equal(signs, expected_signs)
 
 
-def test_a_long_run_of_entries_equals_the_witness():
-    # Longer than what one task of any backend makes, and from the middle of a chunk.
+def test_long_run_of_entries_equals_the_reference():
+    # Longer than one task of any backend, starting in the middle of a chunk.
     start, stop = 2**33 + 5, 2**33 + 70_000
     rows, signs = checked_entries(700, 5, 11, start, stop)
     for j in range(0, stop - start, 331):
@@ -105,13 +105,13 @@ def test_a_long_run_of_entries_equals_the_witness():
 
 
 def words(seed, bits=32, n=40):
-    """Words with the extremes among them."""
+    """Words, including the extremes."""
     drawn = np.random.default_rng(seed).integers(0, 2**bits, n).tolist()
     return [0, 1, 2**bits - 1, 2 ** (bits - 1), *drawn]
 
 
 def calls():
-    """For each function of the law the arguments that it may meet, as Python integers."""
+    """Admissible arguments for each function of the law, as Python integers."""
     keys = words(1), words(2)
     chunks = [c % 2**63 for c in words(3, 63)]
     tiles = [1 + t % 65535 for t in words(4)]
@@ -160,7 +160,7 @@ def calls():
     }
 
 
-def test_every_word_function_is_called_here():
+def test_every_word_function_is_covered():
     assert set(calls()) == {f.__name__ for f in law.FUNCTIONS}
 
 
@@ -171,7 +171,7 @@ def as_ints(result):
 
 
 @pytest.mark.parametrize("name", [f.__name__ for f in law.FUNCTIONS])
-def test_word_functions_agree_on_integers_arrays_and_compiled(name, compiled_words):
+def test_word_functions_agree_across_backends(name, compiled_words):
     arguments = calls()[name]
     plain = getattr(define(law.FUNCTIONS, lambda f: f, int), name)
     arrays = getattr(define(law.FUNCTIONS, lambda f: f, np.uint64), name)
@@ -198,11 +198,11 @@ def test_beta_is_a_bijection(p, compiled_words):
         np.testing.assert_array_equal(arrays.beta_inverse(image, *map(np.uint64, keys), np.uint64(p)), x)
 
 
-# --------------------------------------------------------------------------------- what follows from the law
+# --------------------------------------------------------------------------------- consequences of the law
 
 
 def tiles_and_chunks(k, nnz, rows, start):
-    """For each column: its chunk, and the tile of each of its rows."""
+    """For each column, its chunk and the tiles of its rows."""
     first_rows = [reference.tile_rows(k, m)[0] for m in range(reference.count_tiles(k))]
     chunks = (start + np.arange(rows.shape[1])) >> reference.chunk_log2(k, nnz)
     return chunks, np.searchsorted(first_rows, rows, side="right") - 1
@@ -214,7 +214,7 @@ def test_columns_tiles_and_sub_blocks(k, nnz, start):
     rows, _ = checked_entries(k, nnz, 3, start, start + 1500)
     assert rows.min() >= 0
     assert rows.max() < k
-    # Exactly nnz distinct rows a column: sub-block t lies wholly below sub-block t + 1.
+    # Exactly nnz distinct rows per column: sub-block t lies entirely below sub-block t + 1.
     assert (np.diff(rows, axis=0) > 0).all()
     chunks, tiles = tiles_and_chunks(k, nnz, rows, start)
     for c in np.unique(chunks):
@@ -228,7 +228,7 @@ def test_columns_tiles_and_sub_blocks(k, nnz, start):
 
 
 @pytest.mark.parametrize(("k", "nnz"), [(128, 4), (100, 3), (1024, 8), (1009, 1)])
-def test_a_chunk_is_embedded_exactly(k, nnz):
+def test_chunks_are_embedded_exactly(k, nnz):
     B = 2 ** reference.chunk_log2(k, nnz)
     S = Sketch(4 * B, k, nnz=nnz, seed=8)
     for c in range(4):
@@ -237,18 +237,18 @@ def test_a_chunk_is_embedded_exactly(k, nnz):
 
 
 @pytest.mark.parametrize(("k", "nnz"), WHOLE)
-def test_whole_tiles_slot_is_row_and_a_group_fills_the_sketch(k, nnz):
+def test_group_fills_a_power_of_two_sketch(k, nnz):
     M, B = k // 128, 2 ** reference.chunk_log2(k, nnz)
     assert B * nnz == 128
     for group in (0, 1, 2**40):
         start = group * M * B
         rows, _ = checked_entries(k, nnz, 5, start, start + M * B)
-        # Every chunk fills its tile and every tile has one chunk: each row is hit once.
+        # Every chunk fills its tile and every tile has one chunk, so each row occurs once.
         np.testing.assert_array_equal(np.sort(rows, axis=None), np.arange(k))
 
 
 @pytest.mark.parametrize(("k", "nnz"), [(700, 5), (1009, 8), (5000, 1)])
-def test_a_groups_chunks_go_to_distinct_tiles(k, nnz):
+def test_chunks_of_a_group_use_distinct_tiles(k, nnz):
     group = 2 ** reference.log2_floor(reference.count_tiles(k))
     B = 2 ** reference.chunk_log2(k, nnz)
     rows, _ = checked_entries(k, nnz, 5, 0, 3 * group * B)
@@ -259,13 +259,13 @@ def test_a_groups_chunks_go_to_distinct_tiles(k, nnz):
 
 @pytest.mark.parametrize(("k", "nnz"), [s for s in SHAPES if s[0] < 10_000])
 def test_every_row_is_used(k, nnz):
-    # 60 entries are expected in a row. Were rows independent, one of 5000 would stay empty with 5000 e^-60 < 1e-22.
+    # 60 entries are expected in a row. If rows were independent, one of 5000 would stay empty with 5000 e^-60 < 1e-22.
     rows, _ = checked_entries(k, nnz, 9, 0, math.ceil(60 * k / nnz))
     np.testing.assert_array_equal(np.unique(rows), np.arange(k))
 
 
 @pytest.mark.parametrize(("k", "nnz"), SHAPES)
-def test_entries_do_not_depend_on_n_features_or_on_slices(k, nnz):
+def test_entries_are_independent_of_width_and_slicing(k, nnz):
     rows, signs = Sketch(400, k, nnz=nnz, seed=1).entries()
     wide = Sketch(LAST, k, nnz=nnz, seed=1)
     for a, b in ((0, 400), (0, 1), (33, 33), (31, 65), (399, 400)):
@@ -277,7 +277,7 @@ def test_entries_do_not_depend_on_n_features_or_on_slices(k, nnz):
 @pytest.mark.parametrize(
     ("k", "most"), [(1, 1), (2, 2), (127, 127), (128, 128), (129, 64), (255, 127), (257, 85), (8_388_480, 128)]
 )
-def test_the_most_nonzeros(k, most):
+def test_max_nnz(k, most):
     assert law.max_nnz(k) == reference.max_nnz(k) == most
     assert Sketch(10, k, nnz=most).nnz == most
     assert Sketch(10, k).nnz == min(4, most)
@@ -289,8 +289,8 @@ def test_the_most_nonzeros(k, most):
 # --------------------------------------------------------------------------------- independence
 
 
-def most_by_chance(coincidences, comparisons, false_alarms=1e-6):
-    """A bound on the size of a sum of independent fair signs, exceeded in any comparison with that probability.
+def chance_bound(coincidences, comparisons, false_alarms=1e-6):
+    """A bound on the absolute sum of independent fair signs, exceeded in any comparison with the given probability.
 
     Hoeffding: P(|sum of n signs| > t) <= 2 exp(-t^2 / 2n), and a union bound over the comparisons.
     """
@@ -301,14 +301,14 @@ def most_by_chance(coincidences, comparisons, false_alarms=1e-6):
 def test_signs_of_two_rows_are_independent(k, nnz):
     """False-alarm rate below 1e-6: given the rows, the products of signs are independent and fair.
 
-    A library that used one seed for all rows would give equal or empty rows.
+    A law that used one key for all rows would give equal or empty rows.
     """
     S = np.rint(Sketch(20_000, k, nnz=nnz, seed=17).toarray() * math.sqrt(nnz))
     sums, meetings = S @ S.T, np.abs(S) @ np.abs(S).T
     other = ~np.eye(k, dtype=bool)
-    assert (np.abs(sums) <= most_by_chance(meetings, k * (k - 1) / 2))[other].all()
-    assert meetings[other].sum() == 20_000 * nnz * (nnz - 1)  # every pair of a column's entries was compared
-    assert (np.abs(S.sum(1)) <= most_by_chance(np.abs(S).sum(1), k)).all()
+    assert (np.abs(sums) <= chance_bound(meetings, k * (k - 1) / 2))[other].all()
+    assert meetings[other].sum() == 20_000 * nnz * (nnz - 1)  # every pair of entries of a column was compared
+    assert (np.abs(S.sum(1)) <= chance_bound(np.abs(S).sum(1), k)).all()
 
 
 SEEDS = (0, 1, 2, 2**31, 2**32, 2**32 + 1, 2**63, 2**64 - 1)
@@ -316,7 +316,7 @@ SEEDS = (0, 1, 2, 2**31, 2**32, 2**32 + 1, 2**63, 2**64 - 1)
 
 @pytest.mark.parametrize(("k", "nnz"), [(128, 8), pytest.param(1024, 4, marks=pytest.mark.exhaustive)])
 def test_seeds_are_independent(k, nnz):
-    """Entries that two seeds share are as many as chance makes, and have independent signs.
+    """Two seeds share as many entries as chance predicts, and the signs of these are independent.
 
     False-alarm rate below 1e-6 for signs (Hoeffding). Shared places: chunks of a group share the keys of their
     tiles, so a group is one observation; its mean lies within 5.5 standard errors of nnz/k of the entries but for
@@ -333,4 +333,4 @@ def test_seeds_are_independent(k, nnz):
             standard_error = places.std(ddof=1) / math.sqrt(len(places))
             assert standard_error > 0
             assert abs(places.mean() - expected) <= 5.5 * standard_error
-            assert abs(shared.sum()) <= most_by_chance(places.sum(), pairs)
+            assert abs(shared.sum()) <= chance_bound(places.sum(), pairs)

@@ -1,4 +1,4 @@
-"""The inverses of the law's functions: which chunk touches a tile, and which of its columns a row."""
+"""The inverses of the law's functions: which chunk touches a tile, and which of its columns hits a row."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_inverses_of_odd_numbers(law_of_arrays):
 
 
 @pytest.mark.parametrize("p", range(8))
-def test_unspread_finds_what_spread_takes_there(p, law_of_arrays):
+def test_unspread_inverts_spread(p, law_of_arrays):
     i = np.arange(2**p, dtype=np.uint64)
     for n in {2**p, 2**p + 1, 3 * 2**p // 2, 2 ** (p + 1) - 1, 2 ** (p + 1), 3 * 2**p + 1}:
         every = np.arange(n, dtype=np.uint64)
@@ -36,7 +36,7 @@ def test_unspread_finds_what_spread_takes_there(p, law_of_arrays):
 
 
 @pytest.mark.parametrize("k", [1, 128, 129, 300, 384, 700, 1024, 1100, 5000, 12_900, 8_388_480])
-def test_tile_place_finds_exactly_the_chunk_of_a_tile(k, law_of_arrays):
+def test_tile_place_finds_the_chunk_of_a_tile(k, law_of_arrays):
     n_tiles, pm = reference.count_tiles(k), reference.log2_floor(reference.count_tiles(k))
     tiles, places = np.arange(n_tiles, dtype=np.uint64), np.arange(2**pm, dtype=np.uint64)
     for stack, group in enumerate((0, 1, 2**32 - 1, 2**32, (2**63 - 1) >> pm)):
@@ -50,7 +50,7 @@ def test_tile_place_finds_exactly_the_chunk_of_a_tile(k, law_of_arrays):
 
 
 @pytest.mark.parametrize("p", range(8))
-def test_inverses_find_exactly_the_place_of_a_row(p, law_of_arrays):
+def test_inverses_find_the_place_of_a_row(p, law_of_arrays):
     places = np.arange(2**p, dtype=np.uint64)
     for b in {2**p, min(128, 2**p + 1), min(128, 3 * 2**p // 2), min(128, 2 ** (p + 1) - 1)}:
         rows = np.arange(b, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""The ledger is a set of integers that refuses to hold one twice."""
+"""The ledger is a set of integers that refuses to add one twice."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ ranges = st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda r: (r[0], r
 
 
 @given(st.lists(ranges, max_size=12))
-def test_it_is_a_set(updates):
+def test_behaves_like_a_set(updates):
     ledger, held = Ledger(), set()
     for start, stop in updates:
         new = set(range(start, stop))
@@ -26,7 +26,7 @@ def test_it_is_a_set(updates):
             assert ledger.covers(start, stop)
         assert len(ledger) == len(held)
         assert {i for a, b in ledger for i in range(a, b)} == held
-        assert all(b < c for (_, b), (c, _) in zip(ledger, list(ledger)[1:], strict=False))  # merged where they touch
+        assert all(b < c for (_, b), (c, _) in zip(ledger, list(ledger)[1:], strict=False))  # adjacent ranges merge
         assert {i for a, b in ledger.missing(0, 50) for i in range(a, b)} == set(range(50)) - held
 
 
@@ -55,13 +55,13 @@ def test_merge(left, right):
 
 
 @pytest.mark.parametrize("bad", [(-1, 3), (5, 4)])
-def test_ranges_that_are_none(bad):
+def test_invalid_ranges(bad):
     with pytest.raises(ValueError, match="0 <= start <= stop"):
         Ledger().add(*bad)
 
 
 @pytest.mark.parametrize("bad", [(0, 10.5), (0.0, 10), (False, 10), ("0", "10"), (None, 3)])
-def test_ranges_of_other_numbers_than_integers(bad):
+def test_non_integer_ranges(bad):
     ledger = Ledger()
     with pytest.raises(TypeError, match="must be an integer"):
         ledger.add(*bad)
@@ -70,6 +70,6 @@ def test_ranges_of_other_numbers_than_integers(bad):
     assert list(ledger) == []
 
 
-def test_ranges_are_kept_as_plain_integers():
+def test_ranges_are_stored_as_plain_integers():
     ((start, stop),) = Ledger([(np.int64(3), np.uint8(7))])
     assert (type(start), type(stop)) == (int, int)

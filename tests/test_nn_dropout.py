@@ -1,4 +1,4 @@
-"""SeededDropout: the masks of the law, one step after the other, however a model is trained."""
+"""SeededDropout: the law's masks at consecutive steps, however a model is trained."""
 
 import copy
 import doctest
@@ -23,7 +23,7 @@ def device(request):
 
 @pytest.fixture
 def x(device):
-    """Data without zeros, so that a zero after dropout was dropped."""
+    """Data without zeros, so any zero after dropout was dropped."""
     return torch.rand(6, 40, generator=torch.Generator().manual_seed(1)).add(0.5).to(device)
 
 
@@ -35,7 +35,7 @@ def expected(x, step, p=P, seed=SEED, bits=16, **place):
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32])
-def test_each_forward_takes_the_next_step(x, device, bits):
+def test_each_forward_uses_the_next_step(x, device, bits):
     layer = SeededDropout(P, SEED, bits).to(device)
     results = [layer(x) for _ in range(4)]
     for step, result in enumerate(results):
@@ -51,7 +51,7 @@ def test_eval_is_the_identity(x, device):
     assert layer.counter.item() == 0
 
 
-def test_a_step_that_is_given(x, device):
+def test_explicit_step(x, device):
     for layer in (SeededDropout(P, SEED), SeededDropout(P, SEED, advance="manual")):
         layer.to(device)
         assert torch.equal(layer(x, 7), expected(x, 7))
@@ -67,7 +67,7 @@ def test_manual_advance(x, device):
         layer.advance()
 
 
-def test_a_shard(x, device):
+def test_shard(x, device):
     layer = SeededDropout(P, SEED, advance="manual").to(device)
     whole = layer(x)
     assert torch.equal(layer(x[2:5], offset=2 * 40), whole[2:5])
@@ -80,20 +80,20 @@ def test_p_of_0_and_1(x, device):
     assert SeededDropout().p == nn.Dropout().p
 
 
-def test_sequences_are_dropped_in(x, device):
-    """In nn.Sequential, for 0-d, empty and strided inputs, as nn.Dropout."""
+def test_like_nn_dropout_in_sequential(x, device):
+    """In nn.Sequential, for 0-d, empty and strided inputs, like nn.Dropout."""
     model = nn.Sequential(nn.Identity(), SeededDropout(P, SEED)).to(device)
     assert torch.equal(model(x.T), expected(x.T, 0))
     assert model(x[:0]).shape == (0, 40)
     assert model(x[0, 0]).shape == ()
 
 
-# ------------------------------------------------------------------------------------ its state
+# ------------------------------------------------------------------------------------ state
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_state_dict_continues(x, device, strict):
-    """A run that is loaded into another layer goes on as the first: through a file, into other seeds and bits."""
+def test_state_dict_continues_a_run(x, device, strict):
+    """A state loaded from a file into a layer with another seed and bits continues the original run."""
     model = nn.Sequential(SeededDropout(P, SEED, bits=8)).to(device)
     for _ in range(3):
         model(x)
@@ -107,7 +107,7 @@ def test_a_state_dict_continues(x, device, strict):
         assert torch.equal(model(x), expected(x, step, bits=8))
 
 
-def test_a_state_of_bits_that_p_cannot_have_is_refused():
+def test_state_with_bits_unsuited_to_p_is_refused():
     layer = SeededDropout(0.001)
     with pytest.raises(ValueError, match="too close to 0 for bits=8"):
         layer.load_state_dict(SeededDropout(P, bits=8).state_dict())
@@ -119,18 +119,18 @@ def test_state_without_a_seed_is_refused():
         SeededDropout(P).load_state_dict({})
 
 
-def test_seeds_are_drawn_from_torchs_generator():
+def test_default_seeds_use_torchs_generator():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         seeds = [SeededDropout(P).seed.item() for _ in range(64)]
         torch.manual_seed(5)
         assert seeds == [SeededDropout(P).seed.item() for _ in range(64)]
-    # Each of the 64 bits takes both values (a false alarm in 2^57), and no seed comes twice (in 2^52).
+    # Each of the 64 bits takes both values (false alarm: 2^-57), and no seed occurs twice (2^-52).
     assert math.prod(any(s >> i & 1 for s in seeds) and not all(s >> i & 1 for s in seeds) for i in range(64))
     assert len(set(seeds)) == 64
 
 
-def test_a_seed_that_is_given_draws_nothing():
+def test_explicit_seed_draws_nothing():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         before = torch.get_rng_state()
@@ -139,19 +139,19 @@ def test_a_seed_that_is_given_draws_nothing():
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63, 2**64 - 1, -(2**63)])
-def test_seeds_of_64_bits(x, device, seed):
+def test_64_bit_seeds(x, device, seed):
     layer = SeededDropout(P, seed).to(device)
     assert torch.equal(layer(x), expected(x, 0, seed=seed))
     assert torch.equal(SeededDropout(P, seed % 2**64).to(device)(x), expected(x, 0, seed=seed))
 
 
-def test_copies_are_equal_until_they_draw_anew(x, device):
+def test_copies_and_reset_parameters(x, device):
     layer = SeededDropout(P).to(device)
     layer(x)
     twin = copy.deepcopy(layer)
     assert torch.equal(layer(x), twin(x))
     layer(x)
-    assert twin.counter.item() == 2  # each goes on by itself
+    assert twin.counter.item() == 2  # the counters are independent
     twin.reset_parameters()
     assert twin.counter.item() == 0
     assert twin.seed.item() != layer.seed.item()
@@ -205,8 +205,8 @@ def test_refusals(arguments, error, message):
 # ---------------------------------------------------------------------------------- derivatives
 
 
-def test_gradients_have_their_forwards_mask(x, device):
-    """Also when other forwards have come between, and when a backward comes twice."""
+def test_gradients_use_the_mask_of_their_forward(x, device):
+    """Even if other forwards come between, and if backward is called twice."""
     layer = SeededDropout(P, SEED).to(device)
     x.requires_grad_()
     results = [layer(x) for _ in range(3)]
@@ -215,7 +215,7 @@ def test_gradients_have_their_forwards_mask(x, device):
         assert torch.equal(gradient, expected(torch.ones_like(x), step))
 
 
-def test_nothing_of_the_size_of_x_is_saved(x, device):
+def test_nothing_is_saved_for_backward(x, device):
     saved = []
     x.requires_grad_()
     for layer in (SeededDropout(P, SEED), SeededDropout(P, SEED, advance="manual")):
@@ -225,7 +225,7 @@ def test_nothing_of_the_size_of_x_is_saved(x, device):
     assert max(saved) == 1
 
 
-def test_an_advance_before_backward_is_found_out(x, device):
+def test_advance_before_backward_is_detected(x, device):
     layer = SeededDropout(P, SEED, advance="manual").to(device)
     y = layer(x.requires_grad_())
     layer.advance()
@@ -234,7 +234,7 @@ def test_an_advance_before_backward_is_found_out(x, device):
 
 
 class Block(nn.Module):
-    """Dropout between things whose gradients depend on its output."""
+    """Dropout between functions whose gradients depend on its output."""
 
     def __init__(self, **kwargs):
         super().__init__()
@@ -244,8 +244,8 @@ class Block(nn.Module):
         return self.dropout(self.linear(x).sin(), step).cos() * x
 
 
-def of_blocks(run, x, **kwargs):
-    """The gradients of three steps of two blocks, each block called by `run`, with a model's step given or not."""
+def gradients_of_blocks(run, x, **kwargs):
+    """The gradients of three steps of two blocks; `run` calls a block with the model's step, which it may ignore."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         blocks = nn.ModuleList([Block(**kwargs), Block(**kwargs)]).to(x.device)
@@ -265,32 +265,32 @@ def of_blocks(run, x, **kwargs):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_is_exact(x, reentrant):
-    """With a counter that is advanced once a step, and with the step as an input."""
+    """With a counter that is advanced once per step, and with the step as an input."""
     options = {"use_reentrant": reentrant, "preserve_rng_state": False}
-    plain = of_blocks(lambda block, y, step: block(y), x, advance="manual")
-    manual = of_blocks(lambda block, y, step: checkpoint(block, y, **options), x, advance="manual")
-    given = of_blocks(lambda block, y, step: checkpoint(block, y, step, **options), x)
+    plain = gradients_of_blocks(lambda block, y, step: block(y), x, advance="manual")
+    manual = gradients_of_blocks(lambda block, y, step: checkpoint(block, y, **options), x, advance="manual")
+    given = gradients_of_blocks(lambda block, y, step: checkpoint(block, y, step, **options), x)
     for a, b, c in zip(plain, manual, given, strict=True):
         assert torch.equal(a, b)
         assert torch.equal(a, c)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_refuses_the_default(x, reentrant):
-    """It would differentiate another mask: an error, never a wrong gradient."""
+def test_checkpointing_refuses_the_default_mode(x, reentrant):
+    """It would differentiate another mask, which must be an error rather than a wrong gradient."""
 
     def run(block, y, step):
         return checkpoint(block, y, use_reentrant=reentrant, preserve_rng_state=False)
 
     with pytest.raises(RuntimeError, match=r"SeededDropout was called in a backward pass.*advance='manual'.*step="):
-        of_blocks(run, x)
+        gradients_of_blocks(run, x)
 
 
 # ---------------------------------------------------------------------------------- torch.compile
 
-# (Inductor's way of choosing what a backward computes again, without Inductor's compiler.)
+# Uses Inductor's choice of what backward recomputes, without its compiler.
 PARTITIONED = "aot_eager_decomp_partition"
-compiling = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's, of its own modules
+compiling = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # raised by torch's own modules
 
 
 @pytest.fixture
@@ -315,8 +315,8 @@ def test_compiled(x, device, compile_fresh):
 
 
 @compiling
-def test_compiled_once_for_all_seeds(x, device, compile_fresh):
-    """As blocks of a model are, each with a seed of its own."""
+def test_one_compilation_for_all_seeds(x, device, compile_fresh):
+    """As in a model whose blocks have different seeds."""
     layers = [SeededDropout(P, seed).to(device) for seed in (1, 2**63, 5)]
     compiled = compile_fresh(lambda layer, x: layer(x))
     with torch.compiler.set_stance("default"):
@@ -329,27 +329,27 @@ def test_compiled_once_for_all_seeds(x, device, compile_fresh):
 
 @compiling
 def test_compiled_checkpointing(x, device, compile_fresh):
-    """Exact in the manual mode; in the default one an error, the layer's or torch's."""
+    """Exact in manual mode; in the default mode an error, raised by the layer or by torch."""
 
     def run(block, y, step):
         return checkpoint(block, y, use_reentrant=False, preserve_rng_state=False)
 
-    plain = of_blocks(lambda block, y, step: block(y), x, advance="manual")
-    for a, b in zip(plain, of_blocks(compile_fresh(run), x, advance="manual"), strict=True):
+    plain = gradients_of_blocks(lambda block, y, step: block(y), x, advance="manual")
+    for a, b in zip(plain, gradients_of_blocks(compile_fresh(run), x, advance="manual"), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     with pytest.raises(RuntimeError, match=r"called in a backward pass|modified by an inplace operation"):
-        of_blocks(compile_fresh(run), x)
+        gradients_of_blocks(compile_fresh(run), x)
 
 
 # ------------------------------------------------------------------------------------------ CUDA
 
 
 @pytest.mark.gpu
-def test_a_graphs_replays_take_new_masks():
+def test_graph_replays_draw_new_masks():
     x = torch.rand(64, 100, device="cuda").add(0.5).requires_grad_()
     layer = SeededDropout(P, SEED).to("cuda")
     side = torch.cuda.Stream()
-    with torch.cuda.stream(side):  # compiles
+    with torch.cuda.stream(side):  # compile
         layer(x).sum().backward()
     torch.cuda.synchronize()
     layer.reset_parameters()
@@ -368,7 +368,7 @@ def test_a_graphs_replays_take_new_masks():
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_the_host_never_waits():
+def test_no_synchronization():
     x = torch.rand(64, 100, device="cuda", requires_grad=True)
     layers = [SeededDropout(P).to("cuda"), SeededDropout(P, advance="manual").to("cuda")]
 
@@ -386,11 +386,11 @@ def test_the_host_never_waits():
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def test_the_operator_keeps_torchs_rules(device):
+def test_opcheck(device):
     torch.library.opcheck(torch.ops.sjlt.take_step.default, (torch.tensor(3, device=device),))
 
 
-def test_the_docstrings_example():
+def test_docstring_example():
     import sjlt.nn.dropout
 
     failed, tried = doctest.testmod(sjlt.nn.dropout)

@@ -1,4 +1,4 @@
-"""`sjlt.nn.SparseProjection`: a layer without parameters, whose state is its sketch's description."""
+"""`sjlt.nn.SparseProjection`: a layer without parameters whose state is the description of its sketch."""
 
 import copy
 import io
@@ -31,11 +31,11 @@ def test_products(device):
     assert isinstance(layer().T, SparseProjectionAdjoint)
     assert layer().T.T.sketch == layer().sketch == layer().T.sketch == S
     assert layer(nnz="auto").sketch.nnz == 4
-    assert SparseProjection(50, 3, seed=0).sketch == Sketch(50, 3)  # where the law allows no more than three nonzeros
+    assert SparseProjection(50, 3, seed=0).sketch == Sketch(50, 3)  # the law allows at most three nonzeros
     assert layer(nnz=1).sketch == Sketch(50, 16, nnz=1, seed=7)
 
 
-def test_what_it_says_of_itself():
+def test_repr_and_attributes():
     text = "in_features=50, out_features=16, nnz=4, seed=7"
     assert repr(layer()) == f"SparseProjection({text})"
     assert repr(layer().T) == "SparseProjectionAdjoint(in_features=16, out_features=50, nnz=4, seed=7)"
@@ -45,7 +45,7 @@ def test_what_it_says_of_itself():
         SparseProjection(50, 16)
 
 
-def test_the_state_is_the_description():
+def test_state_is_the_description():
     model = nn.Sequential(nn.Linear(20, 50), layer())
     state = model.state_dict()
     assert list(state) == ["0.weight", "0.bias", "1._extra_state"]
@@ -59,7 +59,7 @@ def test_the_state_is_the_description():
 
 
 @pytest.mark.parametrize("other", [{"seed": 8}, {"nnz": 2}, {"seed": 2**64 - 1}])
-def test_another_sketch_is_refused(other):
+def test_state_of_another_sketch_is_refused(other):
     state = layer(**other).state_dict()
     with pytest.raises(ValueError, match="the state dict belongs to") as refusal:
         layer().load_state_dict(state)
@@ -78,7 +78,7 @@ def test_copies():
         assert torch.equal(twin(x), x @ S.T)
 
 
-def test_gradients_pass_through(device):
+def test_gradients(device):
     model = nn.Sequential(nn.Linear(20, 50), layer(), nn.ReLU(), layer().T).to(device)
     x = torch.randn((6, 20), device=device)
     model(x).square().sum().backward()
@@ -89,7 +89,7 @@ def test_gradients_pass_through(device):
     torch.testing.assert_close(model[0].weight.grad, reference.weight.grad)
 
 
-def test_where_and_as_what_inputs_come():
+def test_input_dtypes_and_devices():
     x = torch.ones(50)
     assert layer()(x.double()).dtype == torch.float64
     strict = layer(dtype=torch.float64)
@@ -112,7 +112,7 @@ def test_where_and_as_what_inputs_come():
 
 
 @pytest.mark.gpu
-def test_moved():
+def test_moving_to_a_gpu():
     model = layer(device="cpu").to("cuda")
     assert model(torch.ones(50, device="cuda")).is_cuda
     with pytest.raises(RuntimeError, match=r"cuda.*cpu"):
@@ -168,8 +168,8 @@ os._exit(0)  # at the interpreter's own exit torch's threads may abort the proce
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_replicated_and_sharded(device, tmp_path):
-    """DDP and FSDP2 over two processes give the gradients of one."""
+def test_ddp_and_fsdp2(device, tmp_path):
+    """DDP and FSDP2 over two processes give the gradients of a single process."""
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     program = tmp_path / "program.py"

@@ -1,4 +1,4 @@
-"""Products of sketches of one tile, by entries that are written first: exactly, on integer-valued data."""
+"""Products of one-tile sketches, whose entries are written first: exact on integer data."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from sjlt.kernels.config import one_tile
 from sjlt.kernels.config.arithmetic import FP16_PAIR
 from sjlt.kernels.config.exact import choose
 
-# As in test_kernels_products: a result that overflows in fp16 is made again.
+# As in test_kernels_products: an fp16 result that overflows is recomputed.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
 )
 ALL_SIZES = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES": 1 << 60}
-SHORT = {  # splits and sums of a few chunks, and fp32 data as pairs of fp16 numbers
+SHORT = {  # splits and sums of a few chunks, and fp32 data as pairs of fp16 values
     "one_tile.MAX_CHUNKS": 3,
     "one_tile.CHUNKS_PER_SUM": 2,
     "arithmetic.MIN_PAIR_ELEMENTS": 0,
@@ -25,8 +25,8 @@ SHORT = {  # splits and sums of a few chunks, and fp32 data as pairs of fp16 num
 
 
 @pytest.fixture
-def taken(monkeypatch):
-    """(whether it was an adjoint, its launch) of the products that ran; products of all sizes are eligible."""
+def launches(monkeypatch):
+    """Record (whether it is an adjoint, its launch) for each product; products of all sizes are eligible."""
     launches, launch = [], one_tile.launch
 
     def record(product):
@@ -38,15 +38,15 @@ def taken(monkeypatch):
         yield launches
 
 
-def check_both(S, n, dtype, out_dtype, device, taken, layouts=("rows", "rows"), add=False):
-    taken.clear()
+def check_both(S, n, dtype, out_dtype, device, launches, layouts=("rows", "rows"), add=False):
+    launches.clear()
     check_project(S, n, dtype, out_dtype, device, *layouts, add=add)
     check_adjoint(S, n, dtype, out_dtype, device, *layouts, add=add)
-    assert {adjoint for adjoint, _ in taken} == {False, True}
+    assert {adjoint for adjoint, _ in launches} == {False, True}
 
 
 SKETCHES = [(1, 1), (6, 2), (33, 1), (64, 8), (100, 3), (127, 127)]
-CASES = [  # every sketch in every dtype, with other shapes in turn
+CASES = [  # every sketch in every dtype, cycling through the other parameters
     (k, nnz, dtype, (5, 65, 130)[(i + j) % 3], (33, 200)[j % 2], (0, 7, 2**33 + 5)[(i + 2 * j) % 3], i % 2 == j % 2)
     for i, (k, nnz) in enumerate(SKETCHES)
     for j, dtype in enumerate(("float32", "float16", "bfloat16"))
@@ -54,10 +54,10 @@ CASES = [  # every sketch in every dtype, with other shapes in turn
 
 
 @pytest.mark.parametrize("case", exhaustive_except(CASES[::4], CASES), ids=str)
-def test_products_are_exact(kernels_on, taken, case):
+def test_products_are_exact(kernels_on, launches, case):
     k, nnz, dtype, n, d, offset, add = case
     S = Sketch(2**40, k, nnz=nnz, seed=2**63 + k)[:, offset : offset + d]
-    check_both(S, n, dtype, "float32", kernels_on, taken, add=add)
+    check_both(S, n, dtype, "float32", kernels_on, launches, add=add)
 
 
 IN_AND_OUT = list(zip(LAYOUTS, [*list(LAYOUTS)[4:], *list(LAYOUTS)[:4]], strict=True))
@@ -65,32 +65,32 @@ IN_AND_OUT = list(zip(LAYOUTS, [*list(LAYOUTS)[4:], *list(LAYOUTS)[:4]], strict=
 
 @pytest.mark.parametrize("layouts", exhaustive_except(IN_AND_OUT[::4], IN_AND_OUT))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_layouts(kernels_on, taken, layouts, dtype):
-    check_both(Sketch(90, 60, nnz=4, seed=1), 66, dtype, dtype, kernels_on, taken, layouts)
+def test_layouts(kernels_on, launches, layouts, dtype):
+    check_both(Sketch(90, 60, nnz=4, seed=1), 66, dtype, dtype, kernels_on, launches, layouts)
 
 
 @each_value(dtype=["float32", "float16"], nnz=[1, 4, 16], n=[20, 130])
-def test_splits_and_sums_add_up(kernels_on, taken, dtype, nnz, n):
+def test_splits_and_sums_add_up(kernels_on, launches, dtype, nnz, n):
     with changed_choices(ALL_SIZES | SHORT):
-        check_both(Sketch(1800, 100, nnz=nnz, seed=2), n, dtype, "float32", kernels_on, taken)
-    assert all(launch.splits > 1 for _, launch in taken)
-    assert any(launch.chunked_sum for _, launch in taken)
+        check_both(Sketch(1800, 100, nnz=nnz, seed=2), n, dtype, "float32", kernels_on, launches)
+    assert all(launch.splits > 1 for _, launch in launches)
+    assert any(launch.chunked_sum for _, launch in launches)
 
 
-def test_a_scale_that_a_sample_misled(kernels_on, taken):
-    """Numbers far larger than those sampled overflow as pairs of fp16 numbers: the product is made again."""
+def test_underestimated_scale_is_recovered(kernels_on, launches):
+    """Values far larger than the sampled ones overflow as fp16 pairs; the product is recomputed."""
     S = Sketch(400, 60, nnz=4, seed=3)
     x = torch.ones(70, 400, device=kernels_on)
     x[3, 7], x[69, 399] = 2.0**20, -(2.0**20)
     out = torch.empty(70, 60, device=kernels_on)
     with changed_choices(ALL_SIZES | SHORT):
         exact.project(S.spec, x, out, False)
-    assert taken[-1][1].mode == FP16_PAIR
+    assert launches[-1][1].mode == FP16_PAIR
     assert torch.equal(out.cpu().double(), x.cpu().double() @ torch.from_numpy(S.toarray()).T)  # integers / 2
 
 
-def test_the_choice():
-    """One tile, not a power-of-two geometry, enough vectors; in whole steps, within the memory that is promised."""
+def test_choice():
+    """One tile, not a power-of-two geometry, enough vectors; whole steps within the promised memory."""
     assert isinstance(choose(exact_product(k=100)), one_tile.OneTile)
     assert isinstance(choose(exact_product(k=100, adjoint=True, device=HOPPER)), one_tile.OneTile)
     for others in ({"k": 128}, {"k": 300}, {"k": 100, "n": 50}, {"k": 100, "dtype": "float64"}):

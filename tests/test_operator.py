@@ -1,4 +1,4 @@
-"""`Sketch` as a value (equality, hash, pickle, repr, dict, slices) and as an operator of scipy's protocol."""
+"""`Sketch` as a value (equality, hash, pickle, repr, dict, slices) and as a SciPy linear operator."""
 
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ SKETCHES = [
 each_sketch = pytest.mark.parametrize("S", SKETCHES, ids=repr)
 
 
-# --------------------------------------------------------------------------------- a value
+# --------------------------------------------------------------------------------- value semantics
 
 
 @each_sketch
@@ -60,7 +60,7 @@ def test_unequal_sketches(S):
     assert len({*SKETCHES, S}) == len(SKETCHES)
 
 
-def test_each_argument_counts_in_equality():
+def test_equality_depends_on_each_argument():
     S = Sketch(1000, 128, nnz=4, seed=1)
     for other in (
         Sketch(1001, 128, nnz=4, seed=1),
@@ -79,7 +79,7 @@ def test_frozen(name):
 
 
 @pytest.mark.parametrize(("seed", "same_seed"), [(-1, 2**64 - 1), (-(2**63), 2**63), (-2, 2**64 - 2), (5, 5)])
-def test_seeds_are_taken_modulo_two_to_the_64(seed, same_seed):
+def test_seeds_are_reduced_modulo_2_64(seed, same_seed):
     a, b = Sketch(300, 64, seed=seed), Sketch(300, 64, seed=same_seed)
     assert a == b
     assert hash(a) == hash(b)
@@ -87,14 +87,14 @@ def test_seeds_are_taken_modulo_two_to_the_64(seed, same_seed):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "int32"])
-def test_numpy_integers_are_integers(dtype):
+def test_numpy_integers_are_accepted(dtype):
     number = np.dtype(dtype).type
     assert Sketch(number(100), number(64), nnz=number(2), seed=number(3)) == Sketch(100, 64, nnz=2, seed=3)
     assert json.dumps(Sketch(number(100), number(64), nnz=number(2), seed=number(3)).to_dict())
     assert Sketch(100, 64)[:, number(3) : number(50)] == Sketch(100, 64)[:, 3:50]
 
 
-def test_offset_of_the_law():
+def test_feature_offset():
     assert Sketch(5, 128, seed=2, feature_offset=7) == Sketch(1000, 128, seed=2)[:, 7:12]
     assert Sketch(5, 128, feature_offset=np.int64(7)).to_dict() == Sketch(1000, 128)[:, 7:12].to_dict()
     assert Sketch(10, 5, feature_offset=LAST - 10)[:, 3:].feature_offset == LAST - 7
@@ -102,7 +102,7 @@ def test_offset_of_the_law():
     assert part == Sketch(1000, 128, seed=9)[:, 5:10]
     np.testing.assert_array_equal(part.toarray(), Sketch(1000, 128, seed=9).toarray()[:, 5:10])
     with pytest.raises(TypeError):
-        Sketch(10, 5, 1)  # the options have no order
+        Sketch(10, 5, 1)  # the options are keyword-only
 
 
 class Named(Sketch):
@@ -112,7 +112,7 @@ class Named(Sketch):
         return f"sketch of {self.n_components}"
 
 
-def test_subclasses_stay_themselves():
+def test_subclasses_are_preserved():
     S = Named(1000, 128, seed=3)
     for other in (S[:, 5:10], S[:, 5:10][:, 1:], pickle.loads(pickle.dumps(S)), pickle.loads(pickle.dumps(S[:, 5:])),
                   copy.deepcopy(S), Named.from_dict(S.to_dict()), dataclasses.replace(S, seed=4), S.T.T):  # fmt: skip
@@ -128,7 +128,7 @@ def test_auto_nnz():
     assert Sketch(10, 3) == Sketch(10, 3, nnz=3)
 
 
-def test_dict_of_a_slice_carries_its_offset():
+def test_dict_of_a_slice_has_its_offset():
     assert Sketch(1000, 128, seed=-1)[:, 10:90].to_dict() == {
         "law": 1,
         "n_features": 80,
@@ -171,7 +171,7 @@ BOUNDS += [(-5, None), (None, -5), (-9, -2), (50, 999), (-999, 4), (-(2**70), 2*
 
 
 @pytest.mark.parametrize(("a", "b"), BOUNDS)
-def test_slice_bounds_are_pythons(a, b):
+def test_slice_bounds_match_python(a, b):
     S = Sketch(100, 64, seed=2)
     part = S[:, a:b]
     np.testing.assert_array_equal(part.toarray(), S.toarray()[:, a:b])
@@ -180,7 +180,7 @@ def test_slice_bounds_are_pythons(a, b):
     np.testing.assert_array_equal(part[:, 2:-2].toarray(), S.toarray()[:, a:b][:, 2:-2])
 
 
-def test_slices_of_slices_keep_the_laws_offset():
+def test_slices_of_slices():
     S = Sketch(LAST, 500, seed=3)
     assert S[:, 2**34 :][:, 100:200][:, 5:15] == S[:, 2**34 + 105 : 2**34 + 115]
     assert S[:, 5:5].feature_offset == 5
@@ -200,8 +200,8 @@ def test_other_slices_are_refused(key):
         Sketch(100, 64)[key]
 
 
-def test_a_sketch_is_not_a_sequence():
-    # It has __getitem__: without care iter() would count rows for ever.
+def test_sketch_is_not_a_sequence():
+    # It has __getitem__, so iter() would otherwise count rows forever.
     with pytest.raises(TypeError):
         list(Sketch(100, 64))
 
@@ -211,7 +211,7 @@ def test_a_sketch_is_not_a_sequence():
 
 @pytest.mark.parametrize("name", ["n_features", "n_components", "nnz", "seed", "feature_offset"])
 @pytest.mark.parametrize("value", [True, np.True_, 1.0, np.float64(2), "3", None, 2j, [4], np.array([4])], ids=repr)
-def test_arguments_that_are_no_integers_are_refused(name, value):
+def test_non_integer_arguments_are_refused(name, value):
     arguments = {"n_features": 10, "n_components": 5, name: value}
     with pytest.raises(TypeError, match=name):
         Sketch(**arguments)
@@ -235,7 +235,7 @@ def test_entries_outside_the_sketch_are_refused(start, stop):
         Sketch(100, 64).entries(start, stop)
 
 
-def test_the_one_call_form():
+def test_one_call_form():
     x = integers((4, 3, 200))
     same(sjlt.project(x, 64, nnz=16, seed=-3), exact_project(Sketch(200, 64, nnz=16, seed=-3), x))
     out = np.empty((4, 3, 64), np.float64)
@@ -243,13 +243,13 @@ def test_the_one_call_form():
     same(out, exact_project(Sketch(200, 64), x, "float64"))
 
 
-# --------------------------------------------------------------------------------- materialised
+# --------------------------------------------------------------------------------- conversion to matrices
 
 
 @pytest.mark.parametrize("format", ["csc", "csr", "coo"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("S", [Sketch(300, 100, nnz=3), Sketch(0, 5), Sketch(900, 257, seed=4)[:, 37:120]], ids=repr)
-def test_to_scipy_holds_the_entries(S, format, dtype):
+def test_to_scipy_has_the_entries(S, format, dtype):
     rows, signs = S.entries()
     dense = np.zeros(S.shape)
     dense[rows, np.arange(S.n_features)] = signs / np.sqrt(S.nnz)
@@ -265,15 +265,15 @@ def test_to_scipy_holds_the_entries(S, format, dtype):
 
 
 @pytest.mark.parametrize("dtype", [int, "int8", "uint64", bool, complex, object])
-def test_entries_are_no_integers(dtype):
-    # They would all become 0 for nnz > 1.
+def test_integer_dtypes_are_refused(dtype):
+    # Integer dtypes would round all entries to 0 for nnz > 1.
     for operator in (Sketch(20, 10, nnz=4), Sketch(20, 10, nnz=1), Sketch(20, 10).T):
         for call in (operator.toarray, lambda dtype, operator=operator: operator.to_scipy(dtype=dtype)):
             with pytest.raises(TypeError, match="float"):
                 call(dtype)
 
 
-# --------------------------------------------------------------------------------- scipy's protocol
+# --------------------------------------------------------------------------------- SciPy's operator protocol
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -290,7 +290,7 @@ def test_linear_operator_protocol(transposed):
         same(linear.rmatmat(B), dense.T @ B)
         same(linear.matvec(A[:, 0]), dense @ A[:, 0])
         same(linear.rmatvec(B[:, 0]), dense.T @ B[:, 0])
-    # Columns too, which scipy's own operators take up to its version 1.18.
+    # Including columns, which SciPy's own operators accept up to version 1.18.
     same(operator.matvec(A[:, :1]), dense @ A[:, :1])
     same(operator.rmatvec(B[:, :1]), dense.T @ B[:, :1])
 
@@ -304,7 +304,7 @@ def test_lsqr_solves_with_the_operator():
 
 
 def test_sketched_least_squares_with_lsqr():
-    # min ||S (A x - b)|| through the composition of operators.
+    # min ||S (A x - b)|| by composing the operators.
     rng = np.random.default_rng(1)
     S, A, b = Sketch(2000, 200), rng.normal(size=(2000, 10)), rng.normal(size=2000)
     composed = scipy.sparse.linalg.aslinearoperator(S) @ scipy.sparse.linalg.aslinearoperator(A)
@@ -313,7 +313,7 @@ def test_sketched_least_squares_with_lsqr():
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_svds_takes_the_operator(transposed):
+def test_svds_accepts_the_operator(transposed):
     S = Sketch(150, 40, seed=5)
     operator = S.T if transposed else S
     v0 = np.ones(min(operator.shape))

@@ -1,4 +1,4 @@
-"""Other files, links and FIFOs with the names of a result: none is lost, followed or waited for."""
+"""Other files, links and FIFOs with a result's names: none is lost, followed or waited for."""
 
 import os
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def project(**options: Any) -> list[str]:
-    """Project x.npy to y.npy; what the user was told."""
+    """Project x.npy to y.npy and return the notes shown to the user."""
     notes: list[str] = []
     parameters = {"source": Path("x.npy"), "out": Path("y.npy"), "n_components": K, "batch_rows": 10}
     project_file(**{**parameters, "note": notes.append, **options})
@@ -42,7 +42,7 @@ def assert_is_result(k: int = K) -> None:
 
 
 @pytest.mark.parametrize("name", ["y.npy", "y.npy.json"])
-def test_files_that_appear_meanwhile_are_kept(name: str) -> None:
+def test_files_that_appear_during_the_run_are_kept(name: str) -> None:
     def appear(rows: int, of: int) -> None:
         Path(name).write_bytes(b"precious")
 
@@ -59,8 +59,8 @@ def test_files_that_appear_meanwhile_are_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["link", "rename"])
-def test_a_file_that_appears_in_the_last_moment_is_kept(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the last check and the rename itself, on file systems with and without hard links."""
+def test_file_that_appears_at_the_last_moment_is_kept(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the last check and the rename, on file systems with and without hard links."""
     link = os.link
 
     def racing(old: Any, new: Any, **options: Any) -> None:
@@ -88,7 +88,7 @@ def test_file_systems_without_hard_links(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("change", [lambda: os.unlink("y.npy.partial"), lambda: os.replace("z", "y.npy.partial")])
-def test_a_partial_file_that_is_gone_is_said_so(change: Callable[[], None]) -> None:
+def test_lost_partial_file_is_reported(change: Callable[[], None]) -> None:
     Path("z").write_bytes(b"precious")
 
     def once(rows: int, of: int) -> None:
@@ -101,7 +101,7 @@ def test_a_partial_file_that_is_gone_is_said_so(change: Callable[[], None]) -> N
     assert Path("z" if Path("z").exists() else "y.npy.partial").read_bytes() == b"precious"
 
 
-def test_force_removes_nothing_before_the_new_result_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_force_keeps_the_old_result_until_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("y.npy").write_bytes(b"old")
     replace = os.replace
 
@@ -120,9 +120,7 @@ def test_force_removes_nothing_before_the_new_result_is_in_place(monkeypatch: py
 @pytest.mark.parametrize("name", ["y.npy.partial", "y.npy.partial.json", "y.npy.json"])
 @pytest.mark.parametrize("kind", ["symbolic link", "FIFO", "directory"])
 @pytest.mark.parametrize("options", [{}, {"force": True}, {"resume": True}])
-def test_other_kinds_of_files_are_neither_followed_nor_waited_for(
-    name: str, kind: str, options: dict[str, Any]
-) -> None:
+def test_special_files_are_not_followed_or_waited_for(name: str, kind: str, options: dict[str, Any]) -> None:
     Path("precious").write_bytes(b"precious")
     make: dict[str, Callable[[], object]] = {
         "symbolic link": lambda: os.symlink("precious", name),
@@ -136,7 +134,7 @@ def test_other_kinds_of_files_are_neither_followed_nor_waited_for(
     assert names() == sorted(["x.npy", "precious", name])
 
 
-def test_a_link_that_is_planted_meanwhile_is_not_written_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_link_is_not_written_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the checks and the creation of OUT.partial."""
     Path("precious").write_bytes(b"precious")
     check = output.Output._check_space
@@ -152,7 +150,7 @@ def test_a_link_that_is_planted_meanwhile_is_not_written_through(monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["y.npy.json.tmp", "y.npy.partial.json.tmp"])
-def test_files_with_names_of_temporary_files_are_left_alone(name: str) -> None:
+def test_files_with_temporary_names_are_left_alone(name: str) -> None:
     """Names that older versions used."""
     os.rename("x.npy", name)
     Path("precious").write_bytes(b"precious")
@@ -163,14 +161,14 @@ def test_files_with_names_of_temporary_files_are_left_alone(name: str) -> None:
     assert Path("precious").read_bytes() == b"precious"
 
 
-def test_a_source_with_the_name_of_a_hidden_file_is_refused() -> None:
+def test_source_with_a_hidden_name_is_refused() -> None:
     name = ".sjlt-y.npy.json~host-1-00.tmp"
     os.rename("x.npy", name)
     with pytest.raises(UserError, match=r"has the name of a temporary file for y.npy.json: rename it first"):
         project(source=Path(name))
 
 
-def test_errors_name_the_file_and_not_its_hidden_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_visible_file(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError) as absent:
         atomic.write_whole(Path("absent/y.json"), b"", replace=True)
     with pytest.raises(FileExistsError) as existing:
