@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from helpers.cases import pairwise
-from test_arrow import D, K, N, numbers, table_of, vectors
+from test_arrow import D, K, N, matrix_of, table_of, vectors
 
 import sjlt
 from sjlt.files import parquet as files
@@ -45,7 +45,7 @@ def test_files_equal_project(tmp_path, kind, dtype, batch_rows, row_group_size, 
     pq.write_table(table_of(x, kind), tmp_path / "x.parquet", row_group_size=row_group_size, compression=compression)
     files.project_parquet(tmp_path / "x.parquet", out, K, seed=4, batch_rows=batch_rows, output_column=output)
     result, before = pq.read_table(out), pq.read_table(tmp_path / "x.parquet")
-    assert np.array_equal(numbers(result[output or "v"]), sjlt.Sketch(D, K, seed=4).project(x))
+    assert np.array_equal(matrix_of(result[output or "v"]), sjlt.Sketch(D, K, seed=4).project(x))
     assert result.column_names == before.column_names + ([output] if output else [])
     for other in ("id", "text", *(["v"] if output else [])):
         assert result[other].equals(before[other])
@@ -110,7 +110,7 @@ def test_ambiguous_columns_must_be_named(tmp_path):
         files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K)
     files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K, column="u")
     result = pq.read_table(tmp_path / "y.parquet")
-    assert np.array_equal(numbers(result["u"]), sjlt.Sketch(D, K).project(vectors(seed=1)))
+    assert np.array_equal(matrix_of(result["u"]), sjlt.Sketch(D, K).project(vectors(seed=1)))
     assert result["v"].equals(table["v"])
 
 

@@ -183,7 +183,7 @@ def expected_exact(chosen, spec, data, out, adjoint, memory):
 
 
 def check_calls(launches, case):
-    """Run calls with several seeds and tensors, of which only the first uses the lookup; print the kinds of launches."""
+    """Run calls with several seeds and tensors, of which only the first uses the lookup; print the launch kinds."""
     import torch
     from helpers.choices import forget_choices
     from helpers.kernels import LAYOUTS, adjoint, project

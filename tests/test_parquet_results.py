@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 from helpers.cli import run as run
-from test_arrow import D, K, N, as_lists, numbers, table_of, vectors
-from test_arrow_parquet import left
+from test_arrow import D, K, N, as_lists, matrix_of, table_of, vectors
+from test_arrow_parquet import files_in
 from test_arrow_parquet import source as source
 
 import sjlt
@@ -25,7 +25,7 @@ def test_names_that_are_taken(tmp_path, source):
     with pytest.raises(UserError, match="exists"):
         files.project_parquet(source, out, K, seed=1)
     files.project_parquet(source, out, K, seed=1, force=True)
-    assert np.array_equal(numbers(pq.read_table(out)["v"]), sjlt.Sketch(D, K, seed=1).project(vectors()))
+    assert np.array_equal(matrix_of(pq.read_table(out)["v"]), sjlt.Sketch(D, K, seed=1).project(vectors()))
     with pytest.raises(UserError, match="is the source"):
         files.project_parquet(source, source, K, force=True)
     with pytest.raises(UserError, match="not a regular file"):
@@ -45,8 +45,8 @@ def test_the_suffix_of_a_result_states_its_format(tmp_path, source, run):
         assert np.array_equal(np.load(tmp_path / name), expected)
     for name in ("y.parquet", "y.PARQUET", "y.pq", "y", "y.v2"):
         assert run("project", source, tmp_path / name, "-k", K).code == 0
-        assert np.array_equal(numbers(pq.read_table(tmp_path / name)["v"]), expected)
-    before = left(tmp_path)
+        assert np.array_equal(matrix_of(pq.read_table(tmp_path / name)["v"]), expected)
+    before = files_in(tmp_path)
     for suffix in (".fbin", ".Safetensors", ".csv"):
         refused = run("project", source, tmp_path / f"z{suffix}", "-k", K)
         assert refused.code == 2
@@ -55,7 +55,7 @@ def test_the_suffix_of_a_result_states_its_format(tmp_path, source, run):
             files.project_parquet(source, tmp_path / f"z{suffix}", K)
     with pytest.raises(UserError, match="the result is a parquet file"):
         files.project_parquet(source, tmp_path / "z.npy", K)
-    assert left(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 def test_a_result_that_appears_meanwhile_is_kept(tmp_path, source):
@@ -68,9 +68,9 @@ def test_a_result_that_appears_meanwhile_is_kept(tmp_path, source):
     with pytest.raises(UserError, match=r"y\.parquet: appeared meanwhile and is kept"):
         files.project_parquet(source, out, K, progress=appear)
     assert out.read_bytes() == b"precious"
-    assert left(tmp_path) == ["x.parquet", "y.parquet"]
+    assert files_in(tmp_path) == ["x.parquet", "y.parquet"]
     files.project_parquet(source, out, K, progress=appear, force=True)
-    assert np.array_equal(numbers(pq.read_table(out)["v"]), sjlt.Sketch(D, K).project(vectors()))
+    assert np.array_equal(matrix_of(pq.read_table(out)["v"]), sjlt.Sketch(D, K).project(vectors()))
 
 
 def test_a_run_that_finds_another_result_says_what_differs(tmp_path, source):
@@ -124,7 +124,7 @@ def test_names_that_are_not_utf8(tmp_path, source, run):
     assert run("info", out).code == 0
     project_file(strange, tmp_path / "y.npy", K)
     with open(out, "rb") as file:
-        assert np.array_equal(numbers(pq.read_table(file)["v"]), np.load(tmp_path / "y.npy"))
+        assert np.array_equal(matrix_of(pq.read_table(file)["v"]), np.load(tmp_path / "y.npy"))
 
 
 @pytest.mark.parametrize("row_group_size", [7, 100])
@@ -137,7 +137,7 @@ def test_a_struct_beside_a_column_with_the_name_of_its_field(tmp_path, row_group
     assert np.array_equal(np.load(tmp_path / "y.npy"), expected)
     files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K, column="v.x")
     result = pq.ParquetFile(tmp_path / "y.parquet").read()
-    assert np.array_equal(numbers(result.column(1)), expected)
+    assert np.array_equal(matrix_of(result.column(1)), expected)
     assert result.column(0).equals(table.column(0))
 
 
@@ -150,10 +150,10 @@ def test_columns_of_tensors(tmp_path, dtype):
     expected = sjlt.arrow.Projector("v", K)(table_of(x))["v"]
     files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K, output_column="w", batch_rows=7)
     result = pq.read_table(tmp_path / "y.parquet")
-    assert np.array_equal(numbers(result["w"]), numbers(expected))
+    assert np.array_equal(matrix_of(result["w"]), matrix_of(expected))
     assert result["v"].combine_chunks().equals(tensors)
     project_file(tmp_path / "x.parquet", tmp_path / "y.npy", K)
-    assert np.array_equal(np.load(tmp_path / "y.npy"), numbers(expected))
+    assert np.array_equal(np.load(tmp_path / "y.npy"), matrix_of(expected))
 
 
 def test_rows_per_batch(tmp_path):
@@ -162,7 +162,7 @@ def test_rows_per_batch(tmp_path):
         for project, out in ((files.project_parquet, "y.parquet"), (project_file, "y.npy")):
             with pytest.raises(UserError, match=f"^batch_rows must be .*{bad}"):
                 project(tmp_path / "x.parquet", tmp_path / out, K, batch_rows=bad)
-    assert left(tmp_path) == ["x.parquet"]
+    assert files_in(tmp_path) == ["x.parquet"]
     files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K, batch_rows=2**62)
     project_file(tmp_path / "x.parquet", tmp_path / "y.npy", K, batch_rows=2**62)
-    assert np.array_equal(numbers(pq.read_table(tmp_path / "y.parquet")["v"]), np.load(tmp_path / "y.npy"))
+    assert np.array_equal(matrix_of(pq.read_table(tmp_path / "y.parquet")["v"]), np.load(tmp_path / "y.npy"))
