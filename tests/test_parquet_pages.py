@@ -1,4 +1,4 @@
-"""Vectors read from plain pages are those that pyarrow decodes; pages that are not plain are left to it."""
+"""Vectors read from plain pages equal those that pyarrow decodes; other pages are left to pyarrow."""
 
 import os
 import random
@@ -74,7 +74,7 @@ def test_pages_are_read(
             assert np.array_equal(out, x[start:stop])
 
 
-def test_columns_that_may_not_be_null(tmp_path):
+def test_non_nullable_columns(tmp_path):
     x = vectors(N, 24)
     for kind in (pa.list_(pa.field("element", pa.float32(), nullable=False), 24), pa.list_(pa.float32(), 24)):
         for nullable in (True, False):
@@ -110,7 +110,7 @@ def test_other_pages_are_left_to_pyarrow(tmp_path, case, version):
         assert not pages.fill(0, np.empty((N, 6), np.float32))
 
 
-def test_a_file_that_is_plain_as_far_as_its_second_row_group(tmp_path):
+def test_file_with_some_plain_row_groups(tmp_path):
     tables = [pa.table({"id": np.arange(i, i + 100), "v": as_lists(x[i : i + 100], "list")}) for i in (0, 100, 200)]
     with pq.ParquetWriter(tmp_path / "x.parquet", tables[0].schema, **PLAIN) as writer:
         writer.write_table(tables[0])
@@ -128,8 +128,8 @@ def test_a_file_that_is_plain_as_far_as_its_second_row_group(tmp_path):
             source.read(10, 300)
 
 
-def test_a_file_that_is_replaced_while_it_is_opened(tmp_path, monkeypatch):
-    """Otherwise vectors would come from the one file, and the other columns from the other."""
+def test_file_replaced_while_opening(tmp_path, monkeypatch):
+    """Otherwise vectors and other columns would come from different files."""
     for name in "ab":
         write(tmp_path / name, as_lists(x, "list"))
     parquet_file = pq.ParquetFile
@@ -143,7 +143,7 @@ def test_a_file_that_is_replaced_while_it_is_opened(tmp_path, monkeypatch):
         ParquetVectors(tmp_path / "a", None)
 
 
-def test_names_with_dots_and_columns_of_the_same_prefix(tmp_path):
+def test_names_with_dots_and_common_prefixes(tmp_path):
     y = vectors(N, 6, seed=1)
     table = pa.table({"v.list": as_lists(x, "list"), "v": as_lists(y, "list"), "a.b": np.arange(N)})
     pq.write_table(table, tmp_path / "x.parquet", **PLAIN)
@@ -158,7 +158,7 @@ def test_names_with_dots_and_columns_of_the_same_prefix(tmp_path):
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 @pytest.mark.parametrize("budget", [100, pytest.param(5000, marks=pytest.mark.exhaustive)])
 def test_damaged_pages_are_left_to_pyarrow(tmp_path, version, compression, budget):
-    """Some bytes are changed, of headers and levels where nothing is compressed: the rows are right, or refused."""
+    """Random bytes are changed (only in headers and levels if uncompressed): rows are correct or left to pyarrow."""
     path = tmp_path / "x.parquet"
     write(path, as_lists(x, "list"), data_page_version=version, data_page_size=3000, compression=compression)
     good, rng, places = path.read_bytes(), random.Random(0), []
@@ -185,8 +185,8 @@ def test_damaged_pages_are_left_to_pyarrow(tmp_path, version, compression, budge
     assert 0 < read < budget
 
 
-class Claiming:
-    """Metadata of a file, of which some numbers are false."""
+class FalseMetadata:
+    """A file's metadata with some values falsified."""
 
     def __init__(self, metadata, **claims):
         self._metadata, self._claims = metadata, claims
@@ -195,30 +195,30 @@ class Claiming:
         if name in self._claims:
             return self._claims[name]
         value = getattr(self._metadata, name)
-        return (lambda i: Claiming(value(i), **self._claims)) if name in ("row_group", "column") else value
+        return (lambda i: FalseMetadata(value(i), **self._claims)) if name in ("row_group", "column") else value
 
 
-def test_a_page_with_more_numbers_than_its_column_chunk_claims(tmp_path):
-    """Those beyond would be taken for the first ones of the next row group."""
+def test_page_larger_than_its_column_chunk(tmp_path):
+    """The extra values would be mistaken for the first ones of the next row group."""
     write(tmp_path / "x.parquet", as_lists(x, "list"), **PLAIN)
-    metadata = Claiming(pq.read_metadata(tmp_path / "x.parquet"), num_rows=N - 1, num_values=(N - 1) * 6)
+    metadata = FalseMetadata(pq.read_metadata(tmp_path / "x.parquet"), num_rows=N - 1, num_values=(N - 1) * 6)
     with open(tmp_path / "x.parquet", "rb", buffering=0) as file:
         pages = VectorPages(file, metadata, "v", 6, np.dtype("float32"))
         assert not pages.fill(0, np.empty((N - 1, 6), np.float32))
 
 
-def test_many_structs_in_a_header():
+def test_deeply_nested_header():
     with pytest.raises(ValueError, match="structs nested too deeply"):
         thrift_struct(bytes([0x1C] * 500))
 
 
-def test_levels_of_very_many_vectors_are_left_to_pyarrow():
+def test_too_many_runs():
     with pytest.raises(ValueError, match="too many runs"):
         decode_runs(bytes([1 << 1, 0, 11 << 1, 1] * 3000), 1, 36_000)
 
 
-def test_no_more_packed_levels_are_unpacked_than_there_are_numbers():
-    packed = bytes([0x81, 0x81, 0x81, 0x01]) + bytes(1 << 21)  # a run of 2^20 groups of 8, and a few
+def test_only_needed_levels_are_unpacked():
+    packed = bytes([0x81, 0x81, 0x81, 0x01]) + bytes(1 << 21)  # a run of 2^20 groups of 8, and a few values needed
     tracemalloc.start()
     try:
         assert decode_runs(packed, 1, 9).tolist() == [0] * 9
@@ -235,7 +235,7 @@ def test_levels():
     )
     with pytest.raises((ValueError, IndexError)):
         decode_runs(bytes([8 << 1, 3]), 2, 20)
-    with pytest.raises((ValueError, IndexError)):  # three groups of 8 are claimed, one is there, and would do
+    with pytest.raises((ValueError, IndexError)):  # three groups of 8 declared, one present (and enough)
         decode_runs(bytes([(3 << 1) | 1, 0b11100100, 0]), 2, 8)
     with pytest.raises(ValueError, match="empty run"):
         decode_runs(bytes([0, 3] * 20), 2, 20)

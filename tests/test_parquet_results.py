@@ -1,4 +1,4 @@
-"""Parquet files: the names and formats of results, their descriptions, and columns that are hard to read."""
+"""Parquet files: result names and formats, their descriptions, and difficult columns."""
 
 import json
 import os
@@ -19,7 +19,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 
-def test_names_that_are_taken(tmp_path, source):
+def test_existing_names(tmp_path, source):
     out = tmp_path / "y.parquet"
     files.project_parquet(source, out, K)
     with pytest.raises(UserError, match="exists"):
@@ -38,7 +38,7 @@ def test_names_that_are_taken(tmp_path, source):
         files.project_parquet(tmp_path / "no.parquet", tmp_path / "z.parquet", K)
 
 
-def test_the_suffix_of_a_result_states_its_format(tmp_path, source, run):
+def test_suffix_determines_the_format(tmp_path, source, run):
     expected = sjlt.Sketch(D, K).project(vectors())
     for name in ("y.npy", "y.NPY"):
         assert run("project", source, tmp_path / name, "-k", K).code == 0
@@ -58,8 +58,8 @@ def test_the_suffix_of_a_result_states_its_format(tmp_path, source, run):
     assert files_in(tmp_path) == before
 
 
-def test_a_result_that_appears_meanwhile_is_kept(tmp_path, source):
-    """Such as that of another run."""
+def test_result_that_appears_during_the_run_is_kept(tmp_path, source):
+    """As if another run had created it."""
     out = tmp_path / "y.parquet"
 
     def appear(rows, of):
@@ -73,7 +73,7 @@ def test_a_result_that_appears_meanwhile_is_kept(tmp_path, source):
     assert np.array_equal(matrix_of(pq.read_table(out)["v"]), sjlt.Sketch(D, K).project(vectors()))
 
 
-def test_a_run_that_finds_another_result_says_what_differs(tmp_path, source):
+def test_different_result_is_reported(tmp_path, source):
     out = tmp_path / "y.parquet"
     files.project_parquet(source, out, K, seed=1)
     notes = []
@@ -97,7 +97,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("content", FOREIGN)
-def test_metadata_that_is_not_a_description(tmp_path, source, run, content):
+def test_invalid_description_in_metadata(tmp_path, source, run, content):
     out = tmp_path / "y.parquet"
     files.project_parquet(source, out, K)
     table = pq.read_table(out)
@@ -116,7 +116,7 @@ def test_metadata_that_is_not_a_description(tmp_path, source, run, content):
         assert shown.err.count("\n") == 1
 
 
-def test_names_that_are_not_utf8(tmp_path, source, run):
+def test_names_that_are_not_utf_8(tmp_path, source, run):
     strange, out = tmp_path / os.fsdecode(b"x\xff.parquet"), tmp_path / os.fsdecode(b"y\xfe.parquet")
     source.rename(strange)
     files.project_parquet(strange, out, K)
@@ -128,7 +128,7 @@ def test_names_that_are_not_utf8(tmp_path, source, run):
 
 
 @pytest.mark.parametrize("row_group_size", [7, 100])
-def test_a_struct_beside_a_column_with_the_name_of_its_field(tmp_path, row_group_size):
+def test_struct_field_and_column_with_the_same_path(tmp_path, row_group_size):
     x, inner = vectors(), table_of(vectors(seed=1), "list")["v"].combine_chunks()
     table = pa.table({"v": pa.StructArray.from_arrays([inner], ["x"]), "v.x": table_of(x, "list")["v"]})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=row_group_size)
@@ -142,7 +142,7 @@ def test_a_struct_beside_a_column_with_the_name_of_its_field(tmp_path, row_group
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_columns_of_tensors(tmp_path, dtype):
+def test_tensor_columns(tmp_path, dtype):
     x = vectors(dtype=dtype)
     lists = as_lists(x, "fixed")
     tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(lists.type.value_type, [D]), lists)

@@ -1,4 +1,4 @@
-"""Plans: the same bytes by every executor, exactly one visible file per part, bad input in one line."""
+"""Plans: the same bytes from every executor, exactly one visible file per part, one-line errors."""
 
 import json
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -23,7 +23,7 @@ from sjlt.files.errors import UserError
     batch_rows=[None, 4],
     normalize=[False, True],
 )
-def test_parts_together_are_the_projection(tmp_path, kind, dtype, part_rows, batch_rows, normalize):
+def test_parts_form_the_projection(tmp_path, kind, dtype, part_rows, batch_rows, normalize):
     x = shards(tmp_path / "in", kind=kind, dtype=dtype)
     plan = sjlt.plan(
         tmp_path / "in", tmp_path / "out", K, seed=8, nnz=3, part_rows=part_rows, batch_rows=batch_rows,
@@ -31,7 +31,7 @@ def test_parts_together_are_the_projection(tmp_path, kind, dtype, part_rows, bat
     )  # fmt: skip
     plan.run(workers=1)
     expected = np.empty((len(x), K), np.float64 if dtype == "float64" else np.float32)
-    data = x.astype(expected.dtype)  # sums over CSR rows are added in another order than over dense ones
+    data = x.astype(expected.dtype)  # CSR rows are summed in another order than dense ones
     sjlt.Sketch(D, K, nnz=3, seed=8).project(scipy.sparse.csr_array(data) if kind == "npz" else data, out=expected)
     if normalize:
         norms = np.linalg.norm(expected, axis=1, keepdims=True)
@@ -54,7 +54,7 @@ def executor_processes():
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["npy", pytest.param("parquet", marks=pytest.mark.exhaustive)])
-def test_every_executor_writes_the_same_bytes(tmp_path, kind):
+def test_executors_write_the_same_bytes(tmp_path, kind):
     shards(tmp_path / "in", kind=kind)
 
     def planned(name):
@@ -75,7 +75,7 @@ def test_every_executor_writes_the_same_bytes(tmp_path, kind):
     assert contents(tmp_path / "array") == expected
 
 
-def test_the_manifest(tmp_path):
+def test_manifest(tmp_path):
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K, part_rows=20, seed=3)
     plan.run(workers=1)
@@ -95,7 +95,7 @@ def test_the_manifest(tmp_path):
     assert left(tmp_path / "out") == ["_sjlt.json", *(part["name"] for part in manifest["parts"])]
 
 
-def test_a_plan_is_a_description(tmp_path):
+def test_plan_is_a_description(tmp_path):
     shards(tmp_path / "in")
     a, b = (sjlt.plan(tmp_path / "in", tmp_path / "out", K) for _ in range(2))
     assert a.record == b.record
@@ -115,7 +115,7 @@ def test_files_and_globs(tmp_path):
     assert np.array_equal(result(tmp_path / "deep"), sjlt.Sketch(D, K).project(x[71:]))
 
 
-def test_hidden_names_are_skipped_and_committed_folders_are_sources(tmp_path):
+def test_hidden_names_and_committed_folders_as_sources(tmp_path):
     x = shards(tmp_path / "in")
     (tmp_path / "in" / "_SUCCESS").touch()
     (tmp_path / "in" / ".part.crc").write_bytes(b"x")
@@ -133,18 +133,18 @@ def test_hidden_names_are_skipped_and_committed_folders_are_sources(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
-def test_a_note_where_nothing_is_compressed(tmp_path, kind):
+def test_note_when_nothing_is_compressed(tmp_path, kind):
     shards(tmp_path / "in", kind=kind, dtype="int8")
     notes = []
     sjlt.plan(tmp_path / "in", tmp_path / "out", D + 10, note=notes.append).run(workers=1)
     assert f"n_components = {D + 10} is not below the {D} features: nothing is compressed" in notes
     assert any("out: will take" in note and "bytes, more than the" in note for note in notes)
     notes.clear()
-    sjlt.plan(tmp_path / "in", tmp_path / "out", D + 10, note=notes.append)  # it is there
+    sjlt.plan(tmp_path / "in", tmp_path / "out", D + 10, note=notes.append)  # the plan exists already
     assert notes == []
 
 
-def test_a_note_on_sparse_files_is_shown_once(tmp_path):
+def test_note_on_sparse_files_is_shown_once(tmp_path):
     shards(tmp_path / "in", kind="npz")
     notes = []
     sjlt.plan(tmp_path / "in", tmp_path / "out", K, note=notes.append)
@@ -153,7 +153,7 @@ def test_a_note_on_sparse_files_is_shown_once(tmp_path):
     ]
 
 
-def test_progress_counts_rows_also_of_a_resumed_run(tmp_path):
+def test_progress_of_a_resumed_run(tmp_path):
     shards(tmp_path / "in")
     plan, seen = sjlt.plan(tmp_path / "in", tmp_path / "out", K), []
     plan.run_part(0)
@@ -166,7 +166,7 @@ def test_progress_counts_rows_also_of_a_resumed_run(tmp_path):
 # ------------------------------------------------------------------------------------- resuming
 
 
-def test_a_run_writes_only_the_parts_that_are_missing(tmp_path):
+def test_run_writes_only_missing_parts(tmp_path):
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K, part_rows=9)
     for i in (0, 3, 5):
@@ -181,7 +181,7 @@ def test_a_run_writes_only_the_parts_that_are_missing(tmp_path):
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in left(tmp_path / "out")} == after
 
 
-def test_another_plan_is_refused_with_the_difference(tmp_path):
+def test_different_plan_is_refused(tmp_path):
     shards(tmp_path / "in")
     target = tmp_path / "out"
     for commit in (False, True):
@@ -197,7 +197,7 @@ def test_another_plan_is_refused_with_the_difference(tmp_path):
             sjlt.plan(tmp_path / "in", target, K, part_rows=9)
 
 
-def test_a_changed_source_is_refused(tmp_path):
+def test_changed_source_is_refused(tmp_path):
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
     plan.run_part(0)
@@ -214,7 +214,7 @@ def test_a_changed_source_is_refused(tmp_path):
     assert not (tmp_path / "out" / "_sjlt.json").exists()
 
 
-def test_a_commit_needs_all_parts_and_sweeps_orphans(tmp_path):
+def test_commit_needs_all_parts_and_sweeps_orphans(tmp_path):
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
     with pytest.raises(UserError, match="4 of 4 parts are missing: 0, 1, 2, 3"):
@@ -234,8 +234,8 @@ def test_a_commit_needs_all_parts_and_sweeps_orphans(tmp_path):
     assert left(tmp_path / "out") == ["_sjlt.json", *(f"part-0000{i}.npy" for i in range(4))]
 
 
-def test_a_killed_commit_is_finished_by_the_next(tmp_path):
-    """The manifest is there, but the plan's record and an orphan are, too."""
+def test_killed_commit_is_finished_by_the_next(tmp_path):
+    """The manifest exists, along with the plan's record and an orphan."""
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
     plan.run_part(0)
@@ -247,7 +247,7 @@ def test_a_killed_commit_is_finished_by_the_next(tmp_path):
     assert left(tmp_path / "out") == ["_sjlt.json", *(f"part-0000{i}.npy" for i in range(4))]
 
 
-def test_an_attempt_for_a_folder_that_another_plan_has_taken_writes_nothing(tmp_path):
+def test_attempt_of_a_replaced_plan_writes_nothing(tmp_path):
     shards(tmp_path / "in")
     old = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
     old.run_part(0)

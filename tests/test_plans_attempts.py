@@ -1,4 +1,4 @@
-"""Files that appear whole: what happens to a file that has the name already, and which hidden files are swept."""
+"""Files that appear atomically: existing files of the same name, and which hidden files are swept."""
 
 import errno
 import os
@@ -14,13 +14,13 @@ from sjlt.files import atomic, attempts
 from sjlt.files.errors import UserError
 
 
-def left(folder):
+def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
 @pytest.mark.parametrize("existing", ["replace", "keep", "refuse"])
-def test_a_name_that_was_taken_meanwhile(tmp_path, monkeypatch, existing, hard_links):
+def test_existing_file(tmp_path, monkeypatch, existing, hard_links):
     def refuse(*arguments, **options):
         raise OSError(errno.EPERM, "no hard links")
 
@@ -29,7 +29,7 @@ def test_a_name_that_was_taken_meanwhile(tmp_path, monkeypatch, existing, hard_l
     path = tmp_path / "y.npy"
     with attempts.appearing(path, existing=existing) as temporary:
         temporary.write_bytes(b"first")
-    assert left(tmp_path) == {"y.npy": b"first"}
+    assert contents(tmp_path) == {"y.npy": b"first"}
 
     def write_again():
         with attempts.appearing(path, existing=existing) as temporary:
@@ -40,23 +40,23 @@ def test_a_name_that_was_taken_meanwhile(tmp_path, monkeypatch, existing, hard_l
             write_again()
     else:
         write_again()
-    assert left(tmp_path) == {"y.npy": b"second" if existing == "replace" else b"first"}
+    assert contents(tmp_path) == {"y.npy": b"second" if existing == "replace" else b"first"}
 
 
-def test_a_name_taken_between_check_and_rename_is_kept(tmp_path, monkeypatch):
+def test_file_created_between_check_and_rename_is_kept(tmp_path, monkeypatch):
     path = tmp_path / "y.npy"
     fsync = os.fsync
 
     def fsync_while_another_writer_finishes(descriptor):
         fsync(descriptor)
-        monkeypatch.setattr(attempts.Path, "exists", lambda path: False)  # a check would have come too early
+        monkeypatch.setattr(attempts.Path, "exists", lambda path: False)  # an existence check would come too early
         path.write_bytes(b"first")
 
     monkeypatch.setattr(os, "fsync", fsync_while_another_writer_finishes)
     with attempts.appearing(path, existing="keep") as temporary:
         temporary.write_bytes(b"second")
     monkeypatch.undo()
-    assert left(tmp_path) == {"y.npy": b"first"}
+    assert contents(tmp_path) == {"y.npy": b"first"}
 
 
 # ------------------------------------------------------------------------------------- orphans
@@ -77,7 +77,7 @@ def dead_process():
     return int(done.stdout)
 
 
-def test_without_locks_only_files_of_dead_processes_of_this_host_are_swept(tmp_path, monkeypatch):
+def test_without_locks_only_dead_local_processes_are_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(attempts.fcntl, "flock", without_locks)
     here, dead = socket.gethostname(), dead_process()
     own = orphan(tmp_path, "y.npy", here, dead)
@@ -93,13 +93,13 @@ def test_without_locks_only_files_of_dead_processes_of_this_host_are_swept(tmp_p
     assert (tmp_path / "y.npy").exists()
 
 
-def test_without_locks_files_are_opened_to_continue(tmp_path, monkeypatch):
+def test_without_locks_files_can_be_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(attempts.fcntl, "flock", without_locks)
     for _ in range(2):
         os.close(atomic.open_locked(tmp_path / "y.npy.partial"))
 
 
-def test_without_locks_plans_run(tmp_path, monkeypatch):
+def test_plans_run_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(attempts.fcntl, "flock", without_locks)
     shards(tmp_path / "in")
     sjlt.plan(tmp_path / "in", tmp_path / "out", K).run(workers=1)
@@ -107,7 +107,7 @@ def test_without_locks_plans_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["o**.npy", "o[1].parquet", "a~b.npy", "[", "-", "y.npy"])
-def test_names_are_no_patterns(tmp_path, name):
+def test_names_are_not_patterns(tmp_path, name):
     own = orphan(tmp_path, name)
     others = [orphan(tmp_path, other) for other in ("o1.parquet", "b.npy", f"{name}~b", f"{name}.json", "oo.npy")]
     assert attempts.sweep(tmp_path, name) == [own.name]

@@ -1,4 +1,4 @@
-"""The command line of parquet files, folders and array jobs."""
+"""The command line for parquet files, folders and array jobs."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def error(*arguments):
 
 
 @pytest.mark.exhaustive
-def test_a_folder_by_processes_resumes_and_is_described(tmp_path):
+def test_folder_with_workers_and_resume(tmp_path):
     x = shards(tmp_path / "in")
     out = tmp_path / "out"
     run("project", tmp_path / "in", out, "-k", K, "--part", 1, "--of", 2)
@@ -50,8 +50,8 @@ def test_a_folder_by_processes_resumes_and_is_described(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_an_array_job_in_a_shell_loop(tmp_path):
-    """As a batch system runs it: one command per job, then the commit."""
+def test_array_job(tmp_path):
+    """As under a batch system: one command per job, then the commit."""
     x = shards(tmp_path / "in")
     script = f"""
     set -e
@@ -68,7 +68,7 @@ def test_an_array_job_in_a_shell_loop(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_a_parquet_file(tmp_path):
+def test_parquet_file(tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -92,7 +92,7 @@ def test_a_parquet_file(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_a_dask_cluster(tmp_path):
+def test_dask_cluster(tmp_path):
     distributed = pytest.importorskip("distributed")
     x = shards(tmp_path / "in")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
@@ -125,7 +125,7 @@ def test_refusals_are_one_line(tmp_path):
     assert "not empty, and without a plan" in error("project", source, out, "-k", K)
 
 
-def test_the_bar_of_a_job_counts_rows(tmp_path):
+def test_progress_bar_of_a_job(tmp_path):
     from sjlt.cli import folders
 
     shards(tmp_path / "in")
@@ -136,7 +136,7 @@ def test_the_bar_of_a_job_counts_rows(tmp_path):
     assert seen == [(0, 71), (40, 71), (71, 71)]
 
 
-def test_the_number_of_jobs_is_at_least_one(tmp_path):
+def test_number_of_jobs_must_be_positive(tmp_path):
     from sjlt.cli import folders
 
     for of in (0, -1):
@@ -145,7 +145,7 @@ def test_the_number_of_jobs_is_at_least_one(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_an_interrupted_folder_continues(tmp_path):
+def test_interrupted_folder_continues(tmp_path):
     shards(tmp_path / "in", rows=(60_000, 60_000, 60_000))
     out = tmp_path / "out"
     command = [sys.executable, "-m", "sjlt", "project", str(tmp_path / "in"), str(out), "-k", str(K)]
@@ -201,7 +201,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_clear_line(tmp_path, case):
+def test_bad_input_gives_one_line(tmp_path, case):
     make, message = BAD[case]
     make(tmp_path)
     (source,) = tmp_path.iterdir()
@@ -211,13 +211,13 @@ def test_bad_input_is_one_clear_line(tmp_path, case):
 
 
 @pytest.mark.exhaustive
-def test_a_full_disk_in_one_line(tmp_path):
-    """The limit of the size of files stands for it, here of a parquet file."""
+def test_full_disk_gives_one_line(tmp_path):
+    """Simulated for a parquet file by a limit on file sizes."""
     import resource
 
     save_parquet(tmp_path / "x.parquet", np.random.default_rng(0).random((20_000, 30)).tolist())
     arguments = ["project", tmp_path / "x.parquet", tmp_path / "y.parquet", "-k", 10]
-    run(*arguments)  # leaves machine code in the cache, which is larger than the limit
+    run(*arguments)  # fills the cache of compiled code, which is larger than the limit
     (tmp_path / "y.parquet").unlink()
     done = run(
         *arguments, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

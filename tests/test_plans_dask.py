@@ -1,4 +1,4 @@
-"""Plans and lazy arrays on a dask cluster of processes: killed workers, equal bytes, a few blocks in memory."""
+"""Plans and lazy arrays on a dask cluster of processes: killed workers, equal bytes, bounded memory."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def planned(tmp_path, name):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kills", [20])
-def test_workers_of_a_cluster_are_killed(tmp_path, kills):
+def test_killed_workers(tmp_path, kills):
     (tmp_path / "in").mkdir()
     rng = np.random.default_rng(0)
     for i in range(FILES):
@@ -64,7 +64,7 @@ def test_workers_of_a_cluster_are_killed(tmp_path, kills):
             finally:
                 ended.set()
                 killer.join()
-            plans.load(tmp_path / target).commit()  # sweeps what workers left that were killed after the first commit
+            plans.load(tmp_path / target).commit()  # sweep the leftovers of workers killed after the first commit
             assert contents(tmp_path / target) == contents(tmp_path / "reference")
             assert len(plans.committed_parts(tmp_path / target)) == FILES * ROWS // 500
             assert len(left(tmp_path / target)) == FILES * ROWS // 500 + 1
@@ -72,8 +72,8 @@ def test_workers_of_a_cluster_are_killed(tmp_path, kills):
 
 
 @pytest.mark.exhaustive
-def test_a_part_that_fails_is_attempted_again(tmp_path, monkeypatch):
-    """Dask would answer a call with equal arguments by the failure that it remembers."""
+def test_failed_parts_are_retried(tmp_path, monkeypatch):
+    """Dask would answer a call with equal arguments from its memory of the failure."""
     shards(tmp_path / "in")
     monkeypatch.setattr(plans.running, "attempt", fails_twice)
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", 24)
@@ -114,8 +114,8 @@ if __name__ == "__main__":
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="Linux")
-def test_a_worker_holds_a_few_blocks(tmp_path):
-    """24 blocks of 61 MB on two workers: at most 4 in the memory of each."""
+def test_workers_hold_few_blocks(tmp_path):
+    """24 blocks of 61 MB on two workers: each holds at most 4 blocks in memory."""
     (tmp_path / "peak.py").write_text(PEAK)
     done = subprocess.run([sys.executable, str(tmp_path / "peak.py")], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

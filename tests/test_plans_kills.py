@@ -1,4 +1,4 @@
-"""Plans under SIGKILL: workers and drivers die at random moments, and the resumed run has every row, once, exactly."""
+"""Plans under SIGKILL: workers and drivers die at random moments; the resumed run has every row exactly once."""
 
 import os
 import signal
@@ -81,7 +81,7 @@ def wait_until(condition, seconds=60):
         time.sleep(0.01)
 
 
-def assert_is_whole(tmp_path):
+def assert_is_complete(tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "reference")
     assert len(plans.committed_parts(tmp_path / "out")) == PARTS
     assert len(left(tmp_path / "out")) == PARTS + 1
@@ -96,13 +96,13 @@ def assert_is_whole(tmp_path):
     ],
 )
 def test_random_kills(tmp_path, program, kind, kills):
-    """SIGKILL of workers and drivers: with those of a single parquet file, in test_arrow_parquet, a hundred."""
+    """SIGKILL of workers and drivers: a hundred, counting those of a single parquet file in test_arrow_parquet."""
     make_source(tmp_path / "in", kind)
     planned(tmp_path, "reference").run(workers=1)
     rng, done, committed = np.random.default_rng(kills), 0, 0
     while done < kills:
         if (tmp_path / "out" / "_sjlt.json").exists():
-            assert_is_whole(tmp_path)
+            assert_is_complete(tmp_path)
             committed += 1
             for path in (tmp_path / "out").iterdir():
                 path.unlink()
@@ -120,7 +120,7 @@ def test_random_kills(tmp_path, program, kind, kills):
         ended = driver.returncode in (0, -signal.SIGKILL)
         assert ended or "failed 4 times: its process died" in output, output
     planned(tmp_path).run(workers=1)
-    assert_is_whole(tmp_path)
+    assert_is_complete(tmp_path)
 
 
 def left_or_none(tmp_path):
@@ -128,7 +128,7 @@ def left_or_none(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_workers_end_with_a_driver_that_is_killed(tmp_path, program):
+def test_workers_end_with_a_killed_driver(tmp_path, program):
     make_source(tmp_path / "in", "npy")
     driver = start(program, tmp_path)
     wait_until(lambda: len(left_or_none(tmp_path)) > 3)
@@ -139,7 +139,7 @@ def test_workers_end_with_a_driver_that_is_killed(tmp_path, program):
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in workers), 10)
 
 
-def test_a_second_driver_is_refused_while_the_first_runs(tmp_path, program):
+def test_second_driver_is_refused(tmp_path, program):
     make_source(tmp_path / "in", "npy")
     driver = start(program, tmp_path)
     wait_until(lambda: len(left_or_none(tmp_path)) > 2)
@@ -155,10 +155,10 @@ def test_a_second_driver_is_refused_while_the_first_runs(tmp_path, program):
     output, _ = driver.communicate(timeout=120)
     assert driver.returncode == 0, output
     planned(tmp_path, "reference").run(workers=1)
-    assert_is_whole(tmp_path)
+    assert_is_complete(tmp_path)
 
 
-def test_orphans_of_the_dead_are_swept_and_files_of_the_living_are_not(tmp_path, program):
+def test_only_files_of_dead_processes_are_swept(tmp_path, program):
     make_source(tmp_path / "in", "npy")
     driver = start(program, tmp_path)
     wait_until(lambda: any(name.endswith(".tmp") for name in left_or_none(tmp_path)[1:]))
@@ -175,12 +175,12 @@ def test_orphans_of_the_dead_are_swept_and_files_of_the_living_are_not(tmp_path,
         plan.run(workers=1)
         assert [name for name in left(tmp_path / "out") if name.endswith(".tmp")] == [living.name]
     planned(tmp_path, "reference").run(workers=1)
-    assert_is_whole(tmp_path)
+    assert_is_complete(tmp_path)
 
 
 @pytest.mark.exhaustive
 def test_duplicate_attempts_leave_one_file(tmp_path, program):
-    """Twelve processes attempt the same two parts at once."""
+    """Twelve processes attempt the same two parts at the same time."""
     make_source(tmp_path / "in", "npy")
     part = """
 import sys, sjlt
@@ -194,10 +194,10 @@ for i in (0, 1):
     assert left(tmp_path / "out") == ["_sjlt.plan.json", "part-00000.npy", "part-00001.npy"]
     planned(tmp_path, "reference").run(workers=1)
     planned(tmp_path).run(workers=1)
-    assert_is_whole(tmp_path)
+    assert_is_complete(tmp_path)
 
 
-def test_of_two_plans_that_begin_at_once_one_has_the_folder(tmp_path):
+def test_concurrent_plans_do_not_share_a_folder(tmp_path):
     make_source(tmp_path / "in", "npy")
     part = """
 import sys, sjlt
@@ -242,7 +242,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.exhaustive
-def test_a_part_that_kills_its_process_is_named_and_no_other(tmp_path):
+def test_part_that_kills_its_process_is_named(tmp_path):
     make_source(tmp_path / "in", "npy")
     (tmp_path / "lethal.py").write_text(LETHAL)
     command = [sys.executable, str(tmp_path / "lethal.py"), str(tmp_path / "in"), str(tmp_path / "out")]

@@ -1,4 +1,4 @@
-"""Plans and manifests are data that others may have written: whatever they hold, one line says what is wrong."""
+"""Plans and manifests may have been written by others: any content gives a one-line error that says what is wrong."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_hostile_manifests(target, run, case):
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"1", b"\xff", b'{"parts": [], "inputs": []}', b"[" * 100_000, b'{"plan": NaN}']
 )
-def test_manifests_that_are_none(target, content):
+def test_files_that_are_not_manifests(target, content):
     (target / "_sjlt.json").write_bytes(content)
     with pytest.raises(UserError, match=r"_sjlt\.json: not a plan of sjlt: ") as caught:
         plans.load(target)
@@ -89,14 +89,14 @@ def test_manifests_that_are_none(target, content):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_manifests_that_are_no_files(target, make):
+def test_manifests_that_are_not_regular_files(target, make):
     (target / "_sjlt.json").unlink()
     make(target / "_sjlt.json")
     with pytest.raises(UserError, match=r"_sjlt\.json: not a regular file"):
         plans.load(target)
 
 
-def test_a_part_that_is_no_file_is_missing(target):
+def test_part_that_is_a_directory_is_missing(target):
     (target / "part-00001.npy").unlink()
     (target / "part-00001.npy").mkdir()
     with pytest.raises(UserError, match=r"part-00001\.npy is missing"):

@@ -1,4 +1,4 @@
-"""Plans refuse what they cannot do, in one line with names and numbers, and lose nothing that is there."""
+"""Plans refuse what they cannot do in one line with names and values, and lose no existing data."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_bad_sources(tmp_path):
         (lambda path: path.write_bytes(b"\x93NUMPY\x01"), "not a readable .npy file"),
     ],
 )
-def test_shards_that_differ(tmp_path, other, message):
+def test_inconsistent_shards(tmp_path, other, message):
     shards(tmp_path / "in")
     other(tmp_path / "in" / "x3.npy")
     with pytest.raises(UserError, match=message) as caught:
@@ -57,7 +57,7 @@ def test_shards_that_differ(tmp_path, other, message):
     assert "\n" not in str(caught.value)
 
 
-def test_parquet_shards_whose_schemas_differ(tmp_path):
+def test_parquet_shards_with_different_schemas(tmp_path):
     shards(tmp_path / "in", kind="parquet")
     write_parquet(tmp_path / "in" / "x3.parquet", np.ones((2, D), np.float32), text=["a", "b"])
     with pytest.raises(UserError, match=r"x3.parquet: columns \(id: int64, v: .*, text: string\), not \(id"):
@@ -67,7 +67,7 @@ def test_parquet_shards_whose_schemas_differ(tmp_path):
         sjlt.plan(tmp_path / "in", tmp_path / "out", K)
 
 
-def test_bad_rows_stop_a_run_with_their_number_and_keep_the_other_parts(tmp_path):
+def test_bad_rows_are_named_and_other_parts_are_kept(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -131,7 +131,7 @@ def test_bad_arguments(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_numpy_integers_are_numbers_of_rows(tmp_path):
+def test_numpy_integers_as_row_counts(tmp_path):
     shards(tmp_path / "in")
     given = [{}, {"part_rows": 7, "batch_rows": 3}]
     for options in given:
@@ -140,7 +140,7 @@ def test_numpy_integers_are_numbers_of_rows(tmp_path):
         assert plans_made[0].record == plans_made[1].record
 
 
-def test_space_is_checked_first(tmp_path, monkeypatch):
+def test_disk_space_is_checked_first(tmp_path, monkeypatch):
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
     monkeypatch.setattr("sjlt.files.names.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
@@ -149,8 +149,8 @@ def test_space_is_checked_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.isdir("/sys/kernel"), reason="Linux")
-def test_a_folder_without_permission(tmp_path):
-    """A place where not even root may create a folder."""
+def test_folder_without_permission(tmp_path):
+    """A location in which even root may not create a folder."""
     shards(tmp_path / "in")
     with pytest.raises(PermissionError, match="/sys/kernel/sjlt"):
         sjlt.plan(tmp_path / "in", "/sys/kernel/sjlt", K).run(workers=1)
@@ -167,7 +167,7 @@ except UserError as e:
 """
 
 
-def test_a_full_disk_keeps_the_parts_that_are_there(tmp_path):
+def test_full_disk_keeps_existing_parts(tmp_path):
     shards(tmp_path / "in", rows=(100, 1000, 50))
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "in"), str(tmp_path / "out")]
     message = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
@@ -178,7 +178,7 @@ def test_a_full_disk_keeps_the_parts_that_are_there(tmp_path):
 
 
 def fails_twice(job, part, number=""):
-    """An attempt that raises OSError until it has been made three times."""
+    """An attempt that raises OSError the first two times."""
     from sjlt.plans.attempt import attempt
 
     tally = Path(job.target).parent / f"{part.name}.tally"
@@ -204,7 +204,7 @@ def test_failures_are_retried(tmp_path, monkeypatch, retries):
             assert not plan.committed
 
 
-def test_an_executor_that_is_lost(tmp_path):
+def test_lost_executor(tmp_path):
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
     plan.run_part(1)
@@ -218,7 +218,7 @@ def test_an_executor_that_is_lost(tmp_path):
 
 
 class Cancelling(Executor):
-    """An executor whose futures are cancelled, as dask does when its scheduler dies."""
+    """An executor whose futures are cancelled, as dask's are when its scheduler dies."""
 
     def submit(self, *arguments):
         future = Future()

@@ -1,4 +1,4 @@
-"""Sources of plans: the matrix that was named, in files that stay apart from the result."""
+"""Sources of plans: the named matrix is used, and source files are kept apart from the result."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ SAVE = {".h5ad": save_h5ad, ".safetensors": save_safetensors, ".zarr": save_zarr
 
 
 @pytest.mark.parametrize("suffix", SAVE)
-def test_the_named_matrix_is_projected(tmp_path, suffix):
+def test_named_matrix_is_projected(tmp_path, suffix):
     (tmp_path / "in").mkdir()
     for i in range(2):
         SAVE[suffix](tmp_path / "in" / f"{i}{suffix}", rows(i), rows(i + 2))
@@ -57,14 +57,14 @@ def test_the_named_matrix_is_projected(tmp_path, suffix):
         planned("of 2", column="X")
 
 
-def test_the_command_line_projects_the_named_matrix(tmp_path, monkeypatch, run):
+def test_command_line_projects_the_named_matrix(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     save_h5ad("a.h5ad", rows(0), rows(1))
     assert run("project", "a.h5ad", "out", "-k", K, "--column", "layers/counts", "--workers", 1).code == 0
     assert np.array_equal(result(tmp_path / "out"), sjlt.Sketch(D, K).project(rows(1)))
 
 
-def test_files_that_hold_their_only_matrix_under_different_names(tmp_path):
+def test_single_matrices_with_different_names(tmp_path):
     numpy = pytest.importorskip("safetensors.numpy")
     (tmp_path / "in").mkdir()
     for name in "ab":
@@ -80,8 +80,8 @@ def test_files_that_hold_their_only_matrix_under_different_names(tmp_path):
         (lambda path: np.save(path, np.ones((20, D), np.int32)), "dtype is int32, was float32"),
     ],
 )
-def test_an_attempt_checks_shape_and_dtype(tmp_path, replacement, message):
-    """Neither the size nor the time of the file has changed."""
+def test_attempt_checks_shape_and_dtype(tmp_path, replacement, message):
+    """Neither the size nor the modification time of the file has changed."""
     path = tmp_path / "x.npy"
     np.save(path, rows())
     plan, status = sjlt.plan(path, tmp_path / "out", K, part_rows=20), path.stat()
@@ -106,16 +106,16 @@ def test_an_attempt_checks_shape_and_dtype(tmp_path, replacement, message):
         ("*/*.npy", "out", "its files would match the source"),
     ],
 )
-def test_a_target_that_would_be_found_among_the_sources(tmp_path, source, target, message):
+def test_target_among_the_sources_is_refused(tmp_path, source, target, message):
     shards(tmp_path / "in")
     (tmp_path / "link").symlink_to(tmp_path / "in")
-    for _ in range(2):  # also once the folder exists
+    for _ in range(2):  # the second time, the folder exists
         with pytest.raises(UserError, match=message):
             sjlt.plan(tmp_path / source, tmp_path / target, K)
         (tmp_path / target).mkdir(exist_ok=True)
 
 
-def test_targets_that_are_not_found_among_the_sources(tmp_path):
+def test_target_not_among_the_sources(tmp_path):
     x = shards(tmp_path / "in")
     for source, target in {"in": "in/_out", "in/x*.npy": "in/out", "**/x*.npy": "deep", "in/x10.npy": "in/one"}.items():
         for _ in range(2):
@@ -124,7 +124,7 @@ def test_targets_that_are_not_found_among_the_sources(tmp_path):
         assert len(result(tmp_path / target)) == (31 if "x10" in source else len(x))
 
 
-def test_a_target_in_a_zarr_store(tmp_path):
+def test_target_in_a_zarr_store(tmp_path):
     save_zarr(tmp_path / "x.zarr", rows(), rows(1))
     for source in ("x.zarr", "*.zarr"):
         with pytest.raises(UserError, match=r"x\.zarr/out: is inside the source"):
@@ -140,7 +140,7 @@ def damage(folder):
     (folder / "part-00003.npy").rename(folder / "three.npy")
 
 
-def test_a_damaged_result_is_refused_part_by_part(tmp_path):
+def test_damaged_result_names_its_parts(tmp_path):
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
     plan.run(workers=1)
@@ -157,7 +157,7 @@ def test_a_damaged_result_is_refused_part_by_part(tmp_path):
     plan.run_part(0)
 
 
-def test_commands_refuse_a_damaged_result(tmp_path, monkeypatch, run):
+def test_commands_refuse_damaged_results(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     shards(Path("in"))
     sjlt.plan("in", "out", K).run(workers=1)
@@ -175,8 +175,8 @@ def test_commands_refuse_a_damaged_result(tmp_path, monkeypatch, run):
 # ------------------------------------------------------------------------------------- names
 
 
-def test_equal_numbers_have_one_order(tmp_path, monkeypatch):
-    """Whatever the order in which the file system lists them."""
+def test_order_of_names_with_equal_numbers(tmp_path, monkeypatch):
+    """Regardless of the order in which the file system lists them."""
     (tmp_path / "in").mkdir()
     for name in ("1.npy", "01.npy", "001.npy", "\u00b2.npy"):
         np.save(tmp_path / "in" / name, rows())
@@ -187,7 +187,7 @@ def test_equal_numbers_have_one_order(tmp_path, monkeypatch):
     assert names == [["001.npy", "01.npy", "1.npy", "\u00b2.npy"]] * 2
 
 
-def test_a_folder_of_results_with_their_descriptions(tmp_path, monkeypatch, run):
+def test_folder_of_described_results_as_source(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     x = shards(Path("in"))
     Path("projected").mkdir()
@@ -203,5 +203,5 @@ def test_a_folder_of_results_with_their_descriptions(tmp_path, monkeypatch, run)
     with pytest.raises(UserError, match=r"x2\.npy\.partial: an unfinished result"):
         sjlt.plan("projected", "again", 8)
     Path("projected/x2.npy.partial").unlink()
-    with pytest.raises(UserError, match=r"x2\.npy\.partial\.json: neither"):  # it describes nothing
+    with pytest.raises(UserError, match=r"x2\.npy\.partial\.json: neither"):  # the file it describes is missing
         sjlt.plan("projected", "again", 8)

@@ -1,4 +1,4 @@
-"""The thread pool under strain: threads that cannot be started or are taken, failing tasks, the interpreter's end."""
+"""The thread pool under stress: threads that cannot be started or are busy, failing tasks, interpreter exit."""
 
 import itertools
 import subprocess
@@ -11,18 +11,18 @@ import pytest
 
 from sjlt import threads
 
-LONG = 30  # seconds, for what should take none
+LONG = 30  # seconds, for what should be immediate
 
 
 @pytest.fixture(autouse=True)
 def _pool_of_its_own(monkeypatch):
-    """A pool without threads; the one that other tests use comes back afterwards."""
+    """A pool without threads; the shared pool is restored afterwards."""
     monkeypatch.setattr(threads, "_pool", None)
     monkeypatch.setattr(threads, "_pool_size", 0)
 
 
 class Log:
-    """Tasks that began and that ended, in order."""
+    """The tasks that began and those that ended, in order."""
 
     def __init__(self):
         self.begun, self.ended = [], []
@@ -43,7 +43,7 @@ def in_thread(function, *arguments):
 
 
 def fail_from(monkeypatch, function, nth, applies=lambda self: True):
-    """Let a method fail from its nth call on, as where the system gives no more threads."""
+    """Make a method fail from its nth call on, as when the system is out of threads."""
     owner, name = function
     original, calls = getattr(owner, name), itertools.count(1)
 
@@ -55,20 +55,20 @@ def fail_from(monkeypatch, function, nth, applies=lambda self: True):
     monkeypatch.setattr(owner, name, limited)
 
 
-def is_of_the_pool(thread):
+def is_pool_thread(thread):
     return thread.name.startswith("sjlt")
 
 
 FAILURES = {
     "submit": lambda m, nth: fail_from(m, (ThreadPoolExecutor, "submit"), nth),
-    "start": lambda m, nth: fail_from(m, (threading.Thread, "start"), nth, is_of_the_pool),
+    "start": lambda m, nth: fail_from(m, (threading.Thread, "start"), nth, is_pool_thread),
 }
 each_failure = pytest.mark.parametrize("failure", FAILURES)
 
 
 @each_failure
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_all_tasks_run_once_on_the_threads_there_are(monkeypatch, failure, nth):
+def test_all_tasks_run_once_on_the_available_threads(monkeypatch, failure, nth):
     FAILURES[failure](monkeypatch, nth)
     for _ in range(3):
         log = Log()
@@ -78,7 +78,7 @@ def test_all_tasks_run_once_on_the_threads_there_are(monkeypatch, failure, nth):
 
 @each_failure
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_task_fails_where_threads_cannot_be_started(monkeypatch, failure, nth):
+def test_failing_task_when_threads_cannot_be_started(monkeypatch, failure, nth):
     FAILURES[failure](monkeypatch, nth)
     log = Log()
 
@@ -92,8 +92,8 @@ def test_a_task_fails_where_threads_cannot_be_started(monkeypatch, failure, nth)
     assert sorted(log.begun) == sorted(log.ended)
 
 
-def test_a_call_returns_after_its_last_task_whoever_runs_it(monkeypatch):
-    """Work whose thread cannot be started stays in the pool's queue, where another caller's thread may find it."""
+def test_call_returns_after_its_last_task(monkeypatch):
+    """Tasks whose thread cannot be started stay in the pool's queue, where another caller's thread may run them."""
     FAILURES["start"](monkeypatch, 2)
     leave = threading.Event()
     busy = threading.Semaphore(0)
@@ -102,7 +102,7 @@ def test_a_call_returns_after_its_last_task_whoever_runs_it(monkeypatch):
         busy.release()
         leave.wait(LONG)
 
-    other = in_thread(threads.run, occupy, [()] * 3, 3)  # on one thread of the pool and its own
+    other = in_thread(threads.run, occupy, [()] * 3, 3)  # occupies one pool thread and its own
     for _ in range(2):
         assert busy.acquire(timeout=LONG)
 
@@ -122,8 +122,8 @@ def test_a_call_returns_after_its_last_task_whoever_runs_it(monkeypatch):
 
     calling = in_thread(caller)
     assert began[0].wait(LONG)
-    leave.set()  # the thread of the pool is free
-    began[1].wait(1)  # only if that thread takes the second task
+    leave.set()  # the pool thread becomes free
+    began[1].wait(1)  # set only if that thread runs the second task
     go_on[0].set()
     calling.join(0.3)
     go_on[1].set()
@@ -135,7 +135,7 @@ def test_a_call_returns_after_its_last_task_whoever_runs_it(monkeypatch):
 # --------------------------------------------------------------------------------- tasks that fail
 
 
-def test_no_task_runs_after_an_exception_was_raised():
+def test_no_task_runs_after_an_exception():
     log = Log()
 
     def task(i):
@@ -154,7 +154,7 @@ def test_no_task_runs_after_an_exception_was_raised():
 
 
 @pytest.mark.parametrize("where", ["caller", "worker"])
-def test_an_exception_is_raised_whichever_thread_it_is_of(where):
+def test_exceptions_of_any_thread_are_raised(where):
     caller, both = threading.current_thread(), threading.Barrier(2)
 
     def task():
@@ -170,7 +170,7 @@ def test_an_exception_is_raised_whichever_thread_it_is_of(where):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_no_step_of_a_task_begins_after_an_exception(workers):
+def test_no_step_starts_after_an_exception(workers):
     steps = []
 
     def task(i):
@@ -212,8 +212,8 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
-def test_an_interrupt_ends_a_call(n):
-    """Half a second of work, and what a busy machine adds. (`test_interrupts` measures the work.)"""
+def test_interrupt_ends_a_call(n):
+    """Half a second of work, plus the delays of a busy machine. (`test_interrupts` measures the work.)"""
     case = "Sketch(2**31, 1000, nnz=8), np.broadcast_to(np.float32(1), (500, 2**31))"
     code = INTERRUPTED.replace("CASE", case)
     result = subprocess.run([sys.executable, "-c", code, str(n)], capture_output=True, text=True, timeout=300)
@@ -221,10 +221,10 @@ def test_an_interrupt_ends_a_call(n):
     assert float(result.stdout) < 5
 
 
-# --------------------------------------------------------------------------------- threads that others use
+# --------------------------------------------------------------------------------- busy threads
 
 
-def test_a_call_does_not_wait_for_work_that_it_is_queued_behind():
+def test_call_does_not_wait_for_other_callers_work():
     leave, busy = threading.Event(), threading.Semaphore(0)
 
     def occupy():
@@ -248,7 +248,7 @@ def test_a_call_does_not_wait_for_work_that_it_is_queued_behind():
     assert sorted(log.ended) == list(range(12))
 
 
-# --------------------------------------------------------------------------------- the interpreter's end
+# --------------------------------------------------------------------------------- interpreter exit
 
 LATE = """
 import atexit, threading, time
@@ -281,7 +281,7 @@ threading.Thread(target=late).start()
 
 
 @pytest.mark.exhaustive
-def test_a_call_while_the_interpreter_ends():
+def test_call_during_interpreter_exit():
     result = subprocess.run([sys.executable, "-W", "error", "-c", LATE], capture_output=True, text=True, timeout=120)
     assert result.stdout.split() == ["thread", "atexit"], result.stderr
     assert result.returncode == 0

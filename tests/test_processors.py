@@ -1,4 +1,4 @@
-"""Kernels for other processors than this one."""
+"""Kernels compiled for other processors."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ print(digest.hexdigest())
 @pytest.mark.exhaustive
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of this kind")
 def test_other_processors_give_the_same_bits(tmp_path):
-    """Without AVX, or without AVX-512 alone, other instructions are emitted."""
+    """Without AVX, or without AVX-512 alone, other instructions are generated."""
 
     def digest(**environment):
         run = [sys.executable, "-c", OTHER_PROCESSOR]

@@ -1,6 +1,6 @@
-"""Dense products against the materialised sketch, exactly, on integer data: dtypes, orders, strides, shapes.
+"""Dense products compared exactly with the materialized sketch, on integer data: dtypes, orders, strides, shapes.
 
-nnz is 1, 4, 16 or 64 throughout: the scale 1/sqrt(nnz) is then a power of two, and every product exact.
+nnz is always 1, 4, 16 or 64, so the scale 1/sqrt(nnz) is a power of two and every product is exact.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from sjlt.backends.cpu import plan
 def num_threads(request, monkeypatch):
     before = sjlt.get_num_threads()
     sjlt.set_num_threads(request.param)
-    if request.param == 3:  # small products are computed as large ones are
+    if request.param == 3:  # compute small products like large ones
         monkeypatch.setattr(plan, "KEPT_CODES", 0)
     yield request.param
     sjlt.set_num_threads(before)
@@ -42,7 +42,7 @@ def check_adjoint(S, y):
 # --------------------------------------------------------------------------------- dtypes
 
 
-# Few rows and many may run in different kernels, which compile for each dtype: many in one dtype of a kind.
+# Few and many rows may run in different kernels, which compile for each dtype; many rows run in one dtype of each kind.
 ROWS_AND_DTYPES = [*((3, t) for t in DTYPES), *((70, t) for t in (*FLOATS, "int8", "uint64", "bool"))]
 IN_DEFAULT_RUN = [(3, "float16"), (70, "float32"), (3, "float64"), (70, "int8")]
 
@@ -62,7 +62,7 @@ def test_dtypes(n, dtype):
 
 
 @pytest.mark.parametrize("extreme", [2**53, -(2**53), 2**40 + 1])
-def test_large_integers_are_fp64s(extreme):
+def test_large_integers_are_computed_in_fp64(extreme):
     S = Sketch(3, 64, nnz=1)
     x = np.array([[extreme, 0, 0], [0, 0, extreme]])
     same(x @ S.T, exact_project(S, x))
@@ -110,9 +110,9 @@ def test_overflow_of_fp16_gives_infinities(n):
 
 # --------------------------------------------------------------------------------- shapes
 
-# Features: none, one, below a chunk, about a tile of features, a prime, many blocks of the sums for small k.
+# Features: none, one, less than a chunk, about a tile of features, a prime, many blocks of the sums for small k.
 FEATURES = [0, 1, 31, 63, 65, 509, 3001]
-# (k, nnz): one row, k < 128, whole tiles, broken tiles, a prime, chunks of one place, of the whole tile.
+# (k, nnz): one row, k < 128, full tiles, partial tiles, a prime, chunks of one column, of the whole tile.
 COMPONENTS = [(1, 1), (6, 4), (64, 64), (100, 16), (128, 1), (256, 4), (300, 16), (1009, 4)]
 
 
@@ -134,16 +134,16 @@ def test_shapes(k, nnz, d):
         (4096, 1, 1, 0),
         (300, 3, 1, 77),
         (16, 8, 1, 1),
-        (254, 1, 1, 70),  # sub-blocks of 127 rows, of which a chunk takes 64
-        (190, 2, 1, 33),  # of 47 and 48
+        (254, 1, 1, 70),  # sub-blocks of 127 rows, of which a chunk uses 64
+        (190, 2, 1, 33),  # of 47 and 48 rows
         (256, 2, 1, 7),
         (1000, 8, 2, 2**33 + 11),
         (128, 128, 1, 9),
         (1, 1, 1, 5),
     ],
 )
-def test_one_vector_has_the_bits_it_has_among_others(sketch, dtype):
-    """One vector, and two, are summed in another way: 16 rows of a sub-block at a time."""
+def test_single_vectors_equal_batches(sketch, dtype):
+    """One or two vectors are summed by another method, 16 rows of a sub-block at a time."""
     k, nnz, stacks, offset = sketch
     d = 40_001
     S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=k)[:, offset:]
@@ -156,7 +156,7 @@ def test_one_vector_has_the_bits_it_has_among_others(sketch, dtype):
 
 
 @pytest.mark.parametrize("n", [*range(1, 12), 31, 32, 33, 63, 64, 65, 100, 257])
-def test_numbers_of_rows(n, num_threads):
+def test_row_counts(n, num_threads):
     S = Sketch(333, 40, nnz=4, seed=n)
     for dtype in ("float32", "float64"):
         check_project(S, integers((n, 333), dtype))
@@ -165,7 +165,7 @@ def test_numbers_of_rows(n, num_threads):
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)])
 @pytest.mark.parametrize("d", [0, 1, 77])
-def test_no_rows(shape, d):
+def test_zero_rows(shape, d):
     S = Sketch(d, 40, nnz=4)
     for x, product, check in (
         (np.empty((*shape, d), np.float32), lambda x: x @ S.T, check_project),
@@ -177,7 +177,7 @@ def test_no_rows(shape, d):
 
 
 def sliding(n, d, dtype, seed=0):
-    """(n, d) whose row i begins one element further on than row i - 1: a wide matrix in the memory of one row."""
+    """(n, d) whose row i starts one element after row i - 1: a wide matrix in the memory of a single row."""
     line = integers(n + d, dtype, seed)
     return np.lib.stride_tricks.as_strided(line, (n, d), (line.itemsize, line.itemsize), writeable=False)
 
@@ -185,7 +185,7 @@ def sliding(n, d, dtype, seed=0):
 @pytest.mark.parametrize("dtype", exhaustive_except(["float32"], ["float32", "int8"]))
 @pytest.mark.parametrize("n", [2, 40])
 def test_wide(n, dtype, num_threads):
-    """More features than any table of entries or run of features of one task holds."""
+    """More features than fit in one task's table of entries or range of features."""
     for S in (Sketch(140_000, 128, nnz=64), Sketch(300_001, 50, nnz=4)[:, 7:]):
         x = sliding(n, S.n_features, dtype)
         check_project(S, x)
@@ -200,7 +200,7 @@ def test_wide_adjoint(n, num_threads):
 
 @pytest.mark.parametrize(("n", "k"), [(1, 8192), (40, 8192), (300, 8192), (1, 65_536), (150, 65_536), (5, 1_000_003)])
 def test_many_components(n, k, num_threads):
-    """Columns about 2^33, where blocks of features begin whatever their size."""
+    """Columns around 2^33, where blocks of features begin for any block size."""
     S = Sketch(2**34, k, nnz=4)[:, 2**33 - 100 : 2**33 + 155]
     check_project(S, integers((n, 255)))
     check_adjoint(S, integers((n, k)))
@@ -208,7 +208,7 @@ def test_many_components(n, k, num_threads):
 
 @pytest.mark.parametrize("k", [3, 128, 700])
 @pytest.mark.parametrize("n", [3, 50])
-def test_features_past_two_to_the_33(k, n):
+def test_features_beyond_2_33(k, n):
     S = Sketch(2**63 - 1, k, nnz=1, seed=-1)
     for start in (2**33 - 40, 2**33 + 1, 2**62 - 11, 2**63 - 1 - 100):
         part = S[:, start : start + 100]
@@ -237,7 +237,7 @@ LAYOUTS = {
     dtype=["float16", "float32", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("float64", "int16"))],
     n=[5, 70],
 )
-def test_layouts_of_the_input(layout, dtype, n, num_threads):
+def test_input_layouts(layout, dtype, n, num_threads):
     S = Sketch(301, 40, nnz=4)
     for rows, check in ((integers((n, 301), dtype), check_project), (integers((n, 40), dtype), check_adjoint)):
         view = LAYOUTS[layout](rows)
@@ -248,7 +248,7 @@ def test_layouts_of_the_input(layout, dtype, n, num_threads):
 
 
 @pairwise(layout=list(LAYOUTS), dtype=FLOATS, n=[5, 70])
-def test_layouts_of_out(layout, dtype, n, num_threads):
+def test_out_layouts(layout, dtype, n, num_threads):
     S = Sketch(301, 40, nnz=4)
     x, y = integers((n, 301), dtype), integers((n, 40), dtype)
     out = LAYOUTS[layout](poisoned((n, 40), dtype))
@@ -283,14 +283,14 @@ def test_leading_axes(dtype):
     S = Sketch(77, 40, nnz=4)
     for x, check in ((integers((4, 6, 5, 77), dtype), check_project), (integers((4, 6, 5, 40), dtype), check_adjoint)):
         check(S, x)
-        check(S, x.transpose(2, 0, 1, 3))  # no strides describe its rows as one axis
+        check(S, x.transpose(2, 0, 1, 3))  # its rows cannot be described as one axis by strides
         check(S, x[::2, ::-1, 1:3])
         check(S, np.moveaxis(np.ascontiguousarray(np.moveaxis(x, -1, 0)), 0, -1))
         check(S, np.broadcast_to(x[:, :1], x.shape))
 
 
 @pytest.mark.parametrize("axes", [(0, 2, 1, 3), (2, 1, 0, 3), (1, 2, 0, 3), (1, 0, 2, 3)], ids=str)
-def test_leading_axes_without_merged_strides_take_few_calls(axes, monkeypatch):
+def test_unmergeable_leading_axes_need_few_calls(axes, monkeypatch):
     calls = []
     for name in ("project", "adjoint"):
         function = getattr(backend, name)
@@ -309,7 +309,7 @@ def test_leading_axes_without_merged_strides_take_few_calls(axes, monkeypatch):
         calls.clear()
 
 
-def test_leading_axes_of_out_without_merged_strides():
+def test_unmergeable_leading_axes_of_out():
     S = Sketch(77, 40, nnz=4)
     x = integers((4, 6, 77))
     out = poisoned((6, 4, 40), "float32").transpose(1, 0, 2)
@@ -318,7 +318,7 @@ def test_leading_axes_of_out_without_merged_strides():
     same(S.project(x, out=out), exact_project(S, x))
 
 
-# --------------------------------------------------------------------------------- both sides
+# --------------------------------------------------------------------------------- left and right products
 
 
 FOUR = ["float16", "float32", "float64", "int32", "bool"]
@@ -342,7 +342,7 @@ def test_four_products(dtype, order):
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 200])
-def test_products_from_the_left(width, num_threads):
+def test_left_products(width, num_threads):
     S = Sketch(5000, 6, nnz=4)  # chunks of one column: many blocks of features
     A, B = integers((5000, width)), integers((6, width))
     same(S @ A, exact_project(S, A.T).T)
@@ -350,7 +350,7 @@ def test_products_from_the_left(width, num_threads):
 
 
 @each_value(dtype=["float16", "float32", "float64"], n=[1, 5, 70], stacks=[1, 2])
-def test_kept_codes_change_no_bits(dtype, n, stacks, monkeypatch):
+def test_kept_codes_do_not_change_bits(dtype, n, stacks, monkeypatch):
     S = Sketch(1000, 96, nnz=4, stacks=stacks, seed=2)[:, 3:]
     x = np.random.default_rng(n).normal(size=(n, 997)).astype(dtype)
     small = x @ S.T, x[:, :96] @ S
@@ -359,7 +359,7 @@ def test_kept_codes_change_no_bits(dtype, n, stacks, monkeypatch):
     same(small[1], x[:, :96] @ S)
 
 
-def test_products_of_no_columns():
+def test_zero_columns():
     S = Sketch(77, 40, nnz=4)
     assert (S @ np.empty((77, 0), np.float32)).shape == (40, 0)
     assert (S.T @ np.empty((40, 0), np.float32)).shape == (77, 0)
@@ -368,7 +368,7 @@ def test_products_of_no_columns():
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("k", "nnz"), COMPONENTS)
 def test_adjoint_identity(k, nnz, seed):
-    """<S x, y> = <x, S' y>, without the materialised sketch and to the bit."""
+    """<S x, y> = <x, S' y>, without the materialized sketch, to the bit."""
     S = Sketch(777, k, nnz=nnz, seed=seed)[:, 10 * seed :]
     x = integers((4, S.n_features), "float64", seed)
     y = integers((4, k), "float64", seed + 9)

@@ -1,4 +1,4 @@
-"""`sjlt.quality`: its measures, checked with NumPy alone; its samples; its refusals."""
+"""`sjlt.quality`: its measures, checked with plain NumPy; its sampling; its refusals."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ ALL = {"rows": 10**6, "pairs": 10**9, "queries": 10**6}  # no sampling
 
 
 class Unchanged:
-    """The identity, as a transformer of scikit-learn's kind."""
+    """The identity, as a scikit-learn transformer."""
 
     def __init__(self, random_state=None):
         self.random_state = random_state
@@ -40,7 +40,7 @@ class Unchanged:
 
 
 def test_against_plain_definitions():
-    """Every number, by NumPy alone, where nothing is sampled."""
+    """Every value against plain NumPy, without sampling."""
     rng = np.random.default_rng(0)
     X, k, seeds, eps = rng.normal(size=(40, 300)) + 0.5, 32, 5, 0.25
     report = sjlt.quality(X, [Sketch(300, k, nnz=2, seed=7)], eps=eps, seeds=seeds, neighbours=3, **ALL)
@@ -81,7 +81,7 @@ def test_against_plain_definitions():
     ids=["columns of one chunk never meet", "named", "transformer"],
 )
 @pytest.mark.parametrize("container", [np.asarray, scipy.sparse.csr_array])
-def test_what_keeps_everything(container, sketch):
+def test_lossless_transformers(container, sketch):
     report = sjlt.quality(container(integers((60, 100), "float64")), [sketch], seeds=2, **ALL)
     (found,) = report.sketches
     assert found.ratio_quantiles == (1,) * 9
@@ -90,24 +90,25 @@ def test_what_keeps_everything(container, sketch):
     assert (found.recall, found.recall_range) == (1, (1, 1))
 
 
-def test_gaussian_matrices_do_as_theory_says():
-    """False-alarm rate below 1e-5: 60 seeds make the standard errors themselves good to 10 %."""
+def test_gaussian_matrices_match_theory():
+    """False-alarm rate below 1e-5: with 60 seeds the standard errors themselves are accurate to 10 %."""
     X = np.random.default_rng(0).normal(size=(100, 400)) * np.linspace(1, 3, 400)
     report = sjlt.quality(X, [("dense", GaussianRandomProjection(64))], seeds=60, neighbours=1)
     (found,), (theory,) = report.sketches, report.theory
     assert abs(found.ratio_std - theory.ratio_std) < 6 * found.ratio_std_error
     assert abs(found.outside - theory.outside) < 6 * found.outside_error
-    # 100 nearly orthogonal rows: 6,000 nearly independent norms; a chi^2 variance is good to sqrt(2/N), at least.
+    # 100 nearly orthogonal rows: 6,000 nearly independent norms; the variance estimate is accurate to sqrt(2/N).
     assert found.norm_std == pytest.approx(theory.ratio_std, rel=6 / math.sqrt(2 * 3000))
     assert found.inner_std == pytest.approx(theory.inner_std, rel=0.05)
     assert found.ratio_quantiles == pytest.approx(theory.ratio_quantiles, rel=0.05)
 
 
-def test_two_sparse_rows_have_the_variance_that_each_law_gives():
-    """False-alarm rate 1e-6 of each: 100 orthogonal rows through 40 matrices, kurtosis below 20.
+def test_variance_of_2_sparse_rows():
+    """False-alarm rate 1e-6 each: 100 orthogonal rows through 40 matrices, kurtosis below 20.
 
-    Var|Sx|^2 of x = (e_i + e_j)/sqrt(2), sum of fourth powers 1/2: exact sparsity leaves 2/k (1 - 1/2), the chance of
-    a collision; independent entries add (1/density - 1)/k 1/2, the luck in how many nonzeros a column has.
+    Var|Sx|^2 for x = (e_i + e_j)/sqrt(2), with sum of fourth powers 1/2: exact sparsity leaves 2/k (1 - 1/2), due
+    to
+    collisions; independent entries add (1/density - 1)/k 1/2, due to the random number of nonzeros per column.
     """
     d, k = 4096, 64
     density = 1 / math.sqrt(d)
@@ -120,7 +121,7 @@ def test_two_sparse_rows_have_the_variance_that_each_law_gives():
     assert exact.ratio_std < iid.ratio_std / 3
 
 
-def test_duplicates_are_counted_and_found_again():
+def test_duplicates_are_counted_and_found():
     X = np.repeat(np.random.default_rng(0).normal(size=(6, 80)), 11, axis=0)
     report = sjlt.quality(X, [Sketch(80, 8)], seeds=3, neighbours=10, **ALL)
     assert report.duplicates == 6 * 11 * 10 // 2
@@ -128,7 +129,7 @@ def test_duplicates_are_counted_and_found_again():
     assert report.sketches[0].recall_range == (1, 1)
 
 
-def test_rows_of_zeros_are_counted_and_left_out():
+def test_zero_rows_are_counted_and_excluded():
     X = np.random.default_rng(0).normal(size=(50, 80))
     X[[3, 4, 17]] = 0
     report = sjlt.quality(X, [Sketch(80, 8)], seeds=2, **ALL)
@@ -138,7 +139,7 @@ def test_rows_of_zeros_are_counted_and_left_out():
 
 
 @pytest.mark.parametrize("exponent", [-600, 600])
-def test_no_scale_is_too_small_or_too_large(exponent):
+def test_data_of_any_scale(exponent):
     X = np.random.default_rng(0).normal(size=(30, 50))
     assert sjlt.quality(X * 2.0**exponent, [Sketch(50, 8)], seeds=2) == sjlt.quality(X, [Sketch(50, 8)], seeds=2)
 
@@ -155,7 +156,7 @@ def test_equal_arguments_give_equal_reports():
     assert [sketch.name for sketch in first.sketches] == ["nnz 4", "scikit-learn"]
 
 
-def test_transformers_of_our_own_are_the_sketches():
+def test_our_transformers_equal_their_sketches():
     X = np.random.default_rng(0).normal(size=(60, 50))
     ours = ("same", sjlt.SparseRandomProjection(16, random_state=np.int64(5)))
     transformed, sketched = sjlt.quality(X, [ours, ("same", Sketch(50, 16, seed=5))], seeds=3).sketches
@@ -183,19 +184,19 @@ CONTAINERS = {
 
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_containers(kind):
-    """Integers, so that every order of summation gives the same sums before any division."""
+    """Integers, so every order of summation gives the same sums before any division."""
     X = integers((60, 40), "float64")
     small = {"rows": 50, "pairs": 300, "queries": 20, "seeds": 2}
     expected = sjlt.quality(X, [Sketch(40, 16, nnz=4)], **small)
     found = sjlt.quality(CONTAINERS[kind](X), [Sketch(40, 16, nnz=4)], **small)
-    assert found.sketches[0].recall == pytest.approx(expected.sketches[0].recall, abs=0.02)  # ties, after projection
+    assert found.sketches[0].recall == pytest.approx(expected.sketches[0].recall, abs=0.02)  # ties after projection
     assert found.sketches[0].ratio_quantiles == expected.sketches[0].ratio_quantiles
     assert found.sketches[0].inner_max == expected.sketches[0].inner_max
     assert (found.rows, found.pairs, found.theory) == (expected.rows, expected.pairs, expected.theory)
 
 
 @pytest.mark.gpu
-def test_a_tensor_on_a_gpu():
+def test_gpu_tensor():
     X = integers((60, 40), "float32")
     assert sjlt.quality(torch.from_numpy(X).cuda(), [Sketch(40, 16)], seeds=2) == sjlt.quality(
         X, [Sketch(40, 16)], seeds=2
@@ -204,7 +205,7 @@ def test_a_tensor_on_a_gpu():
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_only_the_sampled_rows_are_read(order, tmp_path, monkeypatch):
-    """The rows that a file is asked for; then all others are NaN, of the file and of a memory map."""
+    """Records the rows read from the file; then all other rows are NaN, in the file and in a memory map."""
     X = np.asarray(np.random.default_rng(0).normal(size=(200, 30)).astype(np.float32), order=order)
     np.save(tmp_path / "x.npy", X)
     touched, preadv = [], os.preadv
@@ -230,7 +231,7 @@ def test_only_the_sampled_rows_are_read(order, tmp_path, monkeypatch):
         assert sjlt.quality(source, [Sketch(30, 8)], **small) == report
 
 
-def test_a_report_is_json():
+def test_report_as_json():
     X = np.random.default_rng(0).normal(size=(30, 50))
     report = sjlt.quality(X, [Sketch(50, 8), Sketch(50, 16), ("named", Sketch(50, 8, nnz=1))], seeds=2)
     content = json.loads(json.dumps(report.to_dict(), allow_nan=False))
@@ -273,7 +274,7 @@ def test_names():
 
 
 @pytest.mark.exhaustive
-def test_the_standard_sketches():
+def test_standard_sketches():
     names = [name for name, _ in standard_sketches(100, 64)]
     assert names == [
         "nnz 1", "nnz 2", "nnz 4", "nnz 8", "4 stacks", "iid auto", "iid 1/3", "Rademacher", "scikit-learn",
@@ -297,15 +298,15 @@ def photographed():
 
 
 def sparse_normal():
-    """The data of scikit-learn's own test of its projections: 8 rows of 5000 features, 15,000 numbers in all."""
+    """The data of scikit-learn's own test of its projections: 8 rows, 5000 features, 15,000 nonzeros in all."""
     rng = np.random.RandomState(0)
     places = rng.randint(8, size=15_000), rng.randint(5000, size=15_000)
     return scipy.sparse.csr_array((rng.randn(15_000), places), shape=(8, 5000))
 
 
 @pytest.mark.parametrize(("data", "eps"), [(photographed, 0.35), (sparse_normal, 0.2)])
-def test_the_dimension_that_the_lemma_asks_for_keeps_its_promise(data, eps):
-    """All pairs stay within 1 +- eps, for every law. The lemma leaves 0.061 a matrix to false alarms, at most."""
+def test_johnson_lindenstrauss_dimension(data, eps):
+    """All pairs stay within 1 +- eps for every law. The lemma allows a false-alarm rate of up to 0.061 per matrix."""
     options = {"eps": eps, "neighbours": 1, "seeds": 2, **ALL}
     X = data()
     k = sjlt.quality(X, [Sketch(X.shape[1], 8)], **options).jl_n_components
@@ -360,14 +361,14 @@ def test_refusals(case):
 
 
 @pytest.mark.parametrize("sketches", [["nnz 4"], [("name", np.eye(3))], [(Sketch(20, 8), "name")], [Sketch(20, 8).T]])
-def test_what_is_no_sketch(sketches):
+def test_invalid_sketches(sketches):
     with pytest.raises(TypeError, match="sketches are sjlt"):
         sjlt.quality(holding(1), sketches)
     with pytest.raises(ValueError, match="empty list"):
         sjlt.quality(holding(1), [])
 
 
-def test_the_example_of_the_docstring():
+def test_docstring_example():
     import doctest
 
     assert doctest.testmod(evaluation) == (0, 6)

@@ -1,4 +1,4 @@
-"""The measures of `sjlt.quality`, and its theory, against plain definitions."""
+"""The measures of `sjlt.quality` and its theory, compared with plain definitions."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def test_distances_of_pairs(container, block, monkeypatch):
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 10, 31])
-def test_every_pair_is_there_once(n):
+def test_every_pair_occurs_once(n):
     everything = n * (n - 1) // 2
     first, second = measures.distinct_pairs(n, everything, np.random.default_rng(0))
     pairs = {frozenset(pair) for pair in zip(first.tolist(), second.tolist(), strict=True)}
@@ -40,13 +40,13 @@ def test_every_pair_is_there_once(n):
 
 
 def test_pairs_are_uniform():
-    """False-alarm rate 1e-6: 45 pairs of 10 rows, 20 of them at a time."""
+    """False-alarm rate 1e-6: 45 pairs of 10 rows, drawn 20 at a time."""
     drawn = [measures.distinct_pairs(10, 20, np.random.default_rng(seed)) for seed in range(900)]
     codes = np.array([np.sort(pair, axis=0).T @ [10, 1] for pair in drawn])
     assert all(len(set(row)) == 20 for row in codes.tolist())
     counts = np.unique(codes, return_counts=True)[1]
     assert len(counts) == 45
-    # Without replacement counts vary less than multinomial ones, so the test errs to the quiet side.
+    # Counts drawn without replacement vary less than multinomial ones, so false alarms are rarer than stated.
     assert stats.chisquare(counts).pvalue > 1e-6
 
 
@@ -59,7 +59,7 @@ def test_recall(neighbours):
     assert measures.recall(before, before, neighbours) == 1
 
 
-def test_rows_at_equal_distances_stand_for_each_other():
+def test_equidistant_rows_are_interchangeable():
     before, found, missed = np.array([[[1.0, 1, 1, 5]], [[9.0, 1, 9, 9]], [[9.0, 9, 9, 1]]])
     assert measures.recall(before, found, 1) == 1
     assert measures.recall(before, missed, 1) == 0
@@ -69,7 +69,7 @@ def test_rows_at_equal_distances_stand_for_each_other():
 
 
 def test_theory():
-    """False-alarm rate 1e-6 for each comparison with 200,000 drawn chi^2 variables."""
+    """False-alarm rate 1e-6 for each comparison with 200,000 drawn chi-squared variables."""
     k, eps, n = 20, 0.3, 50
     theory = measures.gaussian(k, eps, n, mean_square_cosine=0.25)
     ratios = np.square(np.random.default_rng(0).normal(size=(200_000, k))).mean(axis=1)

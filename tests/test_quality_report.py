@@ -1,4 +1,4 @@
-"""``sjlt quality``, and what `sjlt.quality` found as a table, as JSON and as a figure."""
+"""``sjlt quality``, and the results of `sjlt.quality` as a table, as JSON and as a figure."""
 
 import dataclasses
 import io
@@ -27,14 +27,14 @@ SMALL = ("--rows", 40, "--pairs", 100, "--queries", 10, "--seeds", 2)
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Every test in an empty directory with one good source."""
+    """Run every test in an empty directory with one valid source."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.random.default_rng(0).normal(size=(60, 50)).astype(np.float32))
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """``sjlt quality`` with the given arguments, in this process."""
+    """Run ``sjlt quality`` with the given arguments in this process."""
 
     def call(*arguments, options=("--laws",)):
         monkeypatch.setattr(sys, "argv", ["sjlt", "quality", *options, *map(str, arguments)])
@@ -64,7 +64,7 @@ def report():
 # ------------------------------------------------------------------------------------- the command
 
 
-def test_from_file_to_table_json_and_plot(run):
+def test_file_to_table_json_and_plot(run):
     result = run("x.npy", "-k", 8, "-k", 16, "--eps", 0.5, *SMALL, "--json", "out.json", "--plot", "out.png")
     assert (result.code, result.err) == (0, "")
     assert "50 to 8 components" in result.out
@@ -88,7 +88,7 @@ def test_from_file_to_table_json_and_plot(run):
         assert found | {"seconds": 0} == sketch | {"seconds": 0}
 
 
-def test_a_sparse_file_gives_the_numbers_of_a_dense_one(run):
+def test_sparse_file_matches_dense_file(run):
     X = np.random.default_rng(0).integers(-1, 2, (60, 50)).astype(float)
     scipy.sparse.save_npz("x.npz", scipy.sparse.csr_array(X))
     np.save("x.npy", X)
@@ -103,7 +103,7 @@ def test_a_sparse_file_gives_the_numbers_of_a_dense_one(run):
             assert sparse[key] == pytest.approx(dense[key], rel=1e-12)
 
 
-def test_the_defaults(run):
+def test_defaults(run):
     np.save("x.npy", np.random.default_rng(0).normal(size=(20, 300)).astype(np.float32))
     result = run("x.npy", "--seeds", 2)
     assert result.code == 0
@@ -171,22 +171,22 @@ def test_refusals(run, case):
     assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before
 
 
-def test_files_are_replaced_by_force(run):
+def test_force_replaces_files(run):
     existing()
     assert run("x.npy", "-k", 8, *SMALL, "--json", "x.json", "--plot", "x.png", "--force").code == 0
     assert json.loads(Path("x.json").read_bytes())["version"] == 1
     assert Path("x.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_file_that_appears_meanwhile_is_kept(run, monkeypatch):
+def test_file_that_appears_during_the_run_is_kept(run, monkeypatch):
     monkeypatch.setattr(quality_report, "tables", lambda report: existing())
     result = run("x.npy", "-k", 8, *SMALL, "--json", "x.json")
     assert (result.code, result.err) == (2, "Error: x.json: File exists\n")
     assert Path("x.json").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(run, monkeypatch):
-    """os.access stands in: a test may run as root, to whom every folder is open."""
+def test_unwritable_folder_is_refused_early(run, monkeypatch):
+    """os.access is patched because root, as which tests may run, can write to any folder."""
     Path("locked").mkdir()
     monkeypatch.setattr("os.access", lambda path, mode: str(path) != "locked")
     for option, name in (("--json", "locked/x.json"), ("--plot", "locked/x.png")):
@@ -203,11 +203,11 @@ def shown(report, width=60):
     return console.file.getvalue()
 
 
-def test_the_table_fits_60_columns(report):
+def test_table_fits_60_columns(report):
     text = shown(report)
     assert max(map(len, text.splitlines())) <= 60
     assert "…" not in text
-    assert "[bold]mine" in text  # a name is no markup
+    assert "[bold]mine" in text  # a name is not markup
     line = next(line for line in text.splitlines() if line.startswith("nnz 4"))
     first = report.sketches[0]
     cells = [f"{first.ratio_quantiles[i]:.2f}" for i in (0, 8)]
@@ -216,7 +216,7 @@ def test_the_table_fits_60_columns(report):
     assert line.split()[2:-1] == cells
 
 
-def test_what_was_left_out_is_said(report):
+def test_exclusions_are_reported(report):
     assert "left out" not in shown(report)
     changed = dataclasses.replace(report, duplicates=1234, zero_rows=56)
     text = " ".join(shown(changed).split())
@@ -235,7 +235,7 @@ def test_percentages(share, text):
 
 
 @pytest.mark.parametrize("suffix", exhaustive_except([".svg"], figures.PLOT_SUFFIXES))
-def test_figures_of_every_kind(report, suffix):
+def test_figure_formats(report, suffix):
     figures.plot_laws(report, Path(f"one{suffix}"))
     figures.plot_datasets({"a": report, "b": report}, Path(f"many{suffix}"), "title")
     magic = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}[suffix]
@@ -247,7 +247,7 @@ def test_figures_of_every_kind(report, suffix):
 
 
 @pytest.mark.parametrize("name", ["p", "p.gif", ".png"])
-def test_figures_of_other_kinds_are_refused(report, name):
+def test_unknown_figure_formats_are_refused(report, name):
     with pytest.raises(ValueError, match=r"a plot's name ends in .png or .pdf or .svg"):
         report.plot(name)
     with pytest.raises(ValueError, match=r"a plot's name ends in"):
@@ -255,7 +255,7 @@ def test_figures_of_other_kinds_are_refused(report, name):
     assert not Path(name).exists()
 
 
-def test_a_figure_stands_whole_or_not_at_all(report, monkeypatch):
+def test_failed_figure_leaves_no_file(report, monkeypatch):
     figures.plot_laws(report, Path("out.png"))
     before = Path("out.png").read_bytes()
 
@@ -273,7 +273,7 @@ def test_a_figure_stands_whole_or_not_at_all(report, monkeypatch):
 
 
 def test_tails():
-    """The share of ratios beyond each distance from 1, against counting."""
+    """The share of ratios beyond each distance from 1, compared with counting."""
     k = 32
     ratios = np.random.default_rng(0).gamma(k / 2, 2 / k, 10_000)
     edges = measures.bins(k)

@@ -1,4 +1,4 @@
-"""Does search survive? Recall against plain definitions, over arrays, files and tensors; the advice; the command."""
+"""Whether search survives: recall against plain definitions, for arrays, files and tensors; the advice; the command."""
 
 import json
 import math
@@ -21,13 +21,13 @@ from sjlt.files.opening import open_source
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """An empty directory, and blocks of few rows, so that there are many."""
+    """An empty directory, and small blocks, so that there are many."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search, "BLOCK_BYTES", 4 * 40 * 70)
 
 
 def data(n=300, d=40):
-    """Clustered rows with a decaying spectrum, of different lengths."""
+    """Clustered rows with a decaying spectrum and different lengths."""
     rng = np.random.default_rng(0)
     spectrum = 1 / np.sqrt(np.arange(1, d + 1))
     centres = rng.normal(size=(10, d))
@@ -35,8 +35,8 @@ def data(n=300, d=40):
     return x.astype(np.float32)
 
 
-def recall(x, y, queries, within, cosine):
-    """By sorting everything, in float64."""
+def expected_recall(x, y, queries, within, cosine):
+    """Recall by full sorting in float64."""
     shares = []
     for scores in (a @ a.T / (np.outer(*[np.linalg.norm(a, axis=1)] * 2) if cosine else 1) for a in (x, y)):
         np.fill_diagonal(scores, -np.inf)
@@ -51,7 +51,7 @@ def stored_as_int8(y):
 
 
 def test_against_plain_definitions():
-    """All rows search; int8 of queries, which are not rounded, is allowed one neighbour in a hundred."""
+    """All rows are queries; for int8, whose queries are not rounded, one neighbour in a hundred may differ."""
     x = data()
     report = sjlt.quality(x, Sketch(40, 16, seed=3), queries=10**6)
     assert (report.shape, report.queries, report.original_bytes) == ((300, 40), 300, 160)
@@ -73,8 +73,8 @@ def test_against_plain_definitions():
         method = found[name]
         assert method.bytes == size
         for cosine, near, among in ((True, "cosine", "cosine_shortlist"), (False, "inner", "inner_shortlist")):
-            assert getattr(method, near) == pytest.approx(recall(x, y, range(300), 10, cosine), abs=slack)
-            assert getattr(method, among) == pytest.approx(recall(x, y, range(300), 100, cosine), abs=slack)
+            assert getattr(method, near) == pytest.approx(expected_recall(x, y, range(300), 10, cosine), abs=slack)
+            assert getattr(method, among) == pytest.approx(expected_recall(x, y, range(300), 100, cosine), abs=slack)
 
 
 SOURCES = {
@@ -94,7 +94,7 @@ def test_containers_give_one_report(kind):
     found = sjlt.quality(SOURCES[kind](x), Sketch(40, 16), queries=50)
     for a, b in zip(found.methods, expected.methods, strict=True):
         assert (a.name, a.bytes) == (b.name, b.bytes)
-        if not ("float16" in a.name and "power" in kind):  # which has no such range
+        if not ("float16" in a.name and "power" in kind):  # float16 lacks this range
             assert a.cosine == pytest.approx(b.cosine, abs=0.011)  # a tie or two
 
 
@@ -105,20 +105,20 @@ def shares(report, skip=()):
 
 @pytest.mark.parametrize("exponent", [-1000, 900])
 @pytest.mark.parametrize("container", [np.asarray, torch.from_numpy, scipy.sparse.csr_array])
-def test_no_scale_is_too_small_or_too_large(container, exponent):
+def test_data_of_any_scale(container, exponent):
     x = data(60).astype(np.float64)
     found = sjlt.quality(container(x * 2.0**exponent), Sketch(40, 16))
     assert shares(found) == shares(sjlt.quality(container(x), Sketch(40, 16)))
 
 
-def test_the_smallest_numbers_that_there_are():
-    """Multiples of the smallest float64, which lose digits when they are stored but none when they are searched."""
+def test_smallest_float64_values():
+    """Multiples of the smallest float64: storing them loses digits, but searching them does not."""
     x = np.rint(data(60).astype(np.float64) * 1000)
     assert shares(sjlt.quality(x * 5e-324, Sketch(40, 16))) == shares(sjlt.quality(x, Sketch(40, 16)))
 
 
-def test_float16_is_searched_as_float32_is():
-    """Scaled as float16, the rows would be rounded to subnormal numbers, and the large one would overflow."""
+def test_float16_is_searched_like_float32():
+    """As scaled float16, the rows would round to subnormals and the large one would overflow."""
     x = (data() * 1e-3).astype(np.float16)
     x[7] = 60000
     for queries in (3, 300):
@@ -129,8 +129,8 @@ def test_float16_is_searched_as_float32_is():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("container", [np.asarray, torch.from_numpy, scipy.sparse.csr_array])
 @pytest.mark.parametrize("factor", [1e45, 1e-45])
-def test_a_row_of_another_magnitude(container, factor):
-    """Its cosines are those that it has without the factor, and so are all others."""
+def test_row_of_another_magnitude(container, factor):
+    """Scaling a row changes neither its cosines nor any others."""
     x = data().astype(np.float64)
     y = x.copy()
     y[7] *= factor
@@ -143,7 +143,7 @@ def test_a_row_of_another_magnitude(container, factor):
 
 
 @pytest.mark.parametrize("container", [np.asarray, torch.from_numpy, scipy.sparse.csr_array])
-def test_numbers_that_are_not_finite_are_refused_wherever_they_are(container):
+def test_non_finite_values_are_refused_anywhere(container):
     for value in (np.nan, np.inf, -np.inf):
         x = data()
         x[211, 7] = value
@@ -151,7 +151,7 @@ def test_numbers_that_are_not_finite_are_refused_wherever_they_are(container):
             sjlt.quality(container(x), Sketch(40, 16), queries=1)
 
 
-def test_more_neighbours_than_the_shortlist_has():
+def test_more_neighbours_than_the_shortlist():
     x = data()
     report = sjlt.quality(x, Sketch(40, 16), neighbours=150, queries=300)
     assert report.shortlist == 150
@@ -163,8 +163,8 @@ def test_more_neighbours_than_the_shortlist_has():
 
 
 @pytest.mark.parametrize("kind", exhaustive_except(["parquet"], ["parquet", "h5", "zarr"]))
-def test_formats_are_sampled_in_one_pass_and_searched_whole(kind, run):
-    """Not row by row, for each of which a group of rows would be decoded."""
+def test_formats_are_sampled_in_one_pass(kind, run):
+    """Not row by row, which would decode a row group for each row."""
     x, name = data(), f"x.{kind}"
     if kind == "parquet":
         pa = pytest.importorskip("pyarrow")
@@ -193,7 +193,7 @@ def test_formats_are_sampled_in_one_pass_and_searched_whole(kind, run):
 
 
 @pytest.mark.parametrize("order", exhaustive_except(["F"], ["C", "F"]))
-def test_files_are_searched_whole(order):
+def test_whole_files_are_searched(order):
     x = data()
     np.save("x.npy", np.asarray(x, order=order))
     expected = sjlt.quality(x, Sketch(40, 16))
@@ -211,7 +211,7 @@ def test_sparse_rows_are_only_projected():
     assert report.methods[0].cosine == pytest.approx(dense.methods[2].cosine, abs=0.01)
 
 
-def test_the_defaults():
+def test_defaults():
     assert {m.n_components for m in sjlt.quality(data(50, 300)).methods} == {300, 64, 256}
     assert {m.n_components for m in sjlt.quality(data(50, 100)).methods} == {100, 64}
     assert {m.n_components for m in sjlt.quality(data(50, 40)).methods} == {40, 10}
@@ -222,14 +222,14 @@ def test_the_defaults():
     assert [sketch.name for sketch in laws.sketches][:2] == ["nnz 1", "nnz 2"]
 
 
-def test_equal_rows_stand_for_each_other():
+def test_equal_rows_are_interchangeable():
     x = np.repeat(data(30), 11, axis=0)
     for method in sjlt.quality(x, Sketch(40, 16), queries=330).methods:
         if "int8" not in method.name:
             assert method.cosine == 1
 
 
-def test_a_row_of_zeros_is_nobodys_neighbour():
+def test_zero_rows_are_never_neighbours():
     x = data()
     x[5] = 0
     assert all(0 < method.cosine <= 1 for method in sjlt.quality(x, Sketch(40, 16)).methods)
@@ -237,7 +237,7 @@ def test_a_row_of_zeros_is_nobodys_neighbour():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("row", [0, 137, 299])
-def test_numbers_that_are_not_finite_have_a_place(value, row):
+def test_non_finite_values_are_located(value, row):
     x = data()
     x[row, 7] = value
     with pytest.raises(ValueError, match=rf"X\[{row}, 7\] is {value}"):
@@ -267,7 +267,7 @@ def test_refusals():
         sjlt.quality(data(), Sketch(41, 8))
 
 
-def test_a_dask_array_is_refused():
+def test_dask_arrays_are_refused():
     dask_array = pytest.importorskip("dask.array")
     with pytest.raises(TypeError, match=r"X is a dask array, .* pass X.compute\(\), or the path of a zarr store"):
         sjlt.quality(dask_array.from_array(data()))
@@ -293,7 +293,7 @@ def test_advice(methods, sentence):
     assert advice([method(*m) for m in methods], 1000, 10).startswith(sentence)
 
 
-def test_the_command(run):
+def test_command(run):
     np.save("x.npy", data())
     result = run("quality", "x.npy", "-k", 8, "-k", 16, "--queries", 50, "--json", "out.json", "--plot", "out.svg")
     assert (result.code, result.err) == (0, "")
@@ -306,7 +306,7 @@ def test_the_command(run):
     assert Path("again.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_table_fits_60_columns():
+def test_table_fits_60_columns():
     text = str(sjlt.quality(data(300, 300), n_components=[8, 100]))
     assert max(map(len, text.splitlines())) <= 60
     assert "…" not in text

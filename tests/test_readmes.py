@@ -1,7 +1,7 @@
 """Python blocks and links of the READMEs, and doctests.
 
 The blocks of a page run one after the other in one scope, as a reader would run them. The line above a block may be
-``<!-- gpu -->``, for a block that needs CUDA, or ``<!-- needs NAME -->``, for one that needs an optional package.
+``<!-- gpu -->`` if the block needs CUDA, or ``<!-- needs NAME -->`` if it needs an optional package.
 """
 
 import doctest
@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
 
 def blocks(page):
-    """The blocks of a page; their line numbers are those of the page."""
+    """The blocks of a page, padded so that line numbers match the page."""
     text = page.read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
         before = text.count("\n", 0, match.start(3))
@@ -66,14 +66,14 @@ def test_python_blocks_on_a_gpu(page, tmp_path, monkeypatch):
 
 
 def test_blocks_are_found():
-    """The pattern sees every block, and the README has one for each of its uses in Python."""
+    """The pattern finds every block, and the README has one for each of its uses in Python."""
     for page in PAGES:
         assert page.read_text(encoding="utf-8").count("```python") == len(list(blocks(page))), page
     assert len(list(blocks(ROOT / "README.md"))) == 5
 
 
 def anchors(page):
-    """The anchors that headings of a page have, by GitHub's rule."""
+    """The anchors of a page's headings, by GitHub's rule."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

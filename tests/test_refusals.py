@@ -1,4 +1,4 @@
-"""Data that is refused, before any work and with the numbers in the message. (Arguments: see test_operator.)"""
+"""Invalid data is refused before any work, with the values in the message. (Arguments: see test_operator.)"""
 
 import re
 
@@ -16,7 +16,7 @@ S = Sketch(50, 40, nnz=4)
 
 
 def products(x, y):
-    """Everything that takes rows x of 50 features or y of 40 components."""
+    """Every call that accepts rows x of 50 features or y of 40 components."""
     yield lambda: x @ S.T
     yield lambda: S @ x.T
     yield lambda: S.project(x)
@@ -45,7 +45,7 @@ def test_sparse_dtypes(dtype, kind):
 
 @pytest.mark.parametrize("kind", [sp.csr_array, sp.csr_matrix, sp.csc_array], ids=lambda k: k.__name__)
 def test_sparse_float16(kind):
-    """scipy makes none, but numbers can be assigned."""
+    """SciPy creates none, but the values can be assigned."""
     x, y = kind(integers((3, 50))), kind(integers((3, 40)))
     for matrix in (x, y):
         matrix.data = matrix.data.astype(np.float16)
@@ -56,7 +56,7 @@ def test_sparse_float16(kind):
 
 
 @pytest.mark.parametrize("x", ["abc", None, object(), {1: 2}, [[1, 2], ["a", "b"]]], ids=lambda x: type(x).__name__)
-def test_no_data_at_all(x):
+def test_missing_data(x):
     for function in (S.project, S.project_adjoint, S.__matmul__, S.T.__matmul__):
         with pytest.raises((TypeError, ValueError)):
             function(x)
@@ -98,7 +98,7 @@ def test_wrong_sparse_shapes(kind):
         assert "49" in str(refusal.value)
 
 
-def test_messages_name_the_product_that_fits():
+def test_messages_suggest_the_matching_product():
     x, y = np.zeros((3, 50)), np.zeros((3, 40))
     for product, hint in (
         (lambda: x @ S, "use X @ S.T or S.project(X)"),
@@ -152,7 +152,7 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("kind", [sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix], ids=lambda k: k.__name__)
 def test_malformed_indices(damage, kind):
-    """A kernel that followed them would read or write anywhere."""
+    """A kernel that trusted such indices would read or write out of bounds."""
     x = kind(np.ones((50, 50), np.float32))
     DAMAGE[damage](x)
     square = Sketch(50, 50)
@@ -180,7 +180,7 @@ def test_missing_indices(kind):
 
 
 def both(x, y):
-    """(name, call with out, shape of the result) of projecting x and of the adjoint of y."""
+    """(name, call with out, shape of the result) for projecting x and for the adjoint of y."""
     yield lambda out, **o: S.project(x, out=out, **o), (*x.shape[:-1], 40)
     yield lambda out, **o: S.project_adjoint(y, out=out, **o), (*y.shape[:-1], 50)
 
@@ -192,7 +192,7 @@ each_input = pytest.mark.parametrize(
 
 
 @each_input
-def test_out_of_wrong_shape(data):
+def test_out_with_wrong_shape(data):
     for call, (n, width) in both(*data):
         for shape in ((n, width + 1), (n - 1, width), (width, n), (n * width,), (1, n, width), (n, 1), (0, width)):
             with pytest.raises(ValueError, match="shape") as refusal:
@@ -203,14 +203,14 @@ def test_out_of_wrong_shape(data):
 
 @each_input
 @pytest.mark.parametrize("dtype", ["int64", "int32", "bool", "complex128", "longdouble", "object", ">f4", ">f8"])
-def test_out_of_wrong_dtype(data, dtype):
+def test_out_with_wrong_dtype(data, dtype):
     for call, shape in both(*data):
         with pytest.raises(TypeError, match="dtype"):
             call(np.zeros(shape, dtype))
 
 
 @each_input
-def test_out_that_is_no_array(data):
+def test_out_that_is_not_an_array(data):
     for call, (n, width) in both(*data):
         for out in ([[0.0] * width] * n, sp.csr_array((n, width)), "out", 3):
             with pytest.raises(TypeError, match="out"):
@@ -218,21 +218,21 @@ def test_out_that_is_no_array(data):
 
 
 @each_input
-def test_out_that_cannot_be_written(data):
+def test_read_only_or_overlapping_out(data):
     for call, shape in both(*data):
         out = np.zeros(shape, np.float32)
         out.flags.writeable = False
         with pytest.raises(ValueError, match="read-only"):
             call(out)
         for narrow in (np.zeros(shape[1:], np.float32), np.zeros((shape[0], 1), np.float32)):
-            # The writeable way to make zero strides: np.broadcast_to would be read-only.
+            # Writeable zero strides (np.broadcast_to would be read-only).
             repeated = np.lib.stride_tricks.as_strided(
                 narrow, shape, (0, 4) if narrow.ndim == 1 else (4, 0), writeable=True
             )
             with pytest.raises(ValueError, match="memory"):
                 call(repeated)
             assert not narrow.any()
-        line = np.zeros(sum(shape), np.float32)  # windows that overlap
+        line = np.zeros(sum(shape), np.float32)  # overlapping windows
         windows = np.lib.stride_tricks.as_strided(line, shape, (4, 4), writeable=True)
         with pytest.raises(ValueError, match="memory"):
             call(windows)
@@ -240,7 +240,7 @@ def test_out_that_cannot_be_written(data):
 
 
 @each_input
-def test_out_that_must_be_there(data):
+def test_accumulate_requires_out(data):
     for call, shape in both(*data):
         with pytest.raises(ValueError, match="out"):
             call(None, accumulate=True)
@@ -248,7 +248,7 @@ def test_out_that_must_be_there(data):
             call(np.zeros(shape, np.float16), accumulate=True)
 
 
-def test_out_that_overlaps_the_input():
+def test_out_overlapping_the_input():
     memory = np.zeros((20, 200), np.float32)
     for call_of, width, result in ((S.project, 50, 40), (S.project_adjoint, 40, 50)):
         for x, out in (
@@ -259,13 +259,13 @@ def test_out_that_overlaps_the_input():
         ):
             with pytest.raises(ValueError, match="memory"):
                 call_of(x, out=out)
-    # Memory between its elements may be another's.
+    # The memory between its elements may belong to another array.
     x, out = memory[:, :100:2], memory[:, 1:81:2]
     x[...] = integers(x.shape)
     np.testing.assert_array_equal(S.project(x, out=out), x @ S.T)
 
 
-def test_a_refused_call_leaves_out_alone():
+def test_refused_calls_do_not_modify_out():
     out = np.full((7, 40), 7, np.float32)
     for x in (np.zeros((7, 51)), np.zeros((7, 50), complex), np.zeros((6, 50))):
         with pytest.raises((TypeError, ValueError)):
@@ -273,14 +273,14 @@ def test_a_refused_call_leaves_out_alone():
     assert (out == 7).all()
 
 
-def test_sparse_results_take_no_out():
+def test_sparse_results_do_not_accept_out():
     x = sp.csr_array(integers((7, 50)))
     for options in ({"out": np.zeros((7, 40))}, {"accumulate": True}, {"out": np.zeros((7, 40)), "accumulate": True}):
         with pytest.raises(ValueError, match="dense_output"):
             S.project(x, dense_output=False, **options)
 
 
-def test_options_are_named():
+def test_options_are_keyword_only():
     with pytest.raises(TypeError):
         S.project(integers((7, 50)), np.zeros((7, 40)))
 
@@ -290,7 +290,7 @@ def test_options_are_named():
     [0, -1, 1.5, 2.0, "2", None, True, np.True_, np.float64(2), np.int64(0), [2], -(2**70)],
     ids=repr,
 )
-def test_numbers_of_threads(n):
+def test_thread_counts(n):
     before = sjlt.get_num_threads()
     with pytest.raises((TypeError, ValueError), match="threads"):
         sjlt.set_num_threads(n)

@@ -1,4 +1,4 @@
-"""Memory beyond input and output, and what an import costs, measured in processes of their own."""
+"""Memory beyond input and output, and the cost of an import, measured in separate processes."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def run(code, *arguments, **environment):
 
 # --------------------------------------------------------------------------------- memory
 
-# Each case is (function, input, out); both arrays are written to, and so resident, before the measurement.
+# Each case is (function, input, out); both arrays are written before the measurement, so they are resident.
 MEASURE = """
 import numpy as np, scipy.sparse as sp, sjlt
 from sjlt import Sketch
@@ -72,7 +72,7 @@ print(most)
 """
 
 CASES = [
-    # The widest result for which the bound holds, from many rows, few and one.
+    # The widest result for which the bound holds, from many rows, few rows and one row.
     'dense(Sketch(3000, 65536), 300, "f4", "f4")',
     'dense(Sketch(3000, 65536), 300, "f2", "f2")',
     'dense(Sketch(3_000_000, 65536), 3, "f4", "f4")',
@@ -83,12 +83,12 @@ CASES = [
     'sparse(Sketch(10**6, 65536).project, 300, 10**6, 1000, "csr", 65536)',
     'sparse(Sketch(10**5, 65536).project, 300, 10**5, 1000, "csc", 65536)',
     'sparse(Sketch(3000, 65536).project_adjoint, 300, 65536, 1000, "csr", 3000)',
-    # The most entries a column: short blocks of features, each with its sums.
+    # The most entries per column: short blocks of features, each with its own sums.
     'Sketch(700_000, 128, nnz=128).project, np.broadcast_to(ones((32, 1), "f8"), (32, 700_000)), ones((32, 128), "f8")',
-    # Very many rows or columns: anything of that many int64s, or of the columns' bools, would be too much.
+    # Very many rows or columns: an int64 per row or column, or even a bool per column, would be too much.
     "to_csr(Sketch(1000, 64), 9_000_000)",
     'Sketch(80_000_000, 128).project, sp.csc_array((1, 80_000_000), dtype="f4"), ones((1, 128), "f4")',
-    # Inputs that are larger in the dtype of the computation: whole, these would take 80 MB and more.
+    # Inputs that grow in the computation's dtype: converted as a whole, these would need 80 MB and more.
     'dense(Sketch(400_000, 64), 64, "f2", "f4")',
     'dense(Sketch(200_000, 64), 64, "i1", "f8", "F")',
     'dense(Sketch(400_000, 64), 64, ">f4", "f4")',
@@ -105,7 +105,7 @@ CASES = [
     'sparse(Sketch(10**9, 128, density=0.3).project, 1000, 10**9, 5000, "csr", 128)',
     "to_sparse(Sketch(20_000, 4096, density=0.001), 10_000, 20)",
     "to_sparse(Sketch(20_000, 4096, density=0.2), 500, 20)",
-    # Independent entries of another byte order, a long row of them too: copied part by part.
+    # Independent entries in another byte order, including one long row: copied in parts.
     'dense(Sketch(20_000_000, 64, density=0.01), 1, ">f4", "f4")',
     'dense(Sketch(2_000_000, 64, density=0.3), 8, ">f8", "f8")',
     'adjoint(Sketch(2000, 4096, density=0.3), 20_000, ">f4", "f4")',
@@ -118,11 +118,11 @@ CASES = [
     'sparse(Sketch(10**6, 65536, nnz=8, stacks=8).project, 300, 10**6, 1000, "csr", 65536)',
     'sparse(Sketch(10**5, 65536, nnz=8, stacks=4).project, 300, 10**5, 1000, "csc", 65536)',
     "to_sparse(Sketch(10**5, 65536, nnz=8, stacks=4), 3000, 20)",
-    # From the left: the layouts are those of A' and B'.
+    # Left products: the layouts are those of A' and B'.
     '(lambda A, out: Sketch(500_000, 64).project(A.T, out=out.T), ones((500_000, 64), "f4"), ones((64, 64), "f4"))',
     '(lambda B, out: Sketch(200_000, 64).T @ B, ones((64, 64), "f4"), None)',
 ]
-# One case for each way through the CPU backend.
+# One case per code path of the CPU backend.
 DEFAULT_CASES = [
     'sparse(Sketch(10**5, 128, density=0.3).project, 1000, 10**5, 5000, "csc", 128)',
 ]
@@ -131,8 +131,8 @@ DEFAULT_CASES = [
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is reset through /proc")
 @pytest.mark.parametrize("case", exhaustive_except(DEFAULT_CASES, CASES))
-def test_extra_memory_stays_under_64_mib(case):
-    # A fixed threshold keeps freed arrays from staying resident, where they would hide a later use.
+def test_extra_memory_is_below_64_mib(case):
+    # A fixed threshold keeps freed arrays from staying resident, which would hide later use.
     extra = int(run(MEASURE.replace("CASE", case), MALLOC_MMAP_THRESHOLD_="131072"))
     assert extra < 64 * MIB
 
@@ -157,7 +157,7 @@ def test_import_is_light(use):
 
 
 def test_import_takes_less_than_0_4_seconds():
-    """0.008 s alone and 0.08 s with `Sketch` (Zen 5), most of it NumPy, whose 2 s on some machines are not ours."""
+    """0.008 s alone and 0.08 s with `Sketch` (Zen 5), mostly NumPy, whose import takes 2 s on some machines."""
     code = (
         "import time, numpy; start = time.process_time(); import sjlt; sjlt.Sketch; print(time.process_time() - start)"
     )
@@ -175,7 +175,7 @@ def test_every_export_exists():
 
 
 @pytest.mark.exhaustive
-def test_a_second_process_does_not_compile_again(tmp_path):
+def test_second_process_does_not_compile(tmp_path):
     code = """
 import numpy as np, numba, sjlt
 from numba.core import event
@@ -190,8 +190,8 @@ print(len(recorder.buffer))
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc").exists(), reason="file sizes are limited through resource.setrlimit")
-def test_a_cache_that_cannot_be_written(tmp_path):
-    """A full disk, or a limit as here: machine code is made all the same, and what was left behind does no harm."""
+def test_unwritable_cache(tmp_path):
+    """A full disk, simulated by a limit: code is still compiled, and leftovers do no harm."""
     code = """
 import resource, sys
 import numpy as np, sjlt, sjlt.backends.cpu
@@ -200,7 +200,7 @@ if sys.argv[1:]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
 np.testing.assert_array_equal(x @ S.T, x @ S.toarray().T)
 """
-    # Python too would leave a part of a file as its cache of bytecode.
+    # Python, too, would leave a truncated file in its bytecode cache.
     environment = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     run(code, "3000", **environment)
     for _ in range(2):
@@ -210,8 +210,8 @@ np.testing.assert_array_equal(x @ S.T, x @ S.toarray().T)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("damage", exhaustive_except(["cut"], ["empty", "cut", "garbage"]))
 @pytest.mark.parametrize("files", exhaustive_except(["*.nbi"], ["*.nbi", "*.nbc"]))
-def test_a_damaged_cache_is_compiled_again(tmp_path, files, damage):
-    """As a full disk or a killed process may leave it: the entry is dropped, and the next process finds a good one."""
+def test_damaged_cache_is_recompiled(tmp_path, files, damage):
+    """Damaged by a full disk or a killed process: the entry is dropped, and the next process finds a valid one."""
     code = """
 import numpy as np, numba, sjlt
 from numba.core import event

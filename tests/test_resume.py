@@ -1,4 +1,4 @@
-"""Interrupted runs: the files they leave, how they continue, and when that is refused. (test_kills.py kills them.)"""
+"""Interrupted runs: the files they leave, how they continue, and when that is refused. (Kills: test_kills.)"""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def project(**options: Any) -> list[str]:
-    """Project x.npy to y.npy; what the user was told."""
+    """Project x.npy to y.npy and return the notes shown to the user."""
     notes: list[str] = []
     parameters = {"source": Path("x.npy"), "out": Path("y.npy"), "n_components": K, "batch_rows": 10}
     project_file(**{**parameters, "note": notes.append, **options})
@@ -65,7 +65,7 @@ def assert_is_result(k: int = K) -> None:
 # ------------------------------------------------------------------------------------- continuing
 
 
-def test_an_interrupted_run_continues() -> None:
+def test_interrupted_run_continues() -> None:
     interrupt()
     assert names() == ["x.npy", "y.npy.partial", "y.npy.partial.json"]
     seen: list[int] = []
@@ -74,8 +74,8 @@ def test_an_interrupted_run_continues() -> None:
     assert_is_result()
 
 
-def test_only_rows_of_the_last_checkpoint_count() -> None:
-    """Whatever lies behind them, as after a kill: half a batch, or numbers that never reached the disk."""
+def test_resume_starts_at_the_last_checkpoint() -> None:
+    """Data after it is ignored, as after a kill: half a batch, or values that never reached the disk."""
     interrupt()
     with open("y.npy.partial", "r+b") as file:
         file.seek(0, os.SEEK_END)
@@ -114,9 +114,9 @@ def change_the_header() -> None:
         (change_the_header, 0),
     ],
 )
-def test_damaged_rows_are_found_and_projected_again(damage: Callable[[], None], kept: int) -> None:
+def test_damaged_rows_are_projected_again(damage: Callable[[], None], kept: int) -> None:
     interrupt(100)
-    for rows in range(200, 600, 100):  # a segment with a checksum of its own ends at each of them
+    for rows in range(200, 600, 100):  # a segment with its own checksum ends at each of them
         interrupt(rows, resume=True)
     damage()
     (note,) = project(resume=True)
@@ -127,8 +127,8 @@ def test_damaged_rows_are_found_and_projected_again(damage: Callable[[], None], 
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 11, 256, 260])
-def test_checksums_see_changes(width: int) -> None:
-    """Checksums notice any changed byte, swapped words and swapped rows, and do not depend on batches."""
+def test_checksums_detect_changes(width: int) -> None:
+    """Checksums detect any changed byte, swapped words and swapped rows, and do not depend on batches."""
     rng = np.random.default_rng(0)
     content = rng.integers(0, 256, (6, width), np.uint8)
     whole = row_checksum(content, 0)
@@ -142,8 +142,8 @@ def test_checksums_see_changes(width: int) -> None:
         assert row_checksum(np.roll(content, 8, axis=1), 0) != whole
 
 
-def test_a_resumed_run_on_the_cpu_takes_the_recorded_batches() -> None:
-    """They change no bytes."""
+def test_resumed_cpu_run_uses_the_recorded_batch_size() -> None:
+    """Batch sizes do not affect the bytes, so another one is accepted, and the recorded one is used."""
     interrupt()
     assert project(resume=True, batch_rows=20) == []
     assert json.loads(Path("y.npy.json").read_text())["batch_rows"] == 10
@@ -151,7 +151,7 @@ def test_a_resumed_run_on_the_cpu_takes_the_recorded_batches() -> None:
     assert_is_result()
 
 
-def test_a_run_may_be_interrupted_many_times() -> None:
+def test_repeated_interrupts() -> None:
     interrupt(100)
     for rows in range(200, N, 100):
         interrupt(rows, resume=True)
@@ -159,13 +159,13 @@ def test_a_run_may_be_interrupted_many_times() -> None:
     assert_is_result()
 
 
-def test_a_run_interrupted_before_its_first_row_leaves_nothing() -> None:
+def test_interrupt_before_the_first_row_leaves_nothing() -> None:
     with pytest.raises(KeyboardInterrupt, match=f"^0 of {N} rows are kept$"):
         project(progress=stop_at(0))
     assert names() == ["x.npy"]
 
 
-def test_resume_with_nothing_to_resume_starts_at_the_first_row() -> None:
+def test_resume_without_a_leftover_starts_anew() -> None:
     assert project(resume=True) == ["y.npy.partial: no such file, nothing to resume: starting from the first row"]
     assert_is_result()
 
@@ -181,7 +181,7 @@ def test_resume_of_a_complete_result_does_nothing() -> None:
     assert_is_result(8)
 
 
-def test_a_leftover_is_neither_continued_nor_lost_by_accident() -> None:
+def test_leftover_needs_resume_or_force() -> None:
     interrupt()
     with pytest.raises(UserError, match=r"y.npy.partial: left by an interrupted run \(--resume continues it, --force"):
         project()
@@ -189,7 +189,7 @@ def test_a_leftover_is_neither_continued_nor_lost_by_accident() -> None:
     assert_is_result()
 
 
-def test_the_old_result_stays_until_the_new_one_is_complete() -> None:
+def test_old_result_is_kept_until_the_new_one_is_complete() -> None:
     project(n_components=8)
     old = Path("y.npy").read_bytes()
     interrupt(force=True)
@@ -239,7 +239,7 @@ def replace_with(array: np.ndarray) -> Callable[[], None]:
         (lambda: os.truncate("x.npy", 160129), "source.size is 160129, was 160128"),
     ],
 )
-def test_another_source(change: Callable[[], None], message: str) -> None:
+def test_changed_source(change: Callable[[], None], message: str) -> None:
     interrupt()
     change()
     with pytest.raises(UserError) as refused:
@@ -247,14 +247,14 @@ def test_another_source(change: Callable[[], None], message: str) -> None:
     assert message in str(refused.value)
 
 
-def test_a_source_of_another_name() -> None:
+def test_renamed_source() -> None:
     interrupt()
     os.rename("x.npy", "z.npy")
     with pytest.raises(UserError, match=r"source.name is z.npy, was x.npy"):
         project(resume=True, source=Path("z.npy"))
 
 
-def test_another_version_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_library_version(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt()
     monkeypatch.setattr("sjlt.files.projection.__version__", "9.9")
     with pytest.raises(UserError, match=f"sjlt is 9.9, was {sjlt.__version__}"):
@@ -277,7 +277,7 @@ def test_damaged_leftovers(damage: Callable[[], None], message: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [-1, N + 1, "500", True, None])
-def test_a_damaged_count_of_rows(rows: object) -> None:
+def test_damaged_row_count(rows: object) -> None:
     interrupt()
     state = json.loads(Path("y.npy.partial.json").read_text())
     Path("y.npy.partial.json").write_text(json.dumps({**state, "rows_done": rows}))
@@ -286,7 +286,7 @@ def test_a_damaged_count_of_rows(rows: object) -> None:
 
 
 @pytest.mark.parametrize("options", [{"resume": True}, {"force": True}])
-def test_two_runs_at_once(options: dict[str, Any]) -> None:
+def test_concurrent_runs(options: dict[str, Any]) -> None:
     def meddle(rows: int, of: int) -> None:
         if rows == 500:
             with pytest.raises(UserError, match=r"y.npy.partial: another process is writing it"):
@@ -296,7 +296,7 @@ def test_two_runs_at_once(options: dict[str, Any]) -> None:
     assert_is_result()
 
 
-def test_a_failing_disk_leaves_what_the_last_checkpoint_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "CHECKPOINT_SECONDS", 0)
     fsync, calls = os.fsync, []
 
@@ -317,7 +317,7 @@ def test_a_failing_disk_leaves_what_the_last_checkpoint_has(monkeypatch: pytest.
     assert_is_result()
 
 
-# ------------------------------------------------------------------------------------- whole programs
+# ------------------------------------------------------------------------------------- subprocesses
 
 
 LARGE = (40_000, 768)  # 123 MB
@@ -329,8 +329,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def heard() -> Iterator[None]:
-    """Processes hear SIGINT, also where this one, which they inherit it from, was started in the background."""
+def receive_sigint() -> Iterator[None]:
+    """Make processes receive SIGINT even if this one, from which they inherit it, was started in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -353,7 +353,7 @@ def wait_until_part_way(process: subprocess.Popen[str], share: float) -> None:
 
 @pytest.fixture
 def large(device: Any) -> bytes:
-    """A large file, and what an uninterrupted run makes of it."""
+    """A large file, and the bytes of its uninterrupted projection."""
     x = np.random.default_rng(1).normal(size=(1000, LARGE[1])).astype(np.float32)
     np.save("large.npy", np.concatenate([x + i for i in range(LARGE[0] // 1000)]))
     project_file(Path("large.npy"), Path("whole.npy"), 256, batch_rows=16, device=device)
@@ -368,7 +368,7 @@ def test_kill_and_resume(large: bytes, device: str) -> None:
         process.kill()
     assert process.returncode == -signal.SIGKILL
     assert not Path("y.npy").exists()
-    with start(device, "--resume") as process:  # and once more, now that there may be rows to continue from
+    with start(device, "--resume") as process:  # once more, now that there may be rows to resume from
         wait_until_part_way(process, share + 0.1)
         process.kill()
     assert not Path("y.npy").exists()
@@ -379,10 +379,10 @@ def test_kill_and_resume(large: bytes, device: str) -> None:
     assert not list(Path().glob("y.npy.partial*"))
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("receive_sigint")
 def test_control_c(large: bytes, device: str) -> None:
     with start(device) as process:
-        wait_until_part_way(process, 0.02)  # early, for a busy machine may pause us longer than the rest takes
+        wait_until_part_way(process, 0.02)  # early: a busy machine may pause us for long
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
