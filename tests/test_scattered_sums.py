@@ -1,4 +1,4 @@
-"""Few long vectors whose columns add to sums in shared memory: which products take it, and that they are exact."""
+"""Few long vectors whose columns add to sums in shared memory: eligible products, and exactness."""
 
 import numpy as np
 import pytest
@@ -44,11 +44,11 @@ SMALL = {"scattered_sums.MIN_BYTES": 0}
         ({"x_strides": (0, 1)}, False),
         ({"n": 1, "x_strides": (0, 1)}, True),
         ({"d": 1 << 30, "n": 1}, False),
-        ({"k": 100_000}, False),  # more than shared memory holds
-        ({"device": H200}, False),  # as described without asynchronous copies
+        ({"k": 100_000}, False),  # exceeds shared memory
+        ({"device": H200}, False),  # described without asynchronous copies
     ],
 )
-def test_which_products_take_it(case, takes):
+def test_eligible_products(case, takes):
     product = exact_product(**(LONG | case))
     assert scattered_sums.eligible(product) == takes
     if product.stacks == 1 and not product.adjoint:
@@ -59,15 +59,15 @@ def test_which_products_take_it(case, takes):
     ("case", "takes"),
     [
         ({}, True),
-        ({"d": 500_000, "k": 16, "nnz": 4, "dtype": "float32"}, False),  # codes
+        ({"d": 500_000, "k": 16, "nnz": 4, "dtype": "float32"}, False),  # run from codes
         ({"d": 500_000, "k": 16, "nnz": 4, "dtype": "float32", "device": A100}, True),
-        ({"k": 100}, False),  # tiles of more rows
+        ({"k": 100}, False),  # tiles with more rows
         ({"n": 129, "x_strides": (1, 129)}, False),
         ({"x_strides": (7_000_000, 1)}, False),
         ({"nnz": 1}, False),
     ],
 )
-def test_which_products_of_more_vectors_take_it(case, takes):
+def test_eligible_products_of_more_vectors(case, takes):
     wide = {"n": 100, "d": 7_000_000, "k": 18, "nnz": 3, "x_strides": (1, 100), "dtype": "float16", "device": HOPPER}
     assert isinstance(choose(exact_product(**(wide | case))), scattered_sums.ScatteredSums) == takes
 
@@ -77,14 +77,14 @@ def test_which_products_of_more_vectors_take_it(case, takes):
     [
         ("float16", 32, 32, True, 16, 4),
         ("float16", 32, 34, True, 16, 2),
-        ("float16", 30, 32, True, 16, 2),  # a word would reach beyond the last number
+        ("float16", 30, 32, True, 16, 2),  # a word would extend past the last element
         ("float16", 32, 32, False, 16, 1),
         ("float32", 6, 6, True, 8, 2),
         ("float32", 5, 6, True, 8, 1),
         ("float64", 4, 4, True, 4, 1),
     ],
 )
-def test_words_of_contiguous_vectors_are_aligned_and_inside(dtype, n, stride, aligned, vectors, width):
+def test_word_width_of_contiguous_vectors(dtype, n, stride, aligned, vectors, width):
     product = exact_product(n, 1 << 22, 20, 2, x_strides=(1, stride), dtype=dtype, device=HOPPER, data_aligned=aligned)
     kernel = scattered_sums.launch(product).kernel
     assert (kernel.vectors, kernel.width) == (vectors, width)
@@ -95,7 +95,7 @@ def test_words_of_contiguous_vectors_are_aligned_and_inside(dtype, n, stride, al
     stacks=st.sampled_from([1, 2, 4]), dtype=st.sampled_from(["bfloat16", "float32", "float64"]), columns=st.booleans(),
     offset=st.sampled_from([0, 64, 12_345, 1 << 40]), described=st.sampled_from([HOPPER, A100]),
 )  # fmt: skip
-def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, dtype, columns, offset, described):
+def test_launches_cover_the_product(n, d, k, nnz, stacks, dtype, columns, offset, described):
     if nnz > law.max_nnz(k):
         return
     strides = (1, n) if columns else (d, 1)
@@ -110,14 +110,14 @@ def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, dtype, columns
     assert launch.terms >= min(count_groups(product), launch.batches_per_split * max(1, kernel.chunks >> g.log_group))
     assert kernel.rows >= k * stacks
     assert kernel.rows % 32 == 0
-    # A warp's lanes, and a window of all that add between two barriers, have columns of one group, or replicas.
+    # A warp's lanes, and the window between two barriers, cover columns of one group, or use replicas.
     group = 1 << g.log_group + g.log_chunk
     window = 32 * kernel.together * (4 if kernel.shared_sums else 1)
     assert kernel.replicas == max(1, 32 // group)
     assert window <= group or (kernel.together == 1 and not kernel.shared_sums)
     assert kernel.parts == kernel.replicas * (1 if kernel.shared_sums else 4 // kernel.team)
     assert nnz * stacks % kernel.team == 0
-    # Batches are whole steps.
+    # Batches consist of whole steps.
     assert kernel.chunks in (32, 64, 128)
     assert batch % (32 * kernel.loaded * (4 // kernel.team)) == 0
     assert kernel.loaded % kernel.together == 0
@@ -131,13 +131,13 @@ def test_launches_cover_the_product_and_fit(n, d, k, nnz, stacks, dtype, columns
     assert sums <= 2 * max(SCRATCH_BYTES, n * d * product.item_bytes // 16)
 
 
-CASES = [  # (k, nnz, stacks, n): each of them takes another way through the kernel
+CASES = [  # (k, nnz, stacks, n): each follows another path through the kernel
     (300, 4, 1, 3),
     (20, 4, 1, 2),  # replicas
     (20, 1, 1, 9),
     (1, 1, 1, 1),  # chunks of one column
-    (100, 1, 1, 5),  # of 64 columns
-    (2000, 3, 1, 6),  # sums that the warps share
+    (100, 1, 1, 5),  # chunks of 64 columns
+    (2000, 3, 1, 6),  # sums shared by the warps
     (2000, 1, 1, 1),
     (1000, 16, 1, 8),
     (320, 8, 1, 8),  # teams
@@ -162,7 +162,7 @@ def test_products_emulated(monkeypatch, case, dtype, d, offset, x_in, out_in, ad
 
 @pytest.mark.gpu
 @pairwise(
-    lambda case, dtype, d, *_: "16" not in dtype or d < 10_000,  # whose results are then exact in 16 bits
+    lambda case, dtype, d, *_: "16" not in dtype or d < 10_000,  # its results are exact in 16 bits
     case=[*CASES, (4096, 4, 4, 2), (1088, 8, 1, 1), (23, 2, 1, 32), (16_000, 2, 1, 1), (383, 3, 1, 17)],
     dtype=["float32", "float64", "bfloat16", "float16"], d=[3000, 100_000, 1_234_567],
     offset=[0, 12_345, (1 << 40) + 7], x_in=["rows", "inner part", "columns", "inner part of columns"],
@@ -177,7 +177,7 @@ def test_products(case, dtype, d, offset, x_in, out_in, add):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("k", "nnz", "stacks", "n"), CASES)
-def test_a_number_that_is_not_finite_reaches_only_its_rows(k, nnz, stacks, n):
+def test_non_finite_values_reach_only_their_rows(k, nnz, stacks, n):
     S = Sketch(50_000, k, nnz=nnz, stacks=stacks, seed=3)
     x = torch.randn(n, 50_000, device="cuda")
     x[n - 1, 4000] = torch.inf

@@ -1,4 +1,4 @@
-"""Features that stream through slice by slice: products of slices add up, exactly on integer data."""
+"""Features streamed slice by slice: products of slices add up, exactly on integer data."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_streamed_features_add_up(S, cut, out_dtype, n):
 
 @each_sketch
 @each_cut
-def test_slices_of_the_product_from_the_left(S, cut):
+def test_slices_of_left_products(S, cut):
     A = integers((WIDTH, 9), "float64")
     same(sum(S[:, a:b] @ A[a:b] for a, b in pairs(cut)), exact_project(S, A.T).T)
 
@@ -61,7 +61,7 @@ def test_streamed_sparse_features_add_up(S, cut, format):
 @each_sketch
 @each_cut
 @pytest.mark.parametrize("n", [1, 40])
-def test_slices_of_the_adjoint_lie_side_by_side(S, cut, n):
+def test_slices_of_the_adjoint(S, cut, n):
     y = integers((n, S.n_components))
     out = np.full((n, WIDTH), np.nan, np.float32)
     for a, b in pairs(cut):
@@ -80,7 +80,7 @@ def test_slices_of_the_adjoint_lie_side_by_side(S, cut, n):
     ],
 )
 @pytest.mark.parametrize("n", [3, 70])
-def test_accumulate_adds_to_what_is_there(dtype, out_dtype, n):
+def test_accumulate(dtype, out_dtype, n):
     S = Sketch(301, 40, nnz=4)
     for order in "CF":
         x, y = integers((n, 301), dtype), integers((n, 40), dtype)
@@ -91,7 +91,7 @@ def test_accumulate_adds_to_what_is_there(dtype, out_dtype, n):
 
 
 @pytest.mark.parametrize("n", [3, 70])
-def test_accumulating_nothing_changes_nothing(n):
+def test_accumulating_zero_features(n):
     S = Sketch(0, 40, nnz=4)
     out = integers((n, 40))
     for x in (

@@ -1,6 +1,6 @@
-"""The laws as sjlt/laws/README.md specifies them, implemented from its text alone, and its worked examples.
+"""The laws as specified in sjlt/laws/README.md, implemented from its text alone, and its worked examples.
 
-`reference.py` and its siblings are older witnesses; this file shares no line with them or with the library.
+`reference.py` and its siblings are older references; this file shares no line with them or with the library.
 """
 
 import json
@@ -36,7 +36,7 @@ def philox(seed, index, sub, tag):
 
 
 def bits_of(words, width, place):
-    """Lane `place` of `width` bits of the 128-bit number that the words form, w0 lowest."""
+    """Lane `place` of `width` bits of the 128-bit integer formed by the words, w0 lowest."""
     number = words[0] + 2**32 * words[1] + 2**64 * words[2] + 2**96 * words[3]
     return number // 2 ** (width * place) % 2**width
 
@@ -56,7 +56,7 @@ def largest_power(n):
 
 
 def column(k, s, seed, j, tag_offset=0):
-    """{quantity: value} of the worked example, with "rows" and "signs" of column j."""
+    """{quantity: value} of the worked example, including "rows" and "signs" of column j."""
     M = math.ceil(k / 128)
     p, q = largest_power(k // M // s), largest_power(M)
     c, i = j >> p, j % 2**p

@@ -1,4 +1,4 @@
-"""Stacked sketches: the entries are those of the specification, on every path that gives entries."""
+"""Stacked sketches: every way to obtain entries gives those of the specification."""
 
 import json
 import pickle
@@ -24,7 +24,7 @@ def sketch_of(vector):
 
 
 @each_vector
-def test_the_witness_gives_the_golden_entries(vector):
+def test_reference_gives_the_golden_entries(vector):
     for c, golden in enumerate(zip(vector["rows"], vector["signs"], strict=True)):
         column = vector["first_column"] + c
         found = reference.entries(vector["n_components"], vector["nnz"], vector["seed"], column, vector["stacks"])
@@ -51,7 +51,7 @@ def test_matrices(vector):
 
 
 @pairwise(k=[40, 128, 600, 1024, 4096], stacks=[1, 2, 4, 8], nnz=[1, 2, 4, 8], first=[0, 1000, 2**40 + 3])
-def test_entries_are_the_witnesses(k, stacks, nnz, first):
+def test_entries_equal_the_reference(k, stacks, nnz, first):
     if nnz % stacks or k % stacks:
         with pytest.raises(ValueError, match="stacks must divide"):
             sjlt.Sketch(10, k, nnz=nnz, stacks=stacks)
@@ -62,8 +62,8 @@ def test_entries_are_the_witnesses(k, stacks, nnz, first):
         assert (rows[:, j].tolist(), signs[:, j].tolist()) == expected
 
 
-def test_stacks_are_sketches_of_their_own():
-    """Each stack has the nonzeros and the isometry of a sketch; the first one has the entries of its own seed's."""
+def test_stacks_are_separate_sketches():
+    """Each stack has its own rows and nonzeros; the first has the entries of the unstacked sketch of the same seed."""
     S = sjlt.Sketch(3000, 512, nnz=8, stacks=4, seed=3)
     rows, signs = S.entries()
     for t in range(4):
@@ -77,7 +77,7 @@ def test_stacks_are_sketches_of_their_own():
     assert all(abs(a - 0.5) < 5 * 0.5 / np.sqrt(6000) for a in agreement)  # 5 standard deviations of fair coins
 
 
-def test_one_stack_is_the_law_without_stacks():
+def test_one_stack_equals_no_stacks():
     a, b = sjlt.Sketch(5000, 700, nnz=5, seed=4), sjlt.Sketch(5000, 700, nnz=5, stacks=1, seed=4)
     assert a == b
     assert a.to_dict() == b.to_dict()

@@ -1,4 +1,4 @@
-"""Products of stacked sketches are those of their matrix, on every backend; integers make the comparison exact."""
+"""Products of stacked sketches equal those of their matrix on every backend, exactly on integer data."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from helpers.products import PRODUCTS, matrix, numbers, product_of, whole
 
 import sjlt
 
-SHAPES = [(128, 1), (512, 4), (600, 4), (40, 4), (1024, 16)]  # (n_components, nnz): scales are dyadic
+SHAPES = [(128, 1), (512, 4), (600, 4), (40, 4), (1024, 16)]  # (n_components, nnz) with dyadic scales
 
 
 def allowed(shape, stacks, *_):
@@ -28,7 +28,7 @@ def test_arrays(shape, stacks, dtype, n, d, offset):
     S = sjlt.Sketch(offset + d, shape[0], nnz=shape[1], stacks=stacks, seed=1)[:, offset:]
     x = integers((n, d), dtype)
     if dtype == "float16":
-        x[:, 50:] = 0  # sums that fp16 holds
+        x[:, 50:] = 0  # sums that fp16 represents
     same(S.project(x), exact_project(S, x))
     same(S @ np.asfortranarray(x.T), exact_project(S, x).T)
     y = integers((n, shape[0]), dtype)
@@ -54,7 +54,7 @@ def test_sparse(format, stacks, d):
     same(S @ x.T, exact_project(S, dense).T)
 
 
-def test_threads_and_batches_change_no_bit():
+def test_threads_and_batches_do_not_change_bits():
     S = sjlt.Sketch(50_000, 1024, nnz=8, stacks=4)
     x = np.random.default_rng(0).standard_normal((40, 50_000)).astype(np.float32)
     whole_ = S.project(x)
@@ -116,8 +116,8 @@ KERNEL_CASES, _ = all_pairs(
         *(pytest.param(*c, marks=pytest.mark.exhaustive) for c in ((1, "vectors"), (3, "vectors"), (3, "features"))),
     ],
 )
-def test_one_launch_makes_all_stacks(splits, contiguous, kernels_on, monkeypatch):
-    """For many vectors, whether or not the sums are split."""
+def test_one_launch_for_all_stacks(splits, contiguous, kernels_on, monkeypatch):
+    """For many vectors, with and without split sums."""
     from sjlt.backends.triton import launcher, prepared, stacks
 
     S = sjlt.Sketch(200 * splits, 1024, nnz=16, stacks=4, seed=5)
@@ -153,7 +153,7 @@ def test_one_launch_makes_all_stacks(splits, contiguous, kernels_on, monkeypatch
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("shape", "stacks", "dtype", "n", "d", "contiguous"), KERNEL_CASES)
 def test_kernels(shape, stacks, dtype, n, d, contiguous, kernels_on):
-    """Every portable kernel that the sizes choose, both ways, over NaN where results go."""
+    """Every portable kernel that the sizes select, both directions, over outputs filled with NaN."""
     from sjlt.backends import triton_backend
 
     S = sjlt.Sketch(d, shape[0], nnz=shape[1], stacks=stacks, seed=5)
@@ -176,9 +176,9 @@ def test_kernels(shape, stacks, dtype, n, d, contiguous, kernels_on):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("memory", [4 * 70 * 3, 4 * 30])  # of three vectors, and less than one
-def test_adjoints_in_16_bits_are_cut(memory, kernels_on, monkeypatch):
-    """The sum over stacks is in fp32, a few vectors at a time, or where one of them is too large, a part of it."""
+@pytest.mark.parametrize("memory", [4 * 70 * 3, 4 * 30])  # memory for three vectors, and for less than one
+def test_16_bit_adjoints_in_parts(memory, kernels_on, monkeypatch):
+    """The sum over stacks is in fp32, a few vectors at a time or, if one does not fit, a part of one."""
     from sjlt.backends.triton import stacks
 
     monkeypatch.setattr(stacks, "SCRATCH_BYTES", memory)
@@ -190,7 +190,7 @@ def test_adjoints_in_16_bits_are_cut(memory, kernels_on, monkeypatch):
 
 
 def test_slices_share_a_plan():
-    """Where they begin does not decide how their products are made."""
+    """Where slices start does not affect the choice of kernel."""
     from helpers.choices import exact_product
 
     from sjlt.backends.triton import stacks
@@ -200,8 +200,8 @@ def test_slices_share_a_plan():
     assert stacks._plan(first, 0, 4) is not stacks._plan(first, 1, 4)
 
 
-def test_the_largest_stacks():
-    """A group of chunks has more entries than a table of the CPU's kernels usually holds."""
+def test_largest_stacks():
+    """A group of chunks has more entries than a table of the CPU kernels usually holds."""
     S = sjlt.Sketch(10, 3 * 2**21, nnz=3, stacks=3, seed=1)
     rows, signs = S.entries()
     assert (rows // 2**21 == np.arange(3)[:, None]).all()

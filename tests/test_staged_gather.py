@@ -1,4 +1,4 @@
-"""Products whose data crosses shared memory once for all stacks: which take them, and that they are exact."""
+"""Products whose data is staged once in shared memory for all stacks: eligible products, and exactness."""
 
 import numpy as np
 import pytest
@@ -29,9 +29,9 @@ A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=Fals
     [
         ({"stacks": 4, "nnz": 1}, True),
         ({"stacks": 2, "nnz": 2}, True),
-        ({"stacks": 2, "k": 350}, False),  # tensor cores
+        ({"stacks": 2, "k": 350}, False),  # run on tensor cores
         ({"stacks": 2, "k": 350, "n": 768, "d": 1 << 16, "x_strides": (1, 768)}, True),
-        ({"stacks": 1}, False),  # tensor cores
+        ({"stacks": 1}, False),  # run on tensor cores
         ({"stacks": 1, "dtype": "float64"}, True),
         ({"stacks": 1, "nnz": 1, "dtype": "float64"}, False),
         ({"stacks": 4, "dtype": "bfloat16"}, False),
@@ -42,7 +42,7 @@ A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=Fals
         ({"stacks": 4, "device": HOPPER._replace(asynchronous_copies=False)}, False),
     ],
 )
-def test_which_products_take_it(case, takes):
+def test_eligible_products(case, takes):
     assert staged_gather.eligible(exact_product(**{"device": HOPPER, **case})) == takes
 
 
@@ -52,7 +52,7 @@ def test_which_products_take_it(case, takes):
     offset=st.sampled_from([0, 64, 12_345]), described=st.sampled_from([HOPPER, A100]), in_rows=st.booleans(),
     add=st.booleans(),
 )  # fmt: skip
-def test_launches_cover_the_product_and_fit(
+def test_launches_cover_the_product(
     n, d, k, nnz, stacks, contiguous, dtype, offset, described, in_rows, add
 ):  # fmt: skip
     if nnz > law.max_nnz(k):
@@ -81,7 +81,7 @@ def test_launches_cover_the_product_and_fit(
 @each_value(
     sketch=[(1024, 4, 4), (300, 3, 1), (1088, 8, 2), (700, 4, 2), (20, 4, 4)], first_group=[0, 3],
 )  # fmt: skip
-def test_words_are_the_law(sketch, first_group):
+def test_words_follow_the_law(sketch, first_group):
     k, nnz, stacks = sketch
     part, part_nnz, seed, groups = k // stacks, nnz // stacks, -5, 11
     g = law.geometry(part, part_nnz, 0)
@@ -142,8 +142,8 @@ def test_addresses(monkeypatch, case, dtype, data):
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
 @pytest.mark.parametrize("dtype", exhaustive_except(["float32"], ["float32", "float64"]))
-def test_the_last_vectors_of_padded_rows(monkeypatch, dtype):
-    """Rows of A that begin at multiples of 16 bytes and end between them."""
+def test_last_vectors_of_padded_rows(monkeypatch, dtype):
+    """Rows of A start at multiples of 16 bytes and end between them."""
     emulate(monkeypatch)
     all_tensors_on(monkeypatch, EMULATED)
     S, array = Sketch(100, 512, nnz=4, stacks=4, seed=3), integers((35, 100), dtype).astype(float)
@@ -185,7 +185,7 @@ def test_passes_and_splits(dtype, x_in):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("k", "nnz", "stacks", "x_in"), [(1024, 4, 4, "rows"), (1200, 4, 4, "columns")])
-def test_a_number_that_is_not_finite_reaches_only_its_rows(k, nnz, stacks, x_in):
+def test_non_finite_values_reach_only_their_rows(k, nnz, stacks, x_in):
     S = Sketch(5000, k, nnz=nnz, stacks=stacks, seed=3)
     x = torch.randn(64, 5000, device="cuda")
     x[7, 4000] = torch.inf

@@ -1,7 +1,7 @@
-"""The distribution over seeds: unbiased, of the variance that the law gives, and no worse than scikit-learn's.
+"""The distribution over seeds: unbiased, with the law's variance, and no worse than scikit-learn's.
 
-Seeds are fixed, so a test passes always or never. Each states its false-alarm rate: how often it would fail for a
-correct sketch, were the seeds drawn anew.
+Seeds are fixed, so a test always passes or always fails. Each states its false-alarm rate: how often it would fail for
+a correct sketch if the seeds were drawn anew.
 """
 
 import functools
@@ -31,11 +31,13 @@ def on(places, values=1.0):
 
 
 def inputs():
-    """Unit vectors on which sparse or structured sketches are weak."""
+    """Unit vectors for which sparse or structured sketches are weak."""
     rng = np.random.default_rng(0)
     return {
         "2-sparse": on([1234, 9876]),
-        "64 neighbours": on(np.arange(8160, 8224), rng.normal(size=64)),  # of two groups: one alone is kept exactly
+        "64 neighbours": on(
+            np.arange(8160, 8224), rng.normal(size=64)
+        ),  # of two groups: one alone is preserved exactly
         "strided": on(np.arange(0, D, 128)),
         "strided by the tile": on(np.arange(7, D, 32), rng.normal(size=D // 32)),
         "constant": on(np.arange(D)),
@@ -46,11 +48,12 @@ def inputs():
 
 
 def variance(x, k, nnz):
-    """Var||Sx||^2 of a unit x, exactly, where k/128, 128/nnz are powers of two.
+    """The exact Var||Sx||^2 of a unit x, where k/128 and 128/nnz are powers of two.
 
-    Var||Sx||^2 = 2 sum over i != j of x_i^2 x_j^2 E<s_i, s_j>^2. Columns of one group of chunks never meet: chunks
-    of a group have tiles of their own, columns of a chunk have rows of their own. Two others share nnz/k of each
-    one's entries on average, and E<s_i, s_j>^2 = 1/k. The group takes away from 2/k what the bound has in hand.
+    Var||Sx||^2 = 2 sum over i != j of x_i^2 x_j^2 E<s_i, s_j>^2. Columns of one group of chunks never collide:
+    chunks of a
+    group have distinct tiles, and columns of a chunk have distinct rows. Any two others share nnz/k of each other's
+    entries on average, and E<s_i, s_j>^2 = 1/k. Groups therefore make the variance smaller than the bound 2/k.
     """
     group = k // nnz
     return 2 / k * (1 - (np.square(x).reshape(-1, group).sum(1) ** 2).sum())
@@ -58,7 +61,7 @@ def variance(x, k, nnz):
 
 @functools.cache
 def square_norms(k, nnz):
-    """||Sx||^2, (SEEDS, inputs)."""
+    """||Sx||^2, of shape (SEEDS, inputs)."""
     X = np.stack(list(inputs().values()))
     return np.stack([np.square(X @ Sketch(D, k, nnz=nnz, seed=seed).T).sum(1) for seed in range(SEEDS)])
 
@@ -72,9 +75,10 @@ each_shape = pytest.mark.parametrize(("k", "nnz"), [(256, 4), (1024, 4), (256, 1
 def test_norms_are_unbiased(k, nnz, name):
     """False-alarm rate 1e-6: the mean of 400 norms is normal with the law's own variance.
 
-    But 1e-3 at worst for inputs of few large entries. There the mean counts rare, symmetric collisions, and
-    Chernoff's bound for a compound Poisson variable (of 1.6 expected collisions for 2-sparse, k = 256, nnz = 1)
-    gives that for 4.9 standard deviations.
+    At worst 1e-3 for inputs with few large entries, whose mean counts rare, symmetric collisions: Chernoff's bound
+    for a
+    compound Poisson variable (with 1.6 expected collisions for 2-sparse, k = 256, nnz = 1) at 4.9 standard
+    deviations.
     """
     norms = square_norms(k, nnz)[:, list(inputs()).index(name)]
     deviation = math.sqrt(variance(inputs()[name], k, nnz) / SEEDS)
@@ -86,8 +90,8 @@ def test_norms_are_unbiased(k, nnz, name):
 def test_variance_of_norms(k, nnz, name):
     """At most the law's variance, itself below 2/k. False-alarm rate 1e-6.
 
-    W = (||Sx||^2 - 1)^2 has the mean Var||Sx||^2. The mean of 400, in its own standard errors, is asymptotically
-    normal; W is skewed to the right, which makes large positive values of that ratio rarer still.
+    W = (||Sx||^2 - 1)^2 has mean Var||Sx||^2. The mean of 400 values, in units of its own standard error, is
+    asymptotically normal; W is skewed to the right, which makes large positive values of that ratio rarer still.
     """
     x = inputs()[name]
     expected = variance(x, k, nnz)
@@ -98,11 +102,12 @@ def test_variance_of_norms(k, nnz, name):
 
 @each_shape
 @pytest.mark.parametrize("name", ["constant", "normal", "strided by the tile"])
-def test_variance_is_not_too_small_either(k, nnz, name):
-    """Seeds must differ. False-alarm rate 1e-6.
+def test_variance_is_not_too_small(k, nnz, name):
+    """Seeds must give different results. False-alarm rate 1e-6.
 
-    For W >= 0: P(mean <= E W - t) <= exp(-N t^2 / 2 E W^2). ||Sx||^2 is nearly normal for these inputs,
-    E W^2 = 3 (E W)^2, at most 3.6 (E W)^2 with the excess 12/k of the chi-squared distribution and the chunks'.
+    For W >= 0: P(mean <= E W - t) <= exp(-N t^2 / 2 E W^2). ||Sx||^2 is nearly normal for these inputs, so
+    E W^2 = 3 (E W)^2, at most 3.6 (E W)^2 with the excess 12/k of the chi-squared distribution and that of the
+    chunks.
     """
     expected = variance(inputs()[name], k, nnz)
     w = np.square(square_norms(k, nnz)[:, list(inputs()).index(name)] - 1)
@@ -115,8 +120,8 @@ BROKEN = [(100, 3), (6, 4), (250, 4), (700, 5), (1009, 8), (10, 1)]  # the last 
 @pytest.mark.parametrize(
     ("k", "nnz"), [*BROKEN[:2], *(pytest.param(*c, marks=pytest.mark.exhaustive) for c in BROKEN[2:])]
 )
-def test_variance_where_tiles_are_broken(k, nnz):
-    """Where k/128 or 128/nnz is not whole: at most 2/k and 1.3 % (12.5 % for tiny k). False-alarm rate 6e-6."""
+def test_variance_with_partial_tiles(k, nnz):
+    """Where k/128 or 128/nnz is not an integer: at most 2/k plus 1.3 % (12.5 % for tiny k). False-alarm rate 6e-6."""
     allowance = 1.013 if reference.max_nnz(k) / nnz >= 4 else 1.125
     X = np.stack([inputs()[name] for name in ("normal", "strided", "64 neighbours")])
     norms = np.stack([np.square(X @ Sketch(D, k, nnz=nnz, seed=seed).T).sum(1) for seed in range(SEEDS)])
@@ -131,8 +136,9 @@ def test_expected_gram_matrix_is_the_identity(k, nnz):
     """E[S'S] = I over 400 seeds, for columns near and far. False-alarm rate 1e-6.
 
     Given the rows, <s_i, s_j> is a sum of independent fair signs, one for each row that columns i and j share: by
-    Hoeffding the sum over all seeds, of n such signs, exceeds sqrt(2 n log(2 pairs / 1e-6)) in one of the pairs
-    with probability below 1e-6.
+    Hoeffding's inequality the sum over all seeds, of n such signs, exceeds sqrt(2 n log(2 pairs / 1e-6)) for any of
+    the
+    pairs with probability below 1e-6.
     """
     runs, n = [(0, 40), (128, 136), (5000, 5001), (2**33, 2**33 + 4)], 53
     total, shared = np.zeros((2, n, n))
@@ -170,7 +176,7 @@ def pair_distances(X):
 
 
 def spreads(make, seeds=250):
-    """Root mean square error and 1-99 % width of the ratios of squared distances after and before, one row per seed."""
+    """RMS error and 1-99 % width of the ratios of squared distances after and before projection, one row per seed."""
     X, distances = patches(150)
     measured = []
     for seed in range(seeds):
@@ -181,8 +187,8 @@ def spreads(make, seeds=250):
 
 
 @pytest.mark.parametrize(("k", "nnz"), [(64, 4), pytest.param(300, 1, marks=pytest.mark.exhaustive)])
-def test_distances_are_kept_as_well_as_by_scikit_learn(k, nnz):
-    """No wider than scikit-learn's `SparseRandomProjection` at equal k, in the mean over 250 seeds.
+def test_distances_are_preserved_as_well_as_by_scikit_learn(k, nnz):
+    """On average over 250 seeds, no wider than scikit-learn's `SparseRandomProjection` at equal k.
 
     Two measures of width. False-alarm rate 2e-6 if both were equally wide (Welch's test; each mean is normal).
     """
@@ -200,11 +206,11 @@ def test_distances_are_kept_as_well_as_by_scikit_learn(k, nnz):
 
 
 @pytest.mark.parametrize("eps", [0.3, 0.5])
-def test_johnson_lindenstrauss_dimension_keeps_its_promise(eps):
+def test_johnson_lindenstrauss_dimension(eps):
     """All 44,850 squared distances within 1 +- eps, at the dimension that the lemma requires for these 300 vectors.
 
-    The lemma promises it with some probability only. Were ratios chi-squared / k, a seed would fail with the
-    probability `any_fails` or less; more of 20 seeds than `allowed` fail with a false-alarm rate of 1e-6.
+    The lemma only guarantees this with some probability. If ratios were chi-squared / k, a seed would fail with
+    probability `any_fails` or less; more than `allowed` of 20 seeds fail with a false-alarm rate of 1e-6.
     """
     X, distances = patches(300)
     k = int(random_projection.johnson_lindenstrauss_min_dim(len(X), eps=eps))

@@ -1,4 +1,4 @@
-"""SJLTProjection: what its tables say, in every dtype and both ways, and what code for the extension relies on."""
+"""SJLTProjection: products by its tables in every dtype and direction, and compatibility with the extension."""
 
 import math
 
@@ -25,7 +25,7 @@ def matrix(projection):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_both_ways(dtype, device, monkeypatch):
+def test_project_and_transpose(dtype, device, monkeypatch):
     monkeypatch.setattr("sjlt.nn.stored.BLOCK", 300)  # several blocks of features
     projection = SJLTProjection(100, 7, c=4, device=device)  # 7 components: some are drawn twice
     S = matrix(projection)
@@ -40,7 +40,7 @@ def test_both_ways(dtype, device, monkeypatch):
         assert projection.transpose(z).dtype == dtype
 
 
-def test_tables_are_drawn_as_by_the_extension():
+def test_tables_are_drawn_like_the_extensions():
     torch.manual_seed(5)
     projection = SJLTProjection(30, 20, 3, device="cpu")
     torch.manual_seed(5)
@@ -48,8 +48,8 @@ def test_tables_are_drawn_as_by_the_extension():
     assert torch.equal(projection.rand_signs, (torch.randint(0, 2, (30, 3)) * 2 - 1).to(torch.int8))
 
 
-def test_tables_may_be_given():
-    """As dattri does: it draws them itself and copies them in."""
+def test_tables_can_be_replaced():
+    """dattri draws the tables itself and copies them in."""
     projection, x = SJLTProjection(30, 20, 1, device="cpu"), torch.randn(4, 30)
     indices, signs = torch.arange(30).view(30, 1) % 20, torch.ones(30, 1, dtype=torch.int8)
     projection.rand_indices.copy_(indices)
@@ -70,7 +70,7 @@ def test_derivatives():
     assert torch.autograd.gradcheck(projection.transpose, torch.randn(3, 4, dtype=torch.float64, requires_grad=True))
 
 
-def test_numbers_and_names():
+def test_attributes():
     projection = SJLTProjection(original_dim=100, proj_dim=25, c=4, threads=256, fixed_blocks=10, device="cpu")
     assert projection.get_compression_ratio() == 4.0
     assert abs(projection.get_sparsity_ratio() - (1 - 4 / 25)) < 1e-12

@@ -1,4 +1,4 @@
-"""The pipeline of a file through a GPU: the same steps on the CPU's tensors, and on a GPU where there is one."""
+"""Streaming a file through a GPU: the same pipeline on CPU tensors, and on a GPU if available."""
 
 import json
 import threading
@@ -25,13 +25,13 @@ CASES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=py
 
 
 def integers(shape: tuple[int, int], dtype: str = "float32", order: Any = "C") -> np.ndarray:
-    """Small ones: with nnz=4 every device gets exact results."""
+    """Small integers: with nnz=4 every device gives exact results."""
     return np.asarray(np.random.default_rng(0).integers(-8, 9, shape), dtype, order=order)
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty directory, small parts, and after the test no reader that still runs."""
+    """An empty directory and small parts; afterwards check that no reader is still running."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stream, "PIECE_BYTES", 2000)
     yield
@@ -46,13 +46,13 @@ def source(array: np.ndarray) -> RawMatrix:
 
 
 def through(array: np.ndarray, device: str, rows: int, dtype: str | None = None, start: int = 0) -> list[np.ndarray]:
-    """The batches that come out."""
+    """The batches that the pipeline yields."""
     sketch, wanted = sjlt.Sketch(array.shape[1], K, seed=5), np.dtype(dtype or array.dtype)
     with source(array) as opened:
         return [y.copy() for y in stream.projected(opened, sketch, wanted, start, rows, torch.device(device))]
 
 
-# ------------------------------------------------------------------------------------- what comes out
+# ------------------------------------------------------------------------------------- results
 
 
 @pytest.mark.parametrize("device", CASES)
@@ -87,8 +87,8 @@ def test_dtypes(given: str, wanted: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", CASES)
 @pytest.mark.parametrize("rest", [1, 49, 50, 51, 173])
-def test_from_a_row_on_the_bytes_are_those_of_the_whole_run(rest: int, device: str) -> None:
-    """Also where fewer rows are left than a batch has: it is projected like a full one."""
+def test_starting_at_a_later_row_gives_the_same_bytes(rest: int, device: str) -> None:
+    """Including when fewer rows than a batch remain, which are projected like a full batch."""
     x = np.random.default_rng(0).normal(size=(200 + rest, D)).astype(np.float32)
     whole = np.concatenate(through(x, device, 50))
     assert np.concatenate(through(x, device, 50, start=200)).tobytes() == whole[200:].tobytes()
@@ -114,7 +114,7 @@ def test_parts_cover_a_batch_once() -> None:
 
 
 def test_reading_and_writing_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the caller holds a result, the batches that follow are read: as many as there are slots besides its own."""
+    """While the caller holds a result, further batches are read into all other slots."""
     x, began, fill = integers((N, D)), list[int](), RawMatrix.fill
 
     def slow(self: RawMatrix, parts: Pieces) -> None:
@@ -135,16 +135,16 @@ def test_reading_and_writing_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(began) == held + stream.SLOTS - 1
 
 
-# ------------------------------------------------------------------------------------- what goes wrong
+# ------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize("device", CASES)
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_failing_read_is_the_callers_after_the_batches_before_it(
+def test_failing_read_is_raised_after_the_batches_before_it(
     order: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, fill = integers((N, D), order=order), RawMatrix.fill
-    broken = {"C": 205 * D * 4, "F": 205 * 4}[order]  # of the 70 columns, the first: row 205
+    broken = {"C": 205 * D * 4, "F": 205 * 4}[order]  # row 205: in Fortran order, within the first of the 70 columns
 
     def failing(self: RawMatrix, parts: Pieces) -> None:
         for part, position in parts:
@@ -161,7 +161,7 @@ def test_a_failing_read_is_the_callers_after_the_batches_before_it(
     np.testing.assert_array_equal(np.concatenate(good), sjlt.Sketch(D, K).project(x[:200]))
 
 
-def test_a_failing_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_projection(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> None:
         raise RuntimeError("no more")
 
@@ -175,10 +175,10 @@ def test_leaving_early(device: str) -> None:
     with source(integers((N, D))) as opened:
         batches = stream.projected(opened, sjlt.Sketch(D, K), np.dtype("float32"), 0, 10, torch.device(device))
         next(batches)
-        batches.close()  # the fixture sees that nobody reads any more
+        batches.close()  # the fixture checks that no reader is left
 
 
-# ------------------------------------------------------------------------------------- from file to file
+# ------------------------------------------------------------------------------------- files
 
 
 @pytest.fixture(params=CASES)
@@ -207,7 +207,7 @@ def interrupted(rows: int, error: type[BaseException] = KeyboardInterrupt) -> An
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("rows", [1, 100, None])
-def test_the_file(rows: int | None) -> None:
+def test_file(rows: int | None) -> None:
     x = integers((N, D))
     np.save("x.npy", x)
     seen: list[tuple[int, int]] = []
@@ -219,7 +219,7 @@ def test_the_file(rows: int | None) -> None:
     assert seen == [(min(i, N), N) for i in range(0, N + step, step)]
 
 
-def test_the_sidecar_names_the_device(device: str) -> None:
+def test_description_names_the_device(device: str) -> None:
     np.save("x.npy", integers((N, D)))
     project()
     content = json.loads(Path("y.npy.json").read_text())
@@ -229,7 +229,7 @@ def test_the_sidecar_names_the_device(device: str) -> None:
 
 
 @pytest.mark.usefixtures("device")
-def test_an_interrupted_run_continues_to_the_same_bytes() -> None:
+def test_interrupted_run_continues_to_the_same_bytes() -> None:
     np.save("x.npy", np.random.default_rng(0).normal(size=(N, D)))
     project(out=Path("whole.npy"))
     for rows in (50, 120, 330):
@@ -245,7 +245,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes() -> None:
     ("options", "message"),
     [({"device": "cpu"}, "device is cpu, was "), ({"batch_rows": 20}, "batch_rows is 20, was 10")],
 )
-def test_a_run_continues_on_its_device_with_its_batches(options: dict[str, Any], message: str) -> None:
+def test_resume_requires_the_same_device_and_batches(options: dict[str, Any], message: str) -> None:
     np.save("x.npy", integers((N, D)))
     with pytest.raises(KeyboardInterrupt):
         project(progress=interrupted(100))
@@ -254,7 +254,7 @@ def test_a_run_continues_on_its_device_with_its_batches(options: dict[str, Any],
 
 
 @pytest.mark.usefixtures("device")
-def test_a_file_that_is_cut_under_way_leaves_nothing() -> None:
+def test_source_truncated_during_the_run() -> None:
     np.save("x.npy", integers((5000, D)))
 
     def cut(rows: int, of: int) -> None:
@@ -267,7 +267,7 @@ def test_a_file_that_is_cut_under_way_leaves_nothing() -> None:
 
 
 @pytest.mark.usefixtures("device")
-def test_a_disk_that_fails_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_failure_during_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("x.npy", integers((N, D)))
     monkeypatch.setattr(output, "CHECKPOINT_SECONDS", 0)  # after each batch
     fill = RawMatrix.fill
@@ -286,7 +286,7 @@ def test_a_disk_that_fails_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("device")
-def test_a_device_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("x.npy", integers((N, D)))
 
     def full(*_: object, **__: object) -> None:
@@ -298,7 +298,7 @@ def test_a_device_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-def test_numbers_as_accurate_as_on_the_cpu() -> None:
+def test_accuracy_equals_the_cpus() -> None:
     x = np.random.default_rng(0).normal(size=(20_000, 768)).astype(np.float32)
     np.save("x.npy", x)
     project(n_components=256, batch_rows=None)
@@ -308,9 +308,9 @@ def test_numbers_as_accurate_as_on_the_cpu() -> None:
 
 
 @pytest.mark.gpu
-def test_the_rows_of_a_file_of_many_batches() -> None:
+def test_file_of_many_batches() -> None:
     """With the parts and batches of a large file."""
-    stream.PIECE_BYTES = 4 << 20  # the fixture puts it back
+    stream.PIECE_BYTES = 4 << 20  # the fixture restores it
     x = integers((300_001, 100))
     np.save("x.npy", x)
     project(batch_rows=None)

@@ -1,7 +1,7 @@
-"""Whole subspaces survive stacked sketches as they survive the SparseStack of the literature, blocks or no blocks.
+"""Stacked sketches preserve whole subspaces as well as the SparseStack of the literature, with or without blocks.
 
-The subspace is spanned by n coordinates in isolated blocks of `width` neighbours; what counts is the smallest singular
-value of the sketch's n columns. A SparseStack has nnz independent CountSketches, one below the other.
+The subspace is spanned by n coordinates in isolated blocks of `width` neighbours; the measure is the smallest singular
+value of the sketch's n columns. A SparseStack consists of nnz independent CountSketches stacked vertically.
 """
 
 import numpy as np
@@ -13,13 +13,13 @@ from threadpoolctl import threadpool_limits
 import sjlt
 
 FEATURES, STACKS, SEEDS = 1 << 20, 4, 20
-# Four dense chunks of 128 columns, for which every stack has two tiles of 128 rows: for one seed of 20 three of them
-# share a tile in every stack. The median is above the SparseStack's. `sjlt.linalg` has more rows and more nonzeros.
+# Four dense chunks of 128 columns, for which every stack has two tiles of 128 rows: for one seed of 20, three of them
+# share a tile in every stack. The median is above the SparseStack's. `sjlt.linalg` uses more rows and more nonzeros.
 WORST = {(512, 2, 4, 128): 0.5}
 
 
 def smallest_singular_value(S):
-    """The columns of the sparse matrix S are about orthonormal: no digit that counts is lost to the squaring."""
+    """The columns of the sparse matrix S are nearly orthonormal, so forming the Gram matrix loses no relevant digit."""
     gram = (S.T @ S).toarray()
     return max(scipy.linalg.eigh(gram, eigvals_only=True, subset_by_index=[0, 0])[0], 0) ** 0.5
 
@@ -39,7 +39,7 @@ def sparse_stack(n, k, nnz, seed):
 
 
 def check(n, ratio, nnz, width):
-    """Median and worst of 20 seeds. The seeds are fixed: the test passes always or never."""
+    """Compare the median and the worst of 20 seeds. The seeds are fixed, so the test always passes or always fails."""
     k = ratio * n
     with threadpool_limits(1, "blas"):
         found = [smallest_singular_value(ours(n, k, nnz, width, seed)) for seed in range(SEEDS)]
@@ -49,7 +49,7 @@ def check(n, ratio, nnz, width):
 
 
 @pytest.mark.parametrize(("ratio", "nnz", "width"), [(2, 4, 8), (4, 8, 32)])
-def test_subspaces_survive(ratio, nnz, width):
+def test_subspaces_are_preserved(ratio, nnz, width):
     check(256, ratio, nnz, width)
 
 
@@ -58,17 +58,17 @@ def test_subspaces_survive(ratio, nnz, width):
 @pytest.mark.parametrize("nnz", [4, 8])
 @pytest.mark.parametrize("ratio", [2, 4])
 @pytest.mark.parametrize("width", [1, 8, 32, 128])
-def test_subspaces_of_every_family_survive(n, ratio, nnz, width):
+def test_all_subspace_families_are_preserved(n, ratio, nnz, width):
     check(n, ratio, nnz, width)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("ratio", "nnz", "width"), [(4, 4, 1), (2, 8, 8), (2, 4, 32), (4, 8, 128)])
-def test_large_subspaces_survive(ratio, nnz, width):
+def test_large_subspaces_are_preserved(ratio, nnz, width):
     check(1024, ratio, nnz, width)
 
 
-def test_one_stack_loses_such_a_subspace():
-    """Without stacks, blocks of 32 collide, and a direction is all but lost."""
+def test_one_stack_loses_a_direction():
+    """Without stacks, blocks of 32 collide, and one direction is almost lost."""
     lost = [smallest_singular_value(ours(512, 1024, 4, 32, seed, stacks=1)) for seed in range(5)]
     assert np.median(lost) < 0.05

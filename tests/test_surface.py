@@ -1,4 +1,4 @@
-"""Names, implicit conversions that are refused, and messages that tell a new user what to do instead."""
+"""Names, refused implicit conversions, and messages that tell new users what to do instead."""
 
 import copy
 import subprocess
@@ -37,7 +37,7 @@ assert "torch" in sys.modules
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
-def test_a_name_that_does_not_exist():
+def test_unknown_names():
     with pytest.raises(AttributeError, match="module 'sjlt' has no attribute 'Scetch'"):
         sjlt.Scetch  # noqa: B018
 
@@ -66,7 +66,7 @@ def test_implicit_conversions_are_refused(operator, convert):
         convert(operator)
 
 
-def test_products_that_scipy_hands_over():
+def test_products_delegated_by_scipy():
     x = np.arange(8.0).reshape(2, 4)
     for kind in (sp.csr_array, sp.csc_matrix, sp.coo_array):
         if kind is not sp.coo_array:
@@ -119,7 +119,7 @@ def test_polars_frames_of_mixed_columns():
         S.project(pl.DataFrame({"a": [1.0], "b": [1], "name": ["x"], "d": [0.5]}))
 
 
-def test_nnz_that_is_a_word():
+def test_nnz_as_a_string():
     with pytest.raises(TypeError, match="nnz must be an integer or \"auto\", got 'int8'"):
         Sketch(4, 3, nnz="int8")
 
@@ -143,7 +143,7 @@ def test_symbolic_tracing(function):
         torch.fx.symbolic_trace(function)
 
 
-def test_what_the_message_about_symbolic_tracing_names():
+def test_alternatives_to_symbolic_tracing():
     x = torch.arange(8.0).reshape(2, 4)
     layer = sjlt.nn.SparseProjection(4, 3, nnz=2, seed=1)
     expected = layer(x)
@@ -182,7 +182,7 @@ def test_descriptions_carry_the_density():
         ({**INDEPENDENT.to_dict(), "nnz": 4}, ValueError, "also has the keys 'bits', 'density', 'threshold'"),
     ],
 )
-def test_descriptions_that_are_refused(description, error, message):
+def test_invalid_descriptions(description, error, message):
     with pytest.raises(error, match=message):
         Sketch.from_dict(description)
 
@@ -192,7 +192,7 @@ def test_descriptions_that_are_refused(description, error, message):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "bool"])
 @pytest.mark.parametrize("part", ["indices", "indptr"])
-def test_indices_that_are_no_integers(dtype, part):
+def test_non_integer_indices(dtype, part):
     x = sp.csr_array(np.eye(4))
     setattr(x, part, getattr(x, part).astype(dtype))
     for product in (lambda: S.project(x), lambda: S.project(x, dense_output=False), lambda: Sketch(4, 3) @ x):
@@ -201,7 +201,7 @@ def test_indices_that_are_no_integers(dtype, part):
 
 
 @pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_array])
-def test_results_written_over_the_arrays_of_sparse_data(kind):
+def test_out_overlapping_sparse_arrays(kind):
     dense = np.ones((6, 4))
     for part in ("data", "indices", "indptr"):
         x = kind(dense)
@@ -220,7 +220,7 @@ def test_results_written_over_the_arrays_of_sparse_data(kind):
 
 
 def aliased(name):
-    """x in fp64 whose first numbers are read as an array of seeds, or of one step."""
+    """x in fp64 whose first elements are reinterpreted as an array of seeds, or as one step."""
     x = np.ones((5, 4))
     alias = x.reshape(-1).view(np.int64)[:5]
     alias[...] = np.arange(5)
@@ -229,7 +229,7 @@ def aliased(name):
 
 @pytest.mark.parametrize("container", ["numpy", "torch"])
 @pytest.mark.parametrize("name", ["seed", "step"])
-def test_seeds_in_the_memory_that_dropout_overwrites(name, container):
+def test_seeds_sharing_memory_with_in_place_dropout(name, container):
     x, options = aliased(name)
     if container == "torch":
         options = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in options.items()}
@@ -244,7 +244,7 @@ def test_seeds_in_the_memory_that_dropout_overwrites(name, container):
     assert np.asarray(result).tobytes() == np.asarray(expected).tobytes()
 
 
-def test_bits_are_any_integer():
+def test_integer_types_of_bits():
     x = np.ones(64)
     for bits in (np.int64(16), np.uint8(8), np.int32(32)):
         np.testing.assert_array_equal(sjlt.dropout(x, 0.5, 1, bits=bits), sjlt.dropout(x, 0.5, 1, bits=int(bits)))

@@ -1,4 +1,4 @@
-"""The tables of the READMEs are those of the recorded results."""
+"""The tables of the READMEs match the recorded results."""
 
 import importlib
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_tables_are_up_to_date(tables):
         assert tables.filled(text) == text, f"run python -m benchmarks.tables to renew {page.name}"
 
 
-def test_every_table_and_every_record_is_shown(tables):
+def test_every_table_and_record_is_shown(tables):
     shown = {name for page in tables.PAGES for _, name, _ in tables.BLOCK.findall(page.read_text(encoding="utf-8"))}
     records = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
     pages = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
@@ -29,9 +29,9 @@ def test_every_table_and_every_record_is_shown(tables):
     assert {name for name in records if f"{name}.json" not in pages} == set()
 
 
-def test_a_changed_record_changes_its_table(tables):
+def test_changed_record_changes_its_table(tables):
     page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    tables.results("cpu")["first call, seconds"]["S A"]["next process"] += 1  # of the copy that is kept
+    tables.results("cpu")["first call, seconds"]["S A"]["next process"] += 1  # modifies the cached copy
     try:
         assert tables.filled(page) != page
     finally:

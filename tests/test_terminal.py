@@ -1,4 +1,4 @@
-"""The terminal during a run: the bar, why it waits, hints, and the last line."""
+"""Terminal output during a run: the progress bar, why it waits, hints, and the last line."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def save(kind):
 
 
 @pytest.mark.parametrize("kind", exhaustive_except(["parquet"], ["parquet", "folder", "npy"]))
-def test_a_bar_and_a_last_line(kind):
+def test_progress_bar_and_last_line(kind):
     source, out, rows = save(kind)
     code, shown = on_a_terminal("project", source, out, "-k", K)
     assert code == 0
@@ -44,7 +44,7 @@ def test_a_bar_and_a_last_line(kind):
 
 
 @pytest.mark.exhaustive
-def test_a_bar_says_that_workers_start():
+def test_progress_bar_while_workers_start():
     shards(Path("in"))
     code, shown = on_a_terminal("project", "in", "out", "-k", K, "--workers", 2)
     assert code == 0
@@ -53,8 +53,8 @@ def test_a_bar_says_that_workers_start():
 
 
 @pytest.mark.parametrize("kind", ["parquet", pytest.param("folder", marks=pytest.mark.exhaustive)])
-def test_an_error_stands_alone(kind):
-    """Without a bar above it."""
+def test_errors_are_shown_alone(kind):
+    """No progress bar is left above it."""
     source, out, _ = save(kind)
     code, shown = on_a_terminal("project", source, out, "-k", 0)
     assert code == 2
@@ -76,7 +76,7 @@ def test_compilation_is_announced_once(kind, tmp_path):
     assert "compiling" not in shown
 
 
-def test_a_long_path_is_not_broken_where_there_is_no_terminal(run):
+def test_long_paths_are_not_wrapped_without_a_terminal(run):
     np.save(f"{'long' * 60}.npy", np.ones((6, D), np.float32))
     assert run("project", f"{'long' * 60}.npy", "y.npy", "-k", K).code == 0
     shown = run("info", "y.npy").out
@@ -85,7 +85,7 @@ def test_a_long_path_is_not_broken_where_there_is_no_terminal(run):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_hint_where_nothing_is_cached(cached, capsys, monkeypatch, tmp_path):
+def test_hint_without_a_cache(cached, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
     started = []
     with watch_compilation(lambda: started.append(1)):

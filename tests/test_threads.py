@@ -1,4 +1,4 @@
-"""Results that do not depend on threads or on batches, to the bit; several callers at once; forks and spawns."""
+"""Results are bitwise independent of threads and batches; concurrent callers; forks and spawned processes."""
 
 import multiprocessing
 import subprocess
@@ -17,11 +17,11 @@ import sjlt
 from sjlt import Sketch
 from sjlt.backends.cpu import jit
 
-# Sums in one block of features and in many; many components; more features than one table or task takes.
+# Sums in one block of features and in many; many components; more features than one table or task holds.
 WIDE = Sketch(70_000, 64, nnz=63)
 SKETCHES = [Sketch(3000, 100, nnz=3), Sketch(5000, 3, nnz=2), Sketch(200, 5000, nnz=7), WIDE]
 each_sketch = pytest.mark.parametrize("S", SKETCHES, ids=repr)
-N = 75  # rows: two full tiles and a broken one for any power of two from 8 to 64
+N = 75  # rows: two full tiles and a partial one for any power of two from 8 to 64
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +32,12 @@ def _restore_num_threads():
 
 
 def normal(shape, dtype="float32", seed=0):
-    """Numbers whose sums depend on the order of the terms."""
+    """Values whose sums depend on the order of the terms."""
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
 def make(S, container):
-    """(function, rows of data) to project in the container, or for the adjoint."""
+    """(function, data rows) that project in the given container, or apply the adjoint."""
     kind, _, dtype = container.partition(" ")
     if kind == "adjoint":
         return lambda y: y @ S, normal((N, S.n_components), dtype)
@@ -101,7 +101,7 @@ def test_entries(S):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("container", ["C", "F", "csr_array", "csc_array", "adjoint C", "adjoint F"])
 def test_signs_of_zeros(dtype, container):
-    """Half of the smallest number below 0 rounds to -0, wherever in the batch and by whichever instructions."""
+    """Half of the smallest negative number rounds to -0, anywhere in a batch and with any instructions."""
     S, is_adjoint, kind = Sketch(300, 100, nnz=4), container.startswith("adjoint"), container.split()[-1]
     product = (lambda x: x @ S) if is_adjoint else (lambda x: x @ S.T)
     x = np.zeros((300, 100 if is_adjoint else 300), dtype)
@@ -124,8 +124,8 @@ def test_repeated_calls():
 # --------------------------------------------------------------------------------- callers
 
 
-def test_several_callers_at_once():
-    """Each has its own data, sketch and, now and then, number of threads."""
+def test_concurrent_callers():
+    """Each has its own data, sketch and, occasionally, number of threads."""
     work = [make(S, container) for S in SKETCHES[:2] for container in ("C float32", "csr float32", "adjoint float32")]
     expected = [bits(function(x)) for function, x in work]
     start, wrong = threading.Barrier(len(work)), []
@@ -147,7 +147,7 @@ def test_several_callers_at_once():
     assert not wrong
 
 
-def test_an_exception_in_one_caller_leaves_the_rest_alone():
+def test_exception_in_one_caller_does_not_affect_others():
     sjlt.set_num_threads(3)
     function, x = make(SKETCHES[0], "C float32")
     expected = bits(function(x))
@@ -160,7 +160,7 @@ def test_an_exception_in_one_caller_leaves_the_rest_alone():
 
 
 def child(S, threads, queue):
-    """In another process: the results' bits."""
+    """Runs in another process; sends the bits of the results."""
     if threads:
         sjlt.set_num_threads(threads)
     x = normal((N, S.n_features))
@@ -168,7 +168,7 @@ def child(S, threads, queue):
 
 
 def compiling_child(S, threads, queue):
-    """`child` that has no machine code yet, in memory."""
+    """`child`, without machine code in memory."""
     jit._compiled.clear()
     child(S, threads, queue)
 
@@ -177,7 +177,7 @@ def results_of_child(context, S, threads=3, child=child):
     queue = context.SimpleQueue()
     process = context.Process(target=child, args=(S, threads, queue), daemon=True)
     with warnings.catch_warnings():
-        # Python 3.12 and later warn of any fork of a process that has threads.
+        # Python 3.12 and later warn about any fork of a process with threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     results = receive(queue, process)
@@ -187,7 +187,7 @@ def results_of_child(context, S, threads=3, child=child):
 
 
 def receive(queue, process, seconds=60):
-    """The object that the child sends, which may exceed the capacity of a pipe; fails if the child hangs."""
+    """Receive the child's object, which may exceed the capacity of a pipe; fail if the child hangs."""
     if not queue._reader.poll(seconds):
         process.kill()
         pytest.fail("the child hangs")
@@ -200,7 +200,7 @@ forks = pytest.mark.skipif(sys.platform != "linux", reason="the fork start metho
 @forks
 @pytest.mark.parametrize("S", SKETCHES[:2], ids=repr)
 def test_after_a_fork(S):
-    """A forked child has none of the pool's threads; the parent's pool goes on working."""
+    """A forked child has none of the pool's threads; the parent's pool keeps working."""
     sjlt.set_num_threads(3)
     x = normal((N, S.n_features))
     expected = [bits(x @ S.T), bits(sp.csr_array(x) @ S.T), bits(normal((N, S.n_components)) @ S)]
@@ -210,7 +210,7 @@ def test_after_a_fork(S):
 
 
 @forks
-def test_a_fork_while_others_project():
+def test_fork_while_others_project():
     S, stop = SKETCHES[0], threading.Event()
     sjlt.set_num_threads(3)
     x = normal((N, S.n_features))
@@ -233,8 +233,8 @@ def test_a_fork_while_others_project():
 
 
 @forks
-def test_a_fork_while_another_thread_compiles():
-    """The child would inherit the compiler's lock and never get it."""
+def test_fork_while_another_thread_compiles():
+    """The child would otherwise inherit the compiler's lock and never acquire it."""
     S, held = SKETCHES[1], threading.Event()
     x = normal((N, S.n_features))
     expected = [bits(x @ S.T), bits(sp.csr_array(x) @ S.T), bits(normal((N, S.n_components)) @ S)]
@@ -251,7 +251,7 @@ def test_a_fork_while_another_thread_compiles():
         assert results_of_child(multiprocessing.get_context("fork"), S, child=compiling_child) == expected
     finally:
         compiling.join()
-    # Both processes have given the lock back.
+    # Both processes have released the lock.
     other = threading.Thread(target=compile_for_a_while, daemon=True)
     other.start()
     other.join(30)
@@ -279,33 +279,33 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @forks
 @pytest.mark.exhaustive
-def test_a_fork_during_the_first_call_of_another_thread():
-    """The child would inherit a module that is half imported, and the lock of its import for ever."""
+def test_fork_during_the_first_call_of_another_thread():
+    """The child would otherwise inherit a partially imported module and its import lock, held forever."""
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK_DURING_FIRST_CALL], capture_output=True, text=True, timeout=200
     )
     assert result.returncode == 0, result.stderr
 
 
-def test_a_spawned_process():
+def test_spawned_process():
     S = SKETCHES[1]
     x = normal((N, S.n_features))
     expected = [bits(x @ S.T), bits(sp.csr_array(x) @ S.T), bits(normal((N, S.n_components)) @ S)]
     assert results_of_child(multiprocessing.get_context("spawn"), S) == expected
 
 
-# --------------------------------------------------------------------------------- how many
+# --------------------------------------------------------------------------------- number of threads
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8"])
-def test_numpy_integers_are_numbers_of_threads(dtype):
+def test_numpy_integers_as_thread_counts(dtype):
     sjlt.set_num_threads(np.dtype(dtype).type(2))
     assert type(sjlt.get_num_threads()) is int
     assert sjlt.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("n", [0, -1, 2**16 + 1, 2**70, 1.0, "2", None, True])
-def test_other_numbers_of_threads_are_refused(n):
+def test_invalid_thread_counts(n):
     before = sjlt.get_num_threads()
     with pytest.raises(ValueError, match=r"integer from 1 to 65536, got"):
         sjlt.set_num_threads(n)

@@ -1,4 +1,4 @@
-"""Products with torch tensors, exactly, on integer data: dtypes, shapes, strides, `out`; results keep their device."""
+"""Products with torch tensors, exact on integer data: dtypes, shapes, strides, `out`; results stay on their device."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def same(actual, expected, dtype=torch.float32, device=None):
-    """A plain tensor of that dtype with the exact values, which the dtype must hold."""
+    """Check for a plain tensor of the given dtype with exactly the expected values, which the dtype must represent."""
     assert type(actual) is torch.Tensor
     assert actual.dtype == dtype
     assert not actual.requires_grad
@@ -43,7 +43,7 @@ def data_of(device, shape, dtype=torch.float32, seed=0):
     return on(device, array, dtype), array
 
 
-def numbers(x):
+def to_numpy(x):
     return x.detach().cpu().double().numpy()
 
 
@@ -113,7 +113,7 @@ def test_no_features(device):
     same(empty @ torch.empty((0, 3), device=device), np.zeros((64, 3)))
 
 
-def test_features_that_stream_through(device):
+def test_streamed_features(device):
     x, rows = data_of(device, (7, 200))
     y, components = data_of(device, (7, 64))
     out, back = torch.zeros((7, 64), device=device, dtype=torch.float64), poisoned(device, (7, 200))
@@ -128,7 +128,7 @@ def test_features_that_stream_through(device):
 
 # --------------------------------------------------------------------------------- strides
 
-# Views with every kind of strides that torch has; their last axis is as long as asked.
+# Views with every kind of strides in torch; the last axis has the requested length.
 VIEWS = {
     "columns": lambda t, width: t((width, 9)).T,
     "column slice": lambda t, width: t((9, width + 7))[:, 3 : 3 + width],
@@ -154,7 +154,7 @@ each_view = pytest.mark.parametrize("view", VIEWS)
 def test_strides_of_the_data(device, calls, view):
     for function, exact, width in ((S.project, exact_project, 200), (S.project_adjoint, exact_adjoint, 64)):
         x = VIEWS[view](lambda shape: data_of(device, shape)[0], width)
-        same(function(x), exact(S, numbers(x), "float32"))
+        same(function(x), exact(S, to_numpy(x), "float32"))
         assert all(is_view_of(rows, x) for rows, _ in calls)
         calls.clear()
 
@@ -185,15 +185,15 @@ def test_strides_of_the_result(device, view, dtype):
 
 
 @pytest.mark.parametrize("view", [v for v in VIEWS if VIEWS[v](torch.empty, 2).ndim <= 2])
-def test_strides_from_the_left(device, calls, view):
+def test_strides_of_left_products(device, calls, view):
     x = VIEWS[view](lambda shape: data_of(device, shape)[0], 200)
-    same(S @ x.T if x.ndim == 2 else S @ x, exact_project(S, numbers(x), "float32").T)
+    same(S @ x.T if x.ndim == 2 else S @ x, exact_project(S, to_numpy(x), "float32").T)
     assert all(is_view_of(rows, x) for rows, _ in calls)
 
 
 @pytest.mark.parametrize("seed", exhaustive_except(range(6), range(20)))
 def test_any_strides(device, calls, seed):
-    """Random views of both: the answer is right, and no call could have been merged with another."""
+    """Random views of data and out: results are correct, and no two calls could have been merged."""
     rng = np.random.default_rng(seed)
     shape = rng.integers(1, 4, rng.integers(2, 5)).tolist()
 
@@ -208,7 +208,7 @@ def test_any_strides(device, calls, seed):
 
     x = view(200, lambda shape: data_of(device, shape)[0], True)
     out = view(64, lambda shape: poisoned(device, shape), False)
-    expected = exact_project(S, numbers(x), "float32")
+    expected = exact_project(S, to_numpy(x), "float32")
     same(S.project(x, out=out), expected)
     assert len(calls) <= math.prod(shape) // max(shape)
     assert sum(len(rows) for rows, _ in calls) == math.prod(shape)
@@ -221,7 +221,7 @@ def test_any_strides(device, calls, seed):
     ("view", "number"),
     [
         (lambda t: t((3, 4, 200)), 1),
-        (lambda t: t((3, 4, 200)).transpose(0, 1), 1),  # a sequence's steps before its batch
+        (lambda t: t((3, 4, 200)).transpose(0, 1), 1),  # sequence before batch
         (lambda t: t((2, 3, 4, 200)).permute(2, 0, 1, 3), 1),
         (lambda t: t((2, 3, 4, 400))[..., ::2].permute(1, 2, 0, 3), 1),
         (lambda t: t((200, 4, 3)).permute(2, 1, 0), 1),
@@ -233,14 +233,14 @@ def test_any_strides(device, calls, seed):
         (lambda t: t((2, 5, 7, 200))[:, :3], 2),
     ],
 )
-def test_as_few_calls_as_strides_allow(device, calls, view, number):
+def test_number_of_calls(device, calls, view, number):
     x = view(lambda shape: data_of(device, shape)[0])
     result = S.project(x)
     assert len(calls) == number
-    same(result, exact_project(S, numbers(x), "float32"))
+    same(result, exact_project(S, to_numpy(x), "float32"))
 
 
-def test_new_results_lie_in_the_order_of_the_data(device):
+def test_results_follow_the_memory_order_of_the_data(device):
     x = data_of(device, (4, 3, 5, 200))[0]
     assert S.project(x.permute(2, 0, 1, 3)).permute(1, 2, 0, 3).is_contiguous()
     for contiguous in (x, x[:, :, ::2], x[:1].expand(4, 3, 5, 200), x.mT.contiguous().mT):
@@ -264,15 +264,15 @@ def test_out_may_have_another_dtype(device, dtype, out_dtype):
         same(S.project(x, out=out, accumulate=True), exact_project(S, rows) + 7, out_dtype)
 
 
-def test_out_of_the_one_call_form(device):
+def test_out_of_sjlt_project(device):
     x, rows = data_of(device, (2, 3, 200))
     out = poisoned(device, (2, 3, 64))
     assert sjlt.project(x, 64, nnz=4, seed=1, out=out) is out
     same(out, exact_project(S, rows))
 
 
-def test_out_beside_the_data(device):
-    """Memory between its elements, and beside them, may be another's: columns of one table."""
+def test_out_adjacent_to_the_data(device):
+    """The memory between and around its elements may hold other data, such as other columns of one table."""
     table = torch.zeros((7, 600), device=device)
     for x, out in (
         (table[:, :200], table[:, 200:264]),
@@ -285,7 +285,7 @@ def test_out_beside_the_data(device):
         same(x, rows)
 
 
-def test_autograd_sees_that_out_was_written(device):
+def test_autograd_tracks_writes_to_out(device):
     weight = torch.ones((5, 64), device=device, requires_grad=True)
     out = torch.ones((5, 64), device=device)
     loss = (weight * out).sum()
@@ -298,7 +298,7 @@ def test_autograd_sees_that_out_was_written(device):
 
 
 class Tagged(torch.Tensor):
-    """A subclass that only gives tensors another name."""
+    """A subclass that only renames tensors."""
 
 
 def test_parameters_and_subclasses(device):
@@ -312,14 +312,14 @@ def test_parameters_and_subclasses(device):
         assert S.project(x, out=out) is out
         same(out.data, expected)
     for result in (tagged @ S.T, S.project(tagged), (S @ tagged.T).T, torch.matmul(tagged, S.T)):
-        assert type(result) is Tagged  # as of torch's own functions
+        assert type(result) is Tagged  # as from torch's own functions
         same(result.as_subclass(torch.Tensor), expected)
     out = poisoned(device, (5, 64)).as_subclass(Tagged)
     assert S.project(x, out=out) is out
     same(out.as_subclass(torch.Tensor), expected)
 
 
-def test_views_that_negate_their_memory(device):
+def test_negative_views(device):
     z = torch.complex(*(data_of(device, (5, 200), seed=seed)[0] for seed in (0, 1)))
     x, rows = torch.imag(z.conj()), -integers((5, 200), seed=1)
     assert x.is_neg()
@@ -358,7 +358,7 @@ assert not {"torch", "triton"} & set(sys.modules)
 
 @pytest.mark.exhaustive
 def test_without_triton():
-    """The CPU does not need it; for CUDA tensors there is a message of what to install."""
+    """The CPU does not need Triton; for CUDA tensors an error says what to install."""
     code = """
 import sys, torch
 sys.modules["triton"] = None
@@ -376,7 +376,7 @@ for S in (sjlt.Sketch(50, 40), sjlt.Sketch(50, 40, density=0.1)):
 
 
 @pytest.mark.exhaustive
-def test_a_module_named_torch_that_is_not_torch():
+def test_unrelated_module_named_torch():
     code = """
 import sys, types
 sys.modules["torch"] = types.ModuleType("torch")  # as while another thread imports it

@@ -1,6 +1,6 @@
 """Versions of torch without its private names: fallbacks give the same results, or an error says what is missing.
 
-Each case runs in a process of its own, in which `sjlt.torch_ops.compat` does not find some names while it is imported.
+Each case runs in a separate process in which some names are hidden while `sjlt.torch_ops.compat` is imported.
 """
 
 import ast
@@ -45,7 +45,7 @@ def run(code, *names):
 
 
 def test_every_private_name_is_in_compat():
-    """torch._C, forward_ad._current_level and the like appear nowhere else in the package."""
+    """torch._C, forward_ad._current_level and the like are used nowhere else in the package."""
     private = re.compile(r"\b(torch|forward_ad|function)((\.\w+)*\._(?!_)\w+)")
     for path in Path(sjlt.__file__).parent.rglob("*.py"):
         if path.name == "compat.py":
@@ -58,7 +58,7 @@ def test_every_private_name_is_in_compat():
         assert not [name for name in attributes if private.fullmatch(name)], path
 
 
-def test_the_names_are_found_in_the_source():
+def test_private_names_are_found_in_the_source():
     assert {"_C._AutoDispatchBelowAutograd", "autograd.function._SingleLevelFunction"} <= set(REQUIRED)
     assert {"_VF._unpack_dual", "_C._current_graph_task_id", "_C._is_any_autocast_enabled"} <= set(OPTIONAL)
 
@@ -119,7 +119,7 @@ def test_optional_names(names):
 
 
 @pytest.mark.exhaustive
-def test_layers_that_cannot_tell_backward_say_so():
+def test_layers_that_cannot_detect_backward():
     code = """
 import sjlt
 layer = sjlt.nn.SeededDropout(0.5, seed=1)

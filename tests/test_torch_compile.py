@@ -17,7 +17,7 @@ from torch.func import grad, jvp, vmap
 import sjlt
 from sjlt import Sketch
 
-pytestmark = [  # torch's own warnings
+pytestmark = [  # raised by torch
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
@@ -25,7 +25,7 @@ pytestmark = [  # torch's own warnings
 
 SEEDS = [3, 0, 1, 2**63 - 1, 2**63, -3]
 S = Sketch(50, 20, nnz=3, seed=2**64 - 3)
-LAWS = {"exact": {"nnz": 3}, "independent": {"density": 0.3}}  # the entries of a sketch of either law
+LAWS = {"exact": {"nnz": 3}, "independent": {"density": 0.3}}  # one sketch of each law
 
 
 @pytest.fixture(autouse=True)
@@ -36,15 +36,16 @@ def _compile_anew():
 
 
 def compiled(function, backend="aot_eager", dynamic=True, fullgraph=True):
-    """The compiled function, and what counts how often it was compiled."""
+    """Return the compiled function, and a counter of its compilations."""
     counter = CompileCounterWithBackend(backend)
     return torch.compile(function, fullgraph=fullgraph, backend=counter, dynamic=dynamic), counter
 
 
 def assert_same_bits(function, faster, x, *arguments):
-    """The result, and a gradient.
+    """Compare the result and a gradient.
 
-    The numbers that the gradient sums are whole, because a compiler may lay the result's gradient out in another way,
+    The values that the gradient sums are integers, because a compiler may choose another layout for the result's
+    gradient,
     and a GPU may then sum in another order.
     """
     results = []
@@ -74,7 +75,7 @@ def test_one_compilation_for_all_seeds(device, name, law):
 
 
 @pytest.mark.exhaustive
-def test_one_compilation_for_all_numbers_of_rows(device):
+def test_one_compilation_for_all_row_counts(device):
     for function, width in (
         (lambda x, S: x @ S.T, 50),
         (lambda x, S: torch.matmul(x, S.T), 50),
@@ -102,12 +103,12 @@ def test_one_compilation_for_all_slices(device):
     assert counter.frame_count == 1
 
 
-def test_one_more_compilation_where_shapes_are_not_declared_dynamic(device):
+def test_one_more_compilation_without_declared_dynamic_shapes(device):
     def function(x, S):
         return (x @ S.T).relu() @ S
 
     faster, counter = compiled(function, dynamic=None)
-    seeds = [seed for seed in SEEDS if seed not in (0, 1)]  # two numbers that torch then takes for constants
+    seeds = [seed for seed in SEEDS if seed not in (0, 1)]  # torch specializes on 0 and 1
     for n, seed in zip((7, 2, 33, 8), seeds, strict=True):
         assert_same_bits(function, faster, normal(device, n, 50), Sketch(50, 20, seed=seed))
     assert counter.frame_count <= 2
@@ -125,7 +126,7 @@ def test_dtypes(device, dtype):
 
 @pytest.mark.exhaustive
 def test_inductor(device):
-    """Inductor may compile the neighbours of a product as it likes; here they are exact."""
+    """Inductor may change the operations around a product; here they are exact."""
 
     def function(x, S):
         return (S @ (2 * x @ S.T @ S).relu().t()).abs()
@@ -137,7 +138,7 @@ def test_inductor(device):
 
 
 @pytest.mark.exhaustive
-def test_one_call_and_sketches_made_inside(device):
+def test_one_call_and_sketches_created_inside(device):
     for function in (
         lambda x, n: sjlt.project(x, 20, seed=n),
         lambda x, n: x @ Sketch(50, 20, nnz=3, seed=n).T,
@@ -149,7 +150,7 @@ def test_one_call_and_sketches_made_inside(device):
 
 
 @pytest.mark.exhaustive
-def test_sketches_of_modules(device):
+def test_sketches_in_modules(device):
     class Projected(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -163,12 +164,12 @@ def test_sketches_of_modules(device):
     for n in (4, 7, 3):
         assert_same_bits(module, faster, normal(device, n, 9))
     assert counter.frame_count == 1
-    for seed in (3, 2**63 + 5, -3):  # what a module holds torch takes for constants, which it looks at in every call
+    for seed in (3, 2**63 + 5, -3):  # torch treats module attributes as constants, guarded in every call
         module.sketch = Sketch(50, 20, seed=seed)
         assert_same_bits(module, faster, normal(device, 4, 9))
 
 
-def test_results_written_into(device):
+def test_out(device):
     def function(x, S, out):
         S[:, :30].project(x[:, :30], out=out)
         S[:, 30:].project(x[:, 30:], out=out, accumulate=True)
@@ -211,7 +212,7 @@ def test_transformed_functions(device):
         torch._dynamo.reset()
 
 
-# --------------------------------------------------------------------------------- either side
+# --------------------------------------------------------------------------------- left and right operands
 
 SIDES = {
     "X @ S.T": (lambda x, S: x @ S.T, lambda n, d, k: [(n, d), (d,), (2, n, d)]),
@@ -223,8 +224,8 @@ SIDES = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("side", exhaustive_except(["X @ S.T"], SIDES))
-def test_no_product_is_taken_for_one_from_the_other_side(device, side):
-    """torch.compile swaps operands of which the left one is no tensor: where shapes do not tell, it says so."""
+def test_swapped_operands_are_detected(device, side):
+    """torch.compile swaps the operands if the left one is not a tensor: if shapes do not decide, an error says so."""
     function, shapes = SIDES[side]
     refused = 0
     for (d, k), n in itertools.product([(6, 5), (5, 5)], (4, 5, 6)):
@@ -252,7 +253,7 @@ def test_no_product_is_taken_for_one_from_the_other_side(device, side):
 
 
 @pytest.mark.exhaustive
-def test_what_the_error_advises(device):
+def test_alternatives_that_the_error_suggests(device):
     x, square = normal(device, 20, 50), Sketch(50, 50, nnz=3)
     for function in (
         lambda x, S: S.project(x),
@@ -292,7 +293,7 @@ class Model(torch.nn.Module):
         return y, self.sketch.project_adjoint(y)
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch's own, of what it loads
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # raised when torch loads programs
 @pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
 def test_export(device, strict):
     model = Model().to(device)
@@ -331,7 +332,7 @@ for result, exact in zip(torch.export.load(sys.argv[1]).module()(x), expected, s
 
 
 @each_product
-def test_the_same_bits_however_it_runs(device, name):
+def test_same_bits_in_every_mode(device, name):
     product, shape = product_of(name, S)
     x = normal(device, *shape)
     expected = product(x)
@@ -348,7 +349,7 @@ def test_the_same_bits_however_it_runs(device, name):
         "with a tangent": jvp(product, (x,), (x,))[0],
     }
     function, from_left = PRODUCTS[name][0], "@ A" in name or "@ B" in name
-    if device == "cpu" or not from_left:  # which in a batch have other strides, and may have another kernel
+    if device == "cpu" or not from_left:  # in a batch these have other strides, and may run on another kernel
         results["batched"] = vmap(product)(x[None])[0]
     if x.ndim == 2 and name != "slices":
         axis = int(from_left)
@@ -368,7 +369,7 @@ def test_the_same_bits_however_it_runs(device, name):
     "call", [lambda x: S.project(x), lambda x: sjlt.dropout(x, 0.3, 4)], ids=["project", "dropout"]
 )
 def test_compiled_autograd(call):
-    """A backward pass that torch compiles, of a forward that it does not."""
+    """torch compiles the backward pass of an eager forward."""
     x = torch.randn(5, S.n_features, requires_grad=True)
     (expected,) = torch.autograd.grad(call(x).square().sum(), x)
     compiler = partial(torch.compile, backend="eager")

@@ -1,4 +1,4 @@
-"""Derivatives of every order and kind, and batches: exactly, on integer data."""
+"""Derivatives of every order and kind, and batching: exact on integer data."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ import sjlt
 from sjlt import Sketch
 from sjlt.torch_ops import projection as ops
 
-# torch's own, of what it imports for forward derivatives.
+# raised by torch's imports for forward derivatives
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 S = Sketch(50, 20, nnz=4, seed=2**64 - 3)  # its entries are dyadic: small integers give exact results
@@ -40,10 +40,10 @@ def test_gradcheck(device, name, law):
 
 @each_product
 def test_jacobians(device, name):
-    """By torch.func, exactly: they are the matrix, whichever of its two sides they are asked from."""
+    """torch.func Jacobians equal the matrix exactly, in forward and reverse mode."""
     product, shape = product_of(name, S)
     x = whole(device, *shape)
-    for n in range(math.prod(shape)):  # the definition, by unit vectors
+    for n in range(math.prod(shape)):  # by definition, from unit vectors
         unit = torch.zeros(math.prod(shape), device=device, dtype=torch.float64)
         unit[n] = 1
         column = product(unit.view(shape)).flatten()
@@ -59,7 +59,7 @@ def test_jacobians(device, name):
     assert torch.equal(pullback(result)[0].flatten(), expected.T @ result.flatten())
 
 
-def test_the_jacobian_is_the_matrix(device):
+def test_jacobian_is_the_matrix(device):
     x, M = whole(device, 50), matrix(device, S)
     for jacobian in (jacrev, jacfwd):
         assert torch.equal(jacobian(lambda x: x @ S.T)(x), M)
@@ -85,7 +85,7 @@ def detached(A, x):
 
 @each_value(function=list(FUNCTIONS), order=[2, 3])
 def test_higher_derivatives(device, function, order):
-    """Forward and backward in any order inside each other, as with the matrix."""
+    """Forward and reverse mode nested in any order, compared with the matrix."""
     small = Sketch(6, 5, nnz=4, seed=3)
     x, M = whole(device, 6, seed=4), matrix(device, small)
     for transforms in itertools.product((jacfwd, jacrev), repeat=order):
@@ -100,7 +100,7 @@ def test_higher_derivatives(device, function, order):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradients_in_the_dtype_of_the_data(device, dtype):
+def test_gradients_have_the_dtype_of_the_data(device, dtype):
     for sketch_of, before, after, exact in (
         (lambda x: x @ S.T, 50, 20, exact_adjoint),
         (lambda x: (S @ x.t()).t(), 50, 20, exact_adjoint),
@@ -116,7 +116,7 @@ def test_gradients_in_the_dtype_of_the_data(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", exhaustive_except([torch.bfloat16], DTYPES), ids=str)
-def test_gradients_of_results_of_another_dtype(device, dtype):
+def test_gradients_of_wider_results(device, dtype):
     """The gradient of a wider result is not narrowed before it is summed."""
     x = whole(device, 3, 50, dtype=dtype, requires_grad=True)
     weights = torch.full((3, 20), 1 + 2.0**-40, device=device, dtype=torch.float64)
@@ -125,8 +125,8 @@ def test_gradients_of_results_of_another_dtype(device, dtype):
     assert torch.equal(x.grad, (weights @ S).to(dtype))
 
 
-def test_numbers_that_repeat(device, calls):
-    """`y.sum().backward()` sends one number with strides 0: it is read as such, not copied out."""
+def test_expanded_gradients(device, calls):
+    """`y.sum().backward()` sends a stride-0 gradient, which is read as such and not materialized."""
     x = whole(device, 7, 3, 50, requires_grad=True)
     y = x @ S.T
     calls.clear()
@@ -150,7 +150,7 @@ def test_nothing_is_saved_for_backward(device):
         result.sum().backward()
 
 
-def test_memory_of_the_data_is_let_go(device):
+def test_data_is_freed(device):
     x = whole(device, 3, 50, requires_grad=True)
     doubled = 2 * x
     gone = weakref.ref(doubled)
@@ -161,8 +161,8 @@ def test_memory_of_the_data_is_let_go(device):
     np.testing.assert_array_equal(numbers(x.grad), 2 * exact_adjoint(S, np.ones((3, 20))))
 
 
-def test_uses_twice(device):
-    """As for torch's own linear functions: gradients add up, and a graph that saved nothing runs again."""
+def test_repeated_use(device):
+    """As for torch's linear functions, gradients add up, and a graph that saved nothing can run again."""
     x = whole(device, 3, 50, requires_grad=True)
     once = exact_adjoint(S, np.ones((3, 20)))
     (x @ S.T + S.project(x)).sum().backward()
@@ -178,8 +178,8 @@ def test_uses_twice(device):
         z.backward()
 
 
-def test_values_overwritten(device):
-    """Tensors that no derivative needs may be overwritten; others may not, out= included."""
+def test_in_place_modifications(device):
+    """Tensors that no derivative needs may be overwritten; others may not, including by out=."""
     x = whole(device, 3, 50, requires_grad=True)
     once = exact_adjoint(S, np.ones((3, 20)))
     data = x * 1
@@ -202,7 +202,7 @@ def test_values_overwritten(device):
         x.mul_(2)
 
 
-def test_where_gradients_are_off(device):
+def test_disabled_gradients(device):
     x = whole(device, 3, 50, requires_grad=True)
     assert (x @ S.T).requires_grad
     assert not (x.detach() @ S.T).requires_grad
@@ -238,14 +238,14 @@ def test_vmap(device, name, in_dim):
         assert torch.equal(result.movedim(out_dim, 0), expected)
 
 
-def test_a_batch_is_one_call(device, calls):
+def test_batch_is_one_call(device, calls):
     x, a, y = whole(device, 4, 3, 50), whole(device, 4, 50, 3), whole(device, 4, 20)
     for number, function, batch in (
         (1, lambda x: x @ S.T, x),
         (1, lambda x: S @ x, x[:, 0]),
         (1, lambda y: y @ S, y),
         (1, lambda y: S.T @ y, y),
-        (3, lambda a: S @ a, a),  # row-major matrices one after the other: no strides describe all their columns
+        (3, lambda a: S @ a, a),  # consecutive row-major matrices: no strides describe all their columns
         (1, vmap(lambda x: x @ S.T), x),
         (1, vmap(lambda x: S @ x), x),
         (1, vmap(lambda a: S @ a, in_dims=1, out_dims=1), a.permute(1, 2, 0).contiguous().permute(2, 0, 1)),
@@ -266,8 +266,8 @@ def test_batches_of_batches(device):
     assert torch.equal(vmap(lambda _: x[0] @ S.T)(torch.arange(2)), expected[:1].expand(2, 3, 4, 20))
 
 
-def test_gradients_of_each_example(device):
-    """vmap of grad, as for gradients per example; grad of vmap; and both of a module that ends in a sketch."""
+def test_per_example_gradients(device):
+    """vmap of grad, as for per-example gradients; grad of vmap; and both for a module that ends in a sketch."""
     x, M = whole(device, 6, 50), matrix(device, S)
 
     def square(x):

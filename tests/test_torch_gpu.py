@@ -1,4 +1,4 @@
-"""On a GPU: streams, several devices, work that continues after a call, and numerics."""
+"""On a GPU: streams, several devices, asynchronous execution, and numerics."""
 
 import math
 
@@ -14,7 +14,7 @@ S = Sketch(5000, 300, nnz=4, seed=1)
 
 
 def products(x, y):
-    """Everything that takes rows x of 5000 features or y of 300 components, with the exact answer's function."""
+    """Every call that accepts rows x of 5000 features or y of 300 components, with the exact function."""
     yield lambda: x @ S.T
     yield lambda: (S @ x.T.contiguous()).T
     yield lambda: S.project(x[0])
@@ -28,8 +28,8 @@ def data(n=70, dtype=torch.float32, device="cuda"):
     return (torch.from_numpy(integers((n, width))).to(device, dtype) for width in (5000, 300))
 
 
-def test_the_callers_stream():
-    """A call sees what was queued before it in its stream, and is seen by what is queued after it."""
+def test_runs_on_the_callers_stream():
+    """A call is ordered after earlier work and before later work of the current stream."""
     x, y = data()
     expected = [product() for product in products(x, y)]
     late_x, late_y = torch.full_like(x, math.nan), torch.full_like(y, math.nan)
@@ -46,7 +46,7 @@ def test_the_callers_stream():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_the_host_never_waits():
+def test_no_synchronization():
     x, y = data()
     leaf = x.clone().requires_grad_()
 
@@ -65,9 +65,9 @@ def test_the_host_never_waits():
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def test_calls_are_captured_in_graphs():
+def test_graph_capture():
     x, y = data()
-    expected = [product() for product in products(x, y)]  # compiles
+    expected = [product() for product in products(x, y)]  # compile
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = [product() for product in products(x, y)]
@@ -79,14 +79,14 @@ def test_calls_are_captured_in_graphs():
 
 
 def gradients(x):
-    """Functions of both products give bits that depend on the device and the shape alone."""
+    """Functions of both products whose bits depend only on the device and the shape."""
     x.grad = None
     y = x @ S.T
     (y.square().sum() + (y @ S).sin().sum() + (S @ x.t()).sum()).backward()
     return x.grad
 
 
-def test_gradients_are_captured_in_graphs():
+def test_graph_capture_of_gradients():
     x = torch.randn((70, 5000), device="cuda", requires_grad=True)
     fresh = torch.randn_like(x)
     stream = torch.cuda.Stream()
@@ -105,8 +105,8 @@ def test_gradients_are_captured_in_graphs():
         assert torch.equal(captured, gradients(values.clone().requires_grad_()))
 
 
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")  # of torch's own warm-up
-def test_graphed_modules():
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")  # raised by torch's own warm-up
+def test_make_graphed_callables():
     class Projected(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -119,7 +119,7 @@ def test_graphed_modules():
     x = torch.randn((70, 300), device="cuda", requires_grad=True)
     expected = module(x)
     slopes = torch.autograd.grad(expected.square().sum(), (x, *module.parameters()))
-    expected = expected.detach()  # its history belongs to the stream that is current, and may not be there in a capture
+    expected = expected.detach()  # its history belongs to another stream, which a capture cannot use
     graphed = torch.cuda.make_graphed_callables(module, (torch.randn_like(x).requires_grad_(),))
     y = graphed(x)
     assert torch.equal(y, expected)
@@ -127,11 +127,11 @@ def test_graphed_modules():
         torch.testing.assert_close(slope, exact)  # torch may choose another algorithm for its own part
 
 
-@pytest.mark.filterwarnings(  # torch's own
+@pytest.mark.filterwarnings(  # raised by torch
     "ignore:.torch.jit.script.*:DeprecationWarning", "ignore:The CUDA Graph is empty:UserWarning"
 )
-def test_compiled_for_graphs():
-    """torch.compile with graphs of its own, which replays them from the third call on."""
+def test_torch_compile_with_graphs():
+    """torch.compile in the mode that captures graphs and replays them from the third call on."""
     faster = torch.compile(lambda x: (x @ S.T).relu() @ S, fullgraph=True, mode="reduce-overhead")
     for seed in range(4):
         torch.manual_seed(seed)
@@ -141,7 +141,7 @@ def test_compiled_for_graphs():
     torch._dynamo.reset()
 
 
-def test_gradients_in_the_stream_of_their_products():
+def test_gradients_run_on_the_stream_of_their_product():
     x = torch.randn((70, 5000), device="cuda")
     expected = gradients(x.clone().requires_grad_())
     late = torch.full_like(x, math.nan)
@@ -156,7 +156,7 @@ def test_gradients_in_the_stream_of_their_products():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_tensors_device(dtype):
+def test_runs_on_the_tensors_device(dtype):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     expected = [product() for product in products(*data(dtype=dtype))]
@@ -176,7 +176,7 @@ def test_the_tensors_device(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_the_same_bits_in_every_run(dtype):
+def test_bits_are_reproducible(dtype):
     torch.manual_seed(0)
     for n in (1, 70):
         x, y = (torch.randn((n, width), device="cuda", dtype=dtype) for width in (5000, 300))
@@ -189,8 +189,8 @@ def test_the_same_bits_in_every_run(dtype):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n", [1, 3, 70])
-def test_non_finite_numbers(n, dtype, value):
-    """They reach every component that has an entry of theirs, none outside its tile, and no other vector."""
+def test_non_finite_values(n, dtype, value):
+    """They reach every component with one of their entries, none outside its tile, and no other vector."""
     row, feature = n // 2, 1234
     array = integers((n, 5000))
     x = torch.from_numpy(array).to("cuda", dtype)

@@ -1,4 +1,4 @@
-"""The operators as torch sees them: opcheck, one operator a product, and tensors without memory."""
+"""The operators as torch sees them: opcheck, one operator per product, and tensors without memory."""
 
 import itertools
 
@@ -20,7 +20,7 @@ INDEPENDENT = Sketch(40, 11, density=0.3, seed=5)[:, 7:30]
 
 # --------------------------------------------------------------------------------- opcheck
 
-# (tensor of any shape to data whose last axis, or first where axis is 0, is as long as asked; axis; result's dtype)
+# (shaper of tensors whose last axis, or first if axis is 0, has the requested length; axis; dtype of the result)
 SAMPLES = {
     "rows": (lambda t, w: t(5, w), -1, None),
     "one row": (lambda t, w: t(1, w), -1, None),
@@ -50,7 +50,7 @@ def test_opcheck(device, sample, requires_grad):
 
 
 @each_value(dtype=DTYPES, law=["exact", pytest.param("independent", marks=pytest.mark.exhaustive)])
-def test_opcheck_of_dtypes(device, dtype, law):
+def test_opcheck_dtypes(device, dtype, law):
     sketch = IRREGULAR if law == "exact" else INDEPENDENT
     for op, width in ((ops.project, 23), (ops.project_adjoint, 11)):
         x = normal(device, 3, width, dtype=dtype, requires_grad=True)
@@ -58,7 +58,7 @@ def test_opcheck_of_dtypes(device, dtype, law):
 
 
 @each_value(accumulate=[False, True], x_in=["rows", "vector", "part of columns", "leading axes transposed"])
-def test_opcheck_of_results_written_into(device, x_in, accumulate):
+def test_opcheck_out(device, x_in, accumulate):
     view = SAMPLES[x_in][0]
     for op, width, result in ((ops.project_into, 50, 20), (ops.project_adjoint_into, 20, 50)):
         x = view(lambda *shape: normal(device, *shape), width)
@@ -69,8 +69,8 @@ def test_opcheck_of_results_written_into(device, x_in, accumulate):
             torch.library.opcheck(op, (x, out, *S.spec, accumulate))
 
 
-def test_no_operator_is_hidden_in_another(device):
-    """A product is one operator, and so is its derivative: nothing is copied, padded or cast on the way."""
+def test_one_operator_per_product(device):
+    """A product is one operator, and so is its derivative, without copies, padding or casts."""
     seen = []
 
     class Record(TorchDispatchMode):
@@ -99,10 +99,10 @@ def test_no_operator_is_hidden_in_another(device):
             assert all("sjlt" in name or name in ("aten.t.default", "aten.detach.default") for name in seen)
 
 
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # raised by torch
 def test_profilers_see_the_operators(device):
     x, y = normal(device, 3, 50), normal(device, 3, 20)
-    x @ S.T  # a profiler has no use for what is loaded once
+    x @ S.T  # load lazily loaded parts before profiling
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         x @ S.T, S @ x.t(), y @ S
     names = {event.key for event in seen.key_averages()}
@@ -110,8 +110,8 @@ def test_profilers_see_the_operators(device):
 
 
 @each_product
-def test_tangents_of_zeros(device, name):
-    """torch has tensors that are zero without any memory."""
+def test_zero_tensors(device, name):
+    """torch represents some zero tensors without memory."""
     product, shape = product_of(name, S)
     zeros = torch._efficientzerotensor(shape, device=device)
     assert zeros._is_zerotensor()
@@ -119,7 +119,7 @@ def test_tangents_of_zeros(device, name):
     assert torch.equal(product(zeros).clone(), expected)
 
 
-def test_a_tangent_of_zeros_beside_out(device):
+def test_zero_tensors_with_out(device):
     out = normal(device, 3, 20)
     before = out.clone()
     zeros = torch._efficientzerotensor((3, 50), device=device)
@@ -131,8 +131,8 @@ def test_a_tangent_of_zeros_beside_out(device):
 
 
 @each_product
-def test_results_without_memory(device, name):
-    """On the meta device, and as a compiler's fakes: shape, strides, dtype and gradients as of real tensors."""
+def test_meta_and_fake_tensors(device, name):
+    """On the meta device and as a compiler's fakes: shape, strides, dtype and gradients as for real tensors."""
     product, shape = product_of(name, S)
     for view, dtype in itertools.product((lambda x: x, lambda x: x.mT.contiguous().mT if x.ndim > 1 else x), DTYPES):
         x = view(whole(device, *shape, dtype=dtype)).detach().requires_grad_()
@@ -147,13 +147,13 @@ def test_results_without_memory(device, name):
         assert without.requires_grad
 
 
-def test_fakes_of_a_device_that_is_not_there():
+def test_fakes_of_a_missing_device():
     with FakeTensorMode():
         for product in (lambda x: x @ S.T, lambda x: S @ x.t(), lambda x: S.project(x)):
             assert product(torch.empty(3, 50, device="cuda")).device.type == "cuda"
 
 
-def test_results_written_into_tensors_without_memory(device):
+def test_out_without_memory(device):
     out = torch.empty(3, 20, device="meta")
     assert S.project(torch.empty(3, 50, device="meta"), out=out, accumulate=True) is out
     with FakeTensorMode():

@@ -1,4 +1,4 @@
-"""Sketches and what holds them, copied, pickled, sent to other processes, used in loaders' workers and in threads."""
+"""Sketches and objects with sketches, copied, pickled, and used in other processes, DataLoader workers and threads."""
 
 import copy
 import io
@@ -29,8 +29,8 @@ class Projected(torch.nn.Module):
         return self.linear(x) @ self.sketch.T
 
 
-class Rows(Dataset):
-    """Rows that are projected where they are read, some with the gradient of their squared length."""
+class ProjectedRows(Dataset):
+    """Rows projected when read, some with the gradient of their squared length."""
 
     def __init__(self, sketch, x, gradients):
         self.sketch, self.x, self.gradients = sketch, x, gradients
@@ -47,7 +47,7 @@ class Rows(Dataset):
 
 
 def answer(module, x):
-    """Run a module on a tensor in another process, the gradient included."""
+    """Run a module on a tensor in another process, including the gradient."""
     x.requires_grad_()
     y = module(x)
     (gradient,) = torch.autograd.grad(y.square().sum(), x)
@@ -66,7 +66,7 @@ def test_copies(device, sketch):
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)]
     expected.square().sum().backward()
     optimizer.step()
-    for other in copies:  # which do not learn with it
+    for other in copies:  # copies do not share parameters
         assert other.sketch == sketch
         assert torch.equal(other(x), expected)
     for again in (copy.deepcopy(sketch), copy.copy(sketch), pickle.loads(pickle.dumps(sketch))):
@@ -74,28 +74,28 @@ def test_copies(device, sketch):
         assert copy.deepcopy(again.T) == sketch.T
 
 
-def test_results_and_their_gradients_are_copied(device):
+def test_copies_of_results_and_gradients(device):
     x = normal(device, 4, 300, requires_grad=True)
     y = x @ S.T
     assert torch.equal(pickle.loads(pickle.dumps(y.detach())), y)
-    with pytest.raises(RuntimeError, match="deepcopy"):  # as of everything that is not a leaf
+    with pytest.raises(RuntimeError, match="deepcopy"):  # as for every non-leaf tensor
         copy.deepcopy(y)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_loaders_whose_workers_project(method):
-    """Before a fork the parent has projected, so that its threads are missing in the workers.
+def test_data_loader_workers(method):
+    """Before a fork the parent has projected, so its threads are missing in the workers.
 
-    (Backward passes in a fork torch refuses, where its own threads are missing.)
+    torch refuses backward passes after a fork, in which its own threads are missing.
     """
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip("a way of starting that this system lacks")
     x = normal("cpu", 12, 300)
     expected = x @ S.T
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # Python's, of any fork
+        warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # raised by Python for any fork
         loader = DataLoader(
-            Rows(S, x, gradients=method == "spawn"),
+            ProjectedRows(S, x, gradients=method == "spawn"),
             batch_size=4,
             num_workers=2 if method == "fork" else 1,
             multiprocessing_context=method,
@@ -118,7 +118,7 @@ def test_another_process():
 
 
 def test_threads(device):
-    """Calls and backward passes of several threads at once."""
+    """Concurrent calls and backward passes of several threads."""
     x = normal(device, 8, 300)
     expected = x @ S.T, 2 * (x @ S.T @ S)
 
@@ -134,7 +134,7 @@ def test_threads(device):
 
 # --------------------------------------------------------------------------------- first calls
 
-FIRST_CALLS = {  # that import what tensors need
+FIRST_CALLS = {  # calls that import what tensors need
     "compiled": """
 faster = torch.compile(lambda x: x @ S.T, fullgraph=True, backend="aot_eager")
 print([tuple(faster(torch.ones(3, 50)).shape)])
@@ -148,7 +148,7 @@ with ThreadPoolExecutor(30) as pool:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("call", FIRST_CALLS)
-def test_a_process_may_begin_with(call):
+def test_first_call_of_a_process(call):
     program = f"""
 import torch
 from concurrent.futures import ThreadPoolExecutor

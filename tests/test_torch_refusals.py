@@ -1,4 +1,4 @@
-"""Tensors that are refused, before any work and with the numbers in the message, as arrays are in test_refusals."""
+"""Invalid tensors are refused before any work, with the values in the message, as arrays are in test_refusals."""
 
 import re
 import warnings
@@ -17,7 +17,7 @@ torchs_own_warning = pytest.mark.filterwarnings("ignore:.torch.jit.script. is de
 
 
 def products(make, device="cpu"):
-    """Everything that takes rows of 50 features or of 40 components; `make` makes them."""
+    """Every call that accepts rows of 50 features or of 40 components, which `make` creates."""
     x, y, a, b = make((3, 50)), make((3, 40)), make((50, 3)), make((40, 3))
     yield lambda: x @ S.T
     yield lambda: S @ a
@@ -53,7 +53,7 @@ def test_dtypes(dtype):
 
 def test_quantized():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch moves it to another package
+        warnings.simplefilter("ignore")  # torch is moving it to another package
         calls = list(products(lambda shape: torch.quantize_per_tensor(torch.zeros(shape), 0.1, 0, torch.quint8)))
     refused(TypeError, "quint8", *calls)
 
@@ -139,7 +139,7 @@ def test_other_functions_of_torch(device):
 
 
 def test_gradients_are_not_cut_silently(device, calls):
-    """out= has no derivative, of the data or of what it held. (Everything else has one: test_torch_derivatives.py.)"""
+    """out= has no derivative, of the data or of its previous value. (The rest has one: test_torch_derivatives.)"""
     x, y = (torch.zeros((5, width), device=device, requires_grad=True) for width in (50, 40))
     for which, product in (
         ("the data", lambda: S.project(x * 2, out=y.detach())),
@@ -186,7 +186,7 @@ def test_forward_derivatives_are_not_cut_silently(device, calls):
 @torchs_own_warning
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd, torch.func.vmap])
 def test_out_in_functions_transformed_by_torch(device, calls, transform):
-    """They hand over tensors without memory, whose address nobody may follow, and whose derivative may not be lost."""
+    """They pass tensors without memory: no address may be used, and no derivative may be lost."""
     x, out = torch.ones((3, 4, 50), device=device), torch.zeros((3, 4, 40), device=device)
     refused(
         RuntimeError,
@@ -201,13 +201,13 @@ def test_out_in_functions_transformed_by_torch(device, calls, transform):
 
 
 def both(device):
-    """(call with out, shape of its result) of projecting and of the adjoint."""
+    """(call with out, shape of its result) for projecting and for the adjoint."""
     x, y = torch.zeros((7, 50), device=device), torch.zeros((7, 40), device=device)
     yield lambda out, **options: S.project(x, out=out, **options), (7, 40)
     yield lambda out, **options: S.project_adjoint(y, out=out, **options), (7, 50)
 
 
-def test_out_of_wrong_shape(device, calls):
+def test_out_with_wrong_shape(device, calls):
     for call, (n, width) in both(device):
         for shape in ((n, width + 1), (n - 1, width), (width, n), (n * width,), (1, n, width), (n, 1), (0, width), ()):
             with pytest.raises(ValueError, match="shape") as refusal:
@@ -218,7 +218,7 @@ def test_out_of_wrong_shape(device, calls):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e5m2], ids=str)
-def test_out_of_wrong_dtype(device, calls, dtype):
+def test_out_with_wrong_dtype(device, calls, dtype):
     for call, shape in both(device):
         refused(
             TypeError, str(dtype), lambda call=call, shape=shape: call(torch.zeros(shape, dtype=dtype, device=device))
@@ -226,7 +226,7 @@ def test_out_of_wrong_dtype(device, calls, dtype):
     assert not calls
 
 
-def test_out_that_is_no_tensor(device, calls):
+def test_out_that_is_not_a_tensor(device, calls):
     for call, (n, width) in both(device):
         for out in ([[0.0] * width] * n, np.zeros((n, width), np.float32), sp.csr_array((n, width)), "out", 3):
             refused(TypeError, f"torch tensor.*{type(out).__name__}", lambda call=call, out=out: call(out))
@@ -243,7 +243,7 @@ def test_out_on_another_device(device, calls):
     assert not calls
 
 
-def test_out_that_must_be_there(device, calls):
+def test_accumulate_requires_out(device, calls):
     for call, shape in both(device):
         with pytest.raises(ValueError, match=re.escape(str(shape))):
             call(None, accumulate=True)
@@ -253,7 +253,7 @@ def test_out_that_must_be_there(device, calls):
     assert not calls
 
 
-def test_out_that_repeats_itself(device, calls):
+def test_out_overlapping_itself(device, calls):
     for call, (n, width) in both(device):
         for out in (
             torch.zeros((1, width), device=device).expand(n, width),
@@ -266,7 +266,7 @@ def test_out_that_repeats_itself(device, calls):
     assert not calls
 
 
-def test_out_that_overlaps_the_data(device, calls):
+def test_out_overlapping_the_data(device, calls):
     table = torch.zeros((20, 200), device=device)
     for call, width, result in ((S.project, 50, 40), (S.project_adjoint, 40, 50)):
         for x, out in (
@@ -285,8 +285,8 @@ def test_out_that_overlaps_the_data(device, calls):
     assert not calls
 
 
-def test_memory_that_was_let_go(device):
-    """As torch.matmul, and not by an answer from memory that is another's."""
+def test_freed_storage(device):
+    """As for torch.matmul; an address cached from an earlier call must not be used."""
 
     def make(shape):
         x = torch.zeros(shape, device=device)
@@ -299,7 +299,7 @@ def test_memory_that_was_let_go(device):
     refused(RuntimeError, r"the data has 280 elements", lambda: S.project_adjoint(gone, out=whole))
 
 
-def test_a_refused_call_leaves_out_alone(device):
+def test_refused_calls_do_not_modify_out(device):
     out = torch.full((7, 40), 7.0, device=device)
     for x in (torch.zeros((7, 51)), torch.zeros((7, 50), dtype=torch.int32), torch.zeros((6, 50))):
         with pytest.raises((TypeError, ValueError)):

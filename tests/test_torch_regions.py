@@ -1,4 +1,4 @@
-"""Regions of autocast and of deterministic algorithms."""
+"""Autocast and deterministic-algorithm regions."""
 
 import itertools
 import warnings
@@ -23,9 +23,9 @@ each_region = pytest.mark.parametrize("region", REGIONS, ids=str)
 
 @each_value(name=list(PRODUCTS), region=REGIONS)
 def test_autocast(device, name, region):
-    """As torch.matmul: everything but fp64 is taken in the region's dtype, and so are results; gradients are not."""
+    """As for torch.matmul: everything but fp64 is cast to the region's dtype, and so are results; gradients are not."""
     product, shape = product_of(name, S)
-    make = normal if device == "cpu" else whole  # where sums may run in another order if strides are others
+    make = normal if device == "cpu" else whole  # sums may run in another order for other strides
     for dtype in DTYPES:
         x = make(device, *shape, dtype=dtype, requires_grad=True)
         inside = dtype if dtype == torch.float64 else region
@@ -45,7 +45,7 @@ def test_autocast(device, name, region):
 
 @each_region
 def test_trees_under_autocast(device, region, calls):
-    """Their dtype is promised, and that nothing is copied: a region has no say."""
+    """Trees have a guaranteed dtype and are never copied, regardless of the region."""
     for tree in ([normal(device, 30), normal(device, 4, 5)], [normal(device, 50, dtype=torch.bfloat16)]):
         expected = S.project_tree(tree)
         calls.clear()
@@ -58,7 +58,7 @@ def test_trees_under_autocast(device, region, calls):
 
 @each_region
 def test_layers_under_autocast(device, region):
-    """Between layers of torch there is no cast, and fp32 parameters get fp32 gradients."""
+    """No casts between torch layers, and fp32 parameters get fp32 gradients."""
     linear = torch.nn.Linear(50, 50, device=device)
     x = normal(device, 4, 50)
     with torch.autocast(device, region):
@@ -72,7 +72,7 @@ def test_layers_under_autocast(device, region):
     assert linear.weight.grad.any()
 
 
-def test_regions_that_are_off(device):
+def test_disabled_regions(device):
     x = normal(device, 4, 50)
     expected = x @ S.T
     with torch.autocast(device, torch.bfloat16, enabled=False):
@@ -89,8 +89,8 @@ def test_regions_that_are_off(device):
 
 
 @each_region
-def test_results_written_into_under_autocast(device, region):
-    """out= says what dtype is wanted, and nothing is cast."""
+def test_out_under_autocast(device, region):
+    """out= determines the dtype, and nothing is cast."""
     x = normal(device, 4, 50)
     expected = x @ S.T
     out = torch.zeros(4, 20, device=device)
@@ -163,7 +163,7 @@ def test_deterministic_algorithms(device, name, request):
 
     before = everything()
     request.getfixturevalue("deterministic")
-    for fill in (True, False):  # memory that torch allocates holds NaN at first
+    for fill in (True, False):  # torch fills new memory with NaN first
         torch.utils.deterministic.fill_uninitialized_memory = fill
         assert all(torch.equal(a, b) for a, b in zip(everything(), before, strict=True))
 

@@ -1,4 +1,4 @@
-"""Trees and matrices of DTensors on several processes: the results of the unsharded data, the same on every rank."""
+"""Trees and matrices of DTensors on several processes: the results for the unsharded data, equal on every rank."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Sparse torch tensors: exact dense results in every layout, derivatives in the values, clear refusals."""
+"""Sparse torch tensors: exact dense results in every layout, derivatives with respect to values, clear refusals."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def uncoalesced(x):
-    """x in COO with every number split into two, the last first."""
+    """x in COO with every value split into two, the last first."""
     x = x.to_sparse_coo().coalesce()
     indices = torch.cat([x.indices().flip(1), x.indices()], 1)
     return torch.sparse_coo_tensor(indices, torch.cat([x.values().flip(0) * 2, -x.values()]), x.shape)
@@ -68,7 +68,7 @@ def test_products(layout, dtype, n, index):
 
 @pytest.mark.parametrize("law", SKETCHES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_same_as_scipys(law, layout):
+def test_bits_equal_scipys(law, layout):
     S, dense = (
         SKETCHES[law],
         torch.from_numpy(np.random.default_rng(0).normal(size=(40, 200))) * drawn((40, 200)).sign(),
@@ -81,7 +81,7 @@ def test_the_same_as_scipys(law, layout):
         np.testing.assert_array_equal(result.numpy(), expected)
 
 
-def test_few_nonzeros_among_very_many_features():
+def test_few_nonzeros_among_huge_feature_counts():
     S = Sketch(2**60, 300, nnz=4)
     columns = torch.tensor([0, 1, 2**33, 2**40, 2**60 - 1])
     values = torch.arange(1.0, 6, dtype=torch.float64, requires_grad=True)
@@ -101,7 +101,7 @@ def test_few_nonzeros_among_very_many_features():
 
 @pytest.mark.parametrize("law", SKETCHES)
 @pytest.mark.parametrize("layout", ["csr", "coo", "uncoalesced"])
-def test_gradients_in_the_values(layout, law):
+def test_gradients_of_the_values(layout, law):
     S, dense = SKETCHES[law], drawn((6, 200), density=0.05)
     x = LAYOUTS[layout](dense).requires_grad_()
     weights = torch.from_numpy(integers((6, 70), "float64", seed=4))
@@ -112,7 +112,7 @@ def test_gradients_in_the_values(layout, law):
 
 
 @each_value(by_columns=[False, True], law=list(SKETCHES))
-def test_derivatives_of_every_kind(law, by_columns):
+def test_derivatives(law, by_columns):
     S = SKETCHES[law][:, :20]
     parts = drawn((4, 20))
     parts = parts.to_sparse_csc() if by_columns else parts.to_sparse_csr()
@@ -150,7 +150,7 @@ def test_trees(layout, batched):
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_trees_of_tensors_of_many_axes(batched):
+def test_trees_of_multidimensional_tensors(batched):
     a = drawn((3, 4, 5, 2))
     S = Sketch(40 if batched else 120, 30, nnz=4)
     result = S.project_tree([a.to_sparse_coo()], batched=batched)
@@ -188,8 +188,8 @@ def test_vmap_over_the_values():
 
 
 @pytest.mark.parametrize("damage", [200, -1, 10**9])
-def test_indices_outside(damage):
-    """torch does not check them by default, and a kernel would follow them."""
+def test_indices_out_of_range(damage):
+    """torch does not check them by default, and a kernel would read out of bounds."""
     x = drawn((3, 200)).to_sparse_csr()
     indices = x.col_indices().clone()
     indices[3] = damage

@@ -1,4 +1,4 @@
-"""`Sketch.project_tree`: several tensors as if concatenated, exactly, on integer data."""
+"""`Sketch.project_tree`: several tensors as if concatenated, exact on integer data."""
 
 import math
 import re
@@ -59,7 +59,7 @@ def test_per_example(device, n):
 
 
 def test_strides(device):
-    """In the logical order of each tensor, whatever lies where in memory; and the tensors are not written to."""
+    """In the logical order of each tensor for any memory layout; the tensors are not modified."""
     matrix, cube = leaf(device, 12, 9), leaf(device, 4, 5, 6)
     leaves = [
         matrix.T,
@@ -78,7 +78,7 @@ def test_strides(device):
     same(S.project_tree(batches, batched=True), exact)
 
 
-def test_nothing_is_concatenated_or_copied(device, calls):
+def test_no_concatenation_or_copies(device, calls):
     leaves = [leaf(device, *shape, seed=i) for i, shape in enumerate([(10, 6), (7,), (3, 1, 5)])]
     S, _ = expected(leaves)
     S.project_tree(leaves)
@@ -86,7 +86,7 @@ def test_nothing_is_concatenated_or_copied(device, calls):
 
 
 def test_dtypes(device):
-    """Results have the dtype that all promote to; 16-bit numbers are summed in fp32 and rounded once."""
+    """Results have the common promoted dtype; 16-bit data is summed in fp32 and rounded once."""
     leaves = [leaf(device, 300, dtype=torch.bfloat16, seed=i) for i in range(4)]
     S, exact = expected(leaves, dtype=torch.bfloat16)
     same(S.project_tree(leaves), exact)
@@ -107,7 +107,7 @@ def test_gradients(device):
     assert torch.equal(leaves["b"].grad, gradient[20:])
 
 
-def test_gradients_are_not_cut_by_out(device):
+def test_out_does_not_drop_gradients(device):
     leaves, out = [leaf(device, 4, 5).requires_grad_(), leaf(device, 6)], torch.zeros(96, device=device)
     S, exact = expected([x.detach() for x in leaves])
     plain = [x.detach() for x in leaves]
@@ -169,7 +169,7 @@ def test_adjoint_trees(device, batched):
     assert start == S.n_features
 
 
-def test_adjoint_trees_are_transposes(device):
+def test_adjoint_trees_transpose_project_tree(device):
     like = [torch.zeros(4, 5, device=device, dtype=torch.float64), torch.zeros(7, device=device, dtype=torch.float64)]
     S = Sketch(27, 11, nnz=3, seed=2)
     gradient = [torch.randn_like(t) for t in like]
@@ -181,7 +181,7 @@ def test_adjoint_trees_are_transposes(device):
     assert torch.allclose(y.grad, S.project_tree(gradient))
 
 
-def test_refusals_of_adjoint_trees(device):
+def test_adjoint_tree_refusals(device):
     S, like = Sketch(6, 4), [torch.zeros(2, 3, device=device)]
     for error, message, call in (
         (ValueError, r"needs y of shape \(4,\) for this tree, got \(5,\)",

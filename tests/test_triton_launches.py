@@ -1,4 +1,4 @@
-"""Launches that skip Triton's search launch the kernel that Triton would have found."""
+"""Launches that bypass Triton's lookup run the kernel that Triton would have selected."""
 
 import inspect
 import os
@@ -22,7 +22,7 @@ from sjlt.backends.triton.launcher import Launch, kind, run
 
 
 class Kernel:
-    """Stands for a compiled kernel's source: `searched` are launches through it, `launched` those that skip it."""
+    """Stand-in for a kernel's source: `searched` are launches through it, `launched` those that bypass it."""
 
     __name__ = "Kernel of tests"
     arg_names = ("x", "n", "BLOCK", "UNMASKED")
@@ -39,7 +39,7 @@ class Kernel:
 
 
 class Compiled:
-    """Stands for a compiled kernel. Calls that a profiler should see are marked "with hooks"."""
+    """Stand-in for a compiled kernel. Calls that a profiler should see are marked "with hooks"."""
 
     function, packed_metadata = "function", "metadata"
 
@@ -56,8 +56,8 @@ class Compiled:
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered(monkeypatch, request):
-    """Nothing is compiled yet, and but for tests on a GPU the current stream of device i is "stream i"."""
+def nothing_cached(monkeypatch, request):
+    """Nothing is compiled yet; except in GPU tests, the current stream of device i is "stream i"."""
     monkeypatch.setattr(triton_launches, "_compiled", {})
     if request.node.get_closest_marker("gpu"):
         return
@@ -67,14 +67,14 @@ def nothing_remembered(monkeypatch, request):
 
 
 def constants(block=64):
-    return {"num_warps": 8, "UNMASKED": True, "BLOCK": block}  # options may stand anywhere, constants in any order
+    return {"num_warps": 8, "UNMASKED": True, "BLOCK": block}  # options may be given anywhere, constants in any order
 
 
 def passed(block=64):
     return {**constants(block), **triton_launches.OPTIONS}
 
 
-def test_the_second_launch_skips_the_search():
+def test_second_launch_bypasses_the_lookup():
     kernel = Kernel()
     run(kernel, (3, 1, 1), 0, ("x", 7), "key", constants)
     run(kernel, (5, 1, 1), 0, ("y", 9), "key", lambda: pytest.fail("constants are computed again"))
@@ -82,7 +82,7 @@ def test_the_second_launch_skips_the_search():
     assert kernel.launched == [("stream 0", (5, 1, 1), ("y", 9, 64, True), passed())]
 
 
-def test_what_differs_is_searched_for():
+def test_differences_use_the_lookup():
     kernel = Kernel()
     for device, key, block in ((0, "a", 64), (0, "b", 128), (1, "a", 256)):
         run(kernel, (1, 1, 1), device, ("x", 7), key, lambda block=block: constants(block))
@@ -91,7 +91,7 @@ def test_what_differs_is_searched_for():
     assert [(stream, arguments[2]) for stream, _, arguments, _ in kernel.launched] == [("stream 1", 256)]
 
 
-def test_kinds_of_tensors():
+def test_tensor_kinds():
     x = torch.empty(32)
     assert x.data_ptr() % 16 == 0
     assert kind(x) == kind(x[4:]) != kind(x[1:])
@@ -108,7 +108,7 @@ def test_memory_is_bounded(monkeypatch):
 
 
 def test_prepared_launches():
-    """The first call searches; the next ones pass addresses, and numbers that were known before."""
+    """The first call uses the lookup; the next ones pass addresses and previously known integers."""
     kernel, x, y = Kernel(), torch.empty(3), torch.empty(3)
     kernel.arg_names = ("x", "y", "before", "number", "after", "BLOCK", "UNMASKED")
     launch = Launch(kernel, (3, 1, 1), 1, ("before",), ("after",), "key", constants)
@@ -128,7 +128,7 @@ def test_prepared_launches():
 
 
 def test_launches_by_address():
-    """A caller that knows addresses makes tensors for the first launch alone."""
+    """A caller that knows addresses creates tensors only for the first launch."""
     kernel, x = Kernel(), torch.empty(3)
     launch = Launch(kernel, (3, 1, 1), 1, (), ("after",), "key", constants)
     assert not launch.start((x.data_ptr(),), 7)
@@ -141,8 +141,8 @@ def test_launches_by_address():
 
 
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
-def test_hooks_are_served(name, monkeypatch):
-    """Where Triton has a hook, as profilers set, launches go through Triton; hooks may come at any time."""
+def test_hooks_are_called(name, monkeypatch):
+    """While a hook is set, as profilers do, launches go through Triton; hooks may be set at any time."""
     kernel = Kernel()
     for _ in range(2):
         run(kernel, (3, 1, 1), 0, ("x", 7), "key", constants)
@@ -159,8 +159,8 @@ def test_other_versions_launch_through_triton(monkeypatch):
     assert kernel.launched == [("with hooks", (3, 1, 1), ("x", 7, 64, True), passed())]
 
 
-def test_tested_versions_have_the_interface_that_launches_use():
-    """Without a GPU: what a compiled kernel passes on to its `run`, as Triton's source says."""
+def test_interface_of_tested_versions():
+    """Without a GPU: the arguments that a compiled kernel passes to `run`, according to Triton's source."""
     if not triton.__version__.startswith(("3.6.", "3.7.")):
         pytest.skip("launches go through Triton in this version")
     source = inspect.getsource(CompiledKernel.__getitem__)
@@ -197,7 +197,7 @@ def test_products_are_prepared_once_for_all_seeds(monkeypatch):
         (spec, x, out.t().contiguous().t(), False),
         (spec, x.double(), out, False),
         (spec, x, out.double(), False),
-        (spec, memory[1:201].view(4, 50), out, False),  # not at a multiple of 16 bytes
+        (spec, memory[1:201].view(4, 50), out, False),  # not aligned to 16 bytes
         (spec, x, memory[3:67].view(4, 16), False),
     ]
     for n, other in enumerate(others):
@@ -214,8 +214,8 @@ def test_products_are_prepared_once_for_all_seeds(monkeypatch):
 
 
 @pytest.mark.exhaustive
-def test_what_keys_leave_out_is_not_compiled_for():
-    """For launches with equal keys Triton would compile the same kernel. (In a process of its own: see `helpers`.)"""
+def test_equal_keys_mean_equal_kernels():
+    """Triton would compile the same kernel for launches with equal keys. (In a separate process: see `helpers`.)"""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
@@ -229,7 +229,7 @@ def test_what_keys_leave_out_is_not_compiled_for():
 
 
 def compare_launches():
-    """Make calls, check what they would launch, and print how often each kernel's keys came again."""
+    """Make calls, compare their keys with Triton's, and print how often each kernel's keys recurred."""
     from helpers.kernels import adjoint, project
 
     from sjlt.backends.triton import device, dropout, hopper
@@ -280,8 +280,8 @@ def compare_launches():
 @pytest.mark.gpu
 @pytest.mark.parametrize("law", [{"nnz": 4}, {"density": 0.1}])
 @pytest.mark.parametrize(("n", "k"), [(3, 128), (20, 100), (70000, 256)])
-def test_one_kernel_serves_all_seeds_and_slices(law, n, k):
-    """(With 70000 rows and k = 256, on a GPU that has them, the kernels for Hopper.)"""
+def test_one_kernel_for_all_seeds_and_slices(law, n, k):
+    """For 70000 rows and k = 256 these are the Hopper kernels, on a GPU that has them."""
     x = torch.ones(n, 512, device="cuda")
 
     def products(seed, start):
@@ -300,8 +300,8 @@ def test_one_kernel_serves_all_seeds_and_slices(law, n, k):
 @pytest.mark.parametrize("law", [{"nnz": 4}, {"density": 0.1}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 8, 70])
-def test_slices_anywhere_are_their_own(n, dtype, law):
-    """One after another, of the same shape: not by a kernel for 32-bit offsets where they have more."""
+def test_slices_at_any_offset(n, dtype, law):
+    """Consecutive slices of one shape: no kernel for 32-bit offsets runs those that need more."""
     x, y = (torch.ones(n, width, device="cuda", dtype=dtype) for width in (512, 256))
     rounding = 1e-6 if dtype == torch.float32 else 1e-12
     for start in (0, 1 << 12, 1 << 31, 1 << 32, 1 << 50):

@@ -1,4 +1,4 @@
-"""The types of results in user code, as mypy --strict and pyright see them."""
+"""The types of results in user code, as seen by mypy --strict and pyright."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ CHECKERS = {
 
 
 def check(checker, name, tmp_path):
-    """The output of a type checker for a file, and the lines of the file in which it finds mistakes."""
+    """The output of a type checker for a file, and the lines of the file that it reports."""
     command = [sys.executable, *CHECKERS[checker]]
     command += ["--cache-dir", str(tmp_path)] if checker == "mypy" else []
     result = subprocess.run([*command, str(HERE / name)], cwd=tmp_path, capture_output=True, text=True, timeout=600)

@@ -1,4 +1,4 @@
-"""Zarr stores: the rows of any format, chunking and compression; CSR matrices; folders of stores; clear refusals."""
+"""Zarr stores: the same rows for any format, chunks and compression; CSR matrices; folders of stores; refusals."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ def save(x, name="x.zarr", **options):
 
 
 def save_csr(x, name="x.zarr", **parts):
-    """A store as AnnData writes it: X in CSR, a dense layer, a column of obs."""
+    """A store as written by AnnData: X in CSR, a dense layer, a column of obs."""
     root = zarr.create_group(name, overwrite=True, attributes={"encoding-type": "anndata"})
     group = root.create_group("X", attributes={"encoding-type": "csr_matrix", "shape": list(x.shape)})
     sparse = scipy.sparse.csr_matrix(x)
@@ -50,7 +50,7 @@ def save_csr(x, name="x.zarr", **parts):
     zarr_format=[2, 3],
     rows=[1, 7, None],
 )
-def test_arrays_give_the_bits_of_npy_files(dtype, chunks, zarr_format, rows):
+def test_arrays_equal_npy_files(dtype, chunks, zarr_format, rows):
     x = integers(dtype)
     save(x, chunks=chunks, zarr_format=zarr_format)
     np.save("x.npy", x)
@@ -70,7 +70,7 @@ def test_shards_and_fill_values():
 
 
 def test_batches_are_whole_chunks():
-    """A batch that ends inside a chunk would have it decoded twice."""
+    """A batch ending inside a chunk would decode it twice."""
     from sjlt.files.encoding import Encoding
 
     save(np.zeros((10_000, D), np.float32), chunks=(3000, D))
@@ -96,7 +96,7 @@ def test_csr_matrices_and_names():
         open_source(Path("x.zarr"), print)
 
 
-def test_a_folder_of_stores_and_the_command_line(run):
+def test_folder_of_stores_and_command_line(run):
     x = integers()
     Path("in").mkdir()
     for i, (a, b) in enumerate([(0, 20), (20, 50), (50, N)]):
@@ -111,7 +111,7 @@ def test_a_folder_of_stores_and_the_command_line(run):
     assert len(sjlt.plans.committed_parts("glob")) == 3
 
 
-def test_a_store_that_changes_is_noticed():
+def test_changed_store_is_detected():
     x = integers()
     save(x, chunks=(10, D))
 
@@ -168,13 +168,13 @@ def test_refusals(case):
     assert not Path("y.npy").exists()
 
 
-def test_a_name_in_a_store_that_is_one_array():
+def test_name_in_a_single_array_store():
     save(integers())
     with pytest.raises(UserError, match="is one array: it has no array 'X'"):
         open_source(Path("x.zarr"), print, "X")
 
 
-def test_without_zarr_the_extra_is_named(monkeypatch):
+def test_missing_zarr_names_the_extra(monkeypatch):
     save(integers())
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(UserError, match=r"^x.zarr: zarr stores need zarr: pip install 'sjlt-triton\[zarr\]'$"):
