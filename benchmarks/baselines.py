@@ -1,7 +1,7 @@
 """Products of a sketch with tensors, and their rivals in torch: the sketch stored as a matrix or as its entries.
 
 A baseline is a function of the product. It builds whatever it stores and returns the call to time, a function of the
-data; where a product is out of its reach it raises `AbsentError` with the reason. All of them are checked against
+data; for a product it does not support, it raises `AbsentError` with the reason. All baselines are checked against
 `reference`.
 """
 
@@ -33,7 +33,7 @@ class AbsentError(Exception):
 class Product:
     """n vectors, the rows (axis 1) or columns (axis 0) of a tensor, from d features to k components or back (adjoint).
 
-    target_ratio : the time to stay within, as a multiple of the floor; None for a case that is only recorded.
+    target_ratio : the largest allowed time, as a multiple of the floor; None for a case that is only recorded.
     """
 
     n: int
@@ -59,7 +59,7 @@ class Product:
 
     @property
     def width(self) -> int:
-        """The length of a result's vector."""
+        """The length of a result vector."""
         return self.d if self.adjoint else self.k
 
     @property
@@ -81,11 +81,11 @@ class Product:
         return normal(self.shape, self.dtype, device, seed)
 
     def vectors(self, x: torch.Tensor) -> torch.Tensor:
-        """The view of data or result that has vectors for rows."""
+        """The view of the data or the result that has vectors as rows."""
         return x if self.axis else x.T
 
     def apply(self, operator: Any, x: torch.Tensor) -> torch.Tensor:
-        """The product, with `operator` (a sketch or a stored matrix) in the place of S."""
+        """The product, with `operator` (a sketch or a stored matrix) in place of S."""
         operator = operator.T if self.adjoint else operator
         return x @ operator.T if self.axis else operator @ x
 
@@ -112,14 +112,14 @@ def entries(sketch: sjlt.Sketch, device: Any) -> tuple[torch.Tensor, torch.Tenso
 
 
 def probe(vectors: torch.Tensor) -> torch.Tensor:
-    """Three of the vectors and a random combination of all of them, float64, as rows; the last sees every element."""
+    """Three vectors and a random combination of all vectors, as float64 rows; the last depends on every element."""
     sample = torch.linspace(0, len(vectors) - 1, min(len(vectors), 3)).long()
     weights = normal((1, len(vectors)), torch.float64, vectors.device)
     return torch.cat([vectors[sample].double(), weights @ vectors.double()])
 
 
 def reference(case: Product, x: torch.Tensor) -> torch.Tensor:
-    """`probe` of the exact result, computed from the probe of the data: the product is linear."""
+    """`probe` of the exact result, computed from the probe of the data, as the product is linear."""
     few = probe(case.vectors(x))
     rows, signs = entries(case.sketch, x.device)
     return indexed(replace(case, n=len(few), axis=1), few, rows, signs.double() / case.nnz**0.5)
@@ -133,7 +133,7 @@ def relative_error(case: Product, result: torch.Tensor, want: torch.Tensor) -> f
 
 
 def indexed(case: Product, x: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The product by indexing along the features, once for each of the nnz entries of a column."""
+    """The product by indexing along the features, once per entry of a column."""
     out = x.new_zeros(case.result_shape)
     for row, value in zip(rows, values, strict=True):
         value = value if case.axis else value[:, None]
@@ -189,7 +189,7 @@ def stored_csr(case: Product, device: Any) -> Call:
 
 
 def index_add(case: Product, device: Any) -> Call:
-    """index_add_, one call for each of the nnz entries of a column; index_select for the adjoint."""
+    """index_add_, one call per entry of a column; index_select for the adjoint."""
     if case.dtype.itemsize < 4:
         raise AbsentError(f"it sums in {SHORT[case.dtype]}")
     rows, values = scaled_entries(case, device, case.dtype)
@@ -197,7 +197,7 @@ def index_add(case: Product, device: Any) -> Call:
 
 
 def separate(case: Product, device: Any) -> Call:
-    """The alternative to stacks: as many separate sketches, one after the other."""
+    """The alternative to stacks: the same number of separate sketches, applied one after the other."""
     parts = [
         sjlt.Sketch(case.d, case.k // case.stacks, nnz=case.nnz // case.stacks, seed=SEED + i)
         for i in range(case.stacks)

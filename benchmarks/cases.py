@@ -1,6 +1,6 @@
-"""The cases of the CPU benchmark: data, and the methods that compete on it.
+"""The cases of the CPU benchmark: data, and the methods to compare.
 
-A method is a function of the case and its data. It prepares what a user would have at hand (a stored matrix, a
+A method is a function of the case and its data. It prepares what a user would have available (a stored matrix, a
 converted input) and returns the call to time.
 """
 
@@ -19,15 +19,15 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Case:
-    """A title for the table, a function that makes the data, the sketch's parameters, and the competing methods."""
+    """A title for the table, a function that creates the data, the sketch's parameters, and the methods to compare."""
 
     title: str
     make: Callable[[], Any]
     n_components: int
     nnz: int
     methods: dict[str, Callable[[Case, Any], Callable[[], Any]]]
-    axis: int = 1  # the axis of the features in the data
-    density: float | None = None  # of independent entries, instead of nnz
+    axis: int = 1  # axis of the features in the data
+    density: float | None = None  # independent entries of this density, instead of nnz
 
 
 def normal(*shape: int) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""Time seeded dropout beside torch's own: ``python -m benchmarks.dropout`` on a GPU, ``... --cpu`` on a CPU.
+"""Time seeded dropout and torch's own: ``python -m benchmarks.dropout`` on a GPU, ``... --cpu`` on a CPU.
 
-Every result is checked before it is timed; the GPU's against the CPU backend's, which shares no kernel with it. Times
-are device times, the median over repeats (`benchmarks.host` has host times). The floor is a device copy of the same
-bytes with the same strides in the same run (one and a half copies where three tensors pass; for a stored mask, its
-share of one). On the CPU every method runs in a process of its own. The results go to benchmarks/results.
+Every result is checked before it is timed; on the GPU against the CPU backend, which shares no kernel with it. Times
+are device times, medians over repeats (`benchmarks.host` measures host times). The floor is a device copy of the same
+bytes with the same strides in the same run (one and a half copies for operations on three tensors; for a stored mask,
+additionally its share of a copy). On the CPU every method runs in a separate process. Results go to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ console = Console(width=150)
 
 
 class Row(NamedTuple):
-    """A case: the call to time on x, the time of the floor, and what is expected of it.
+    """A case: the call to time on x, the time of the floor, and the expected result.
 
-    target_speed : the least speed, as a fraction of the floor's; None for a case that is only recorded.
-    expected : computes the right `sample` of the result on the CPU; None for rivals.
+    target_speed : the lowest allowed speed, as a fraction of the floor's; None for a case that is only recorded.
+    expected : computes the correct `sample` of the result on the CPU; None for rivals.
     """
 
     name: str
@@ -121,7 +121,7 @@ def normal(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 def copy_ms(x: torch.Tensor) -> float:
-    """Milliseconds of a copy of x into a tensor with the layout of dropout's result."""
+    """Milliseconds to copy x into a tensor with the layout of dropout's result."""
     out = torch.empty_like(x)
     return device_ms(lambda x: out.copy_(x), [x])
 
@@ -192,7 +192,7 @@ def measure(row: Row) -> dict[str, Any]:
 
 
 def saved_bytes() -> dict[str, float]:
-    """Bytes per element held for the backward pass, beside input and result."""
+    """Bytes per element held for the backward pass, in addition to input and result."""
     x = torch.randn(N // 4, device="cuda", requires_grad=True)
     found = {}
     for name, call in (("torch", lambda x: torch.nn.functional.dropout(x, P)), ("sjlt", seeded())):
@@ -215,7 +215,7 @@ def on_gpu() -> None:
             name = f"{row.name}, {str(dtype)[6:]}"
             try:
                 found = results["cases"][name] = measure(row)
-            except Exception as error:  # measure the other cases too; the run fails at its end
+            except Exception as error:  # measure the remaining cases; the run fails at its end
                 failures.append(f"{name} FAILED: {type(error).__name__}: {error}")
                 continue
             share = found["of the floor's speed"]

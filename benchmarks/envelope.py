@@ -1,13 +1,13 @@
 """Time products of random shapes on a GPU: ``python -m benchmarks.envelope SEED [SECONDS] [--portable] [--save]``.
 
 Shapes are drawn from SEED: embeddings and their adjoints, tall matrices, few vectors, and any shape; k a power of two,
-a multiple of 64, or anything; nnz 1 to 8; fp32, bf16, fp16; contiguous rows, slices with padded or odd row strides,
+a multiple of 64, or any integer; nnz 1 to 8; fp32, bf16, fp16; contiguous rows, slices with padded or odd row strides,
 transposed data; 1 MB to 4 GB. Results are compared with sums over the sketch's entries before they are timed.
 
 A row has the device time (in a CUDA graph) over the memory floor, (bytes of data read once + bytes of result written
 once) / the bandwidth of a large device copy, and the time of an eager call over the best of torch: cuBLAS with a stored
 dense sketch in the data's precision and, for fp32, in tf32; cuSPARSE with a stored CSR sketch, in fp32. ``--portable``
-runs the portable kernels alone. With ``--save`` the results go to benchmarks/results as well.
+runs only the portable kernels. With ``--save`` the results also go to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .run import save, versions
 RESULTS = Path(__file__).parent / "results"
 MIN_BYTES, MAX_BYTES = 1 << 20, 4e9
 LARGE = 64e6  # bytes of data and result
-LAUNCH_MS = 0.004  # allowed to every product, beside the floor
+LAUNCH_MS = 0.004  # allowed for every product in addition to the floor
 SLOWER = 1.05
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}  # of the error, relative to the result's norm
-RIVAL_LIMIT = 3e-2  # of a rival's error: bf16 sums and tf32
-CHECKED = 64  # vectors at most, from the first to the last, whose results are checked
-CHECKED_COLUMNS = 1 << 18  # at most, that are not 0 then
+RIVAL_LIMIT = 3e-2  # of a rival's error, for bf16 sums and tf32
+CHECKED = 64  # maximum number of vectors, from the first to the last, whose results are checked
+CHECKED_COLUMNS = 1 << 18  # maximum number of columns that are nonzero in the check
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A product. kind : one of the names in `draw`.  padding : of rows, in numbers; None for transposed data."""
+    """A product. kind : one of the names in `draw`.  padding : elements between rows; None for transposed data."""
 
     kind: str
     n: int
@@ -66,7 +66,7 @@ def log_uniform(rng: random.Random, low: int, high: int) -> int:
 
 
 def draw(rng: random.Random) -> Shape:
-    """A random shape within the sizes that are measured."""
+    """A random shape within the measured range."""
     while True:
         kind = rng.choice(["embed", "embed", "tall", "few", "adjoint", "any"])
         k = rng.choice([2 ** rng.randint(4, 12), 64 * rng.randint(1, 32), log_uniform(rng, 16, 4096)])
@@ -89,7 +89,7 @@ def draw(rng: random.Random) -> Shape:
 
 
 def data_of(shape: Shape) -> torch.Tensor:
-    """Normal numbers: the vectors in rows."""
+    """Normal data with vectors as rows."""
     width = shape.k if shape.kind == "adjoint" else shape.d
     if shape.padding is None:
         return torch.randn(width, shape.n, device="cuda", dtype=shape.dtype).T
@@ -114,7 +114,7 @@ def stored_csr(shape: Shape, sketch: sjlt.Sketch) -> torch.Tensor:
 
 
 def check(shape: Shape, sketch: sjlt.Sketch, x: torch.Tensor, call: Callable[..., torch.Tensor], limit: float) -> None:
-    """Compare some vectors of a result with fp64 sums over the sketch's entries, of which the last ones meet 0."""
+    """Compare some vectors of a result with fp64 sums over the entries of the first CHECKED_COLUMNS columns."""
     if shape.d > CHECKED_COLUMNS:
         x = x.clone()
         x[:, CHECKED_COLUMNS:] = 0
@@ -153,14 +153,14 @@ def graph_time(call: Callable[[], Any]) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written in a millisecond of a large copy."""
+    """Bytes read and written per millisecond of a large copy."""
     source = torch.empty(1 << 29, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / time_of(lambda: target.copy_(source), 60)
 
 
 def rivals(shape: Shape, sketch: sjlt.Sketch, x: torch.Tensor) -> dict[str, float]:
-    """Times of what torch offers, each checked first."""
+    """Times of torch's alternatives, each checked first."""
     times: dict[str, float] = {}
     if shape.k * shape.d * shape.dtype.itemsize < 1e9 and shape.k * shape.d < 1e8:
         rows, signs = (torch.from_numpy(a).to("cuda") for a in sketch.entries(0, shape.d))
@@ -244,7 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seed", type=int)
     parser.add_argument("seconds", type=float, nargs="?", default=300)
-    parser.add_argument("--portable", action="store_true", help="the portable kernels alone")
+    parser.add_argument("--portable", action="store_true", help="run only the portable kernels")
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     if arguments.portable:

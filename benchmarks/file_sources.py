@@ -11,28 +11,30 @@ from .cases import SEED
 
 D = 768
 SHARDS, SMALL_PARTS, SMALL_ROWS = 16, 1000, 300
-BLOCK = 10_000  # rows that every file repeats
+BLOCK = 10_000  # rows; every file repeats them
 CELLS, GENES, DENSITY = 200_000, 20_000, 0.05
 QUALITY_ROWS = 500_000
-DASK_ROWS = 20_833  # of a block of 64 MB
+DASK_ROWS = 20_833  # rows in a block of 64 MB
 
 
 def block(rows: int) -> np.ndarray:
-    """Normals, fp32."""
+    """Normal fp32 data."""
     return np.random.default_rng(SEED).standard_normal((rows, D), np.float32)
 
 
 def make_source(folder: Path, name: str, rows: int) -> None:
-    """Write one source with `rows` vectors, or as many as its kind has.
+    """Write one source with `rows` vectors, unless its kind has a fixed size.
 
     Parameters
     ----------
     folder : Path
     name : str
         ``fixed.parquet`` and ``list.parquet`` hold `rows` vectors, ``fixed-quarter.parquet`` a quarter of them;
-        ``shards`` is a folder of 16 .npy files with four times as many, ``shards-quarter`` one with a quarter of these;
-        ``blocks`` is a folder as of `dask.array.to_npy_stack`, ``small`` one of many small files; ``cells.h5ad`` is
-        CSR; ``quality.npy`` is for search.
+        ``shards`` is a folder of 16 .npy files with four times as many, ``shards-quarter`` one with a quarter of
+    these;
+        ``blocks`` is a folder as written by `dask.array.to_npy_stack`, ``small`` one of many small files;
+    ``cells.h5ad``
+        is CSR; ``quality.npy`` is for search.
     rows : int
     """
     x, path = block(BLOCK), folder / name
@@ -73,7 +75,7 @@ def write_npy(path: Path, x: np.ndarray, rows: int) -> None:
 
 
 def write_parquet(path: Path, x: np.ndarray, rows: int, kind: str) -> None:
-    """Row groups of 100,000, plain, not compressed."""
+    """Plain, uncompressed row groups of 100,000 rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -91,7 +93,7 @@ def write_parquet(path: Path, x: np.ndarray, rows: int, kind: str) -> None:
 
 
 def write_h5ad(path: Path, rows: int) -> None:
-    """CSR rows as AnnData writes them: float32 numbers, int32 indices, int64 pointers, contiguous."""
+    """CSR rows as AnnData writes them: float32 values, int32 indices, int64 pointers, contiguous."""
     import h5py
 
     rng, some = np.random.default_rng(SEED), 2000

@@ -1,9 +1,9 @@
-"""Time files, plans and dask arrays beside their rivals: ``python -m benchmarks.files [--rows N] [--directory D]``.
+"""Time files, plans and dask arrays and their rivals: ``python -m benchmarks.files [--rows N] [--directory D]``.
 
-Each case runs in a process of its own, imports included, machine code cached, on files in the page cache. Cases that
-are compared run in turns. Results are compared with `Sketch.project` on some rows before a time counts. A time is the
-median of REPEATS runs. Peak memory is the resident set's high-water mark, of the largest process where there are
-several. Takes about 10 minutes and 17 GB below D; writes benchmarks/results/files.json.
+Each case runs in a separate process, imports included, with machine code cached and files in the page cache. Cases to
+compare take turns. Some rows of each result are compared with `Sketch.project` before a time counts. Times are medians
+of REPEATS runs. Peak memory is the resident set's high-water mark, of the largest process if there are several. Takes
+about 10 minutes and 17 GB below D; writes benchmarks/results/files.json.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ REPEATS = 3
 BATCH = 8192
 
 CASES: dict[str, Callable[[Path], None]] = {}
-# (source, cases that run in turns, cases that run once) of each group. A source is removed after its group,
-# so that the page cache holds the next one.
+# (source, cases that take turns, cases that run once) of each group. A source is removed after its group, so that the
+# page cache can hold the next one.
 GROUPS = (
     ("fixed.parquet", ("parquet_fixed_sjlt", "parquet_fixed_sklearn", "parquet_fixed_bare"), ()),
     ("list.parquet", ("parquet_list_sjlt", "parquet_list_sklearn", "parquet_list_bare"), ()),
@@ -48,7 +48,7 @@ GROUPS = (
 
 
 def case(function: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Make a function a case, run by its name in a process of its own."""
+    """Register a function as a case, to be run by name in a separate process."""
     CASES[function.__name__] = function
     return function
 
@@ -154,10 +154,10 @@ def parquet_list_bare(folder: Path) -> None:
 
 
 def _plan(folder: Path, source: str, workers: int) -> None:
-    """A plan run by so many processes of one thread each."""
+    """Run a plan with the given number of single-threaded processes."""
     import sjlt
 
-    sjlt.set_num_threads(workers)  # workers divide them
+    sjlt.set_num_threads(workers)  # the workers share them
     sjlt.plan(folder / source, folder / "out", K, nnz=NNZ).run(workers=workers)
 
 
@@ -200,7 +200,7 @@ def small_parts_loop(folder: Path) -> None:
 
 def _reset_peak() -> int:
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak counts from now on
+        file.write("5")  # reset the peak
     return _peak()
 
 
@@ -212,7 +212,7 @@ def _peak() -> int:
 def _dask(folder: Path, project: Callable[[Any], Any], expected: Callable[[np.ndarray], np.ndarray]) -> None:
     """Time the projection of blocks, mapped from .npy files as `dask.array.from_npy_stack` does, and a sum over it.
 
-    Without the sum, sending the result to this process would be most of the time. Mapped pages count as memory.
+    Without the sum, sending the result to this process would dominate. Mapped pages count as memory.
     """
     import dask.array as da
     import distributed
@@ -224,7 +224,7 @@ def _dask(folder: Path, project: Callable[[Any], Any], expected: Callable[[np.nd
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        for worker in client.scheduler_info()["workers"]:  # load the code; unless told, dask may spare one of them
+        for worker in client.scheduler_info()["workers"]:  # load the code; dask may otherwise leave a worker idle
             client.compute(project(X[:DASK_ROWS]).sum(), workers=worker).result()
         found = project(X[:DASK_ROWS]).compute()
         np.testing.assert_allclose(found[:100], expected(block(BLOCK)[:100]), rtol=1e-5, atol=1e-5)
@@ -268,7 +268,7 @@ def h5ad_sjlt(folder: Path) -> None:
 
 @case
 def h5ad_sklearn(folder: Path) -> None:
-    """As in scanpy: the whole matrix in memory, then scikit-learn's transformer."""
+    """As in scanpy: load the whole matrix into memory, then apply scikit-learn's transformer."""
     import h5py
     import scipy.sparse
     from sklearn.random_projection import SparseRandomProjection
@@ -294,7 +294,7 @@ def quality(folder: Path) -> None:
 
 
 def check(folder: Path, name: str) -> None:
-    """The first rows of what a case of sjlt has written are the projection."""
+    """Check the first rows that a case of sjlt has written."""
     import sjlt
 
     expected = sjlt.Sketch(D, K, nnz=NNZ).project(block(BLOCK)[:100])
@@ -319,9 +319,9 @@ def check(folder: Path, name: str) -> None:
 
 
 def run_case(folder: Path, name: str) -> dict[str, float]:
-    """Seconds of a case, its peak memory in MB, and for dask the most blocks that a worker held."""
+    """Seconds of a case, its peak memory in MB and, for dask, the largest number of blocks held by a worker."""
     command = [sys.executable, "-m", "benchmarks.files", "--case", name, "--directory", str(folder)]
-    for result in ("out", "loop"):  # of the case before
+    for result in ("out", "loop"):  # of the previous case
         shutil.rmtree(folder / result, ignore_errors=True)
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -335,7 +335,7 @@ def run_case(folder: Path, name: str) -> dict[str, float]:
 
 
 def measured(folder: Path, names: tuple[str, ...], repeats: int) -> dict[str, dict[str, float]]:
-    """The cases in turns: median seconds, largest peaks."""
+    """Run the cases in turns; return median seconds and largest peaks."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(repeats):
         for name in names:
@@ -350,9 +350,11 @@ def measured(folder: Path, names: tuple[str, ...], repeats: int) -> dict[str, di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="fewer are printed, not recorded")
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="rows per file; results for fewer are printed, not recorded"
+    )
     parser.add_argument("--directory", type=Path, default=None)
-    parser.add_argument("--case", choices=CASES, help="run this one here")
+    parser.add_argument("--case", choices=CASES, help="run only this case, in this process")
     arguments = parser.parse_args()
     if arguments.case:
         CASES[arguments.case](arguments.directory)
@@ -367,7 +369,7 @@ def main() -> None:
             make_source(folder, source, arguments.rows)
             path = folder / source
             size = sum(each.stat().st_size for each in (path.iterdir() if path.is_dir() else (path,)))
-            run_case(folder, (*names, *once)[0])  # compiles, and reads the file into the page cache
+            run_case(folder, (*names, *once)[0])  # compile, and read the file into the page cache
             for name, row in {**measured(folder, names, REPEATS), **measured(folder, once, 1)}.items():
                 found[name] = {**row, "source_gb": size / 1e9}
             for path in folder.iterdir():

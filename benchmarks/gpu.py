@@ -1,11 +1,11 @@
-"""Time the CUDA backend beside its rivals: ``python -m benchmarks.gpu [CASE ...] [--baselines-only]``.
+"""Time the CUDA backend and its rivals: ``python -m benchmarks.gpu [CASE ...] [--baselines-only]``.
 
 A CASE is a key of `CASES` or a pattern of keys such as ``X*``. Every result is checked before it is timed. Times are
-device times: calls queue up behind a wait, which hides the host's time (`benchmarks.host` measures that). Each time is
-the median over repeats; a repeat runs calls back to back for at least a millisecond, so that launch latency counts
-little. The data is several times the size of the L2 cache; where one tensor is not, several are used in rotation. The
+device times: calls are queued behind a wait, which hides the host's time (`benchmarks.host` measures that). Each time
+is the median over repeats; a repeat runs calls back to back for at least a millisecond, so launch latency matters
+little. The data is several times the size of the L2 cache; if one tensor is not, several are used in rotation. The
 floor is (bytes of data read once + bytes of result written once) / the bandwidth of a large device copy, counting bytes
-read and written, measured in the same run. Without arguments the results go to benchmarks/results/h200.json as well.
+read and written, measured in the same run. Without arguments the results also go to benchmarks/results/h200.json.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .run import save, versions
 RESULTS = Path(__file__).parent / "results" / "h200.json"
 WARM_UPS, REPEATS = 3, 10
 SLOW = 2000  # ms after which a method is not repeated further
-LAP = 1.0  # ms, the least duration of a repeat
-WAIT = 8_000_000  # cycles, about 4 ms: the head start of the host, which queues a repeat's calls meanwhile
+LAP = 1.0  # ms, the minimum duration of a repeat
+WAIT = 8_000_000  # cycles, about 4 ms: a head start for the host, which meanwhile queues the calls of a repeat
 BF16 = torch.bfloat16
 
 GROUPS = {
@@ -93,7 +93,7 @@ CASES = {key: case for group in GROUPS.values() for key, case in group.items()}
 
 
 class Method(NamedTuple):
-    """A function that returns the call to time, the largest error allowed (None for a copy), torch's precision."""
+    """A function that returns the call to time, the maximum error (None for a copy), and torch's precision."""
 
     prepare: Callable[[Product, Any], Call]
     error: float | None
@@ -113,7 +113,7 @@ def sjlt_into(case: Product, x: torch.Tensor) -> torch.Tensor:
 
 
 def methods(case: Product) -> dict[str, Method]:
-    """sjlt's methods, whose names begin with "sjlt", then the rivals'."""
+    """sjlt's methods, whose names start with "sjlt", then the rivals'."""
     if case.dtype == BF16:
         return {
             "sjlt": Method(sjlt_product, 5e-3),
@@ -133,7 +133,7 @@ def methods(case: Product) -> dict[str, Method]:
     lower = {"sjlt high": Method(sjlt_product, 2e-5, "high"), "sjlt medium": Method(sjlt_product, 5e-3, "medium")}
     return {
         "sjlt": Method(sjlt_product, 1e-6 * growth),
-        **(lower if case.n >= 256 and case.nnz == 4 else {}),  # a choice only where tensor cores multiply
+        **(lower if case.n >= 256 and case.nnz == 4 else {}),  # precision matters only where tensor cores multiply
         "cuBLAS fp32": Method(baselines.stored_dense, 1e-4),
         "cuBLAS tf32": Method(baselines.stored_dense, 1e-3, "high"),
         "cuBLAS bf16": Method(baselines.stored_bf16, 5e-3),
@@ -166,7 +166,7 @@ def device_ms(call: Call, data: list[torch.Tensor]) -> float:
 
 
 def host_us(calls: Mapping[str, tuple[Call, torch.Tensor]], each: int = 300) -> dict[str, float]:
-    """Median host microseconds per call: many calls in a row without waiting, the methods taking turns."""
+    """Median host microseconds per call: many calls in a row without waiting, with the methods taking turns."""
     laps: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(WARM_UPS + 4 * REPEATS):
         for name, (call, x) in calls.items():
@@ -188,14 +188,14 @@ def extra_bytes(call: Call, x: torch.Tensor) -> int:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second of a large device copy, read and written."""
+    """Bytes read and written per second of a large device copy."""
     source = baselines.normal((2**30,), torch.float32, "cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / device_ms(target.copy_, [source]) * 1e3
 
 
 def enough_data(case: Product) -> list[torch.Tensor]:
-    """Enough tensors that, with their results, they evict each other from the L2 cache."""
+    """Enough tensors that they and their results evict each other from the L2 cache."""
     cache = torch.cuda.get_device_properties("cuda").L2_cache_size
     return [case.data("cuda", SEED + i) for i in range(math.ceil(4 * cache / case.bytes))]
 
@@ -204,7 +204,7 @@ def checked(name: str, method: Method, case: Product, call: Call, x: torch.Tenso
     """The error of the call's result; AssertionError if it is too large."""
     result = call(x)
     error = baselines.relative_error(case, result, want)
-    if not error <= method.error:  # NaN neither
+    if not error <= method.error:  # also false for NaN
         raise AssertionError(f"{name}: error {error:.2e}, allowed is {method.error:.1e}")
     if name.startswith("sjlt") and not torch.equal(result, sjlt_into(case, x)):
         raise AssertionError(f"{name}: the result in a given `out` differs: elements are unwritten, or runs differ")
@@ -265,7 +265,7 @@ def judged(value: float, limit: float | None, text: str) -> str:
 
 
 def show(title: str, results: dict[str, Any]) -> None:
-    """One line per case, times in ms; in brackets, the rival's time over sjlt's."""
+    """One line per case, times in ms; in parentheses, the rival's time over sjlt's."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("case", no_wrap=True)
     for name in ("floor", "sjlt", "x floor", "target", "MiB", *RIVALS):
@@ -307,7 +307,7 @@ def main(patterns: list[str], baselines_only: bool) -> None:
             case, start = cases[key], time.perf_counter()
             try:
                 done[key] = {"case": case, **measure(case, case.bytes / bandwidth * 1e3, names)}
-            except Exception as error:  # measure the other cases too; the run fails at its end
+            except Exception as error:  # measure the remaining cases; the run fails at its end
                 failures[key] = f"{type(error).__name__}: {error}"
             gc.collect()
             torch.cuda.empty_cache()
@@ -325,6 +325,6 @@ def main(patterns: list[str], baselines_only: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("cases", nargs="*", metavar="CASE")
-    parser.add_argument("--baselines-only", action="store_true", help="leave sjlt's own calls out")
+    parser.add_argument("--baselines-only", action="store_true", help="do not time sjlt")
     arguments = parser.parse_args()
     main(arguments.cases, arguments.baselines_only)

@@ -1,9 +1,9 @@
 """Time gradients, sparse tensors and tables: ``python -m benchmarks.gradients [--cpu] [--record] [CASE ...]``.
 
 On two GPUs: ``torchrun --nproc-per-node 2 -m benchmarks.gradients --record sharded``. CASE is one of `CASES`. Results
-are checked before they are timed, and recorded if all cases run, or with --record. On CUDA times are device times
-(`benchmarks.gpu`), and the floor is that of the bytes of data and result; on the CPU methods take turns and the least
-of their times counts.
+are checked before they are timed, and recorded if all cases run, or with --record. On CUDA, times are device times
+(`benchmarks.gpu`), and the floor is the time to move the bytes of data and result; on the CPU, methods take turns and
+each counts with its shortest time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def peak_mib(device: str) -> float:
 
 
 def csr(device: str) -> dict[str, float]:
-    """A CSR tensor of 100 nonzeros per row to 512 components, beside SciPy's path or products with a stored S."""
+    """A CSR tensor of 100 nonzeros per row to 512 components, compared with SciPy input or products with a stored S."""
     n, d, k = (200_000, 1 << 20, 512) if device == "cuda" else (20_000, 100_000, 512)
     generator = torch.Generator().manual_seed(0)
     columns = torch.randint(d, (n, 100), generator=generator).sort(1).values.flatten()
@@ -94,14 +94,14 @@ def floor_ms(*tensors: torch.Tensor) -> float:
 
 
 def trak(device: str) -> dict[str, float]:
-    """Gradients of the size of ResNet-18's, beside TRAK's BasicProjector (a tenth of it on the CPU)."""
+    """Gradients of the size of ResNet-18's, compared with TRAK's BasicProjector (a tenth of the size on the CPU)."""
     from trak.projectors import BasicProjector
 
     d, batch, k = (11_689_512, 32, 2048) if device == "cuda" else (1_168_951, 8, 512)
     x = normal((batch, d), torch.float32, device)
     ours = TrakProjector(d, k, seed=1, device=device)
     theirs = BasicProjector(d, k, 1, "rademacher", torch.device(device))
-    for projector in (ours, theirs):  # norms are kept up to a factor of sqrt(k)
+    for projector in (ours, theirs):  # norms are preserved up to a factor of sqrt(k)
         ratio = float(projector.project(x, 0).norm() / x.norm()) / k**0.5
         assert abs(ratio - 1) < 0.05, ratio
     calls = {"sjlt": lambda: ours.project(x, 0), "BasicProjector": lambda: theirs.project(x, 0)}
@@ -116,7 +116,7 @@ def fast_jl_shape(device: str) -> dict[str, float]:
 
 
 def count_sketch(device: str) -> dict[str, float]:
-    """5 x 2^20 tables of 1.24e8 numbers, and the 1000 largest."""
+    """5 x 2^20 tables of 1.24e8 elements, and the 1000 largest."""
     d = 124_000_000
     x = normal((d,), torch.float32, device)
     places = torch.randperm(d, generator=torch.Generator().manual_seed(1))[:1000].to(device)
@@ -143,7 +143,7 @@ def count_sketch(device: str) -> dict[str, float]:
 
 
 def accumulator(device: str) -> dict[str, float]:
-    """16 vectors of 2^20 features in 64 blocks, beside one projection of all."""
+    """16 vectors of 2^20 features in 64 blocks, compared with a single projection."""
     x = normal((16, 1 << 20), torch.float32, device)
     S = sjlt.Sketch(1 << 20, 1024, seed=1)
 
@@ -158,7 +158,7 @@ def accumulator(device: str) -> dict[str, float]:
 
 
 def sharded(device: str) -> dict[str, float]:
-    """A tree of 1.5e9 parameters (GPT-2 XL) sharded over the processes of torchrun (1/100 of it on the CPU)."""
+    """A tree of 1.5e9 parameters (GPT-2 XL) sharded over the processes of torchrun (1/100 of the size on the CPU)."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
@@ -200,7 +200,7 @@ def sharded(device: str) -> dict[str, float]:
 
 
 def _walls(calls: dict[str, Call], device: str) -> dict[str, float]:
-    """Milliseconds from a barrier to the end of each call, the least of several: sums between GPUs involve the host."""
+    """Minimum milliseconds from a barrier to the end of each call, as sums between GPUs involve the host."""
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(TURNS):
         for name, call in calls.items():
@@ -218,7 +218,7 @@ CASES = {case.__name__: case for case in (csr, trak, fast_jl_shape, count_sketch
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gradients", description=__doc__.partition("\n")[0])
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; default: all for one device")
+    parser.add_argument("cases", nargs="*", help=f"any of {', '.join(CASES)}; default: all for one device")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--record", action="store_true", help="add the results of the given cases to the record")
     arguments = parser.parse_args()

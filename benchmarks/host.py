@@ -1,7 +1,7 @@
-"""Time the host in calls on small CUDA tensors beside torch's: ``python -m benchmarks.host [NAME ...]``.
+"""Time the host in calls on small CUDA tensors, compared with torch's: ``python -m benchmarks.host [NAME ...]``.
 
-A NAME is a key of `cases`, or a pattern of keys. Results are checked before they are timed. Calls are queued without
-waiting for the device, all calls of a run taking turns, so that a busy host slows them all. Without arguments the
+A NAME is a key of `cases` or a pattern of keys. Results are checked before they are timed. Calls are queued without
+waiting for the device, and all calls of a run take turns, so that a busy host slows them all. Without arguments the
 results go to benchmarks/results.
 """
 
@@ -32,7 +32,7 @@ Call = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Case(NamedTuple):
-    """A call on x, torch's call on it, the largest ratio of their times, and what the first result should equal."""
+    """A call on x, torch's call on it, the largest allowed ratio of their times, and the expected first result."""
 
     ours: Call
     theirs: Call
@@ -88,11 +88,11 @@ def cases() -> dict[str, Case]:
 
 
 def check(name: str, case: Case) -> None:
-    """The first result, which prepares and compiles, and those that repeat it."""
+    """Check the first result, whose call prepares and compiles, and later ones."""
     for _ in range(3):
         result = case.ours(case.x).detach()
         error = float((result - case.expected).norm() / case.expected.norm())
-        if not error <= 1e-5:  # of the sketch's own sums and torch's, both in fp32
+        if not error <= 1e-5:  # for fp32 sums of both the sketch and torch
             raise AssertionError(f"{name}: the relative error is {error:.1e}")
 
 
@@ -106,7 +106,7 @@ def main(patterns: list[str]) -> None:
     for name, case in chosen.items():
         calls[name], calls[f"{name}: {case.rival}"] = (case.ours, case.x), (case.theirs, case.x)
     times = host_us(calls)
-    table = Table("call", "µs", "beside", "µs", "ratio", "target", box=box.SIMPLE)
+    table = Table("call", "µs", "rival", "µs", "ratio", "target", box=box.SIMPLE)
     rows: dict[str, Any] = {}
     for name, case in chosen.items():
         ours, theirs = times[name], times[f"{name}: {case.rival}"]

@@ -1,8 +1,8 @@
-"""Time sketches of independent entries on CUDA: ``python -m benchmarks.iid [CASE ...]``, CASE a key of `CASES`.
+"""Time sketches with independent entries on CUDA: ``python -m benchmarks.iid [CASE ...]``, CASE a key of `CASES`.
 
-The rival is cuBLAS with a stored matrix. Method and floor are those of `benchmarks.gpu`. "entries/s" counts the entries
-that the kernel generates, once per block of data vectors, over the time of the whole call. Without arguments the
-results go to benchmarks/results/iid_h200.json.
+The rival is cuBLAS with a stored matrix. Methods and floor are those of `benchmarks.gpu`. "entries/s" is the number of
+entries that the kernel generates, once per block of data vectors, over the time of the whole call. Without arguments
+the results go to benchmarks/results/iid_h200.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .gpu import console, copy_bandwidth, device_ms, environment, judged
 from .run import save
 
 RESULTS = Path(__file__).parent / "results" / "iid_h200.json"
-MAX_STORED = 1 << 27  # entries of a matrix that is stored, as a rival and as a reference
+MAX_STORED = 1 << 27  # maximum number of entries of a matrix that is stored as a rival and as a reference
 ERRORS = {torch.bfloat16: 5e-3, torch.float32: 1e-6, torch.float64: 1e-14}
 
 
@@ -35,8 +35,8 @@ ERRORS = {torch.bfloat16: 5e-3, torch.float32: 1e-6, torch.float64: 1e-14}
 class Case:
     """n vectors of d features to k components, or back.
 
-    target_ratio : the time to stay within, as a multiple of cuBLAS with a stored matrix.
-    target_rate : the 10^12 entries per second to reach, where the matrix is too large to store.
+    target_ratio : the largest allowed time, as a multiple of cuBLAS with a stored matrix.
+    target_rate : the 10^12 entries per second to reach if the matrix is too large to store.
     """
 
     n: int
@@ -81,9 +81,9 @@ CASES = {
 
 
 def check(case: Case, x: torch.Tensor, stored: torch.Tensor | None) -> float:
-    """The error of a sample of rows or, where the matrix is too large to store, of the first features' product.
+    """The error of a sample of rows or, if the matrix is too large to store, of the first features' product.
 
-    AssertionError if it is too large.
+    Raises AssertionError if it is too large.
     """
     if stored is None:
         part, sketch = x[:, :4096], case.sketch[:, :4096]
@@ -93,7 +93,7 @@ def check(case: Case, x: torch.Tensor, stored: torch.Tensor | None) -> float:
         rows = torch.linspace(0, case.n - 1, 100, device=x.device).long()
         result, want = case.apply(case.sketch, x)[rows], x[rows].double() @ stored
     error = ((result - want).norm() / want.norm()).item()
-    if not error <= ERRORS[case.dtype]:  # NaN neither
+    if not error <= ERRORS[case.dtype]:  # also false for NaN
         raise AssertionError(f"{case.title}: error {error:.2e}, allowed is {ERRORS[case.dtype]:.1e}")
     return error
 

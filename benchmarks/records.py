@@ -1,4 +1,4 @@
-"""The records in benchmarks/results, and their numbers as cells of Markdown tables."""
+"""The records in benchmarks/results, and their values as cells of Markdown tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def results(name: str) -> dict[str, Any]:
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table; all columns but the first are aligned right."""
+    """A Markdown table; all columns but the first are right-aligned."""
     lines = [list(columns)]
     lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
     lines += [["" if cell is None else str(cell) for cell in row] for row in rows]
@@ -28,7 +28,7 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def digits(value: float, n: int = 3) -> str:
-    """`value` with n significant digits and without an exponent, for values of everyday size."""
+    """`value` with n significant digits, without an exponent for values of moderate size."""
     text = f"{value:.{n}g}"
     return f"{value:.0f}" if "e" in text else text
 

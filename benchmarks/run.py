@@ -1,9 +1,9 @@
-"""Time the CPU backend beside its rivals: ``python -m benchmarks.run [CASE ...]`` (extra "benchmarks", Linux).
+"""Time the CPU backend and its rivals: ``python -m benchmarks.run [CASE ...]`` (extra "benchmarks", Linux).
 
-Every method runs in a process of its own (the thread pools of several libraries in one process disturb each other), on
+Every method runs in a separate process (the thread pools of several libraries in one process disturb each other), on
 the same data and with the same number of nonzeros per column. Every result is checked before its time is printed. A
-call of sjlt includes generating the entries, scikit-learn's includes `fit`; the other rivals have their matrix stored.
-Without arguments the results go to benchmarks/results/cpu.json as well.
+call of sjlt includes generating the entries, scikit-learn's includes `fit`; the other rivals use a stored matrix.
+Without arguments the results also go to benchmarks/results/cpu.json.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FIRST_CALLS = {
 
 
 def check(case: Case, name: str, data: Any, result: Any) -> None:
-    """Check a sample of the result against a float64 product; only the norms for scikit-learn, whose entries differ."""
+    """Check a sample of the result against a float64 product; for scikit-learn, only the norms."""
     sample = slice(0, 50)
     if name.startswith("memcpy"):
         return
@@ -67,13 +67,13 @@ def check(case: Case, name: str, data: Any, result: Any) -> None:
 
 
 def resident(field: str) -> float:
-    """MiB of this process now (VmRSS) or at its peak (VmHWM); getrusage may report the parent's peak."""
+    """MiB used by this process now (VmRSS) or at its peak (VmHWM); getrusage may report the parent's peak."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024
 
 
 def measure(case: Case, name: str) -> dict[str, float]:
-    """Median seconds of a call, and the peak memory of the process, in all and beyond what it held with the data."""
+    """Median seconds of a call, and the peak memory of the process, in total and beyond its size with the data."""
     data = case.make()
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     held = resident("VmRSS")
@@ -97,7 +97,7 @@ def in_process(*arguments: str, **environment: str) -> str:
 
 
 def first_calls() -> dict[str, dict[str, float]]:
-    """Seconds of the first call in a process: after install, and with the machine code on disk."""
+    """Seconds of the first call in a process: after installation, and with machine code on disk."""
     seconds = {}
     for name, call in FIRST_CALLS.items():
         with tempfile.TemporaryDirectory() as cache:

@@ -1,7 +1,7 @@
 """Time the stages of ``sjlt project --device cuda``: ``python -m benchmarks.stream [--gb 8] [--directory DIRECTORY]``.
 
 The file is in the page cache, on a file system other than tmpfs (whose small pages are read more slowly). Each stage
-runs alone first, with the pipeline's own buffers, threads and sizes; then all of them together in `project_file` of
+first runs alone, with the pipeline's own buffers, threads and sizes; then all run together in `project_file` of
 `sjlt.files.projection`, whose result is checked. Rates count bytes of the file, except for copying back and writing,
 which count bytes of the result. Writing means writing to the page cache: checkpoints are off, and the last fsync is
 timed separately, since it measures the disk. Rates are medians of REPEATS runs. The results go to
@@ -49,7 +49,7 @@ HEADER = 128  # bytes
 class Case(NamedTuple):
     d: int
     k: int
-    dtype: str = "float32"  # the dtype of the result
+    dtype: str = "float32"  # dtype of the result
 
     @property
     def title(self) -> str:
@@ -60,7 +60,7 @@ CASES = (Case(768, 16), Case(4096, 256), Case(768, 64, "float16"), Case(768, 64)
 
 
 def write_file(path: Path, size: int) -> int:
-    """Write about `size` bytes of fp32 normals in blocks that repeat; return how many numbers."""
+    """Write about `size` bytes of fp32 normals in repeated blocks; return the number of values."""
     block = np.random.default_rng(SEED).standard_normal((4096, math.lcm(*WIDTHS)), np.float32)
     times = max(1, size // block.nbytes)
     with open(path, "wb", buffering=0) as file:
@@ -72,7 +72,7 @@ def write_file(path: Path, size: int) -> int:
 
 
 def set_shape(path: Path, numbers: int, d: int) -> None:
-    """Rewrite the header for rows of d numbers."""
+    """Rewrite the header for rows of d values."""
     with open(path, "r+b") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (numbers // d, d)})
         assert file.tell() == HEADER
@@ -92,7 +92,7 @@ def rate(amount: int, call: Callable[[], object]) -> float:
 
 
 def write_rate(path: Path, results: list[np.ndarray]) -> float:
-    """GB/s of writing the results to a new file, without closing and removing it."""
+    """GB/s of writing the results to a new file, without closing or removing it."""
     rates = []
     for _ in range(1 + REPEATS):
         with open(path, "xb", buffering=0) as file:
@@ -163,7 +163,7 @@ def check(case: Case, path: Path, out: Path) -> None:
 
 
 def processes(path: Path, directory: Path) -> dict[str, dict[str, float]]:
-    """Seconds that a whole process takes for 1000 rows and for the whole file, machine code cached."""
+    """Seconds of a whole process for 1000 rows and for the whole file, with machine code cached."""
     np.save(directory / "small.npy", np.ones((1000, 768), np.float32))
     seconds: dict[str, dict[str, float]] = {}
     for name, source in (("1000 rows", directory / "small.npy"), ("the file", path)):
@@ -203,7 +203,7 @@ def main(gigabytes: float, directory: Path) -> None:
         set_shape(path, numbers, case.d)
         row = stages(case, path, directory)
         torch.cuda.empty_cache()
-        whole(case, path, out)  # compiles the kernels
+        whole(case, path, out)  # compile the kernels
         check(case, path, out)
         runs = [whole(case, path, out) for _ in range(REPEATS)]
         row |= {name: statistics.median(run[name] for run in runs) for name in runs[0]}

@@ -1,7 +1,7 @@
 """Write the tables of the READMEs from benchmarks/results: ``python -m benchmarks.tables``.
 
-A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a key of `TABLES`. A test runs `filled` on
-the pages and compares.
+A table is between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a key of `TABLES`. A test compares the pages
+with the output of `filled`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def floor_of(rows: dict[str, dict[str, float]]) -> float | None:
 
 
 def headline() -> str:
-    """Six rows: three cases of the CPU, three of the GPU, each beside its best-known rival."""
+    """Six rows: three CPU cases and three GPU cases, each compared with its best-known rival."""
     cpu, gpu = results("cpu"), results("h200")
     dropout = results("dropout_h200")["cases"]
     threads, chip = cpu["environment"]["threads"], cpu["environment"]["processor"]
@@ -116,7 +116,7 @@ def gpu() -> str:
 
 
 def precision() -> str:
-    """Time and error of fp32 projections at torch's three settings."""
+    """Time and error of fp32 projections at torch's three precision settings."""
     rows = []
     for title, case in results("h200")["cases"].items():
         methods = case["methods"]
@@ -196,7 +196,7 @@ FILES = (  # title, case, rival, the rival's name, target of the ratio
 
 
 def files() -> str:
-    """Whole processes beside their rivals, and peak memory."""
+    """Whole processes compared with their rivals, and peak memory."""
     try:
         cases = results("files")["cases"]
     except FileNotFoundError:
@@ -213,7 +213,7 @@ def files() -> str:
         if title and "source_gb" in ours:
             title = f"{title}, {ours['source_gb']:.1f} GB"
         rows.append((title, digits(ours["seconds"]), shown, ratio, target, peak))
-    return markdown(("case", "sjlt, s", "beside", "ratio", "target", "peak MB"), rows)
+    return markdown(("case", "sjlt, s", "rival", "ratio", "target", "peak MB"), rows)
 
 
 # ------------------------------------------------------------------------------------- dropout
@@ -243,7 +243,7 @@ def dropout_cpu() -> str:
 
 
 def distances(k: int, quantity: str, gaussian: bool) -> str:
-    """One quantity of every law on every data set, for k components."""
+    """One quantity for every law and data set, at k components."""
     record = results("distances")
     names = list(dict.fromkeys(sketch["name"] for data in record.values() for sketch in data["sketches"]))
     rows = []
@@ -266,7 +266,7 @@ def distances_tail() -> str:
 
 
 def gradients(record: str) -> str:
-    """Every number of `benchmarks.gradients`, case by case."""
+    """Every value recorded by `benchmarks.gradients`, case by case."""
     try:
         cases = {name: row for name, row in results(record).items() if name != "environment"}
     except FileNotFoundError:
@@ -276,7 +276,7 @@ def gradients(record: str) -> str:
         for name, row in cases.items()
         for i, (what, value) in enumerate(row.items())
     )
-    return markdown(("case", "what", "ms, or as stated"), rows)
+    return markdown(("case", "quantity", "ms, or as stated"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -303,13 +303,13 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def table(name: str) -> str:
-    """The text of a block: a table of `TABLES`, or "environment RECORD"."""
+    """The content of a block: a table of `TABLES`, or "environment RECORD"."""
     kind, _, record = name.partition(" ")
     return environment(record) if kind == "environment" else TABLES[name]()
 
 
 def filled(page: str) -> str:
-    """The page with every table block written anew from the records."""
+    """The page with every table block regenerated from the records."""
     return BLOCK.sub(lambda block: f"{block[1]}{table(block[2])}{block[3]}", page)
 
 

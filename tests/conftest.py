@@ -3,7 +3,7 @@
 import math
 import os
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before NumPy is imported: workers share the processors already
+if "PYTEST_XDIST_WORKER" in os.environ:  # before NumPy is imported: workers already share the CPUs
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
@@ -25,7 +25,7 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without a GPU, leave out the thousands of cases that need one, rather than skip each of them."""
+    """Without a GPU, deselect the thousands of cases that need one rather than skipping each."""
     if CUDA:
         return
     kept, left_out = [], []
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kernels_on(request):
-    """The device for which kernels run: CUDA, or without a GPU the CPU, in Triton's interpreter."""
+    """The device on which kernels run: CUDA or, without a GPU, the CPU in Triton's interpreter."""
     if request.param == "cuda":
         return "cuda"
     if os.environ.get("TRITON_INTERPRET") != "1":
@@ -47,7 +47,7 @@ def kernels_on(request):
 
 @pytest.fixture(params=["pair", "triple"])
 def parts(request):
-    """fp32 data is multiplied as two fp16 numbers, as in large products, or as three bf16 numbers."""
+    """Multiply fp32 data as two fp16 values, as for large products, or as three bf16 values."""
     from helpers.choices import changed_choices
 
     with changed_choices({"arithmetic.MIN_PAIR_ELEMENTS": 0 if request.param == "pair" else math.inf}):
@@ -56,7 +56,7 @@ def parts(request):
 
 @pytest.fixture
 def set_precision():
-    """Sets torch's precision of fp32 products, for one test."""
+    """Set torch's fp32 matmul precision for one test."""
     before = torch.get_float32_matmul_precision()
     yield torch.set_float32_matmul_precision
     torch.set_float32_matmul_precision(before)
@@ -64,7 +64,7 @@ def set_precision():
 
 @pytest.fixture
 def hopper_sizes():
-    """Products of any size are eligible for the Hopper kernels."""
+    """Make products of any size eligible for the Hopper kernels."""
     from helpers.choices import changed_choices
 
     settings = {"hopper.MIN_ELEMENTS": 0, "hopper.MIN_VECTORS": 0, "hopper.MIN_UTILIZATION": {2: 0, 4: 0}}
@@ -74,7 +74,7 @@ def hopper_sizes():
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
-    """Where a test's tensors lie."""
+    """The device of a test's tensors."""
     return request.param
 
 

@@ -1,6 +1,6 @@
-"""The dropout law in plain Python integers: the independent witness of every backend.
+"""The dropout law in plain Python integers: the independent reference for every backend.
 
-Written from the law's description and not from its code, like `reference`, whose Philox it shares.
+Written from the law's description rather than its code, like `reference`, whose Philox it shares.
 """
 
 from fractions import Fraction
@@ -14,12 +14,12 @@ TAG_DROPOUT = 0
 
 @lru_cache(maxsize=1 << 16)
 def call(index, step, seed):
-    """The 128 bits of a call of Philox, the lowest word first."""
+    """The 128 bits of a Philox call, lowest word first."""
     return sum(word << 32 * i for i, word in enumerate(words(index, step, TAG_DROPOUT, seed)))
 
 
 def lane(e, step, bits, seed):
-    """u of element e."""
+    """The lane value u of element e."""
     lanes = 128 // bits
     return call(e // lanes, step, seed) >> bits * (e % lanes) & (1 << bits) - 1
 
@@ -34,7 +34,7 @@ def scale(p, bits):
 
 
 def index(place, shape, offset=0, row_stride=None):
-    """e of the element at a place of a tensor of this shape."""
+    """The index e of the element at a position of a tensor of this shape."""
     if not shape:
         return offset
     row = 0
@@ -44,12 +44,12 @@ def index(place, shape, offset=0, row_stride=None):
 
 
 def mask(shape, p, seed, *, step=0, offset=0, row_stride=None, bits=16):
-    """Whether each element of the shape is kept, by rows: a flat list. `seed` is a number or a nested list of seeds."""
+    """Whether each element is kept, as a flat list in row-major order. `seed` is an integer or nested lists."""
     t = threshold(p, bits)
     kept = []
     for place in product(*map(range, shape)):
         own, rest, sizes = seed, place, shape
-        while isinstance(own, list):  # the last axis of a tensor that has a seed each is never the seeds' alone
+        while isinstance(own, list):  # seeds cover the leading axes
             own, rest, sizes = own[rest[0]], rest[1:], sizes[1:]
         kept.append(lane(index(rest, sizes, offset, row_stride), step, bits, own) >= t)
     return kept

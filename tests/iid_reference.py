@@ -1,4 +1,4 @@
-"""The iid law in plain Python integers: the independent witness of its implementations, which share no line with it."""
+"""The iid law in plain Python integers: an independent reference that shares no line with the implementations."""
 
 from fractions import Fraction
 
@@ -8,12 +8,12 @@ TAG_ENTRIES = 4
 
 
 def lane_bits(density):
-    """Bits of a lane."""
+    """Bits per lane."""
     return 8 if density >= Fraction(1, 16) else 16
 
 
 def threshold(density):
-    """T, of 2^(bits - 1)."""
+    """The threshold T, out of 2^(bits - 1)."""
     return int(Fraction(density) * 2 ** (lane_bits(density) - 1) + Fraction(1, 2))
 
 
@@ -32,5 +32,5 @@ def entry(density, seed, row, column):
 
 
 def columns(n_components, density, seed, start, stop):
-    """Columns start .. stop - 1, each a list of n_components entries."""
+    """Columns start to stop - 1, each a list of n_components entries."""
     return [[entry(density, seed, r, j) for r in range(n_components)] for j in range(start, stop)]

@@ -1,6 +1,6 @@
-"""The sketch law, version 1, in plain Python integers: the independent witness of every other implementation.
+"""The sketch law, version 1, in plain Python integers: the independent reference for every other implementation.
 
-Slow on purpose and sharing no line with the library: two implementations that agree here were written apart.
+Deliberately slow; it shares no line with the library, so that agreement is between independent implementations.
 """
 
 WORD = 0xFFFFFFFF
@@ -49,7 +49,7 @@ def count_tiles(k):
 
 
 def max_nnz(k):
-    """The smallest tile's rows: no column can have more distinct ones."""
+    """The number of rows of the smallest tile: no column can have more distinct rows."""
     return k // count_tiles(k)
 
 
@@ -72,7 +72,7 @@ def sub_block(k, nnz, m, t):
 
 
 def tile_of_chunk(k, seed, c, stack=0):
-    """The one tile that every column of chunk c hits."""
+    """The one tile hit by every column of chunk c."""
     tiles = count_tiles(k)
     pm = log2_floor(tiles)
     group, place = c >> pm, c % 2**pm
@@ -84,7 +84,7 @@ def tile_of_chunk(k, seed, c, stack=0):
 def entries(n_components, nnz, seed, column, stacks=1):
     """Rows and signs (+1 or -1) of one column, stack by stack, each in the order of its sub-blocks.
 
-    A value is sign / sqrt(nnz).
+    An entry's value is sign / sqrt(nnz).
     """
     assert n_components % stacks == 0
     assert nnz % stacks == 0
@@ -97,8 +97,7 @@ def entries(n_components, nnz, seed, column, stacks=1):
 
 
 def stack_entries(n_components, nnz, seed, column, stack):
-    """Rows, counted within the stack, and signs of one column of one stack of n_components rows, in the order of its
-    sub-blocks."""
+    """Rows (within the stack) and signs of one column of one stack of n_components rows, in sub-block order."""
     assert 1 <= n_components <= MAX_COMPONENTS
     assert 1 <= nnz <= max_nnz(n_components)
     p = chunk_log2(n_components, nnz)
@@ -119,6 +118,6 @@ def stack_entries(n_components, nnz, seed, column, stack):
 
 
 def table_row_seed(row, seed):
-    """The seed of the sketch that makes a row of a CountSketch table."""
+    """The seed of the sketch that forms one row of a CountSketch table."""
     low, high, _, _ = words(row, 0, 5, seed)
     return high * 2**32 + low

@@ -81,9 +81,8 @@ def test_row_groups_and_encodings(tmp_path, monkeypatch, source):
     with files.ParquetVectors(source, None) as vectors:
         projector = sjlt.arrow.Projector("v", K, n_features=D)
         size = files.row_bytes(vectors, projector, projector.schema(vectors.schema))
-    assert all(
-        1000 <= each * size < 1000 + 3 * size for each in rows[:-1]
-    )  # at least ROW_GROUP_BYTES, by less than one batch
+    # At least ROW_GROUP_BYTES, by less than one batch.
+    assert all(1000 <= each * size < 1000 + 3 * size for each in rows[:-1])
     column = metadata.row_group(0).column(1)
     assert column.path_in_schema.startswith("v.")
     assert not column.has_dictionary_page

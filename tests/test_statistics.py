@@ -35,9 +35,7 @@ def inputs():
     rng = np.random.default_rng(0)
     return {
         "2-sparse": on([1234, 9876]),
-        "64 neighbours": on(
-            np.arange(8160, 8224), rng.normal(size=64)
-        ),  # of two groups: one alone is preserved exactly
+        "64 neighbours": on(np.arange(8160, 8224), rng.normal(size=64)),  # two groups: one alone is kept exactly
         "strided": on(np.arange(0, D, 128)),
         "strided by the tile": on(np.arange(7, D, 32), rng.normal(size=D // 32)),
         "constant": on(np.arange(D)),

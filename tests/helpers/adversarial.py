@@ -1,4 +1,4 @@
-"""Data that tries to break bounds on the error of each component, and the check of such a bound."""
+"""Data that tries to break componentwise error bounds, and the check of such a bound."""
 
 import math
 
@@ -11,13 +11,13 @@ def signs_of_row(S, r=0):
 
 
 def aligned(S, rng):
-    """Every term of a component is positive, about one: each addition rounds."""
+    """Every term of a component is positive and about 1, so each addition rounds."""
     row = signs_of_row(S)
     return np.where(row == 0, 1.0, row) * (1 + rng.random(S.n_features))
 
 
 def first(S, rng):
-    """A large number before small ones, each of which an addition may lose."""
+    """A large value before small ones, each of which an addition may lose."""
     return np.where(np.arange(S.n_features) < 16, 1.0, 2.0**-24) * np.where(signs_of_row(S) < 0, -1, 1)
 
 
@@ -35,7 +35,7 @@ def correlated(S, rng):
 
 
 def cancelling(S, rng):
-    """Large terms that cancel, and small ones that are the result."""
+    """Large terms that cancel, and small ones that make up the result."""
     signs = np.where(signs_of_row(S) < 0, -1, 1)
     return signs * np.resize([1e6, 1e-3, -1e6], S.n_features)
 
@@ -45,7 +45,7 @@ def equal(S, rng):
 
 
 def elsewhere(S, rng):
-    """A component of small numbers, beside features that are much larger and do not reach it."""
+    """One component with only small terms, while much larger features do not reach it."""
     row = signs_of_row(S)
     x = 2.0**-30 * aligned(S, rng)
     others = np.flatnonzero(row == 0)
@@ -54,27 +54,27 @@ def elsewhere(S, rng):
 
 
 DATA = {f.__name__: f for f in (aligned, first, last, harmonic, correlated, cancelling, equal, elsewhere)}
-U = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}  # of the sums over a dtype
+U = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}  # of the sums for each dtype
 
 
 def check_bound(entries, scale, x, result, c, u, floor=0.0):
-    """|result_r - exact_r| <= c u sum over j of |S_rj| max(|x_j|, floor max |x|), for one row of data.
+    """Check |result_r - exact_r| <= c u sum over j of |S_rj| max(|x_j|, floor max |x|), for one row of data.
 
     Parameters
     ----------
     entries : csr_array of shape (len(result), len(x))
-        The matrix; of its numbers only the signs matter.
+        The matrix, of whose values only the signs are used.
     scale : float
-        The magnitude of its numbers.
+        The magnitude of its values.
 
     Returns
     -------
     float
-        The largest error, in units of what is allowed.
+        The largest error, as a fraction of the bound.
 
     Notes
     -----
-    Expected sums are correctly rounded, so 3 2^-53 is for the expectation itself.
+    Expected sums are correctly rounded, so 3 2^-53 accounts for the expectation itself.
     """
     x, worst = np.asarray(x, np.float64), 0.0
     smallest = floor * np.abs(x).max(initial=0)

@@ -1,4 +1,4 @@
-"""Parameter combinations: a cover of the values in the default run, the full product under the `exhaustive` marker."""
+"""Parameter combinations: a covering subset in the default run, the full product under the `exhaustive` marker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Case = tuple[Any, ...]
 def all_pairs(
     axes: Sequence[Sequence[Any]], allowed: Callable[..., bool] | None = None
 ) -> tuple[list[Case], list[Case]]:
-    """(cases that between them contain every possible pair of values, the remaining cases of the full product).
+    """Return (cases that together contain every possible pair of values, the remaining cases of the full product).
 
     Greedy and deterministic: each step takes the first case with the most uncovered pairs.
     """
@@ -37,16 +37,17 @@ def all_pairs(
 def pairwise(allowed: Callable[..., bool] | None = None, /, **axes: Sequence[Any]) -> pytest.MarkDecorator:
     """`pytest.mark.parametrize` over the product of `axes`.
 
-    The default run takes cases that contain every pair of values; the others are marked `exhaustive`. Where `allowed`
-    is given, only combinations for which it returns True exist. Values may be `pytest.param` objects.
+    The default run covers every pair of values; the other cases are marked `exhaustive`. If `allowed` is given,
+    only
+    combinations for which it returns True exist. Values may be `pytest.param` objects.
     """
     return _parametrized(all_pairs, allowed, axes)
 
 
 def each_value(allowed: Callable[..., bool] | None = None, /, **axes: Sequence[Any]) -> pytest.MarkDecorator:
-    """Like `pairwise`, but the default run takes cases that contain every value of each axis, in no certain pairs.
+    """Like `pairwise`, but the default run only covers every value of each axis.
 
-    For parameters of which one alone decides what is tested.
+    For parameters that do not interact.
     """
     return _parametrized(_all_values, allowed, axes)
 
@@ -62,7 +63,7 @@ def each_value_then_pairs(allowed: Callable[..., bool] | None = None, /, **axes:
 def _values_and_pairs(
     axes: Sequence[Sequence[Any]], allowed: Callable[..., bool] | None = None
 ) -> tuple[list[Case], list[Case]]:
-    """(cases that between them contain every possible value, further cases that contain every possible pair)."""
+    """Return (cases that together contain every possible value, further cases that contain every possible pair)."""
     few, _ = _all_values(axes, allowed)
     pairs, _ = all_pairs(axes, allowed)
     return few, [case for case in pairs if case not in few]
@@ -71,7 +72,7 @@ def _values_and_pairs(
 def _all_values(
     axes: Sequence[Sequence[Any]], allowed: Callable[..., bool] | None = None
 ) -> tuple[list[Case], list[Case]]:
-    """(cases that between them contain every possible value, the remaining cases of the full product)."""
+    """Return (cases that together contain every possible value, the remaining cases of the full product)."""
     cases = [c for c in product(*axes) if allowed is None or allowed(*c)]
     missing = {(a, value) for c in cases for a, value in enumerate(c)}
     chosen: set[Case] = set()
@@ -83,7 +84,7 @@ def _all_values(
 
 
 def exhaustive_except(default: Sequence[Any], values: Iterable[Any]) -> list[Any]:
-    """`values` for `pytest.mark.parametrize`, all marked `exhaustive` but those in `default`."""
+    """`values` for `pytest.mark.parametrize`, all marked `exhaustive` except those in `default`."""
     return [v if v in default else pytest.param(v, marks=pytest.mark.exhaustive) for v in values]
 
 

@@ -1,4 +1,4 @@
-"""Changes to how kernels are chosen, for tests: what the choice depends on, and forgetting the choices made before."""
+"""Changes to the choice of kernels, for tests: its inputs, and clearing of cached choices."""
 
 from contextlib import contextmanager
 
@@ -24,12 +24,12 @@ def exact_product(
 
 
 def iid_product(n, d, k, dtype, precision="highest", x_strides=None, offset=0, device=H200):
-    """X Sᵀ of the iid law."""
+    """A product X Sᵀ of the iid law."""
     return Product(False, n, d, k, 0, offset, x_strides or (d, 1), (k, 1), dtype, precision, True, device)
 
 
 def forget_choices():
-    """Make the backends choose again for products that they have met."""
+    """Make the backends choose again for products they have seen."""
     for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan):
         cached.cache_clear()
     scattered_sums._launch.cache_clear()
@@ -39,7 +39,7 @@ def forget_choices():
 
 @contextmanager
 def changed_choices(settings):
-    """Within the context, constants of `sjlt.kernels.config`, named "module.NAME", have the given values."""
+    """Context in which constants of `sjlt.kernels.config`, named "module.NAME", have the given values."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setattr(f"sjlt.kernels.config.{name}", value)
@@ -49,15 +49,15 @@ def changed_choices(settings):
 
 
 def all_tensors_on(monkeypatch, described):
-    """All tensors lie on the described device, as far as the choice of kernels goes."""
+    """For the choice of kernels, all tensors are on the described device."""
     monkeypatch.setattr(device, "describe", lambda _: described)
     monkeypatch.setattr(prepared, "_prepared", {})
 
 
 def with_parts(names, cases, default):
-    """Parametrise over cases x the fixture `parts`. Those that `default` does not list are marked `exhaustive`."""
+    """Parametrize over cases x the fixture `parts`. Cases not listed in `default` are marked `exhaustive`."""
     every = [(*case, parts) for case in cases for parts in ("pair", "triple")]
-    assert all(any(str(case) == str(other) for other in every) for case in default)  # (nan is not nan)
+    assert all(any(str(case) == str(other) for other in every) for case in default)  # strings, as nan != nan
     known = {str(case) for case in default}
     params = [pytest.param(*c, marks=() if str(c) in known else pytest.mark.exhaustive) for c in every]
     return pytest.mark.parametrize(f"{names}, parts", params, indirect=["parts"])

@@ -1,4 +1,4 @@
-"""``sjlt`` with given arguments, in this process or on a terminal of its own."""
+"""``sjlt`` with given arguments, in this process or on a pseudo-terminal."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from sjlt.cli import app
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """A function of the arguments that returns the exit code and both outputs."""
+    """A function that runs ``sjlt`` with its arguments and returns the exit code and both outputs."""
 
     def call(*arguments: object) -> SimpleNamespace:
         monkeypatch.setattr(sys, "argv", ["sjlt", *map(str, arguments)])
@@ -37,7 +37,7 @@ def on_a_terminal(*arguments: object, **environment: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "sjlt", *map(str, arguments)]
     with subprocess.Popen(command, stderr=theirs, env=variables) as process:
         os.close(theirs)
-        with contextlib.suppress(OSError):  # Linux says so that the other end is closed
+        with contextlib.suppress(OSError):  # Linux reports that the other end is closed
             while part := os.read(ours, 4096):
                 shown += part
     os.close(ours)

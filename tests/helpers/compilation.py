@@ -1,4 +1,4 @@
-"""Compiling kernels, without a GPU, for the architectures that they are meant for.
+"""Compile kernels for their target architectures without a GPU.
 
 In the tests' own process kernels are interpreted. A test file that compiles therefore runs itself as a program: it
 makes calls on tensors without data, and `compile_launches` compiles what the backend would have launched.
@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 
-TARGETS = {  # a target's name: Triton's description of it, and the bytes of shared memory that a block can have
+TARGETS = {  # target name: Triton's description of it, and the shared memory available to a block in bytes
     "sm_80": ("cuda", 80, 32, 163 << 10),
     "sm_90": ("cuda", 90, 32, 227 << 10),
     "gfx942": ("hip", "gfx942", 64, 64 << 10),
@@ -19,14 +19,14 @@ TYPES |= {"uint8": "u8", "uint16": "u16", "int32": "i32", "int64": "i64"}
 
 
 class Compiled:
-    """Stands for a compiled kernel."""
+    """Stand-in for a compiled kernel."""
 
     def __getitem__(self, grid):
         return lambda *arguments: None
 
 
 def source_of(kernel, arguments, options):
-    """The signature, constants and attributes that Triton's launcher would compile for these arguments, and options."""
+    """The source (signature, constants and attributes) and options that Triton would compile for these arguments."""
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -68,7 +68,7 @@ def compile_launches(target, make_calls):
     def catch(kernel, grid):
         return lambda *arguments, **options: launches.append((kernel, arguments, options))
 
-    def warm_up(kernel, *arguments, grid, **options):  # kernels with shared memory of their own are compiled first
+    def warm_up(kernel, *arguments, grid, **options):  # kernels that declare shared memory are compiled first
         launches.append((kernel, arguments, options))
         return Compiled()
 
@@ -100,7 +100,7 @@ def compile_launches(target, make_calls):
 
 
 def check_compiled(program, target, kernels, *arguments):
-    """The program, called with the target and `arguments`, launches all `kernels`; these compile and fit the target."""
+    """Check that the program, run for the target, launches all `kernels`, and that these compile and fit."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, program, target, *arguments]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Run by each rank of `test_torch_sharding`: trees and matrices of DTensors, against the same data in one piece."""
+"""Run by each rank of `test_torch_sharding`: trees and matrices of DTensors, compared with the same unsharded data."""
 
 import os
 import resource
@@ -63,7 +63,7 @@ def one_dimension():
             for t in plain
         ]  # fmt: skip
         check_tree(tree, plain)
-        check_tree([tree[0], *plain[1:]], plain)  # beside tensors that each rank has
+        check_tree([tree[0], *plain[1:]], plain)  # along with tensors that are not sharded
     halves = distribute_tensor(plain[0], mesh, [Replicate()]).to_local() * (RANK + 1)
     total = plain[0] * (WORLD * (WORLD + 1) // 2)
     check_tree([DTensor.from_local(halves, mesh, [Partial()])], [total])
@@ -77,7 +77,7 @@ def one_dimension():
 
 
 def place(t, mesh, *placements):
-    """t on a mesh; vectors are replicated instead of sharded along a second axis."""
+    """t on a mesh; vectors are replicated rather than sharded along a second axis."""
     return distribute_tensor(t, mesh, [p if not p.is_shard(1) or t.ndim > 1 else Replicate() for p in placements])
 
 
@@ -139,7 +139,7 @@ def matrices(mesh):
 
 
 def refusals(mesh):
-    """Wrong calls end in errors on every rank, also those of one rank only, for which the others would wait."""
+    """Invalid calls raise on every rank, even if only one rank's call is invalid, for which the others would wait."""
     x = distribute_tensor(whole(8, 6), mesh, [Shard(0)])
 
     def refused(error, message, call):
@@ -179,7 +179,7 @@ def refusals(mesh):
         flat = [distribute_tensor(whole(8, 6), mesh, [Shard(0)])]
         cut = [distribute_tensor(whole(8, 6), square, [Shard(0), Shard(1)])]
         refused(ValueError, "ranks disagree in .*meshes", lambda: S.project_tree(cut if last else flat))
-    assert torch.equal(S.project_tree([x]), S.project_tree([whole(8, 6)]))  # and go on
+    assert torch.equal(S.project_tree([x]), S.project_tree([whole(8, 6)]))  # later calls still work
 
 
 def uneven(mesh):
@@ -204,8 +204,8 @@ def uneven(mesh):
 
 
 def memory(mesh):
-    """No rank gathers a parameter: beside its shards, a rank needs at most 64 MiB and the result."""
-    shapes = {Shard(0): (WORLD * 8192, 2048), Shard(1): (8192, WORLD * 2048)}  # 64 MiB a rank
+    """No rank gathers a parameter: beyond its shards, a rank needs at most 64 MiB and the result."""
+    shapes = {Shard(0): (WORLD * 8192, 2048), Shard(1): (8192, WORLD * 2048)}  # 64 MiB per rank
     trees = []
     for placement in shapes:
         local = torch.ones((8192, 2048), device=DEVICE)
@@ -221,7 +221,7 @@ def memory(mesh):
 
 
 def peak(start=False):
-    """The most bytes in use so far; with `start`, those in use now, where that can be told."""
+    """Peak memory in bytes so far or, with `start`, the memory in use now if it can be determined."""
     if DEVICE == "cuda":
         if start:
             torch.cuda.reset_peak_memory_stats()
@@ -244,4 +244,4 @@ refusals(flat)
 print("agrees", flush=True)
 dist.barrier()
 dist.destroy_process_group()
-os._exit(0)  # at the interpreter's own exit torch's threads may abort the process
+os._exit(0)  # torch's threads may abort the process during a normal interpreter exit

@@ -1,4 +1,4 @@
-"""Tensors in every layout, and checks of the kernels' products against exact answers on integer-valued data."""
+"""Tensors in every layout, and exact checks of the kernels' products on integer-valued data."""
 
 import math
 
@@ -10,7 +10,7 @@ from sjlt.backends import triton_backend
 
 FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
-# How a tensor of shape (n, d) may lie in memory that `new` allocates.
+# Layouts of a tensor of shape (n, d) in memory that `new` allocates.
 LAYOUTS = {
     "rows": lambda n, d, new: new(n, d),
     "columns": lambda n, d, new: new(d, n).t(),
@@ -25,23 +25,23 @@ LAYOUTS = {
 
 
 def poisoned(layout, shape, dtype, device="cpu"):
-    """NaN where a result goes and around it, so that an element left unwritten shows, and one written outside."""
+    """An output filled and surrounded with NaN, so that unwritten elements and writes outside are detected."""
     return LAYOUTS[layout](*shape, lambda *size: torch.full(size, math.nan, dtype=FLOATS[dtype], device=device))
 
 
 def filled(layout, array, dtype, device="cpu"):
-    """The numbers of `array` with NaN around them, so that an element read outside shows."""
+    """The values of `array`, surrounded with NaN, so that reads outside are detected."""
     return poisoned(layout, array.shape, dtype, device).copy_(torch.from_numpy(np.array(array, np.float64)))
 
 
 def large_first(x):
-    """(normal data with its first features larger, the most that a result in fp32 may be off, of the norm)."""
+    """Yield (normal data with larger first features, the error bound for an fp32 result relative to its norm)."""
     for factor in (100, 10_000):
         larger = x.clone()
         larger[:, :64] *= factor
         yield larger, 1e-6
     larger = x.clone()
-    larger[:, 0] = 16_400  # just above 2^14, where fp32 is at its coarsest, and nearly all of the norm
+    larger[:, 0] = 16_400  # just above 2^14, where fp32 is coarsest, and nearly all of the norm
     yield larger, 2e-6
 
 
@@ -51,7 +51,7 @@ def product_error(result, exact):
 
 
 def of_many_sizes(n, d):
-    """Vectors over 60 decades, and two of zeros."""
+    """Vectors over 60 decades, two of them zero."""
     x = torch.randn(n, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     x *= 10.0 ** torch.linspace(-30, 30, n, device="cuda")[:, None]
     x[5] = x[n - 1] = 0
@@ -59,50 +59,50 @@ def of_many_sizes(n, d):
 
 
 def steep(n, d, rising):
-    """Vectors whose numbers rise or fall over 80 decades."""
+    """Vectors whose values rise or fall over 80 decades."""
     decades = torch.linspace(-44, 37, d, dtype=torch.float64, device="cuda")
     x = torch.randn(n, d, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).double()
     return (x * 10 ** (decades if rising else decades.flip(0))).float()
 
 
 def assert_untouched_around(view):
-    """The memory around a result is still poisoned."""
+    """Assert that the memory around a result is still poisoned."""
     memory = (view if view._base is None else view._base).clone()
     torch.as_strided(memory, view.shape, view.stride(), view.storage_offset()).fill_(math.nan)
     assert memory.isnan().all(), "written outside of out"
 
 
 def assert_exact(actual, integral, start, nnz, compute):
-    """`actual` is `start` + `integral` / sqrt(nnz), exactly where sqrt(nnz) is a power of two, else up to rounding."""
+    """Assert `actual` == `start` + `integral` / sqrt(nnz), exactly for dyadic sqrt(nnz), else up to rounding."""
     expected = start + integral * nnz**-0.5
     numbers = actual.cpu().double().numpy()
     if math.isqrt(nnz) ** 2 == nnz and math.isqrt(nnz).bit_count() == 1:
         assert np.array_equal(torch.from_numpy(expected).to(actual.dtype).double(), expected), "choose smaller data"
         np.testing.assert_array_equal(numbers, expected)
-    else:  # the factor is rounded, its product and the result are
+    else:  # the factor, its product and the result are rounded
         rounding = 2 * torch.finfo(compute).eps + torch.finfo(actual.dtype).eps
         assert (np.abs(numbers - expected) <= rounding * (np.abs(start) + np.abs(expected))).all()
 
 
 def integral_matrix(S):
-    """S without its scale, of 0, 1 and -1."""
+    """S without its scale, with entries 0, 1 and -1."""
     matrix = S.to_scipy()
     matrix.data = np.sign(matrix.data)
     return matrix
 
 
 def project(S, x, out, accumulate=False):
-    """out = x Sᵀ (+ out) by the Triton backend."""
+    """Write x Sᵀ (+ out) to out with the Triton backend."""
     triton_backend(S.spec).project(S.spec, x, out, accumulate)
 
 
 def adjoint(S, y, out, accumulate=False):
-    """out = y S (+ out) by the Triton backend."""
+    """Write y S (+ out) to out with the Triton backend."""
     triton_backend(S.spec).adjoint(S.spec, y, out, accumulate)
 
 
 def check_project(S, n, dtype="float32", out_dtype=None, device="cpu", x_in="rows", out_in="rows", x=None, add=False):
-    """out = x S' (+ out) by the kernels, exactly, where x is drawn unless given as (array, tensor)."""
+    """Check out = x S' (+ out) of the kernels exactly; x is drawn unless given as (array, tensor)."""
     array, tensor = x or drawn(n, S.n_features, dtype, x_in, device)
     before = tensor.clone()
     out = poisoned(out_in, (n, S.n_components), out_dtype or dtype, device)
@@ -111,7 +111,7 @@ def check_project(S, n, dtype="float32", out_dtype=None, device="cpu", x_in="row
 
 
 def check_adjoint(S, n, dtype="float32", out_dtype=None, device="cpu", x_in="rows", out_in="rows", x=None, add=False):
-    """out = y S (+ out), likewise."""
+    """Check out = y S (+ out) of the kernels exactly; x, if given, is (array, tensor)."""
     array, tensor = x or drawn(n, S.n_components, dtype, x_in, device)
     before = tensor.clone()
     out = poisoned(out_in, (n, S.n_features), out_dtype or dtype, device)

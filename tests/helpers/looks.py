@@ -1,4 +1,4 @@
-"""How long calls work between two moments at which they see an interrupt."""
+"""How long a call works between two points at which it handles interrupts."""
 
 import signal
 import sys
@@ -7,14 +7,15 @@ from collections.abc import Callable
 
 
 class TimeOverError(Exception):
-    """The measured time is over."""
+    """The measurement time is over."""
 
 
 def longest_between_looks(call: Callable[[], object], seconds: float) -> tuple[float, int]:
-    """(the longest time between two looks, the number of looks) of at most `seconds` of a call by the main thread.
+    """Return (longest time between two points, number of points) during at most `seconds` of a call on the main thread.
 
-    A signal comes every 10 ms; Python runs its handler at the next point at which Ctrl-C, too, would be seen. The times
-    are this thread's processor time, so that a busy machine does not lengthen them. Compilation does not count.
+    A signal arrives every 10 ms; Python runs its handler at the next point at which Ctrl-C would be handled too.
+    Times are
+    this thread's CPU time, so a busy machine does not lengthen them. Compilation is not counted.
     """
     gaps: list[float] = []
     last, end = time.thread_time(), time.monotonic() + 60
@@ -45,7 +46,7 @@ def longest_between_looks(call: Callable[[], object], seconds: float) -> tuple[f
 
 
 def _is_compiling() -> bool:
-    """Whether Numba compiles, or a module is being imported."""
+    """Whether Numba is compiling or a module is being imported."""
     if "sjlt.backends.cpu.jit" not in sys.modules:
         return True
     from numba.core.compiler_lock import global_compiler_lock

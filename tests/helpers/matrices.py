@@ -1,4 +1,4 @@
-"""Least-squares problems and matrices of known difficulty, and the measure of a solution: its backward error."""
+"""Least-squares problems and matrices of known difficulty, and the backward error of a solution."""
 
 import numpy as np
 import scipy.linalg
@@ -9,7 +9,7 @@ def orthonormal(rng, m, n):
 
 
 def problem(m, n, condition, residual, seed):
-    """(A, b) with geometric singular values from 1 to 1/condition and a residual of that norm; the solution has norm 1.
+    """(A, b) with geometric singular values from 1 to 1/condition, the given residual norm, and a solution of norm 1.
 
     The test problems of Epperly, Meier and Nakatsukasa (2024), section 4.
     """
@@ -23,7 +23,7 @@ def problem(m, n, condition, residual, seed):
 
 
 def backward_error(A, b, x):
-    """The Karlson-Walden estimate, relative to ||A||_F with t = ||A||_F / ||b||, residuals in extended precision."""
+    """The Karlson-Walden estimate relative to ||A||_F, with t = ||A||_F / ||b|| and residuals in extended precision."""
     _, s, Vh = np.linalg.svd(A, full_matrices=False)
     norm = np.linalg.norm(A)
     theta = norm / np.linalg.norm(b)
@@ -36,7 +36,7 @@ def backward_error(A, b, x):
 
 
 def householder(A, b):
-    """The solution by Householder QR, Q never formed."""
+    """The solution by Householder QR, without forming Q."""
     n = A.shape[1]
     (reflectors, tau), R = scipy.linalg.qr(A, mode="raw")
     rotated, _, _ = scipy.linalg.lapack.dormqr("L", "T", reflectors, tau, b[:, None], lwork=64 * A.shape[0])
@@ -44,7 +44,7 @@ def householder(A, b):
 
 
 def isolated_blocks(rng, m, n, width):
-    """n columns in blocks of `width` dense rows that lie apart, aligned to their width; all other rows are 0."""
+    """n columns in separate blocks of `width` dense rows, aligned to their width; all other rows are 0."""
     A = np.zeros((m, n))
     for c, r in enumerate(rng.choice(m // width, n // width, replace=False)):
         A[r * width : (r + 1) * width, c * width : (c + 1) * width] = rng.standard_normal((width, width))

@@ -1,4 +1,4 @@
-"""Folders of shards for plans, and what plans make of them."""
+"""Folders of shards for plans, and the results of plans."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ ROWS = (40, 0, 31, 5)
 
 
 def shards(folder, rows=ROWS, dtype="float32", kind="npy", seed=0):
-    """Files 1, 2, 10, 11 with so many rows; returns the rows in natural order."""
+    """Write files 1, 2, 10 and 11 with the given numbers of rows; return the rows in natural order."""
     folder.mkdir(exist_ok=True)
     rng, blocks = np.random.default_rng(seed), []
     for name, n in zip((1, 2, 10, 11), rows, strict=False):

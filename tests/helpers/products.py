@@ -1,4 +1,4 @@
-"""The products of a sketch and its transpose in every form, and tensors to multiply them with."""
+"""The products of a sketch and its transpose in every form, and tensors for them."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from helpers.data import integers
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
-# (the product, the shape of its operand for a sketch of d features and k components)
+# (product, shape of its operand for a sketch of d features and k components)
 PRODUCTS = {
     "X @ S.T": (lambda S, x: x @ S.T, lambda d, k: (3, d)),
     "x @ S.T": (lambda S, x: x @ S.T, lambda d, k: (d,)),
@@ -25,7 +25,7 @@ PRODUCTS = {
     "slices": (lambda S, x: x[:, :9] @ S[:, :9].T + x[:, 9:] @ S[:, 9:].T, lambda d, k: (3, d)),
     "there and back": (lambda S, x: x @ S.T @ S, lambda d, k: (3, d)),
 }
-# One for each way in which the operators are called.
+# One for each way to call the operators.
 WAYS = ["X @ S.T", "x @ S.T", "batches @ S.T", "S @ A", "Y @ S", "S.T @ b", "slices", "there and back"]
 each_product = pytest.mark.parametrize("name", exhaustive_except(WAYS, PRODUCTS))
 
@@ -41,7 +41,7 @@ def normal(device, *shape, dtype=torch.float32, requires_grad=False, seed=0):
 
 
 def whole(device, *shape, dtype=torch.float64, requires_grad=False, seed=0):
-    """Small integers: where the sketch's entries are dyadic, results are exact."""
+    """Small integers: if the sketch's entries are dyadic, results are exact."""
     return torch.from_numpy(integers(shape, "float64", seed)).to(device, dtype).requires_grad_(requires_grad)
 
 

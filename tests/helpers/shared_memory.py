@@ -1,7 +1,7 @@
 """Shared memory of the kernels in `sjlt.kernels.nvidia` for Triton's interpreter, which runs one program at a time.
 
-The functions of `kernels.nvidia.shared_memory`, on the arrays that the interpreter keeps in its tensors: copies happen
-at once, so what a barrier would wait for is not tested here, but every address is.
+Replaces the functions of `kernels.nvidia.shared_memory`, operating on the arrays behind the interpreter's tensors.
+Copies happen immediately, so synchronization by barriers is not tested, but every address is.
 """
 
 import ctypes
@@ -52,7 +52,7 @@ def copy_async(address, source, count, BYTES):
 
 
 def at(address, dtype):
-    """The places of numbers of a dtype in the memory seen as an array of them."""
+    """Indices of elements of a dtype, viewing the memory as an array of that dtype."""
     places, item = data(address).astype(np.int64), np.dtype(dtype).itemsize
     assert (places % item == 0).all()
     assert (places >= 0).all()

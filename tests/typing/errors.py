@@ -1,4 +1,4 @@
-"""User code with mistakes that type checkers find: each line that ends in a comment has one."""
+"""User code with mistakes that type checkers report: one in each line that ends with a comment."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""User code, checked by mypy --strict and pyright: the types of results. It is never run."""
+"""User code checked by mypy --strict and pyright for the types of results. It is never run."""
 
 # pyright: strict
 

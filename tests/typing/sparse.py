@@ -1,4 +1,4 @@
-"""User code with SciPy's sparse matrices, whose types pyright reads in SciPy's sources. mypy needs scipy-stubs."""
+"""User code with SciPy's sparse matrices, whose types pyright infers from SciPy's sources. mypy needs scipy-stubs."""
 
 from typing import Any, assert_type
 
