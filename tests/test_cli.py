@@ -236,7 +236,7 @@ def test_overwriting_a_description_needs_force(run: Run) -> None:
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("made", ["y.npy", "y.npy.json", "y.npy.partial", "y.npy.partial.json"])
-def test_the_source_is_never_overwritten(run: Run, made: str, force: tuple[str, ...]) -> None:
+def test_source_is_never_overwritten(run: Run, made: str, force: tuple[str, ...]) -> None:
     os.link("x.npy", made)
     assert_refused(run, f"{made}: would be written while it is read", "x.npy", "y.npy", "-k", K, *force)
 

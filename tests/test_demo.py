@@ -37,7 +37,7 @@ def test_neighbours_exclude_the_query() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "RUNS", 1)
     monkeypatch.setattr(demo, "MATRICES", 4)

@@ -116,7 +116,7 @@ def test_fifos_are_refused_without_blocking(run: Run) -> None:
 
 @pytest.mark.parametrize("names", [("-", "y.npy"), ("x.npy", "-"), (".", "-"), ("-", "out/")])
 @pytest.mark.parametrize("content", [None, b"\x93NUMPY\x01", b"PAR1"])
-def test_a_dash_is_not_a_file(run: Run, names: tuple[str, str], content: bytes | None) -> None:
+def test_dash_is_not_a_file(run: Run, names: tuple[str, str], content: bytes | None) -> None:
     if content is not None:
         Path("-").write_bytes(content)
     for options in ((), ("--force",), ("--workers", 1)):

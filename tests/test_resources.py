@@ -156,7 +156,7 @@ def test_import_is_light(use):
     assert not loaded & HEAVY
 
 
-def test_import_takes_less_than_0_4_seconds():
+def test_import_within_0_4_seconds():
     """0.008 s alone and 0.08 s with `Sketch` (Zen 5), mostly NumPy, whose import takes 2 s on some machines."""
     code = (
         "import time, numpy; start = time.process_time(); import sjlt; sjlt.Sketch; print(time.process_time() - start)"
