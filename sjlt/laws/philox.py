@@ -1,9 +1,9 @@
 """Philox4x32-10: the counter-based generator behind every random entry and every dropout mask.
 
-One source serves every backend. All functions of this folder use only ``* + & | ^ >> << //`` on words, and a word is an
-unsigned 64-bit number holding a 32-bit value. A 32 x 32 bit product then fits its word, so no operation needs a cast,
-and the same lines run on Python integers, on NumPy arrays, under Numba and under Triton. `define` binds them to one of
-these.
+All backends share one source. The word functions in this folder use only ``* + & | ^ >> << //`` on words, where a word
+is an unsigned 64-bit integer that holds a 32-bit value. Products of two such values fit in 64 bits, so no operation
+needs a cast, and the same source runs on Python integers and NumPy arrays, and compiles with Numba and Triton. `define`
+binds it to one of these.
 
 Reference: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
 """
@@ -15,14 +15,14 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 LOW = 0xFFFFFFFF  # the low 32 bits of a word
-HALF = 32  # bits to shift a product by for its high half
+HALF = 32  # a product shifted right by this is its high half
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85
-unrolled = range  # a loop of fixed length; Triton has its own, in which a variable may change its type
+unrolled = range  # for loops of fixed length; Triton's range lets a variable change its type
 
 
 def philox(c0, c1, c2, c3, k0, k1):
-    """Four random words for the counter (c0, c1, c2, c3) under the key (k0, k1), all of 32 bits."""
+    """Four random words for the counter (c0, c1, c2, c3) and the key (k0, k1); all values have 32 bits."""
     for _ in unrolled(10):
         p0 = c0 * MULTIPLIER_0
         p1 = c2 * MULTIPLIER_1
@@ -44,16 +44,26 @@ def define(
 ) -> SimpleNamespace:
     """Bind word functions to a backend.
 
-    Each function is compiled by `jit` in a scope of its own, where every integer constant of its module has
-    become ``word(constant)`` and every function named before it is its compiled form.
+    `jit` compiles a copy of each function in a separate scope, in which every integer constant of its module is
+    replaced by ``word(constant)`` and every function bound before it by its compiled form.
 
     Parameters
     ----------
-    functions : the functions to bind, callees first.
-    jit : the backend's decorator (``numba.njit``, ``triton.jit``, or the identity for NumPy).
-    word : makes the backend's 64-bit unsigned constant of a Python integer (``numpy.uint64``, ``tl.constexpr``).
-    unrolled : the backend's range for loops of fixed length (``tl.static_range``).
-    native : functions that replace those of the same name, where the backend has a faster way.
+    functions : iterable of functions
+        The functions to bind, callees first.
+    jit : callable
+        The backend's decorator: ``numba.njit``, ``triton.jit``, or the identity for NumPy.
+    word : callable
+        Converts a Python integer to the backend's 64-bit unsigned constant: ``numpy.uint64``, ``tl.constexpr``.
+    unrolled : callable
+        The backend's ``range`` for loops of fixed length, such as ``tl.static_range``.
+    **native : callable
+        Faster, backend-specific functions that replace the word functions of the same names.
+
+    Returns
+    -------
+    SimpleNamespace
+        The bound functions, by name.
     """
     scope: dict[str, Any] = {"unrolled": unrolled, **native}
     bound: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The description of a sketch that operators and backends accept: plain numbers, from which every entry follows."""
+"""`SketchSpec`, the description of a sketch that operators and backends accept: plain numbers that fix every entry."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class SketchSpec(NamedTuple):
     nnz : int
         Nonzeros per column under the exact law; 0 under the iid law.
     stacks : int
-        Stacked sketches under the exact law; 1 under the iid law.
+        Number of stacked sketches under the exact law; 1 under the iid law.
     lane_bits, threshold : int
         The parameters of the iid law (`sjlt.laws.iid.Lanes`); both 0 under the exact law.
     seed : int
-        The 64-bit seed as a signed number, the form in which torch and Triton accept it.
+        The 64-bit seed as a signed integer, as torch and Triton accept it.
     feature_offset : int
-        The law's index of column 0.
+        The law's index of column 0, nonnegative.
     """
 
     n_features: int
@@ -47,15 +47,15 @@ class SketchSpec(NamedTuple):
 
     @property
     def entries_per_column(self) -> float:
-        """The nonzeros of a column; their mean under the iid law."""
+        """Nonzeros per column; their expected number under the iid law."""
         return self.nnz or self.n_components * self.lanes.density
 
     def one_stack(self) -> SketchSpec:
-        """The description with the shape and the nonzeros of one stack; `stacks` is kept."""
+        """The description with n_components and nnz of a single stack; `stacks` does not change."""
         return self._replace(n_components=self.n_components // self.stacks, nnz=self.nnz // self.stacks)
 
     def stack_rows(self, stack: int) -> slice:
-        """The rows of a stack, 0 <= stack < stacks."""
+        """The rows that belong to a stack, 0 <= stack < stacks."""
         rows = self.n_components // self.stacks
         return slice(stack * rows, (stack + 1) * rows)
 
