@@ -92,8 +92,8 @@ def lanes_of(density: Any, n_features: int) -> Lanes:
     threshold = int(scaled) + int(scaled - int(scaled) >= 0.5)
     if threshold == 0:
         raise ValueError(
-            f"density = {density} is too small for lanes of 16 bits: the smallest that works is 2^-16 = {2**-16}, which "
-            "is realised as 2^-15"
+            f"density = {density} is too small for lanes of 16 bits: the smallest that works is 2^-16 = {2**-16}, "
+            "which is realised as 2^-15"
         )
     return Lanes(bits, threshold)
 

@@ -18,7 +18,7 @@ LOW = 0xFFFFFFFF  # the low 32 bits of a word
 HALF = 32  # a product shifted right by this is its high half
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85
-unrolled = range  # for loops of fixed length; Triton's range lets a variable change its type
+unrolled = range  # for loops of fixed length; in Triton's static_range, a variable may change its type
 
 
 def philox(c0, c1, c2, c3, k0, k1):
@@ -57,8 +57,8 @@ def define(
         Converts a Python integer to the backend's 64-bit unsigned constant: ``numpy.uint64``, ``tl.constexpr``.
     unrolled : callable
         The backend's ``range`` for loops of fixed length, such as ``tl.static_range``.
-    **native : callable
-        Faster, backend-specific functions that replace the word functions of the same names.
+    **native
+        Further names for that scope. A function replaces the word function of the same name, as a faster equivalent.
 
     Returns
     -------

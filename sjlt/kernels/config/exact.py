@@ -1,7 +1,7 @@
 """The choice of a kernel for the exact law: pure functions of a `Product`.
 
-Thresholds were tuned on an H200 in fp32; benchmarks/results/h200.json holds the shapes. In that record, products that
-are eligible for a Hopper kernel were timed with it, so it does not show the portable kernels on those shapes.
+The thresholds were tuned in fp32 on an H200, on the shapes in benchmarks/results/h200.json. Where a Hopper kernel is
+eligible, that file has its time and not that of the portable kernels.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .product import (
 from .scattered_sums import ScatteredSums
 from .staged_gather import StagedGather
 
-MIN_SPLIT_ELEMENTS = 1 << 20  # elements of data below which a second launch, to add splits, costs more than they gain
-MAX_UNSPLIT_COLUMNS = 1024  # of a tile, beyond which the time of an unsplit sum exceeds that of a second launch
-LONG = 1 << 16  # features of a vector
-MIN_BLOCK_VECTORS = 16  # vectors below which a block of 64 for the tensor cores would be mostly empty
-MAX_KEYS = 64  # pairs of sub-block and chunk that a thread of a tensor-core kernel searches in a step
-MAX_GATHERED_GROUPS = 1024  # groups in one sum of `row_gather`; a total takes as many registers again
-BATCHES_PER_SUM = 16  # of `FewVectors`: sums over them are added to a total, which shortens sums at hardly any cost
-MIN_SMALL, MAX_SMALL, MAX_SMALL_TERMS = 1 << 18, 1 << 21, 1 << 23  # of `is_small_gather`
-MAX_READS = 4  # reads of an element from the L1 cache above which tensor cores are faster (but see `max_reads`)
+MIN_SPLIT_ELEMENTS = 1 << 20  # data elements; for fewer, the second launch that adds splits costs more than they gain
+MAX_UNSPLIT_COLUMNS = 1024  # per tile; for more, an unsplit sum takes longer than a second launch
+MIN_LONG_FEATURES = 1 << 16  # of a long vector
+MIN_BLOCK_VECTORS = 16  # for fewer vectors, a block of 64 for the tensor cores would be mostly empty
+MAX_KEYS = 64  # pairs of a sub-block and a chunk that a thread of a tensor-core kernel searches in a step
+MAX_GATHERED_GROUPS = 1024  # groups in one sum of `row_gather`; a separate total doubles the registers of the sums
+BATCHES_PER_SUM = 16  # of `FewVectors`; adding each such sum to a total shortens the sums at hardly any cost
+MIN_SMALL, MAX_SMALL, MAX_SMALL_TERMS = 1 << 18, 1 << 21, 1 << 23  # data elements and terms, for `is_small_gather`
+MAX_READS = 4  # reads of an element from the L1 cache; for more, tensor cores are faster (but see `max_reads`)
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class TensorCore:
     block_vectors, chunks_per_dot, mode, chunked_sum, unmasked, align
         Constants of the kernel.
     splits, groups_per_split : int
-        Parts that the sums are split into, each of so many groups of chunks.
+        Number of parts that the sums are split into, and of groups of chunks in each part.
     num_stages, registers : int
-        Options of the compiler; registers is a limit per thread, or 0.
+        Compiler options; `registers` is the limit per thread, or 0 for no limit.
     """
 
     block_vectors: int
@@ -69,9 +69,12 @@ class TensorCore:
 
 @dataclass(frozen=True)
 class RowGather:
-    """A launch of `project_row_gather` or `adjoint_row_gather`. Attributes are as in `TensorCore`.
+    """A launch of `project_row_gather` or `adjoint_row_gather`.
 
-    prefetch : whether the next chunk's rows are prefetched into the L2 cache (NVIDIA).
+    Attributes are as in `TensorCore`, and
+
+    prefetch : bool
+        Whether the rows of the next chunk are prefetched into the L2 cache (NVIDIA).
     """
 
     block_vectors: int
@@ -86,7 +89,7 @@ class RowGather:
 
 @dataclass(frozen=True)
 class ThreadLayout:
-    """The axes that the kernels for few vectors spread over registers, warps and lanes; see `few_vectors_layout`."""
+    """The axes that kernels for few vectors distribute over registers, warps and lanes; see `few_vectors_layout`."""
 
     sub_blocks: int
     rows_outer: int
@@ -108,9 +111,9 @@ class FewVectors:
     offsets_64 : bool
         Whether offsets within a batch need 64 bits.
     splits, batches_per_split : int
-        Parts that the sums are split into, each of so many batches.
+        Number of parts that the sums are split into, and of batches in each part.
     registers : int
-        Limit per thread, or 0.
+        Limit per thread, or 0 for no limit.
     """
 
     layout: ThreadLayout
@@ -131,7 +134,7 @@ Launch = Hopper | HopperCodes | ScatteredSums | StagedGather | OneTile | FewVect
 
 
 def choose(product: Product) -> Launch:
-    """The launch for a product with n > 0 and d > 0. The first rule that applies decides."""
+    """The launch for a product with n > 0 and d > 0, by the first rule that applies."""
     if scattered_sums.eligible(product):
         return scattered_sums.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
@@ -150,7 +153,7 @@ def choose(product: Product) -> Launch:
 
 
 def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
-    """The launch of a portable kernel that makes the entries as it goes, for a product with n > 0 and d > 0."""
+    """The launch of a portable kernel that generates the entries itself, for a product with n > 0 and d > 0."""
     if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS or favors_few_vectors(product):
         return few_vectors(product)
     if vectors_contiguous(product) and product.nnz <= max_reads(product):
@@ -160,35 +163,38 @@ def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
             return row_gather(product)
     chosen = tensor_core(product)
     if product.adjoint and chosen.align == 1 and product.x_strides[1] == 1:
-        return few_vectors(product)  # Y (3187, 3279) -> 300 in fp32: 37 us for 256 (H200)
+        return few_vectors(product)  # Y (3187, 3279) -> 300 in fp32: 37 us against 256 us (H200)
     keys = kernel_geometry(product.k, product.nnz).n_keys
     return chosen if keys * chosen.chunks_per_dot <= MAX_KEYS else few_vectors(product)
 
 
 def favors_few_vectors(product: Product) -> bool:
-    """Whether `few_vectors` is faster than the tensor-core kernels at a projection that these can run.
+    """Whether `few_vectors` is faster than the tensor-core kernels on a projection that both can run.
 
-    Long vectors in rows, if they are so few that a block of them is mostly empty and nnz is small, because the time of
-    `few_vectors` is in proportion to it (H200, in floors, tensor cores first: 16 vectors in bf16 with nnz 4 24 and 15,
-    32 in fp16 9.3 and 4.3; 100 in fp32 with nnz 1 3.1 and 1.5). S A in fp32 with nnz 1 in a power-of-two geometry,
-    where each number is read once and without masks (1.3 to 2.1 and 1.0 to 1.2).
+    It is for two kinds of projections (H200; times in memory floors, tensor cores -> `few_vectors`):
+
+    - X Sᵀ of long rows, if there are so few that a block is mostly empty, and nnz is small, because the time of
+      `few_vectors` is proportional to nnz: 16 vectors in bf16 with nnz 4, 24 -> 15; 32 in fp16, 9.3 -> 4.3; 100 in fp32
+      with nnz 1, 3.1 -> 1.5.
+    - S A in fp32 with nnz 1 in a power-of-two geometry, where each element is read once and without masks: 1.3 to 2.1
+      -> 1.0 to 1.2.
     """
     if product.adjoint:
         return False
     single_nonzero_fp32 = product.nnz == 1 and product.dtype == "float32"
     if vectors_contiguous(product):
         return single_nonzero_fp32 and is_power_of_two(product.k, product.nnz)
-    if product.d < LONG or product.nnz > 4:
+    if product.d < MIN_LONG_FEATURES or product.nnz > 4:
         return False
     return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and single_nonzero_fp32)
 
 
 def is_small_gather(product: Product) -> bool:
-    """Whether `few_vectors`, which needs no more than one launch, is the fastest at a product because that is small.
+    """Whether a product is so small that `few_vectors`, which needs only one launch, is fastest.
 
-    These are S A in fp32, and Y S of contiguous rows, unless in a power-of-two geometry, whose kernels take half as
-    long (H200, in us: S A (4096, 103) -> 1664 in fp32 15 for 63 by `row_gather` and 23 from codes; Y (1047, 1536) ->
-    692 in fp32 9 for 17 by `adjoint_tensor_core`).
+    This is limited to S A in fp32 and to Y S of contiguous rows, in geometries that are not powers of two; kernels for
+    those that are take half as long. On an H200, S A (4096, 103) -> 1664 in fp32 takes 15 us, against 63 us by
+    `row_gather` and 23 us from codes; Y (1047, 1536) -> 692 in fp32 takes 9 us, against 17 us by `adjoint_tensor_core`.
     """
     size, terms = product.n * product.d, product.n * product.d * product.nnz
     if size < MIN_SMALL or product.dtype == "float64" or is_power_of_two(product.k, product.nnz):
@@ -199,7 +205,7 @@ def is_small_gather(product: Product) -> bool:
 
 
 def max_reads(product: Product) -> int:
-    """The largest nnz for `row_gather`: twice as large for fp32 projections in power-of-two geometries."""
+    """The largest nnz for `row_gather`: MAX_READS, or twice that for fp32 projections in power-of-two geometries."""
     twice = product.dtype == "float32" and not product.adjoint and is_power_of_two(product.k, product.nnz)
     return 2 * MAX_READS if twice else MAX_READS
 
@@ -210,18 +216,18 @@ def tensor_core(product: Product) -> TensorCore:
     chunk, power_of_two = 1 << geometry.log_chunk, is_power_of_two(product.k, product.nnz)
     mode = choose_mode(product)
     groups = count_groups(product)
-    # A sum in plain bf16 is less exact than any accumulation error, so it need not be short.
+    # The rounding of data to one bf16 value exceeds any accumulation error, so those sums need not be short.
     max_groups = {NATIVE: MAX_CHUNKS, BF16: GROUPS_PER_STEP}.get(mode, CHUNKS_PER_SUM)
     chunked = not adjoint and groups > max_groups
-    # 64 features per dot; 32 for blocks of 128 fp32 vectors, whose loads in flight need the registers. (Smaller chunks
-    # might exceed MAX_KEYS.)
+    # 64 features per dot; 32 for blocks of 128 fp32 vectors, whose loads in flight need the registers, and for chunked
+    # sums of smaller chunks, which could exceed MAX_KEYS.
     wide = mode == NATIVE or adjoint or (chunked and chunk >= 16)
     chunks_per_dot = min(GROUPS_PER_STEP, max(1, (64 if wide else 32) // chunk))
-    swap_operands = mode == NATIVE and power_of_two and not adjoint  # sums of 64 vectors leave room for 3 programs
+    swap_operands = mode == NATIVE and power_of_two and not adjoint  # then 3 programs with 64 vectors fit
     small = chunked or adjoint or swap_operands or product.n <= 64 or chunk > (64 if mode == NATIVE else 32)
     block_vectors = 64 if small else 128
     splits, per_split = split_groups(product, block_vectors, groups, 2, chunks_per_dot)
-    # Two programs share a multiprocessor; each holds a tile of entries, and a step's data for every stage but one.
+    # Two programs share a multiprocessor. Each holds a tile of entries, and the data of a step for every stage but one.
     step_bytes = block_vectors * chunks_per_dot * chunk * product.item_bytes
     entry_bytes = law.TILE_ROWS * chunks_per_dot * chunk * 2
     stages = 1 + (product.device.shared_memory // 2 - entry_bytes) // step_bytes
@@ -260,15 +266,41 @@ def row_gather(product: Product) -> RowGather:
 
 def few_vectors(product: Product) -> FewVectors:
     """The launch of `project_few_vectors` or `adjoint_few_vectors`."""
-    geometry, adjoint = product.geometry, product.adjoint
-    contiguous, fp64 = vectors_contiguous(product), product.dtype == "float64"
+    geometry, adjoint, contiguous = product.geometry, product.adjoint, vectors_contiguous(product)
+    layout, block_vectors, load_chunks = _few_vectors_layout(product)
+    sub_blocks, chunks = layout.sub_blocks, layout.chunks_outer * layout.chunks_inner
+    segments = min(8 if sub_blocks == 1 else 4, max(2, 8 // block_vectors))
+    while segments > 1 and sub_blocks > 4 and segments * chunks * sub_blocks > 2048:
+        segments //= 2
+    width = segments * chunks << geometry.log_group << geometry.log_chunk  # columns of a batch
+    splits, batches_per_split = _split_batches(product, width, block_vectors)
+    longest = product.k * product.y_strides[1] if adjoint else width * product.x_strides[1]
+    return FewVectors(
+        layout=layout,
+        segments=segments,
+        block_vectors=block_vectors,
+        unmasked=product.n % block_vectors == 0,
+        align=math.gcd(product.x_strides[1], product.y_strides[1] if adjoint else 0, 16),
+        load_chunks=load_chunks,
+        vectors_contiguous=contiguous,
+        fp64=product.dtype == "float64",
+        offsets_64=longest >= 1 << 32,
+        splits=splits,
+        batches_per_split=batches_per_split,
+        registers=128 if sub_blocks <= 2 and block_vectors > 1 and not contiguous and not adjoint else 0,
+    )
+
+
+def _few_vectors_layout(product: Product) -> tuple[ThreadLayout, int, bool]:
+    """(layout, block_vectors, load_chunks) of `few_vectors`."""
+    geometry, adjoint, contiguous = product.geometry, product.adjoint, vectors_contiguous(product)
     chunk, sub_blocks = 1 << geometry.log_chunk, next_power_of_two(product.nnz)
     tile_rows = -(-product.k // geometry.n_tiles)
-    rows = chunk if adjoint else next_power_of_two(-(-tile_rows // product.nnz))  # of a sub-block, or of a chunk
+    rows = chunk if adjoint else next_power_of_two(-(-tile_rows // product.nnz))  # columns of a chunk; of a sub-block
     rows_outer = 1 if contiguous else max(1, rows // 32)
     rows_inner = rows // rows_outer
-    warp_chunks = max(1, 128 // rows_inner)  # with these, a program's threads hold whole chunks and no more
-    max_held = 16384 >> fp64  # numbers that a program holds in registers
+    warp_chunks = max(1, 128 // rows_inner)  # so many chunks occupy the 128 threads of a program exactly
+    max_held = 16384 >> (product.dtype == "float64")  # values that a program holds in registers
     block_vectors = next_power_of_two(product.n)
     if contiguous:
         block_vectors = min(block_vectors, 8 if product.n <= 8 else 32)
@@ -295,31 +327,11 @@ def few_vectors(product: Product) -> FewVectors:
         chunks_outer = max(1, min(8, max_held // held))
     else:
         chunks_outer = max(1, min(4 if sub_blocks == 1 else 8, max_held // (2 if contiguous else 4) // held))
-    chunks = chunks_outer * chunks_inner
-    segments = min(8 if sub_blocks == 1 else 4, max(2, 8 // block_vectors))
-    while segments > 1 and sub_blocks > 4 and segments * chunks * sub_blocks > 2048:
-        segments //= 2
-    width = segments * chunks << geometry.log_group << geometry.log_chunk  # columns of a batch
-    splits, batches_per_split = _split_batches(product, width, block_vectors)
-    longest = product.k * product.y_strides[1] if adjoint else width * product.x_strides[1]
-    return FewVectors(
-        layout=ThreadLayout(sub_blocks, rows_outer, rows_inner, chunks_outer, chunks_inner),
-        segments=segments,
-        block_vectors=block_vectors,
-        unmasked=product.n % block_vectors == 0,
-        align=math.gcd(product.x_strides[1], product.y_strides[1] if adjoint else 0, 16),
-        load_chunks=load_chunks,
-        vectors_contiguous=contiguous,
-        fp64=fp64,
-        offsets_64=longest >= 1 << 32,
-        splits=splits,
-        batches_per_split=batches_per_split,
-        registers=128 if sub_blocks <= 2 and block_vectors > 1 and not contiguous and not adjoint else 0,
-    )
+    return ThreadLayout(sub_blocks, rows_outer, rows_inner, chunks_outer, chunks_inner), block_vectors, load_chunks
 
 
 def _split_batches(product: Product, width: int, block_vectors: int) -> tuple[int, int]:
-    """(splits, batches of `width` columns in each) for `few_vectors`."""
+    """(splits, batches per split) for `few_vectors`; a batch has `width` columns."""
     log_width = product.geometry.log_group + product.geometry.log_chunk
     start = product.offset >> log_width << log_width
     batches = -(-(product.offset + product.d - start) // width)
@@ -334,9 +346,10 @@ def _split_batches(product: Product, width: int, block_vectors: int) -> tuple[in
 def split_groups(
     product: Product, block_vectors: int, groups: int, programs_per_multiprocessor: int, unit: int
 ) -> tuple[int, int]:
-    """(splits, groups in each, a multiple of `unit`), such that every multiprocessor has the given number of programs.
+    """(splits, groups per split) with which every multiprocessor has the given number of programs, if possible.
 
-    Under the adjoint, where nothing is summed over columns, splits share out the columns.
+    The number of groups per split is a multiple of `unit`. An adjoint does not sum over columns: its splits are parts
+    of the result.
     """
     is_short = product.d <= MAX_UNSPLIT_COLUMNS * product.geometry.n_tiles
     if product.n * product.d < MIN_SPLIT_ELEMENTS and is_short and not product.adjoint:
@@ -352,6 +365,6 @@ def split_groups(
 
 
 def whole_groups(product: Product) -> bool:
-    """Whether the columns are whole groups of chunks."""
+    """Whether the columns form whole groups of chunks."""
     width = 1 << product.geometry.log_group << product.geometry.log_chunk
     return product.offset % width == 0 and product.d % width == 0

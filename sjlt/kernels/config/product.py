@@ -1,4 +1,4 @@
-"""The description of a product and of the device it runs on: everything that the choice of a kernel depends on."""
+"""Descriptions of a product and of its device, which are all that the choice of a kernel depends on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...laws import exact as law
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 VECTOR_BYTES = 16  # the widest memory access of a thread
 SCRATCH_BYTES = 64 << 20  # limit on the memory of partial sums
-SPLITS_PER_SUM = 8  # partial sums whose loads are in flight together, and that are added without compensation
-MAX_REDUCE_LANES = 32  # sums of partial sums that run side by side for each result
-GROUPS_PER_STEP = 32  # groups of chunks for which a program derives random words at a time: one per lane of a warp
+SPLITS_PER_SUM = 8  # partial sums that are loaded together and added without compensation
+MAX_REDUCE_LANES = 32  # lanes that add the partial sums of one result
+GROUPS_PER_STEP = 32  # groups of chunks whose random words a program derives at a time, one per lane of a warp
 
 
 class Device(NamedTuple):
-    """The properties of a device on which the choice of a kernel depends.
+    """The properties of a device that the choice of a kernel depends on.
 
     Attributes
     ----------
@@ -26,15 +26,15 @@ class Device(NamedTuple):
     shared_memory : int
         Bytes of shared memory available to one program.
     hopper : bool
-        Whether the Gluon kernels for compute capability 9 run there.
+        Whether the device runs the Gluon kernels (compute capability 9).
     programmatic_launch : bool
-        Whether a kernel may start while the previous one still runs (NVIDIA, compute capability 9 and later).
+        Whether a kernel may start before the previous one has ended (NVIDIA, compute capability 9 or later).
     nvidia : bool
         Whether NVIDIA's PTX may be used. False on AMD and in Triton's interpreter.
     interpreted : bool
         Whether Triton's interpreter runs the kernels.
     asynchronous_copies : bool
-        Whether the kernels of `kernels.nvidia` run there (compute capability 8 and later).
+        Whether the device runs the kernels of `kernels.nvidia` (compute capability 8 or later).
     """
 
     multiprocessors: int
@@ -47,15 +47,15 @@ class Device(NamedTuple):
 
 
 class Product(NamedTuple):
-    """One product with a sketch S of shape (k, d): Y = X Sᵀ, or with `adjoint` X = Y S.
+    """A product with a sketch S of shape (k, d): Y = X Sᵀ or, if `adjoint`, X = Y S.
 
-    X has shape (n, d) and Y has shape (n, k); which of them is the data and which the result depends on `adjoint`.
+    X has shape (n, d) and Y has shape (n, k). The data is X, or Y if `adjoint`; the other one is the result.
 
     Attributes
     ----------
     adjoint : bool
     n, d, k : int
-        Data vectors, features and components.
+        Numbers of vectors, features and components.
     nnz : int
         Nonzeros per column; 0 under the iid law.
     offset : int
@@ -63,17 +63,17 @@ class Product(NamedTuple):
     x_strides, y_strides : tuple of two ints
         Strides of X and of Y, in elements.
     dtype : str
-        The data's, a key of `ITEM_BYTES`.
+        Of the data; a key of `ITEM_BYTES`.
     precision : str
         "highest", "high" or "medium", as in `torch.get_float32_matmul_precision`; "highest" unless dtype is float32.
     plain : bool
-        Data and result have one dtype and begin at multiples of 16 bytes, and the result is overwritten rather than
-        accumulated. `Hopper` launches need this, and the TMA stores of `HopperCodes`.
+        Whether data and result have the same dtype and begin at multiples of 16 bytes, and the result is overwritten
+        rather than accumulated. `Hopper` launches and the TMA stores of `HopperCodes` require this.
     device : Device
     stacks : int
-        Stacked sketches whose products one launch makes side by side; k and nnz are those of one of them.
+        Number of stacked sketches that one launch computes; k and nnz are those of one of them.
     data_aligned : bool
-        The data begins at a multiple of 16 bytes, which is all that the wide loads of `HopperCodes` need.
+        Whether the data begins at a multiple of 16 bytes. The wide loads of `HopperCodes` require only this.
     """
 
     adjoint: bool
@@ -93,12 +93,12 @@ class Product(NamedTuple):
 
     @property
     def data_strides(self) -> tuple[int, ...]:
-        """Strides of the data along vectors and along the summed dimension."""
+        """Strides of the data along vectors and along the dimension that is summed over."""
         return self.y_strides if self.adjoint else self.x_strides
 
     @property
     def reduce_dim(self) -> int:
-        """The length of the sums."""
+        """The length of the dimension that is summed over."""
         return self.k if self.adjoint else self.d
 
     @property
@@ -108,24 +108,24 @@ class Product(NamedTuple):
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of a number of the data."""
+        """Bytes per element of the data."""
         return ITEM_BYTES[self.dtype]
 
     @property
     def geometry(self) -> law.Geometry:
-        """The exact law's tiles, groups and chunks; the seed plays no part."""
+        """The tiles, groups and chunks of the exact law, which do not depend on the seed."""
         return law.geometry(self.k, self.nnz, 0)
 
 
 def vectors_contiguous(product: Product) -> bool:
-    """Whether consecutive numbers in memory belong to consecutive vectors: S A with a row-major A."""
+    """Whether consecutive elements in memory belong to consecutive vectors, as in S A with a row-major A."""
     return product.n > 1 and 0 < product.x_strides[0] < product.x_strides[1]
 
 
 def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int) -> int:
-    """The largest power of two that divides `limit`, the row stride and the row length `width`, in elements.
+    """The number of consecutive elements that one access may cover; 1 if rows are not contiguous.
 
-    It is the number of consecutive elements one access may cover; 1 where rows are not contiguous.
+    A power of two that divides `limit`, the row stride and the row length `width`, all in elements.
     """
     if strides[1] != 1:
         return 1
@@ -134,22 +134,22 @@ def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int
 
 
 def is_power_of_two(k: int, nnz: int) -> bool:
-    """Whether k = 128 2^a and nnz = 2^b: every slot of a chunk is a row, every group has a chunk for every tile."""
+    """Whether k = 128 2^a and nnz = 2^b: the slots of a chunk are rows, and every tile has a chunk of every group."""
     tiles = k // law.TILE_ROWS
     return k % law.TILE_ROWS == 0 and tiles & (tiles - 1) == 0 and nnz & (nnz - 1) == 0
 
 
 def count_groups(product: Product) -> int:
-    """The number of groups of chunks that the columns lie in."""
+    """The number of groups of chunks that contain the columns."""
     geometry = product.geometry
     log_width = geometry.log_group + geometry.log_chunk
     return ((product.offset + product.d - 1) >> log_width) - (product.offset >> log_width) + 1
 
 
 def reduce_lanes(splits: int, results: int) -> int:
-    """The sums that `reduce_partial_sums` runs side by side for each of so many results.
+    """The number of lanes that add the partial sums of one result in `reduce_partial_sums`.
 
-    Results that are few do not occupy a device with one thread each, and the time of a sum is the latency of its loads.
+    Few results leave the device mostly idle if each has one thread, and a long sum then takes the latency of its loads.
     """
     return MAX_REDUCE_LANES if splits >= 4 * SPLITS_PER_SUM and results <= 1 << 16 else 1
 
@@ -161,7 +161,7 @@ def next_power_of_two(n: int) -> int:
 
 @dataclass(frozen=True)
 class KernelGeometry:
-    """The exact law's geometry as kernels receive it, in one constant argument.
+    """The geometry of the exact law as one constant argument of a kernel.
 
     Attributes
     ----------
@@ -170,13 +170,13 @@ class KernelGeometry:
     power_of_two : bool
         See `is_power_of_two`.
     n_keys : int
-        Sub-blocks that 32 rows of a tile may lie in, as a power of two.
+        Number of sub-blocks that 32 rows of a tile may lie in, rounded up to a power of two.
     n_sign_words : int
-        Sign words of a chunk that 32 rows of a tile may need.
+        Number of sign words of a chunk that 32 rows of a tile may need.
     stack : int
-        Which of the stacked sketches this is; k and nnz are one stack's.
+        Index of the stack; k and nnz are those of one stack.
     fused : int
-        Stacks that one launch makes, from 0 on, if that is more than 1; `stack` is not used then.
+        Number of stacks that one launch computes. If it is greater than 1, they begin at stack 0 and `stack` is unused.
     scale : float
         Magnitude of the entries: 1 / sqrt(nonzeros per column of all stacks).
     """
@@ -196,7 +196,7 @@ class KernelGeometry:
 
 @lru_cache(maxsize=4096)
 def kernel_geometry(k: int, nnz: int, stack: int | None = 0, stacks: int = 1) -> KernelGeometry:
-    """The geometry of one of `stacks` stacks, or with None all, each with k components and nnz nonzeros per column."""
+    """The geometry of one stack, or of all `stacks` if `stack` is None; each has k rows and nnz nonzeros per column."""
     g, power_of_two = law.geometry(k, nnz, 0), is_power_of_two(k, nnz)
     n_keys = max(1, nnz // 4) if power_of_two else next_power_of_two(nnz)
     n_sign_words = max(1, 4 // nnz) if power_of_two else 4
