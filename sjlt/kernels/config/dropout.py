@@ -1,4 +1,4 @@
-"""The choice of a dropout launch: pure functions of the axes of a call. Tuned on an H200 for 2^28 elements."""
+"""The choice of a dropout launch: pure functions of the axes of a call, tuned on an H200 with 2^28 elements."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ from typing import NamedTuple
 from ...inputs.dropout_axes import LENGTH, OPERANDS, Grid
 from .product import next_power_of_two
 
-FLAT_BYTES = 4096  # of the result, per program on contiguous memory
+FLAT_BYTES = 4096  # of the result per program, for contiguous memory
 FLAT_WARPS = 4
-TILE_ELEMENTS, TILE_WARPS = 2048, 2  # of a program on tiles whose columns are contiguous in memory
-SQUARE_SIDE, SQUARE_WARPS = 64, 4  # of a program on tiles whose rows are contiguous, in some tensor or in all
-MAX_WASTE = 8  # at most one in this many columns of tiles may lie beyond the last column
+TILE_ELEMENTS, TILE_WARPS = 2048, 2  # per program, if columns are contiguous in all tensors
+SQUARE_SIDE, SQUARE_WARPS = 64, 4  # per program, if rows are contiguous in some or all tensors
+MAX_WASTE = 8  # columns of tiles for each one that may lie beyond the last column
 
 
 class Tiles(NamedTuple):
-    """A launch of `dropout_tiles`: its constants (`rows` to `align`), the number of tiles, and the number of warps."""
+    """A launch of `dropout_tiles`.
+
+    Attributes
+    ----------
+    rows_contiguous, shape, unmasked, align, rows, columns
+        Constants of the kernel.
+    tiles : int
+        Tiles of rows and columns, for each index of the other axes.
+    warps : int
+    """
 
     rows_contiguous: bool
     shape: int
@@ -30,24 +39,25 @@ class Tiles(NamedTuple):
 
 
 def flat_block(bits: int, calls: int, item_bytes: int) -> int:
-    """Elements of a program of `dropout_flat`: at least one call of Philox per thread."""
+    """Elements per program of `dropout_flat`, enough for at least one call of Philox per thread."""
     block = max(FLAT_BYTES // item_bytes, 32 * FLAT_WARPS * 128 // bits)
     return 2 * block if calls == 0 and item_bytes == 4 else block
 
 
 def calls_per_group(bits: int, item_bytes: int, indices: tuple[int, ...]) -> int:
-    """The kernels' CALLS for groups that begin at multiples of the lanes from each of `indices` on."""
+    """The constant CALLS of the kernels, for groups that begin at multiples of 128 / `bits` from each of `indices`."""
     if any(index % (128 // bits) for index in indices):
         return 0
-    return 2 if bits == 32 and item_bytes == 2 else 1  # a thread's decisions then cover 16 bytes
+    return 2 if bits == 32 and item_bytes == 2 else 1  # a thread then decides 16 bytes of elements
 
 
 @lru_cache(maxsize=4096)
 def choose_tiles(axes: Grid, lanes: int) -> Tiles:
     """The launch for a grid of axes, with `lanes` elements per call of Philox."""
     rows, columns = axes.rows, axes.columns
-    rows_contiguous = [row < column for row, column in zip(rows[OPERANDS:], columns[OPERANDS:], strict=True)]
-    by_columns = rows[LENGTH] == 1 or not any(rows_contiguous)
+    by_operand = [row < column for row, column in zip(rows[OPERANDS:], columns[OPERANDS:], strict=True)]
+    rows_contiguous = all(by_operand)
+    by_columns = rows[LENGTH] == 1 or not any(by_operand)
     if by_columns:
         elements, width = TILE_ELEMENTS, _width(columns[LENGTH], 2 * lanes)
     else:
@@ -55,14 +65,14 @@ def choose_tiles(axes: Grid, lanes: int) -> Tiles:
         width = elements // min(SQUARE_SIDE, next_power_of_two(rows[LENGTH]))
         width = min(width, max(2 * lanes, next_power_of_two(columns[LENGTH])))
     height = min(elements // width, next_power_of_two(rows[LENGTH]))
-    first, slow = (rows, columns) if all(rows_contiguous) else (columns, rows)
+    fast, slow = (rows, columns) if rows_contiguous else (columns, rows)
     strides = [step for axis in (slow, *axes.others) for step in axis[OPERANDS:]]
-    one_tile = (height if all(rows_contiguous) else width) >= first[LENGTH]
+    one_tile = (height if rows_contiguous else width) >= fast[LENGTH]
     return Tiles(
-        rows_contiguous=all(rows_contiguous),
+        rows_contiguous=rows_contiguous,
         shape=2 if axes.others else 0 if one_tile else 1,
         unmasked=rows[LENGTH] % height == 0 and columns[LENGTH] % width == 0,
-        align=math.gcd(16, first[LENGTH], *strides) if len(set(rows_contiguous)) == 1 else 1,
+        align=math.gcd(16, fast[LENGTH], *strides) if rows_contiguous == any(by_operand) else 1,
         rows=height,
         columns=width,
         tiles=-(-rows[LENGTH] // height) * -(-columns[LENGTH] // width),
@@ -71,7 +81,7 @@ def choose_tiles(axes: Grid, lanes: int) -> Tiles:
 
 
 def _width(columns: int, minimum: int) -> int:
-    """Columns of a tile: the widest that wastes little."""
+    """Columns of a tile: as many as possible while few lie beyond the last column."""
     width = min(TILE_ELEMENTS, max(minimum, next_power_of_two(columns)))
     while width > max(minimum, 32) and (-columns % width) * MAX_WASTE > columns:
         width //= 2

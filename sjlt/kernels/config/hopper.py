@@ -15,20 +15,21 @@ from .product import (
     vectors_contiguous,
 )
 
-PROGRAM_VECTORS = 128  # vectors of a program
+PROGRAM_VECTORS = 128  # vectors per program
 WARPGROUP_VECTORS = PROGRAM_VECTORS // 2  # vectors that 4 of its warps multiply, and of a block of data
-MAX_COLUMNS = 32  # columns of a block of data and entries, at most
+MAX_COLUMNS = 32  # columns of a block of data and entries
 STEP_COLUMNS = 64  # columns that `project_hopper` multiplies and scales together
 MAX_NNZ = 8
-# Steps (or chunks, if longer) that one fp32 sum covers. Measured errors are up to 5e-7 of the norm, or 1.5e-6 where one
-# number outweighs all others (H200).
+# Steps (or chunks, if they are longer) in one fp32 sum. Measured errors are up to 5e-7 of the norm, or 1.5e-6 if one
+# element dominates the vector (H200).
 MAX_STEPS = 128
-MIN_ELEMENTS = 1 << 24  # elements of X below which host time dominates
-# X Sᵀ takes 0.7 to 0.9 of the portable kernels' time in fp32, and 0.7 to 1.05 in 16 bits (H200), from this many vectors
-# and this utilization of the multiprocessors (by bytes per number) on.
+MIN_ELEMENTS = 1 << 24  # of X; for fewer, host time dominates
+# With at least this many vectors and this utilization of the multiprocessors (by bytes per element), X Sᵀ takes 0.7
+# to 0.9 times as long as with the portable kernels in fp32, and 0.7 to 1.05 times in 16 bits (H200).
 MIN_VECTORS = 512
 MIN_UTILIZATION = {4: 0.75, 2: 0.9}
-MIN_PRODUCTS = 4  # per multiprocessor, for Y S: few multiprocessors then wait for the last products
+MIN_PRODUCTS = 4  # per multiprocessor, for Y S; then few multiprocessors are idle during the last products
+ENOUGH_UTILIZATION = 0.95  # more is not worth further splits
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Hopper:
     ----------
     programs : int
     columns : int
-        Columns of a block.
+        Columns per block.
     blocks : int
-        Blocks of a tile that the columns lie in.
+        Number of blocks, for each tile, that contain the columns.
     slots, tiles, vectors_contiguous
-        Constants of the kernels; `tiles` is used by `adjoint_hopper` alone, the next ones by `project_hopper` alone.
+        Constants of the kernels. Only `adjoint_hopper` uses `tiles`, and only `project_hopper` the attributes after it.
     splits, blocks_per_split : int
-        Parts that the sums are split into, each of so many blocks.
+        Number of parts that the sums are split into, and of blocks in each part.
     """
 
     programs: int
@@ -78,15 +79,15 @@ def launch(product: Product) -> Hopper:
 
 
 def eligible(product: Product) -> bool:
-    """Whether the kernels can run a product (layout, geometry) and it is large enough to gain by it.
+    """Whether the kernels can run a product, by its layout and geometry, and it is large enough for a gain.
 
-    `Product.plain` and `Device.hopper` are not examined here.
+    The caller checks `Product.plain` and `Device.hopper`.
     """
     if product.dtype == "float64":
         return False
     contiguous = vectors_contiguous(product)
     if product.precision == "medium" and product.nnz < MAX_NNZ and not contiguous:
-        return False  # a single bf16 product is faster still, and less exact
+        return False  # the portable kernels multiply once, in bf16, which is faster and less exact
     geometry, item = product.geometry, product.item_bytes
     chunk = 1 << geometry.log_chunk
     rows = (product.x_strides, product.d), (product.y_strides, product.k)
@@ -105,7 +106,7 @@ def eligible(product: Product) -> bool:
 
 
 def _gains(product: Product) -> bool:
-    """Whether these kernels are the faster ones, as far as the kind of product decides it."""
+    """Whether these kernels are faster, judging by the kind of product."""
     contiguous = vectors_contiguous(product)
     if product.adjoint:
         return not contiguous and _adjoint_gains(product)
@@ -113,11 +114,12 @@ def _gains(product: Product) -> bool:
         return _contiguous_gains(product)
     if product.n < MIN_VECTORS:
         return False
-    return _utilization(product, _split(product)[0]) >= MIN_UTILIZATION[product.item_bytes]
+    programs = _count_products(product) * _split(product)[0]
+    return _utilization(programs, product.device.multiprocessors) >= MIN_UTILIZATION[product.item_bytes]
 
 
 def _adjoint_gains(product: Product) -> bool:
-    """Whether Y S is large, and stores whole 16-byte units in blocks of MAX_COLUMNS columns; other stores are slow."""
+    """Whether Y S is large, and stores blocks of MAX_COLUMNS columns in whole 16-byte units; other stores are slow."""
     item = product.item_bytes
     whole_stores = item == 4 and product.nnz < MAX_NNZ and product.d * item % VECTOR_BYTES == 0
     return whole_stores and _count_products(product) >= MIN_PRODUCTS * product.device.multiprocessors
@@ -126,12 +128,12 @@ def _adjoint_gains(product: Product) -> bool:
 def _contiguous_gains(product: Product) -> bool:
     """Whether S A with a row-major A is faster than with the portable kernels.
 
-    In fp32 those take 1.0, 1.2, 1.3 and 2.2 times the memory floor for nnz 1, 2, 4 and 8 (H200) for whole blocks of 64
-    vectors, and four times as long otherwise. These take 1.1, or 1.2 for nnz 8, and the time of whole blocks of
-    PROGRAM_VECTORS vectors.
+    For whole blocks of 64 vectors in fp32, the portable kernels take 1.0, 1.2, 1.3 and 2.2 times the memory floor with
+    nnz 1, 2, 4 and 8; otherwise they take four times as long. These kernels take 1.1, or 1.2 with nnz 8, but round n up
+    to whole blocks of PROGRAM_VECTORS vectors (H200).
     """
     n, item = product.n, product.item_bytes
-    if n < PROGRAM_VECTORS or n * item % VECTOR_BYTES:  # partial sums have rows of n numbers, which must be loadable
+    if n < PROGRAM_VECTORS or n * item % VECTOR_BYTES:  # partial sums have rows of n elements, which the TMA stores
         return False
     wasted = -n % PROGRAM_VECTORS
     partial_blocks = n % WARPGROUP_VECTORS != 0
@@ -139,29 +141,33 @@ def _contiguous_gains(product: Product) -> bool:
 
 
 def _is_loadable(strides: tuple[int, ...], width: int, item: int) -> bool:
-    """Whether the tensor memory accelerator loads rows of `width` numbers of `item` bytes."""
+    """Whether the tensor memory accelerator (TMA) can load rows of `width` elements of `item` bytes."""
     step = strides[0] * item
     return strides[1] == 1 and strides[0] >= width and step % VECTOR_BYTES == 0 and step < 1 << 40
 
 
 def _split(product: Product) -> tuple[int, int]:
-    """(splits, groups in each, whole steps): enough for accuracy, and for hardly any multiprocessor to be idle.
+    """(splits, groups per split), in whole steps: enough for accuracy, and for hardly any multiprocessor to be idle.
 
-    The partial sums take at most 128 KiB per multiprocessor, or 4 % of the data where accuracy needs more splits.
+    The partial sums take at most 128 KiB per multiprocessor, or 4 % of the data if accuracy requires more splits.
     """
     groups, unit = count_groups(product), max(1, STEP_COLUMNS >> product.geometry.log_chunk)
     fewest = -(-groups // (MAX_STEPS * unit if product.dtype == "float32" else MAX_CHUNKS))
-    most = 2 * product.device.multiprocessors // _count_products(product)
-    most = max(fewest, min(most, groups // GROUPS_PER_STEP))
-    shares = {splits: _utilization(product, splits) for splits in range(fewest, most + 1)}
-    splits = next((splits for splits, share in shares.items() if share >= 0.95), max(shares, key=shares.__getitem__))
+    products, multiprocessors = _count_products(product), product.device.multiprocessors
+    most = min(2 * multiprocessors // products, groups // GROUPS_PER_STEP)
+    splits = count_splits(products, multiprocessors, fewest, most)
     per_split = -(-groups // (splits * unit)) * unit
     return -(-groups // per_split), per_split
 
 
-def _utilization(product: Product, splits: int) -> float:
-    """The share of the multiprocessors' time in which they have programs to run."""
-    programs, multiprocessors = _count_products(product) * splits, product.device.multiprocessors
+def count_splits(products: int, multiprocessors: int, fewest: int, most: int) -> int:
+    """The number of splits, from `fewest` to `most`, with the best utilization, or the first with enough of it."""
+    candidates = range(fewest, max(fewest, most) + 1)
+    return max(candidates, key=lambda splits: min(_utilization(products * splits, multiprocessors), ENOUGH_UTILIZATION))
+
+
+def _utilization(programs: int, multiprocessors: int) -> float:
+    """The fraction of the multiprocessors' time during which they have programs to run."""
     return programs / (-(-programs // multiprocessors) * multiprocessors)
 
 

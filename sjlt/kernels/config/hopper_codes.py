@@ -1,6 +1,6 @@
 """Eligibility and launches of `project_codes_hopper`: pure functions of a `Product`.
 
-It covers what `project_hopper` does not: any k and nnz, any strides, results that are accumulated or of another dtype.
+It covers what `project_hopper` does not: any k, nnz and strides, accumulated results, and results of another dtype.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...laws import exact as law
 from .arithmetic import MAX_CHUNKS
-from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
+from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS, count_splits
 from .product import (
     SCRATCH_BYTES,
     VECTOR_BYTES,
@@ -25,34 +25,36 @@ TMA, COPY, LOAD = range(3)  # how data is loaded
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
 
-MIN_BYTES = 8 << 20  # of X, below which the host time of two launches outweighs what the kernel gains
-SLOW_SHARE = 8  # where the portable kernels load the data slowly, this fraction of MIN_BYTES is enough
-MIN_VECTORS = 48  # below which blocks of PROGRAM_VECTORS vectors are mostly empty
-MIN_BYTES_PER_CODE = 32  # bytes of data for each byte of codes, below which making the codes dominates
-MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 8  # the same for S A
-MIN_STEPS = 8  # of a split
-ROW_BYTES = 128  # of a TMA box, below which threads copy faster
+MIN_BYTES = 8 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
+SLOW_LOADS = 8  # MIN_BYTES is divided by this if the portable kernels load the data slowly
+MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empty
+MIN_BYTES_PER_CODE = 32  # data bytes per byte of codes; for fewer, encoding dominates
+MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 8  # the two limits above for S A, whose vectors are columns
+MIN_STEPS = 8  # per split
+ROW_BYTES = 128  # per row of a TMA box; for fewer, copies by threads are faster
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """The constants of `project_codes_hopper` that it is compiled for.
+    """The constants of `project_codes_hopper`.
 
     Attributes
     ----------
     loader : {TMA, COPY, LOAD}
     vector : int
-        Numbers that a thread copies at a time, if the loader is COPY.
+        Elements that a thread copies at a time if the loader is COPY, else 1.
     log_block, log_panel : int
-        Columns of a block of codes and of a panel of data, as powers of two.
+        A block of codes has 2^log_block columns, a panel of data 2^log_panel.
     one_tile : bool
-        The sketch has one tile: its chunks lie side by side.
+        Whether the sketch has one tile, so that its chunks are adjacent.
     vectors_contiguous, out_vectors_contiguous : bool
-        Whether consecutive numbers of the data, of the result, belong to consecutive vectors.
+        Whether consecutive elements of the data and of the result belong to consecutive vectors.
     tma_store : bool
-    rows : int
-        Rows per tile, 64 or 128.
+        Whether the TMA stores the result.
+    rows : {64, 128}
+        Rows per tile, rounded up.
     slots : int
+        Steps of data and entries that shared memory holds.
     """
 
     loader: int
@@ -75,11 +77,11 @@ class HopperCodes:
     ----------
     kernel : KernelChoice
     splits, groups_per_split : int
-        Parts that the sums are split into, each of so many groups of chunks.
+        Number of parts that the sums are split into, and of groups of chunks in each part.
     capacity : int
-        Blocks that a list of codes has room for.
+        Number of blocks that a list of codes has room for.
     products : int
-        Products of a tile, a split and a block of vectors.
+        Number of triples of a tile, a split and a block of vectors.
     """
 
     kernel: KernelChoice
@@ -104,11 +106,11 @@ def launch(product: Product) -> HopperCodes:
 
 
 def eligible(product: Product) -> bool:
-    """Whether the kernel can run a product and, by its size, gains by it. `Device.hopper` is not examined here."""
+    """Whether the kernel can run a product that is large enough for a gain. The caller checks `Device.hopper`."""
     if product.adjoint or product.dtype == "float64" or product.precision == "medium":
         return False
     geometry, stride = product.geometry, product.x_strides[0]
-    least = MIN_BYTES // SLOW_SHARE if _others_are_slow(product) else MIN_BYTES
+    least = MIN_BYTES // SLOW_LOADS if _others_load_slowly(product) else MIN_BYTES
     return (
         geometry.log_chunk > 0
         and product.n * product.d * product.item_bytes >= least
@@ -121,38 +123,39 @@ def eligible(product: Product) -> bool:
 
 
 def _gains(product: Product) -> bool:
-    """Whether vectors are enough to be worth the codes, and the padding of a block.
+    """Whether there are enough vectors to outweigh the cost of the codes and of the padding of a block.
 
-    Where vectors are contiguous, the portable kernels are slow but for fp32 with few nonzeros: (100, 681349) -> 61 in
-    bf16 takes them 32 times the memory floor, and these 3.5; (64, 2000000) -> 256 in fp32 1.3 and 2.4 (H200, nnz 4).
-    In other than power-of-two geometries they are slow with more than one nonzero in fp32, too: (37, 3372990) -> 1344
-    takes 17. These take 2.1 for (100, 1719527) -> 960, and about as long for fewer vectors, whose block is padded.
+    The portable kernels are slow if vectors are contiguous (S A), except in fp32 with nnz 1 and, in a power-of-two
+    geometry, with nnz <= 4. In memory floors on an H200, with nnz 4: (100, 681349) -> 61 in bf16 takes 32 with the
+    portable kernels and 3.5 with this one, (64, 2000000) -> 256 in fp32 1.3 and 2.4. (37, 3372990) -> 1344 in fp32, not
+    a power-of-two geometry, takes 17 with the portable kernels; (100, 1719527) -> 960 takes 2.1 with this one, and
+    fewer vectors, whose block is padded, about as long.
     """
     contiguous = vectors_contiguous(product)
     if contiguous and _is_narrow(product) and (product.nnz == 1 or is_power_of_two(product.k, product.nnz)):
         return False
     least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
-    code_bytes = law.TILE_ROWS * product.stacks  # of as many columns as a chunk has
+    code_bytes = law.TILE_ROWS * product.stacks  # for the columns of one chunk
     return product.n >= least and product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
 
 
 def _is_narrow(product: Product) -> bool:
-    """Whether a row of fp32 data is at most half of a block, and read from the L1 cache few times."""
+    """Whether a row of A in fp32 has at most half as many vectors as a block, and is read few times (nnz <= 4)."""
     return product.dtype == "float32" and product.nnz <= 4 and product.n <= PROGRAM_VECTORS // 2
 
 
-def _others_are_slow(product: Product) -> bool:
-    """Whether the portable kernels load the data slowly: contiguous vectors, or rows off 16 bytes.
+def _others_load_slowly(product: Product) -> bool:
+    """Whether the portable kernels load the data slowly: contiguous vectors, or rows off multiples of 16 bytes.
 
-    In a power-of-two geometry they do not. (H200, in us: (906, 4096) -> 192 in bf16 with odd row strides 31 for 55,
-    S A (3072, 1028) -> 1465 in bf16 17 for 65.)
+    This does not apply to power-of-two geometries. On an H200, (906, 4096) -> 192 in bf16 with an odd row stride takes
+    31 us, against 55 us with the portable kernels, and S A (3072, 1028) -> 1465 in bf16 takes 17 us against 65 us.
     """
     widest = VECTOR_BYTES // product.item_bytes
     if vectors_contiguous(product):
-        off = not _is_narrow(product)
+        slow = not _is_narrow(product)
     else:
-        off = alignment(product, product.d, product.x_strides, widest) < widest
-    return off and not is_power_of_two(product.k, product.nnz)
+        slow = alignment(product, product.d, product.x_strides, widest) < widest
+    return slow and not is_power_of_two(product.k, product.nnz)
 
 
 def _kernel(product: Product, splits: int) -> KernelChoice:
@@ -183,13 +186,13 @@ def _kernel(product: Product, splits: int) -> KernelChoice:
 
 
 def _tma_loads(product: Product) -> bool:
-    """Whether rows and, within them, all panels begin at multiples of 16 bytes, as the TMA demands."""
+    """Whether rows and, within them, all panels begin at multiples of 16 bytes, as the TMA requires."""
     contiguous = vectors_contiguous(product)
     far, near = product.x_strides if not contiguous else product.x_strides[::-1]
     width = product.n if contiguous else product.d
     widest = VECTOR_BYTES // product.item_bytes
     geometry = product.geometry
-    least = 8 if contiguous else widest  # columns of a panel: of rows of 128 bytes, swizzled in eights
+    least = 8 if contiguous else widest  # columns of a panel, whose rows of 128 bytes are swizzled in groups of 8
     return (
         product.data_aligned
         and near == 1
@@ -202,7 +205,7 @@ def _tma_loads(product: Product) -> bool:
 
 
 def _copy_width(product: Product, log_block: int) -> int:
-    """The numbers a thread may copy at once: neighbours in memory, in one block, all inside the data or all outside."""
+    """The number of adjacent elements that a thread may copy at once: of one block, and all inside the data or none."""
     contiguous = vectors_contiguous(product)
     far, near = product.x_strides if not contiguous else product.x_strides[::-1]
     if near != 1 or not product.data_aligned:
@@ -214,7 +217,7 @@ def _copy_width(product: Product, log_block: int) -> int:
 
 
 def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
-    """Whether tiles have equally many rows, and what is stored of each begins at a multiple of 16 bytes."""
+    """Whether all tiles have the same number of rows, and their sums are stored at multiples of 16 bytes."""
     n_tiles = product.geometry.n_tiles
     if product.k % n_tiles or (splits == 1 and not product.plain):
         return False
@@ -227,30 +230,26 @@ def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
 
 
 def _split(product: Product) -> tuple[int, int]:
-    """(splits, groups in each, whole steps): enough for accuracy, and for hardly any multiprocessor to be idle."""
+    """(splits, groups per split), in whole steps: enough for accuracy, and for hardly any multiprocessor to be idle."""
     geometry, groups = product.geometry, count_groups(product)
     unit = max(1, STEP_COLUMNS >> geometry.log_chunk)
     steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles) + 1
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
     products, multiprocessors = _count_products(product), product.device.multiprocessors
     fitting = (SCRATCH_BYTES - _code_bytes(product)) // (4 * product.n * product.k * product.stacks)
-    most = max(fewest, min(2 * multiprocessors // products, steps // MIN_STEPS, fitting))
-    shares = {}
-    for splits in range(fewest, most + 1):
-        busy = products * splits / (-(-products * splits // multiprocessors) * multiprocessors)
-        shares[splits] = min(busy, 0.95)
-    splits = max(shares, key=shares.__getitem__)  # the first of equals
+    most = min(2 * multiprocessors // products, steps // MIN_STEPS, fitting)
+    splits = count_splits(products, multiprocessors, fewest, most)
     per_split = -(-groups // (splits * unit)) * unit
     return -(-groups // per_split), per_split
 
 
 def _code_bytes(product: Product) -> int:
-    """Bytes of all codes and of the columns where their blocks begin, at most."""
+    """An upper bound on the bytes of all codes and of the list of columns at which their blocks begin."""
     geometry = product.geometry
     chunks = product.stacks * geometry.n_tiles * count_groups(product)
     return chunks * (1 << max(0, geometry.log_chunk - 5)) * (law.TILE_ROWS + 4)
 
 
 def _count_products(product: Product) -> int:
-    """Pairs of a tile of any stack and a block of vectors."""
+    """The number of pairs of a tile of any stack and a block of vectors."""
     return product.stacks * product.geometry.n_tiles * -(-product.n // PROGRAM_VECTORS)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from .arithmetic import FP64, NATIVE, choose_mode
 from .product import SCRATCH_BYTES, VECTOR_BYTES, Product, alignment
 
-MAX_SPLIT_TERMS = 1 << 30  # terms of a split's sums, which kernels count with 32 bits
-MANY_VECTORS = 1 << 14  # vectors from which blocks of 256 still give every multiprocessor a program
-FEW_VECTORS = 16  # vectors up to which programs need few registers
-# Terms of one sum; these sums are added to a total. One of tensor cores loses up to 2^-24 of itself in every 16.
+MAX_SPLIT_TERMS = 1 << 30  # terms of the sums of one split, which kernels count in 32 bits
+MANY_VECTORS = 1 << 14  # with at least so many, every multiprocessor has a program, even with blocks of 256 vectors
+FEW_VECTORS = 16  # up to so many, programs need few registers
+# Terms of one sum; these sums are added to a total. On tensor cores, a sum loses up to 2^-24 (relative) per 16 terms.
 SPLIT_FP32_TERMS, NATIVE_TERMS, FP64_TERMS = 128, 4096, 1024
 
 
@@ -24,9 +24,9 @@ class Iid:
     block_vectors, block_out, block_reduce, terms_per_sum, mode, unmasked, align
         Constants of the kernel.
     splits, terms_per_split : int
-        Parts that the sums are split into, each of so many terms.
+        Number of parts that the sums are split into, and of terms in each part.
     num_warps, num_stages : int
-        Options of the compiler.
+        Compiler options.
     """
 
     block_vectors: int
@@ -51,11 +51,11 @@ class IidHopper:
     block_vectors, block_out, block_reduce, stages
         Constants of the kernel.
     consumer_warps, producer_warps : int
-        Warps that multiply, and warps that make entries.
+        Number of warps that multiply, and of warps that generate entries.
     producer_registers : int
-        Registers of a producer's thread; all threads of a multiprocessor share 65,536.
+        Registers per thread of the producer warps; all threads of a multiprocessor share 65,536.
     splits : int
-        1: sums are not split.
+        1, because sums are not split.
     """
 
     block_vectors: int = 256
@@ -69,10 +69,12 @@ class IidHopper:
 
 
 HOPPER = IidHopper()
-MIN_PRODUCTS = 4  # per multiprocessor: few multiprocessors then wait for the last products
+MIN_PRODUCTS = 4  # per multiprocessor; then few multiprocessors are idle during the last products
 
 
 class _Block(NamedTuple):
+    """The block of results and terms of a program, and its compiler options."""
+
     vectors: int
     out: int
     reduce: int
@@ -81,16 +83,16 @@ class _Block(NamedTuple):
 
 
 def choose(product: Product) -> IidHopper | Iid:
-    """The launch for a product whose n, d and k are positive. The first rule that applies decides."""
+    """The launch for a product whose n, d and k are positive, by the first rule that applies."""
     if product.plain and product.device.hopper and eligible_for_hopper(product):
         return HOPPER
     return choose_portable(product)
 
 
 def eligible_for_hopper(product: Product) -> bool:
-    """Whether the Hopper kernel can run a product (16-bit X Sᵀ, aligned rows), and it is large enough to gain by it.
+    """Whether the Hopper kernel can run a product (X Sᵀ in 16 bits, with aligned rows) that is large enough for a gain.
 
-    `Product.plain` and `Device.hopper` are not examined here.
+    The caller checks `Product.plain` and `Device.hopper`.
     """
     n, d, (stride_v, stride_f) = product.n, product.d, product.x_strides
     blocks = -(-n // HOPPER.block_vectors) * -(-product.k // HOPPER.block_out)
@@ -133,7 +135,7 @@ def choose_portable(product: Product) -> Iid:
 
 
 def _block(product: Product, mode: int) -> _Block:
-    """The shape of a program: as many vectors per tile of entries as registers allow (H200)."""
+    """The block of a program: as many vectors per tile of entries as registers allow (tuned on an H200)."""
     if mode == FP64:
         return _Block(FEW_VECTORS if product.n <= FEW_VECTORS else 32, 64, 16, 4, 2)
     out, reduce = 128, 64
@@ -141,7 +143,7 @@ def _block(product: Product, mode: int) -> _Block:
         vectors, warps = FEW_VECTORS, 4
     elif product.n <= 64:
         vectors, warps = 64, 4
-    elif mode != NATIVE or product.reduce_dim > NATIVE_TERMS:  # a chunked sum takes as many registers again
+    elif mode != NATIVE or product.reduce_dim > NATIVE_TERMS:  # a chunked sum needs twice as many registers
         vectors, warps = 128, 8
     elif product.reduce_dim >= 512 and product.n >= MANY_VECTORS:
         vectors, warps = 256, 8
@@ -153,7 +155,7 @@ def _block(product: Product, mode: int) -> _Block:
 
 
 def _split(product: Product, programs: int, programs_per_multiprocessor: int, unit: int) -> tuple[int, int]:
-    """(splits, terms in each, a multiple of `unit`), such that multiprocessors have the given number of programs."""
+    """(splits, terms per split, a multiple of `unit`), for the given number of programs per multiprocessor."""
     terms = product.reduce_dim
     splits = min(programs_per_multiprocessor * product.device.multiprocessors // programs, terms // (8 * unit))
     splits = min(splits, SCRATCH_BYTES // (8 * product.n * product.out_dim))

@@ -17,11 +17,11 @@ from .product import (
 )
 
 STEP = 64  # columns multiplied at a time
-MIN_ELEMENTS = 1 << 18  # of X, below which a second launch takes longer than making entries anew
-MIN_VECTORS = 64  # below which writing the entries takes longer than making each of them once or twice
-MAX_ENTRY_BYTES = SCRATCH_BYTES // 4 * 3  # beside partial sums
+MIN_ELEMENTS = 1 << 18  # of X; for fewer, a second launch takes longer than generating entries repeatedly
+MIN_VECTORS = 64  # for fewer, storing the entries takes longer than generating each of them once or twice
+MAX_ENTRY_BYTES = SCRATCH_BYTES // 4 * 3  # the rest of SCRATCH_BYTES is for partial sums
 MIN_ROWS = 32  # of a block of entries
-PROGRAMS = 2  # of a multiprocessor
+PROGRAMS = 2  # per multiprocessor
 MIN_SPLIT_COLUMNS = 4 * STEP
 
 
@@ -34,11 +34,11 @@ class OneTile:
     block_vectors, rows, mode, chunked_sum, align
         Constants of the kernels.
     splits, chunks_per_split : int
-        Parts that the columns are split into, each of so many chunks.
+        Number of parts that the columns are split into, and of chunks in each part.
     chunks_per_sum : int
-        With chunked_sum, chunks that tensor cores sum.
+        If chunked_sum, the number of chunks in one sum on tensor cores.
     num_warps, num_stages : int
-        Options of the compiler.
+        Compiler options.
     """
 
     block_vectors: int
@@ -54,7 +54,7 @@ class OneTile:
 
 
 def eligible(product: Product) -> bool:
-    """Whether the kernels can run a product and, by its size and geometry, gain by it."""
+    """Whether the kernels can run a product and, judging by its size and geometry, are faster than others."""
     return (
         product.geometry.n_tiles == 1
         and product.dtype != "float64"
@@ -89,6 +89,7 @@ def launch(product: Product) -> OneTile:
 
 
 def _rows(product: Product) -> int:
+    """Rows of a block of entries."""
     return max(MIN_ROWS, next_power_of_two(product.k))
 
 
@@ -98,16 +99,16 @@ def _entry_bytes(product: Product) -> int:
 
 
 def _split(product: Product, block_vectors: int, chunks: int) -> tuple[int, int]:
-    """(splits, chunks in each, of whole steps) such that every multiprocessor has enough programs.
+    """(splits, chunks per split, in whole steps), so that every multiprocessor has enough programs.
 
-    Under the adjoint, where nothing is summed over columns, splits share out the columns.
+    An adjoint does not sum over columns: its splits are parts of the result.
     """
     unit = max(1, MIN_SPLIT_COLUMNS >> product.geometry.log_chunk)
     blocks = -(-product.n // block_vectors)
     splits = max(1, min(PROGRAMS * product.device.multiprocessors // blocks, chunks // unit))
     if not product.adjoint:
         splits = max(1, min(splits, (SCRATCH_BYTES - MAX_ENTRY_BYTES) // (4 * product.n * product.k)))
-    whole = max(1, STEP >> product.geometry.log_chunk)
+    step_chunks = max(1, STEP >> product.geometry.log_chunk)
     per_split = -(-chunks // splits)
-    per_split = -(-per_split // whole) * whole
+    per_split = -(-per_split // step_chunks) * step_chunks
     return -(-chunks // per_split), per_split

@@ -8,25 +8,53 @@ from functools import lru_cache
 
 from .product import SCRATCH_BYTES, Product, is_power_of_two, next_power_of_two, vectors_contiguous
 
-MIN_BYTES = 4 << 20  # of X, below which a launch is most of the time
+MIN_BYTES = 4 << 20  # of X; for fewer, the launch itself takes most of the time
 MAX_VECTORS = 32
-MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # of `eligible_many`
-MAX_NNZ = 16  # of all stacks: the table takes as many parts
+MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
+MAX_NNZ = 16  # over all stacks; the table grows with it
 WARPS, LANES, ENTRY_BYTES = 4, 32, 16
-SUMS_BYTES = 32 << 10  # of a program, where that leaves a choice
+SUMS_BYTES = 32 << 10  # for the sums of a program, if possible
 MAX_SUMS_BYTES = 96 << 10
-MAX_PROGRAMS = 8  # of a multiprocessor
-TRITON_BYTES = 1 << 10  # of shared memory that Triton and the device take
-MAX_TERMS = 1024  # of a sum of one part
-MAX_LOADED = 8  # numbers that a lane loads at a time
-MAX_VECTORS_HELD = 8  # vectors of a program
-SECTOR_BYTES = 32  # of memory: contiguous vectors fill one where they can
-WORD_BYTES = 8  # of the widest access
+MAX_PROGRAMS = 8  # per multiprocessor
+TRITON_BYTES = 1 << 10  # shared memory that Triton and the device reserve
+MAX_TERMS = 1024  # per sum of one part
+MAX_LOADED = 8  # elements that a lane loads at a time
+MAX_PROGRAM_VECTORS = 8
+SECTOR_BYTES = 32  # of memory; a program reads whole sectors of contiguous vectors if it can
+WORD_BYTES = 8  # the widest access
 
 
 @dataclass(frozen=True)
 class ScatterConstants:
-    """Constants of `project_scattered`, as it describes them; `parts` are the copies of the sums of a program."""
+    """The constants of `project_scattered`.
+
+    Attributes
+    ----------
+    vectors : int
+        Vectors per program.
+    team : int
+        Warps that share sums and divide the sub-blocks among them.
+    shared_sums : bool
+        Whether all warps share sums, and work on one group of chunks between two barriers.
+    replicas : int
+        Copies of the sums of a team, if a group of chunks has fewer than LANES columns.
+    parts : int
+        Copies of the sums of a program.
+    rows : int
+        Rows of the sketch, rounded up.
+    chunks : int
+        Chunks per batch.
+    log_parts : int
+        A chunk has 2^log_parts entries in the table, one for every 32 columns.
+    loaded : int
+        Blocks of 32 columns that a warp loads at a time.
+    together : int
+        Blocks among them whose sums a warp loads together; they lie in one group of chunks.
+    width : int
+        Contiguous vectors that one access reads; 0 if rows of X are contiguous.
+    shared_bytes : int
+        Shared memory of a program.
+    """
 
     vectors: int
     team: int
@@ -50,9 +78,9 @@ class ScatteredSums:
     ----------
     kernel : ScatterConstants
     splits, batches_per_split : int
-        Programs of a block of vectors, each of which adds so many batches of chunks.
+        Number of parts that the sums are split into, and of batches of chunks in each part.
     terms : int
-        Terms of a sum, at most, of all parts of a program.
+        Maximal number of terms in one component of a split, over all parts of the program.
     """
 
     kernel: ScatterConstants
@@ -62,22 +90,23 @@ class ScatteredSums:
 
 
 def eligible(product: Product) -> bool:
-    """Whether the kernel can run a product and gains by it."""
+    """Whether the kernel can run a product of few vectors, and is faster than others."""
     return product.n <= MAX_VECTORS and _gains(product)
 
 
 def eligible_many(product: Product) -> bool:
-    """Whether more contiguous vectors gain, which codes declined: those of sketches with tiles of few rows.
+    """Whether the kernel can run a product of more contiguous vectors, and is faster than the portable kernels.
 
-    `row_gather` and `tensor_core` spend as long on a tile's missing rows as on those that it has.
+    It is if tiles have few rows: `row_gather` and `tensor_core` always take the time of 128 rows. The caller has found
+    that `hopper_codes` is not eligible.
     """
     tile_rows = product.k // product.geometry.n_tiles
-    few_rows = MAX_VECTORS < product.n <= MAX_MANY_VECTORS and tile_rows <= MAX_MANY_ROWS
-    return few_rows and not _are_rows(product) and _gains(product)
+    in_range = MAX_VECTORS < product.n <= MAX_MANY_VECTORS and tile_rows <= MAX_MANY_ROWS
+    return in_range and not _are_rows(product) and _gains(product)
 
 
 def _gains(product: Product) -> bool:
-    """Whether the kernel can run a product and gains by it, unless there are too many vectors."""
+    """Whether the kernel can run a product and is faster than others, the number of vectors aside."""
     return (
         product.device.asynchronous_copies
         and not product.adjoint
@@ -91,19 +120,19 @@ def _gains(product: Product) -> bool:
 
 
 def is_in_registers(product: Product) -> bool:
-    """Whether `few_vectors`, which keeps sums in registers and gathers, is faster (see its rules in `exact`)."""
+    """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `exact`)."""
     return is_power_of_two(product.k, product.nnz) and product.stacks == 1 and product.dtype != "float64"
 
 
 def _are_rows(product: Product) -> bool:
-    """Whether a vector's numbers follow each other in memory."""
+    """Whether the elements of a vector are contiguous in memory."""
     return product.x_strides[1] == 1 and (product.n == 1 or product.x_strides[0] > 1)
 
 
 def _are_columns(product: Product) -> bool:
-    """Whether the numbers of a feature follow each other in memory, except where `few_vectors` gathers without masks.
+    """Whether the elements of a feature are contiguous in memory, and `few_vectors` does not gather them without masks.
 
-    With nnz 1, (32, 1.5e6) -> 64 in fp32 takes 1.6 times the memory floor there and 3.5 here (H200).
+    With nnz 1, (32, 1.5e6) -> 64 in fp32 takes 1.6 times the memory floor with `few_vectors` and 3.5 here (H200).
     """
     single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2
     return vectors_contiguous(product) and product.x_strides[0] == 1 and not single
@@ -118,6 +147,7 @@ def launch(product: Product) -> ScatteredSums:
 
 @lru_cache(maxsize=4096)
 def _launch(product: Product) -> ScatteredSums | None:
+    """The launch, or None if sums do not fit in shared memory or partial sums in SCRATCH_BYTES or 1/16 of the data."""
     kernel = _constants(product)
     if kernel is None:
         return None
@@ -129,7 +159,7 @@ def _launch(product: Product) -> ScatteredSums | None:
             break
         kernel, batches = smaller, _batches(product, smaller.chunks)
     resident = min(MAX_PROGRAMS, product.device.shared_memory // (kernel.shared_bytes + TRITON_BYTES))
-    # Each group of chunks has at most one term of a sum, which is in one of a program's parts.
+    # Each group of chunks contributes at most one term to a component, which is added to one of the program's parts.
     terms = -(-kernel.chunks // kernel.parts) >> product.geometry.log_group
     longest = max(1, MAX_TERMS // max(1, terms))
     per_split = min(-(-batches // max(1, resident * multiprocessors // blocks)), longest)
@@ -141,22 +171,22 @@ def _launch(product: Product) -> ScatteredSums | None:
 
 
 def _batches(product: Product, chunks: int) -> int:
-    """The number of batches of so many chunks that the columns lie in."""
+    """The number of batches of `chunks` chunks that contain the columns."""
     log_batch = product.geometry.log_chunk + chunks.bit_length() - 1
     return ((product.offset + product.d - 1) >> log_batch) - (product.offset >> log_batch) + 1
 
 
 def _constants(product: Product) -> ScatterConstants | None:
-    """The constants of the kernel, or None where a multiprocessor's shared memory does not hold enough sums."""
+    """The constants of the kernel, or None if shared memory does not hold the sums of one vector."""
     log_chunk, log_group = product.geometry.log_chunk, product.geometry.log_group
     group, nnz, item = 1 << log_chunk + log_group, product.nnz * product.stacks, max(4, product.item_bytes)
     rows = _rounded_up(product.k * product.stacks)
-    width, held = 0, MAX_VECTORS_HELD
+    width, max_vectors = 0, MAX_PROGRAM_VECTORS
     if not _are_rows(product):
         word = WORD_BYTES // product.item_bytes
         width = math.gcd(word, product.n, product.x_strides[1]) if product.data_aligned else 1
-        held = max(held, SECTOR_BYTES // product.item_bytes)
-    vectors = min(held, next_power_of_two(product.n))
+        max_vectors = max(max_vectors, SECTOR_BYTES // product.item_bytes)
+    vectors = min(max_vectors, next_power_of_two(product.n))
     replicas = max(1, LANES // group)
     while vectors > 1 and replicas * rows * item * vectors > SUMS_BYTES:
         vectors //= 2
@@ -179,7 +209,7 @@ def _constants(product: Product) -> ScatterConstants | None:
 
 
 def _with_chunks(product: Product, kernel: ScatterConstants, chunks: int) -> ScatterConstants:
-    """The constants of a kernel with batches of so many chunks."""
+    """The constants of a kernel with batches of at least `chunks` chunks."""
     log_chunk, nnz, item = product.geometry.log_chunk, product.nnz * product.stacks, max(4, product.item_bytes)
     log_parts, step = max(0, log_chunk - 5), WARPS // kernel.team * LANES
     while chunks << log_chunk < step * kernel.together:
@@ -193,6 +223,6 @@ def _with_chunks(product: Product, kernel: ScatterConstants, chunks: int) -> Sca
 
 
 def _rounded_up(rows: int) -> int:
-    """One of few numbers of rows, each of which is compiled: at least 32, with two bits after the first."""
+    """`rows` rounded up to 32 or more with three significant bits, so that few kernels are compiled."""
     step = max(LANES, next_power_of_two(rows) // 8)
     return -(-rows // step) * step
