@@ -1,8 +1,8 @@
-"""The threads of CPU work: how many, and a pool that survives forks and concurrent callers.
+"""Threads for CPU work: their number, and a pool that supports forks and concurrent callers.
 
-Kernels release the interpreter lock, so plain threads run them side by side. One pool serves every caller in a
-process; a forked child starts with none and makes its own. (GNU OpenMP dies in a forked child, and Numba's workqueue
-refuses concurrent callers, so neither is used.)
+Kernels release the interpreter lock, so ordinary threads run them in parallel. All callers in a process share one pool;
+a forked child starts without a pool and creates its own. (GNU OpenMP crashes in a forked child, and Numba's workqueue
+does not support concurrent callers, so neither is used.)
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _lock = threading.Lock()
 
 
 def get_num_threads() -> int:
-    """The number of threads that CPU work uses. Results never depend on it.
+    """Return the number of threads used for work on the CPU. Results do not depend on it.
 
     Returns
     -------
     int
-        The number that `set_num_threads` last set in this process; before that, the first of the environment variables
-        ``SJLT_NUM_THREADS``, ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` that holds a number from 1 to 65536 (joblib
-        sets the last two in its workers); otherwise the number of CPUs that this process may run on.
+        The number last set by `set_num_threads` in this process. If there is none, the value of the first of the
+        environment variables ``SJLT_NUM_THREADS``, ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` that is an integer
+        from 1 to 65536 (joblib sets the last two in its workers); otherwise the number of CPUs available to this
+        process.
 
     Examples
     --------
@@ -54,16 +55,19 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Set the number of threads for CPU work in this process, from the next call on. Results do not depend on it.
+    """Set the number of threads used for work on the CPU in this process. Results do not depend on it.
+
+    Calls that are already running keep their number of threads.
 
     Parameters
     ----------
-    n : int, 1 <= n <= 65536
+    n : int
+        From 1 to 65536.
 
     Raises
     ------
     ValueError
-        n is not an integer in this range.
+        If `n` is not an integer in this range.
 
     Examples
     --------
@@ -81,11 +85,11 @@ def set_num_threads(n: int) -> None:
 
 
 def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers: int) -> None:
-    """Call ``task(*a)`` for each a of `arguments` on at most `workers` threads; return when all have ended.
+    """Call ``task(*a)`` for each a in `arguments` on at most `workers` threads, and return when all calls have ended.
 
-    A long task is a generator function: each ``yield`` is a point at which it may be given up. After an exception, or
-    an interrupt of the caller, no further task or step of a task starts; those under way end (they write to the
-    caller's arrays), and the exception is raised. A task must not call `run`.
+    A long task should be a generator function: it may be stopped at each ``yield``. After an exception, or an interrupt
+    of the caller, no other task and no other step of a task starts. Steps that are running are waited for, because they
+    write to the caller's arrays; then the exception is raised. A task must not call `run`.
     """
     todo = list(arguments)
     workers = min(workers, len(todo))
@@ -94,7 +98,7 @@ def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers:
             for _ in task(*a) or ():
                 pass
         return
-    todo.reverse()
+    todo.reverse()  # tasks are taken from the end
     working, failures, changed = 0, list[BaseException](), threading.Condition()
 
     def work() -> None:
@@ -125,27 +129,27 @@ def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers:
         todo.clear()
 
     try:
-        with contextlib.suppress(RuntimeError):  # no thread can be started: too many, or the interpreter is ending
+        with contextlib.suppress(RuntimeError):  # no thread can start: there are too many, or the interpreter is exiting
             executor = _executor(workers - 1)
             for _ in range(workers - 1):
-                executor.submit(work_in_pool)  # even where this raises, the pool may have taken it
+                executor.submit(work_in_pool)  # the pool may run it even if this raises
         work()
     except BaseException as failure:
         fail(failure)
-    # No task is left. Work that begins from now on, because it waited behind another caller's, finds none.
+    # No task is left: a `work_in_pool` that starts only now, after those of another caller, returns at once.
     while True:
         try:
             with changed:
                 changed.wait_for(lambda: working == 0)
             break
-        except BaseException as failure:  # an interrupt: the other threads still write to the caller's arrays
+        except BaseException as failure:  # an interrupt; other threads are still writing to the caller's arrays
             fail(failure)
     if failures:
         raise failures[0]
 
 
 def _executor(size: int) -> ThreadPoolExecutor:
-    """The process's pool, with at least `size` threads. One that is too small ends when its callers are done."""
+    """The pool of the process, with at least `size` threads. A smaller pool is replaced; it ends after its callers."""
     global _pool, _pool_size
     with _lock:
         if _pool is None or _pool_size < size:
@@ -153,24 +157,24 @@ def _executor(size: int) -> ThreadPoolExecutor:
         return _pool
 
 
-# Locks that a fork waits for, and that the child must not inherit locked: modules that are loaded later add theirs.
+# Locks that a fork must acquire, so that the child does not inherit them locked. Other modules append theirs.
 fork_locks: list[Any] = []
 
 
 def _importing() -> list[str]:
-    """The modules of this package that another thread is importing."""
-    mine = [(name, module) for name, module in sys.modules.items() if name.partition(".")[0] == __package__]
-    return [name for name, module in mine if getattr(module.__spec__, "_initializing", False)]
+    """The modules of this package whose import has not finished."""
+    ours = [(name, module) for name, module in sys.modules.items() if name.partition(".")[0] == __package__]
+    return [name for name, module in ours if getattr(module.__spec__, "_initializing", False)]
 
 
 def _before_fork() -> None:
-    """Wait until no other thread imports a module of this package or holds a lock: the child would wait for ever.
+    """Wait until no other thread imports a module of this package or holds a lock; the child would deadlock.
 
-    An import may need the locks, so that none is held while waiting for it.
+    An import may need the locks, so none is held while waiting for one.
     """
-    for attempt in range(8):  # an import of this very thread does not end
+    for attempt in range(8):  # not forever: an import by this thread itself does not finish here
         for name in _importing():
-            with contextlib.suppress(Exception):  # that import failed: the exception is raised in the other thread
+            with contextlib.suppress(Exception):  # the import failed; the other thread raises the exception
                 importlib.import_module(name)
         for lock in fork_locks:
             lock.acquire()

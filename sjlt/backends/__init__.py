@@ -1,7 +1,7 @@
-"""The choice of backend: the one place where a sketch's law and a device meet.
+"""The choice of the backend for a law and a device.
 
-A law's backend is a module of functions on 2-D data, one data vector per row, that accept a `SketchSpec` and write to
-`out`. On the CPU it has ``project``, ``adjoint``, ``project_sparse``, ``project_to_csr`` and ``columns``; on Triton
+A backend is a module of functions that accept a `SketchSpec` and 2-D data, one vector per row, and write to `out`. On
+the CPU these are ``project``, ``adjoint``, ``project_sparse``, ``project_to_csr`` and ``columns``; on Triton,
 ``project``, ``adjoint``, ``project_sparse`` and ``gather_sparse``.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def cpu_backend(spec: SketchSpec) -> Any:
-    """The Numba module for the law of `spec`. Importing it loads or compiles machine code."""
+    """The Numba module for the law of `spec`. Its import loads or compiles machine code."""
     return _cpu_module("iid" if spec.is_iid else "exact")
 
 
@@ -26,7 +26,7 @@ def _cpu_module(law: str) -> Any:
 
 
 def triton_backend(spec: SketchSpec) -> Any:
-    """The Triton module for the law of `spec`. Slow to import."""
+    """The Triton module for the law of `spec`. Its import is slow."""
     if spec.stacks > 1:
         return import_triton("stacks", "a sketch")
     return import_triton("exact" if spec.nnz else "iid", "a sketch")
@@ -34,7 +34,7 @@ def triton_backend(spec: SketchSpec) -> Any:
 
 @cache
 def import_triton(name: str, operation: str) -> Any:
-    """The module of that name in `sjlt.backends.triton`, or an ImportError that names `operation`."""
+    """The module `sjlt.backends.triton.<name>`; without Triton, ImportError with a message about `operation`."""
     try:
         return importlib.import_module(f"sjlt.backends.triton.{name}")
     except ImportError as error:

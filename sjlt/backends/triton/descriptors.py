@@ -1,4 +1,4 @@
-"""Tensors as Hopper's memory accelerator addresses them. Import this module only where `device.GLUON` is true."""
+"""Descriptors for Hopper's tensor memory accelerator (TMA). Import this module only if `device.GLUON` is true."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from .device import DTYPE_NAMES
 
 
 class Blocks:
-    """The blocks of tensors that differ in nothing but their addresses, which are multiples of 16 bytes.
+    """A factory of descriptors of tensors that differ only in their addresses, which are multiples of 16 bytes.
 
-    Triton checks a descriptor when it is constructed, which takes as long as a launch. These are checked once.
+    Triton checks every descriptor that is constructed, which takes as long as a launch. This class does so once.
+
+    Parameters
+    ----------
+    dtype, shape, strides
+        Of the tensors.
+    block : tuple of int
+        Shape of the blocks that the TMA moves.
     """
 
     __slots__ = ("_attributes",)
@@ -24,12 +31,12 @@ class Blocks:
     def __init__(
         self, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]
     ) -> None:
-        empty = torch.empty(0, dtype=dtype)  # no tensor of a user, whose memory would then be kept
+        empty = torch.empty(0, dtype=dtype)  # a tensor of the caller would be kept alive
         descriptor = TensorDescriptor(empty, list(shape), list(strides), list(block), _layout(dtype, block))
         self._attributes = vars(descriptor)
 
     def at(self, base: Tensor) -> TensorDescriptor:
-        """The descriptor of the tensor that begins where `base` does and has its dtype."""
+        """The descriptor of the tensor at the address of `base`, which has the given dtype."""
         descriptor = object.__new__(TensorDescriptor)
         attributes = descriptor.__dict__
         attributes.update(self._attributes)
@@ -39,7 +46,7 @@ class Blocks:
 
 @lru_cache
 def _layout(dtype: torch.dtype, block: tuple[int, ...]) -> Any:
-    """The layout of a block in shared memory; blocks of three axes have one of length 1."""
+    """The layout of a block in shared memory. One of the axes of a 3-D block has length 1."""
     if len(block) == 3:
         return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * dtype.itemsize, rank=3)
     return gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, DTYPE_NAMES[dtype]))

@@ -1,4 +1,4 @@
-"""Properties of the device, of torch's settings and of this Triton that launches depend on."""
+"""Properties of the device, settings of torch and the version of Triton, as far as launches depend on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPE_NAMES = {
 }
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 NVIDIA = not INTERPRETED and torch.version.hip is None
-# Gluon is experimental and its names change. 3.6 was tested on a GPU, 3.7 only compiled.
+# Gluon is experimental, and its names change between versions. 3.6 was tested on a GPU; for 3.7, kernels only compile.
 GLUON_VERSIONS = ("3.6.", "3.7.")
 GLUON = NVIDIA and triton.__version__.startswith(GLUON_VERSIONS)
 
@@ -30,7 +30,7 @@ _CURRENT = nullcontext()
 
 @cache
 def describe(device: torch.device) -> Device:
-    """The properties of a device that kernels are chosen by. A CPU is Triton's interpreter."""
+    """The properties of a device that the choice of kernels depends on. A CPU stands for Triton's interpreter."""
     if device.type != "cuda":
         return Device(4, 232448, nvidia=NVIDIA, interpreted=INTERPRETED)
     properties: Any = torch.cuda.get_device_properties(device)
@@ -46,12 +46,12 @@ def describe(device: torch.device) -> Device:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """The precision torch's user has set for fp32 products, by torch's older names; "highest" for other dtypes."""
+    """The precision set in torch for fp32 products, by its older names; "highest" for other dtypes."""
     if dtype != torch.float32:
         return "highest"
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by torch's newer names, which the older function does not know
+    except RuntimeError:  # it was set by torch's newer names, which this function does not know
         matmul: Any = torch.backends.cuda.matmul
         return "high" if matmul.fp32_precision == "tf32" else "highest"
 
@@ -62,10 +62,13 @@ def _only_one() -> bool:
 
 
 def is_current(index: int) -> bool:
-    """Whether launches go to the device of that index; -1 is Triton's interpreter. torch.cuda is initialised."""
+    """Whether launches go to the device with this index; -1 is Triton's interpreter.
+
+    torch.cuda must be initialized unless the index is -1.
+    """
     return index < 0 or _only_one() or index == torch.cuda.current_device()
 
 
 def current(x: Tensor) -> AbstractContextManager[Any]:
-    """A context in which launches go to the device of `x`."""
+    """A context manager within which launches go to the device of `x`."""
     return _CURRENT if is_current(x.get_device()) else torch.cuda.device(x.device)

@@ -1,4 +1,4 @@
-"""Dropout on Triton: torch tensors on one CUDA device, or on the CPU in Triton's interpreter."""
+"""Dropout on Triton, for torch tensors on one CUDA device, or on the CPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _flat: dict[Hashable, Launch] = {}
 
 
 def drop(rule: Rule, x: Tensor, out: Tensor) -> None:
-    """out = dropout of x; both may be one tensor."""
+    """Write the dropout of x to `out`, which may be x."""
     _apply(DROP.value, rule, out, x, x)
 
 
 def drop_add(rule: Rule, x: Tensor, residual: Tensor, out: Tensor) -> None:
-    """out = residual + dropout of x."""
+    """Write residual + dropout of x to `out`."""
     _apply(ADD.value, rule, out, x, residual)
 
 
 def drop_stored(scale: float, x: Tensor, keep: Tensor, out: Tensor) -> None:
-    """out = x * scale where `keep` (bool), else 0."""
+    """Write x * scale to `out` where `keep` (bool) is true, and 0 elsewhere."""
     _apply(STORED.value, Rule(16, 1, scale), out, x, keep.view(torch.uint8))
 
 
 def mask(rule: Rule, out: Tensor) -> None:
-    """out (bool) = whether each element is kept."""
+    """Write whether each element is kept to `out` (bool)."""
     _apply(MASK.value, rule, out.view(torch.uint8), None, None)
 
 
@@ -67,7 +67,7 @@ def _apply_here(mode: int, rule: Rule, out: Tensor, x: Tensor | None, other: Ten
 
 
 def _is_flat(rule: Rule, x: Tensor, other: Tensor, out: Tensor) -> bool:
-    """Whether elements are contiguous in the order of the law's indices: a quick test for the most frequent case."""
+    """Whether all elements are contiguous in the order of the law's indices: a quick test for the most common case."""
     return (
         rule.row_stride is None
         and (rule.seeds is None or rule.seeds.ndim == 0)
@@ -94,39 +94,39 @@ def _launch_flat(mode: int, rule: Rule, x: Tensor, other: Tensor, out: Tensor) -
 
 
 def _prepare_flat(mode: int, rule: Rule, out: Tensor, kinds: Hashable) -> Launch:
-    """A launch on as many elements as `out` has, of these kinds, which serves all seeds, steps and probabilities."""
+    """A launch for tensors with the size of `out` and these kinds, for any seed, step and probability."""
     calls, n = calls_per_group(rule.bits, out.itemsize, (rule.offset,)), out.numel()
     block = flat_block(rule.bits, calls, out.itemsize)
     constants = (mode, rule.bits, calls, rule.steps is not None, rule.seeds is not None, block)
     names = dropout_flat.arg_names[-len(constants) :]
     by_name = dict(zip(names, constants, strict=True), num_warps=FLAT_WARPS, enable_fp_fusion=False)
-    # Triton compiles for the kinds of tensors, not for the number of elements.
+    # Triton specializes on the kinds of tensors, not on the number of elements.
     compiled_for = (constants, kinds)
     return Launch(dropout_flat, (-(-n // block), 1, 1), out.get_device(), (), (n,), compiled_for, lambda: by_name)
 
 
 def _launch_tiles(mode: int, rule: Rule, axes: Grid, x: Tensor, other: Tensor, out: Tensor) -> None:
-    """The launches on a grid of axes: one, unless more than two axes are left over."""
+    """Launch on a grid of axes: once, or if it has more than two other axes, once for each index of the rest."""
     lanes, steps, seeds = 128 // rule.bits, rule.steps, rule.seeds
     chosen = choose_tiles(axes, lanes)
-    one: Axis = (1, *(0,) * (len(axes.columns) - 1))
-    outer, far = (*axes.others, one, one)[:2]
+    no_axis: Axis = (1, *(0,) * (len(axes.columns) - 1))
+    outer, far = (*axes.others, no_axis, no_axis)[:2]
     by_axis = (axes.rows, outer, far)
-    for begin in offsets(axes.others[2:]) if len(axes.others) > 2 else [(0,) * 5]:
-        offset, *places = (rule.offset + begin[0], *begin[1:])
+    for index_offset, *memory_offsets in offsets(axes.others[2:]) if len(axes.others) > 2 else [(0,) * 5]:
+        offset = rule.offset + index_offset
         seed_view, x_view, other_view, out_view = (
-            t if not place or t is None else t.as_strided((1,), (1,), t.storage_offset() + place)
-            for t, place in zip((seeds, x, other, out), places, strict=True)
+            t if not start or t is None else t.as_strided((1,), (1,), t.storage_offset() + start)
+            for t, start in zip((seeds, x, other, out), memory_offsets, strict=True)
         )
         calls = calls_per_group(rule.bits, out.itemsize, (offset, *(axis[INDEX] for axis in by_axis)))
-        steps_in_memory = (
-            axis[which] for which in range(OPERANDS, OPERANDS + 3) for axis in (axes.rows, axes.columns, outer, far)
+        strides = (
+            axis[operand] for operand in range(OPERANDS, OPERANDS + 3) for axis in (axes.rows, axes.columns, outer, far)
         )
         sizes = (
             *(axis[LENGTH] for axis in (axes.rows, axes.columns, outer)),
             *(axis[INDEX] for axis in by_axis),
             *(axis[SEEDS] for axis in by_axis),
-            *steps_in_memory,
+            *strides,
         )
         constants = (
             mode, rule.bits, calls, steps is not None, seeds is not None,

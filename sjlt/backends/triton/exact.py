@@ -1,6 +1,6 @@
-"""Sketches of the exact law on Triton: torch tensors on one CUDA device, or on the CPU in Triton's interpreter.
+"""The exact law on Triton, for torch tensors on one CUDA device, or on the CPU in Triton's interpreter.
 
-The interface is that of the CPU backend: 2-D data of any strides, one data vector per row; results go to `out`.
+As in the CPU backend, data is 2-D with any strides and one vector per row, and results are written to `out`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ project_sparse, gather_sparse = sparse.project_exact, sparse.gather_exact
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    """out (n, k) = x (n, d) Sᵀ, added to `out` if `accumulate`."""
+    """Write x (n, d) Sᵀ to `out` (n, k), or add it if `accumulate`."""
     prepared.multiply(_prepare_project, spec, x, out, accumulate)
 
 
 def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
-    """out (n, d) = y (n, k) S, added to `out` if `accumulate`."""
+    """Write y (n, k) S to `out` (n, d), or add it if `accumulate`."""
     prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
 
 
@@ -62,17 +62,28 @@ def _prepare_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool)
 # ------------------------------------------------------------------------------------- plans
 
 
-@dataclass(frozen=True, eq=False)  # compared and hashed by identity, as part of launches' keys
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity, as part of the keys of launches
 class Plan:
-    """A launch and the constants that determine its kernel. Products of one shape and kind share one."""
+    """A launch and the constants of its kernel, shared by all products of one shape and kind.
+
+    Attributes
+    ----------
+    chosen : Launch
+    geometry : KernelGeometry
+    constants : dict
+        Of a portable kernel that generates entries, except those that depend on the target; empty for others.
+    """
 
     chosen: Launch
     geometry: KernelGeometry
-    constants: dict[str, Any]  # of a kernel that makes entries in registers, but for those that depend on the target
+    constants: dict[str, Any]
 
 
 def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: bool, stacks: int = 1) -> Product:
-    """The description of Y = X Sᵀ or, with `adjoint`, X = Y S; of one stack where one launch makes several."""
+    """The description of Y = X Sᵀ or, if `adjoint`, X = Y S.
+
+    With stacks, `spec` and `y` are those of one stack.
+    """
     n, d = x.shape
     data = y if adjoint else x
     data_aligned = data.data_ptr() % VECTOR_BYTES == 0
@@ -97,8 +108,8 @@ def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: 
 
 @lru_cache(maxsize=4096)
 def make_plan(product: Product, rule: Callable[[Product], Launch] | None = None) -> Plan:
-    """The plan for a product with n > 0 and d > 0, by `choose` or another rule. The product is hashed here, once."""
-    # Triton compiles for an offset's width, nothing else of it.
+    """The plan for a product with n > 0 and d > 0, by `choose` or another rule. The product is hashed only here."""
+    # The only property of the offset that Triton compiles for is whether it fits in 32 bits.
     return _shared_plan((rule or choose)(product), product._replace(offset=int(product.offset >= 1 << 31)))
 
 
@@ -114,7 +125,7 @@ def _shared_plan(chosen: Launch, product: Product) -> Plan:
 def _constants(
     chosen: FewVectors | RowGather | TensorCore, geometry: KernelGeometry, product: Product
 ) -> dict[str, Any]:
-    """The constants and compiler options of a portable kernel that do not depend on the target, by name."""
+    """The constants and compiler options of a portable kernel, by name, except those that depend on the target."""
     constants: dict[str, Any] = {
         "GEOMETRY": geometry,
         "BLOCK_VECTORS": chosen.block_vectors,
@@ -158,7 +169,7 @@ def _constants(
 
 
 def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
-    """The call that computes out = X Sᵀ by `plan`."""
+    """The `Call` (spec, x, out) that writes X Sᵀ, or adds it if `accumulate`, by `plan`."""
     chosen, splits = plan.chosen, plan.chosen.splits
     if isinstance(chosen, HopperCodes):
         from . import hopper_codes
@@ -184,7 +195,10 @@ def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulat
 def _project(
     plan: Plan, spec: SketchSpec, x: Tensor, strides: tuple[int, ...], kind_of_target: Kind, accumulate: bool
 ) -> Call:
-    """The call(spec, x, target) of one kernel, into the result or partial sums of these strides and kind."""
+    """The `Call` (spec, x, target) of one kernel, whose target is the result or partial sums.
+
+    `strides` are those of the target along splits, vectors and components.
+    """
     chosen, (n, d) = plan.chosen, x.shape
     if isinstance(chosen, Hopper):
         from . import hopper
@@ -209,13 +223,13 @@ def _project(
 
 
 def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> Call:
-    """The call that computes out = Y S by `plan`."""
+    """The `Call` (spec, y, out) that writes Y S, or adds it if `accumulate`, by `plan`."""
     chosen, geometry, (n, d) = plan.chosen, plan.geometry, out.shape
     if isinstance(chosen, Hopper):
         from . import hopper
 
         return hopper.prepare_adjoint(chosen, spec, y, out)
-    assert not isinstance(chosen, HopperCodes | StagedGather | ScatteredSums), "they do not run adjoints"
+    assert not isinstance(chosen, HopperCodes | StagedGather | ScatteredSums), "these kernels do not compute adjoints"
     if isinstance(chosen, OneTile):
         return one_tile.prepare_adjoint(chosen, geometry, spec, y, out, accumulate)
     blocks = -(-n // chosen.block_vectors)
@@ -244,6 +258,7 @@ def _launch(
     kinds: Hashable,
     accumulate: bool,
 ) -> KernelLaunch:
+    """A launch of a portable kernel, with arguments (tensors, *sizes, seed, feature offset, *last)."""
     after, key = (spec.feature_offset, *last), (plan, accumulate, kinds)
 
     def constants() -> dict[str, Any]:

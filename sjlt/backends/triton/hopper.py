@@ -1,4 +1,4 @@
-"""Launches of the Hopper kernels. Import this module only where `device.GLUON` is true."""
+"""Launches of the Hopper kernels that generate entries. Import this module only if `device.GLUON` is true."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 def prepare_project(chosen: Hopper, spec: SketchSpec, x: Tensor, dtype: torch.dtype, strides: tuple[int, ...]) -> Call:
-    """The call(spec, x, target) that writes X Sᵀ or partial sums of it, under the exact law.
+    """The `Call` (spec, x, target) that writes X Sᵀ or its partial sums under the exact law.
 
-    `strides` are the target's along splits, vectors and components. Its splits and components lie one after another.
+    The target has the given `dtype`, and `strides` along splits, vectors and components. In memory, its splits and
+    components form one axis without gaps.
     """
     (n, _), splits, k = x.shape, chosen.splits, spec.n_components
     _, stride_v, stride_r = strides
@@ -45,7 +46,7 @@ def prepare_project(chosen: Hopper, spec: SketchSpec, x: Tensor, dtype: torch.dt
 
 
 def prepare_adjoint(chosen: Hopper, spec: SketchSpec, y: Tensor, out: Tensor) -> Call:
-    """The call(spec, y, out) that writes out = Y S under the exact law."""
+    """The `Call` (spec, y, out) that writes out = Y S under the exact law."""
     blocks = (
         Blocks(y.dtype, y.shape, y.stride(), (WARPGROUP_VECTORS, law.TILE_ROWS)),
         Blocks(out.dtype, out.shape, out.stride(), (WARPGROUP_VECTORS, chosen.columns)),
@@ -62,6 +63,7 @@ def _prepare_exact(
     sizes: tuple[int, ...],
     constants: dict[str, Any],
 ) -> Call:
+    """The `Call` (spec, data, target) of a kernel under the exact law, with `blocks` of data and target."""
     geometry = kernel_geometry(spec.n_components, spec.nnz)
 
     def by_name() -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _prepare_exact(
 
 
 def project_iid(chosen: IidHopper, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
-    """out = X Sᵀ under the iid law, with one program per multiprocessor."""
+    """Write out = X Sᵀ under the iid law, with at most one program per multiprocessor."""
     lanes, (n, d), k = spec.lanes, x.shape, out.shape[1]
 
     def constants() -> dict[str, Any]:
@@ -98,9 +100,9 @@ def project_iid(chosen: IidHopper, spec: SketchSpec, x: Tensor, out: Tensor) -> 
         }
 
     blocks = -(-n // chosen.block_vectors) * -(-k // chosen.block_out)
-    numbers = (spec.seed, spec.feature_offset, lanes.signs, lanes.complement, lanes.scale(k) / 2)
+    law_arguments = (spec.seed, spec.feature_offset, lanes.signs, lanes.complement, lanes.scale(k) / 2)
     x_blocks = Blocks(x.dtype, x.shape, x.stride(), (chosen.block_vectors, chosen.block_reduce)).at(x)
     key = (lanes.bits, k, out.stride(), kind(x), kind(out))
-    arguments = (x_blocks, out, n, d, k, *out.stride(), *numbers)
+    arguments = (x_blocks, out, n, d, k, *out.stride(), *law_arguments)
     programs = min(blocks, device.describe(x.device).multiprocessors)
     run(multiply_iid_hopper, (programs, 1, 1), x.get_device(), arguments, key, constants)

@@ -1,6 +1,6 @@
-"""Launches of `project_codes_hopper`: codes before it and, where sums are split, their sum after it.
+"""Launches of `project_codes_hopper`, of the encoding before it and, if sums are split, of the reduction after it.
 
-Import this module only where `device.GLUON` is true.
+Import this module only if `device.GLUON` is true.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .partial_sums import reduction, sums_of
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-ALIGN = 512  # bytes: where the allocator begins tensors, so that every row of 128 codes is one cache line
+ALIGN = 512  # bytes, as for tensors of torch's allocator; every row of 128 codes is then one cache line
 
 
 def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectCodes:
-    """The call that computes out = X Sᵀ, added to `out` if `accumulate`, for any k and strides."""
+    """The `Call` that writes X Sᵀ to `out`, or adds it if `accumulate`, for any k and strides."""
     splits, scale = chosen.splits, kernel_geometry(spec.n_components, spec.nnz).scale
     n_tiles = _count_tiles(spec)
     reduce, target = None, Target(out.dtype, kind(out), (0, *out.stride()))
@@ -46,14 +46,16 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
 
 
 class Memory(NamedTuple):
-    """The layout of a call's one allocation: each takes about as long as a launch.
+    """The layout of the single allocation of a call. (An allocation takes about as long as a launch.)
 
     Partial sums come first, then codes, columns and counts, each at a multiple of ALIGN bytes.
 
     Attributes
     ----------
-    size : in fp32 numbers, so that partial sums are the tensor itself
-    codes, columns, counts : where they begin, in bytes
+    size : int
+        Number of fp32 elements; the partial sums are at the beginning of this fp32 tensor.
+    codes, columns, counts : int
+        Offsets in bytes.
     """
 
     size: int
@@ -62,14 +64,14 @@ class Memory(NamedTuple):
     counts: int
 
     def views(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, columns and counts as tensors of their types."""
+        """Views of codes, columns and counts with their dtypes."""
         data = memory.view(torch.uint8)
         columns, counts = data[self.columns : self.counts], data[self.counts :]
         return data[self.codes : self.columns], columns.view(torch.int32), counts.view(torch.int32)
 
 
 def _memory(chosen: HopperCodes, n_tiles: int, sums: int) -> Memory:
-    """Room for so many partial sums, and for all codes."""
+    """The layout of `sums` partial sums and of all codes."""
     lists = chosen.splits * n_tiles
     blocks, ends, end = lists * chosen.capacity, [], 0
     for size in (4 * sums, law.TILE_ROWS * blocks, 4 * blocks, 4 * lists):
@@ -80,15 +82,20 @@ def _memory(chosen: HopperCodes, n_tiles: int, sums: int) -> Memory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectCodes:
-    """The call(spec, x, out) of a product, as `prepared` describes it.
+    """The `Call` (spec, x, out) of a product.
 
     Attributes
     ----------
-    memory : what a call allocates
-    encode : launch(codes, columns, counts; seed)
-    project : launch(x, target, codes, columns, counts)
-    x_blocks, target_blocks : of the data and of the target, or None where the kernel receives pointers
-    reduce : launch(partial sums, out), or None where the target is `out`
+    memory : Memory
+        The layout of the memory that a call allocates.
+    encode : Launch
+        Of (codes, columns, counts) and the seed.
+    project : Launch
+        Of (x, target, codes, columns, counts).
+    x_blocks, target_blocks : Blocks or None
+        Descriptors of data and target; None if the kernel receives pointers.
+    reduce : Launch or None
+        Of (partial sums, out); None if the target is `out`.
     """
 
     memory: Memory
@@ -102,28 +109,30 @@ class ProjectCodes:
         size, codes, columns, counts = self.memory
         memory = x.new_empty(size, dtype=torch.float32)
         target = out if self.reduce is None else memory
-        begin = memory.data_ptr()
-        addresses = begin + codes, begin + columns, begin + counts
+        start = memory.data_ptr()
+        addresses = start + codes, start + columns, start + counts
         if not self.encode.start(addresses, spec.seed):
             self.encode.search(self.memory.views(memory), spec.seed)
-        x_given: Any = x.data_ptr() if self.x_blocks is None else self.x_blocks.at(x)
-        target_given: Any = target.data_ptr() if self.target_blocks is None else self.target_blocks.at(target)
-        if not self.project.start((x_given, target_given, *addresses)):
-            x_given = x if self.x_blocks is None else x_given
-            target_given = target if self.target_blocks is None else target_given
-            self.project.search((x_given, target_given, *self.memory.views(memory)))
+        x_argument: Any = x.data_ptr() if self.x_blocks is None else self.x_blocks.at(x)
+        target_argument: Any = target.data_ptr() if self.target_blocks is None else self.target_blocks.at(target)
+        if not self.project.start((x_argument, target_argument, *addresses)):
+            x_argument = x if self.x_blocks is None else x_argument
+            target_argument = target if self.target_blocks is None else target_argument
+            self.project.search((x_argument, target_argument, *self.memory.views(memory)))
         if self.reduce is not None:
             self.reduce((memory, out))
 
 
 class Target(NamedTuple):
-    """Where sums go: to the result, or to partial sums.
+    """The tensor that the kernel writes: the result, or partial sums.
 
     Attributes
     ----------
-    dtype
-    kind : as `launcher.kind` of its memory
-    strides : along splits, vectors and components
+    dtype : torch.dtype
+    kind : Kind
+        As returned by `launcher.kind`.
+    strides : tuple of three ints
+        Strides along splits, vectors and components.
     """
 
     dtype: torch.dtype
@@ -132,7 +141,7 @@ class Target(NamedTuple):
 
 
 def _encode(chosen: HopperCodes, spec: SketchSpec, x: Tensor) -> Launch:
-    """The launch(codes, columns, counts; seed) that encodes the sketch's columns."""
+    """The launch of (codes, columns, counts) and the seed that encodes the columns of the sketch."""
     part, offset, d = spec.one_stack(), spec.feature_offset, x.shape[1]
     k, nnz = part.n_components, part.nnz
     g = law.geometry(k, nnz, 0)
@@ -149,20 +158,24 @@ def _encode(chosen: HopperCodes, spec: SketchSpec, x: Tensor) -> Launch:
 
 
 def _count_tiles(spec: SketchSpec) -> int:
-    """The tiles of all stacks."""
+    """The number of tiles of all stacks."""
     return spec.stacks * law.count_tiles(spec.one_stack().n_components)
 
 
 def _project(
     chosen: HopperCodes, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
 ) -> tuple[Launch, Blocks | None, Blocks | None]:
-    """The launch of the kernel, and the descriptors of its data and of its target."""
+    """The launch of the kernel, and the descriptors of its data and target, if it uses any."""
     kernel, (n, d), k = chosen.kernel, x.shape, spec.n_components
     n_tiles, dtype = _count_tiles(spec), x.dtype
 
     def constants() -> dict[str, Any]:
-        numbers = getattr(gl, DTYPE_NAMES[dtype])
-        return {"DTYPE": numbers, "CHOSEN": kernel, "ACCUMULATE": accumulate, "num_warps": 4}
+        return {
+            "DTYPE": getattr(gl, DTYPE_NAMES[dtype]),
+            "CHOSEN": kernel,
+            "ACCUMULATE": accumulate,
+            "num_warps": 4,
+        }
 
     sizes = (n, d, k, chosen.products, chosen.splits, n_tiles, chosen.capacity)
     before = (*sizes, *x.stride(), *target.strides, scale)
@@ -175,6 +188,7 @@ def _project(
 
 
 def _x_blocks(kernel: KernelChoice, x: Tensor) -> Blocks:
+    """The descriptors of the data, in blocks with the columns of a panel."""
     columns = 1 << kernel.log_panel
     if kernel.vectors_contiguous:
         return Blocks(x.dtype, x.shape[::-1], x.stride()[::-1], (columns, law.TILE_ROWS // x.element_size()))
@@ -182,7 +196,7 @@ def _x_blocks(kernel: KernelChoice, x: Tensor) -> Blocks:
 
 
 def _target_blocks(kernel: KernelChoice, target: Target, n: int, rows: int, lists: int) -> Blocks:
-    """The sums of `lists` pairs of a split and a tile, of so many rows each."""
+    """The descriptors of the target, in which each of `lists` pairs of a split and a tile has `rows` rows."""
     _, stride_v, stride_r = target.strides
     if kernel.out_vectors_contiguous:
         block = (1, kernel.rows, WARPGROUP_VECTORS)

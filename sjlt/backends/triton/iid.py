@@ -1,4 +1,4 @@
-"""Sketches of the iid law on Triton. The interface is that of `exact`."""
+"""The iid law on Triton, with the interface of `exact`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ project_sparse, gather_sparse = sparse.project_iid, sparse.gather_iid
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    """out (n, k) = x (n, d) Sᵀ, added to `out` if `accumulate`."""
+    """Write x (n, d) Sᵀ to `out` (n, k), or add it if `accumulate`."""
     prepared.multiply(_prepare_project, spec, x, out, accumulate)
 
 
 def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
-    """out (n, d) = y (n, k) S, added to `out` if `accumulate`."""
+    """Write y (n, k) S to `out` (n, d), or add it if `accumulate`."""
     prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
 
 
@@ -60,16 +60,16 @@ def _prepare(spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool, adjo
     return prepared.SplitSum(write, sums, reduce)
 
 
-@dataclass(frozen=True, eq=False)  # compared and hashed by identity, as part of launches' keys
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity, as part of the keys of launches
 class Plan:
-    """A launch and the constants that determine its kernel. Products of one shape and kind share one."""
+    """A launch and the constants of its kernel, shared by all products of one shape and kind."""
 
     chosen: Iid | IidHopper
     constants: dict[str, Any]
 
 
 def describe(spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool, adjoint: bool) -> Product:
-    """The description of a product of `data`. The Hopper kernel stores results of any alignment."""
+    """The description of a product of `data`. It is plain for any alignment of `out`, as the Hopper kernel allows."""
     x, y = (out, data) if adjoint else (data, out)
     n, d = x.shape
     return Product(
@@ -90,7 +90,7 @@ def describe(spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool, adjo
 
 @lru_cache(maxsize=4096)
 def make_plan(product: Product) -> Plan:
-    """The plan for a product whose n, d and k are positive. This is where the product is hashed, once per call."""
+    """The plan for a product whose n, d and k are positive. The product is hashed only here."""
     return _shared_plan(choose(product), product._replace(offset=0))
 
 
@@ -125,7 +125,10 @@ def _multiply_iid(
     kind_of_target: Hashable,
     accumulate: bool,
 ) -> Call:
-    """The call(spec, data, target) of the portable kernel, into a target of these strides and kind."""
+    """The `Call` (spec, data, target) of the portable kernel, whose target is the result or partial sums.
+
+    `strides` are those of the target along splits, vectors and components.
+    """
     chosen = plan.chosen
     assert isinstance(chosen, Iid)
     lanes, (n, reduce_dim) = spec.lanes, data.shape

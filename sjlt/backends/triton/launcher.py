@@ -1,7 +1,7 @@
-"""Launches that skip Triton's search for a compiled kernel where its outcome is known.
+"""Launches that skip Triton's search for a compiled kernel once its result is known.
 
-Triton examines all arguments of every launch to find what to compile for, which is about half of the host's time. A
-`Launch` keeps all that does not change between calls, the compiled kernel included.
+At every launch, Triton examines all arguments to find the compiled kernel, which takes about half of the host time. A
+`Launch` stores everything that does not change between calls, including the compiled kernel.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from triton import knobs
 from triton.compiler.compiler import make_backend
 from triton.runtime import driver
 
-SHARED_BYTES = "SHARED_BYTES"  # the constant of kernels that address shared memory themselves: so much of it
+SHARED_BYTES = "SHARED_BYTES"  # constant of kernels that address shared memory themselves: the size of that memory
 SHARED_ALIGN = 128
-MAX_KEPT = 4096  # compiled kernels, or what was prepared for calls, in one dictionary
-# Triton by default generates a check for every integer operation, with wider numbers, and drops all of them unless it
-# debugs. The law's words wrap on purpose. Without the checks the machine code is the same, and the first stage of the
-# compiler takes half the time.
+MAX_KEPT = 4096  # entries per dictionary of compiled kernels or prepared calls
+# By default, Triton generates an overflow check in wider integers for every integer operation, and removes all checks
+# again unless it runs in debug mode. The words of the laws overflow on purpose. Without the checks, the machine code is
+# the same and the first stage of the compiler takes half the time.
 OPTIONS = {"sanitize_overflow": False}
 
-# Versions of Triton whose `CompiledKernel.run` takes the arguments that `_start` passes, and whose `metadata` tells how
-# much shared memory a launch has; neither is a documented interface.
+# Versions of Triton in which `CompiledKernel.run` accepts the arguments that `_start` passes, and in which `metadata`
+# determines the shared memory of a launch. Neither interface is documented.
 DIRECT = triton.__version__.startswith(("3.6.", "3.7."))
 
 Value = TypeVar("Value")
-Kind = tuple[dtype, int]  # of a tensor: its dtype, and its address modulo 16
-Found = tuple[Any, tuple[Any, ...]]  # a compiled kernel, and the values of its constants in the order of its arguments
+Kind = tuple[dtype, int]  # the dtype of a tensor, and its address modulo 16
+Found = tuple[Any, tuple[Any, ...]]  # a compiled kernel, and the values of its constants in argument order
 _compiled: dict[Hashable, Found] = {}
 _address = Tensor.data_ptr
 
 
 def kind(t: Tensor) -> Kind:
-    """The properties of a tensor that Triton compiles for: its dtype, and the alignment of its memory."""
+    """The properties of a tensor that Triton specializes on: its dtype and the alignment of its memory."""
     return t.dtype, t.data_ptr() % 16
 
 
 def remember(kept: dict[Hashable, Value], key: Hashable, value: Value) -> Value:
-    """Keep a value under a key of a dictionary, which is emptied when it is full, and return the value."""
+    """Store a value in a dictionary, which is cleared first if it is full, and return the value."""
     if len(kept) >= MAX_KEPT:
         kept.clear()
     kept[key] = value
@@ -48,15 +48,19 @@ def remember(kept: dict[Hashable, Value], key: Hashable, value: Value) -> Value:
 
 
 class Launch:
-    """``kernel[grid](*tensors, *before, *numbers, *after, **constants(), **OPTIONS)``, called with tensors and numbers.
+    """A launch ``kernel[grid](*tensors, *before, *numbers, *after, **constants(), **OPTIONS)``.
 
-    Calls that are made with tensors of the same kinds skip all that need not be repeated. Numbers that change between
-    calls must be arguments that the kernel is not specialised for.
+    It is called with a tuple of tensors and with numbers; only these may change between calls. Tensors must have the
+    same kinds in all calls, and numbers must be arguments that Triton does not specialize on.
 
     Parameters
     ----------
+    kernel, grid
+        A Triton or Gluon kernel, and its grid.
     device : int
-        The index of the tensors' device, which is the current one in calls.
+        Index of the tensors' device, which must be the current device during calls.
+    before, after : tuple
+        Arguments before and after the numbers.
     key, constants
         As for `run`.
     """
@@ -84,8 +88,8 @@ class Launch:
     def start(self, addresses: Iterable[Any], *numbers: float) -> bool:
         """Launch with addresses in place of tensors, and with descriptors, if the compiled kernel is known.
 
-        Returns False, and does nothing, before the first `search`. Triton looks up who owns a tensor's memory, but
-        takes a number as it is. A caller that knows where parts of a tensor lie need not make tensors of them.
+        Before the first `search`, this does nothing and returns False. Addresses are faster than tensors, whose memory
+        Triton looks up, and parts of a tensor can be passed without creating views.
         """
         found = self._found
         if found is None:
@@ -95,7 +99,7 @@ class Launch:
         return True
 
     def search(self, tensors: tuple[Any, ...], *numbers: float) -> None:
-        """Launch with tensors and descriptors, from which Triton learns what to compile for."""
+        """Launch with tensors and descriptors, for which Triton finds or compiles the kernel."""
         arguments = (*tensors, *self.before, *numbers, *self.after)
         found = run(self.kernel, self.grid, self.device, arguments, self.key, self.constants)
         if found is not None:
@@ -111,25 +115,28 @@ def run(
     key: Hashable,
     constants: Callable[[], dict[str, Any]],
 ) -> Found | None:
-    """Launch ``kernel[grid](*arguments, **constants(), **OPTIONS)`` on `device`, which is the current one.
+    """Launch ``kernel[grid](*arguments, **constants(), **OPTIONS)`` on `device`, which must be the current device.
 
-    A kernel with the constant SHARED_BYTES gets so much shared memory beyond Triton's own (see `kernels.nvidia`).
+    A kernel with the constant SHARED_BYTES receives that much shared memory in addition to Triton's own (see
+    `kernels.nvidia`).
 
     Parameters
     ----------
-    constants : callable
-        Returns the kernel's constants and the compiler's options, by name.
     key : hashable
-        Determines the constants and everything that Triton compiles for: the kinds of tensors, the block shapes of
-        descriptors, whether an integer that is specialised is 1 or divisible by 16, and whether an integer without a
-        declared type has 32 or 64 bits. It is hashed once per launch, so its parts should have cheap hashes.
+        Determines the constants and everything that Triton specializes on: the kinds of tensors, the block shapes of
+        descriptors, whether an integer is 1 or divisible by 16 (unless it is declared `do_not_specialize`), and
+        whether an integer without a declared type has 32 or 64 bits. It is hashed once per launch, so its parts should
+        have cheap hashes.
+    constants : callable
+        Returns the constants of the kernel and the compiler options, by name.
 
     Returns
     -------
-    (compiled kernel, values of its constants), or None in Triton's interpreter, which has no compiled kernels
+    tuple or None
+        The compiled kernel and the values of its constants; None in Triton's interpreter, which does not compile.
     """
-    known_by = (kernel.__name__, device, key)
-    found = _compiled.get(known_by)
+    compiled_key = (kernel.__name__, device, key)
+    found = _compiled.get(compiled_key)
     if found is not None:
         compiled, values = found
         _start(compiled, grid, device, (*arguments, *values))
@@ -144,21 +151,21 @@ def run(
     if compiled is None:
         return None
     values = tuple(by_name[name] for name in names)
-    return remember(_compiled, known_by, (compiled, values))
+    return remember(_compiled, compiled_key, (compiled, values))
 
 
 def _with_shared_memory(compiled: Any, size: int) -> Any:
-    """A kernel that was compiled and has not run, with `size` bytes of shared memory beyond those that Triton takes."""
-    # Triton keeps its kernels, and returns this one to later searches and to other threads.
-    of_triton = vars(compiled).setdefault("shared_memory_of_triton", compiled.metadata.shared)
-    shared = -(-of_triton // SHARED_ALIGN) * SHARED_ALIGN + size
+    """Give a compiled kernel that has not run yet `size` bytes of shared memory in addition to Triton's own."""
+    # Triton caches the kernel and returns it again, to later searches and other threads: keep the original size.
+    own = vars(compiled).setdefault("shared_memory_of_triton", compiled.metadata.shared)
+    shared = -(-own // SHARED_ALIGN) * SHARED_ALIGN + size
     compiled.metadata = compiled.metadata._replace(shared=shared)
     compiled.packed_metadata = make_backend(compiled.metadata.target).pack_metadata(compiled.metadata)
     return compiled
 
 
 def _start(compiled: Any, grid: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:
-    """``compiled[grid](*arguments)``, without what Triton prepares for hooks (of profilers) where there are none."""
+    """``compiled[grid](*arguments)``, without the preparations for hooks (of profilers) if there are none."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):

@@ -1,4 +1,4 @@
-"""Launches of the kernels for sketches of one tile, which multiply by entries that are written first."""
+"""Launches of the kernels for sketches of one tile, which multiply by stored entries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
     from .prepared import Call
 
-ONES = {torch.float16: 0x3C00, torch.bfloat16: 0x3F80}
+ONES = {torch.float16: 0x3C00, torch.bfloat16: 0x3F80}  # the bits of 1
 STORED = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -35,7 +35,10 @@ def prepare_project(
     kind_of_target: Hashable,
     accumulate: bool,
 ) -> Call:
-    """The call(spec, x, target) of X Sᵀ or its partial sums, for targets of these strides and kind."""
+    """The `Call` (spec, x, target) that writes X Sᵀ or its partial sums.
+
+    `strides` are those of the target along splits, vectors and components.
+    """
     write, numbers = _prepare_entries(chosen, geometry, spec, x, x.shape[1])
     single, scales = chosen.splits == 1, vector_scales(chosen.mode, x)
     programmatic = not single and device.describe(x.device).programmatic_launch
@@ -54,7 +57,7 @@ def prepare_project(
 def prepare_adjoint(
     chosen: OneTile, geometry: KernelGeometry, spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool
 ) -> Call:
-    """The call(spec, y, out) of Y S."""
+    """The `Call` (spec, y, out) that writes Y S, or adds it if `accumulate`."""
     write, numbers = _prepare_entries(chosen, geometry, spec, y, out.shape[1])
     sizes, kinds = (*out.shape, *y.stride(), *out.stride()), (kind(y), kind(out))
     run = _launch(adjoint_one_tile, chosen, y, sizes, (*numbers, geometry.scale), kinds, {"ACCUMULATE": accumulate})
@@ -70,8 +73,9 @@ def _launch(
     kinds: Hashable,
     options: dict[str, Any],
 ) -> Launch:
+    """A launch of `kernel`. `options` are the constants that only this kernel has."""
     grid = (-(-len(data) // chosen.block_vectors), chosen.splits, 1)
-    # Found here, because the function below is kept for later calls: it must not keep the data.
+    # Not in the function below, which outlives this call and must not keep the data alive.
     stored, interpreted = STORED[_stored(chosen, data)], device.describe(data.device).interpreted
 
     def constants() -> dict[str, Any]:
@@ -101,18 +105,19 @@ def _stored(chosen: OneTile, data: Tensor) -> torch.dtype:
 def _prepare_entries(
     chosen: OneTile, geometry: KernelGeometry, spec: SketchSpec, data: Tensor, d: int
 ) -> tuple[Callable[[SketchSpec, Tensor], Tensor], tuple[int, int, int, int]]:
-    """A function that writes the entries of d columns, and (k, columns, columns per split, the data's first column).
+    """A function that returns the entries of d columns, and the numbers that kernels need to read them.
 
-    The data's first column is not positive: entries begin with a whole chunk.
+    These are k, the number of columns, that of columns per split, and the column of the data at which the entries
+    begin. The latter is not positive, because the entries begin with a whole chunk.
     """
     log_chunk, offset = geometry.log_chunk, spec.feature_offset
     first = offset >> log_chunk
     chunks = ((offset + d - 1) >> log_chunk) + 1 - first
     sub_blocks, per_program = encoding(chunks, geometry.nnz)
-    numbers = (first, chunks, per_program, geometry.k, geometry.nnz, log_chunk, ONES[_stored(chosen, data)])
+    after = (first, chunks, per_program, geometry.k, geometry.nnz, log_chunk, ONES[_stored(chosen, data)])
     options = {"ROWS": chosen.rows, "SUB_BLOCKS": sub_blocks, "num_warps": 4}
     grid, key = (-(-chunks // per_program), 1, 1), (chosen.rows, sub_blocks)
-    run = Launch(write_entries, grid, data.get_device(), (), numbers, key, lambda: options)
+    run = Launch(write_entries, grid, data.get_device(), (), after, key, lambda: options)
     shape = (chunks << log_chunk, chosen.rows)
 
     def write(spec: SketchSpec, data: Tensor) -> Tensor:

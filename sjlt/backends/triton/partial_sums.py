@@ -1,4 +1,4 @@
-"""Results of kernels that split their sums: room for the partial sums, and their sum in a fixed order."""
+"""Partial sums of kernels that split their sums: their layout in memory, and their reduction in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from ...kernels.portable.reduce import reduce_partial_sums
 from . import device
 from .launcher import Launch, kind
 
-FEW_ELEMENTS, MANY_ELEMENTS = 128, 1024  # of the result, that a program adds partial sums for
-MIN_PROGRAMS = 256  # of MANY_ELEMENTS each
-ALIGN = 16  # numbers: what Triton itself examines integers for
-NARROW, WIDE = 32, 128  # columns of a program
+FEW_ELEMENTS, MANY_ELEMENTS = 128, 1024  # of the result, per program
+MIN_PROGRAMS = 256  # with MANY_ELEMENTS each; for fewer, a program has FEW_ELEMENTS
+ALIGN = 16  # elements; Triton itself examines integer arguments for divisibility by 16
+NARROW, WIDE = 32, 128  # columns per program
 
 
 class Sums(NamedTuple):
-    """The memory of partial sums, contiguous.
+    """The layout of partial sums in contiguous memory.
 
     Attributes
     ----------
-    shape : of the memory, (n, splits, k) or (splits, k, n)
-    dtype : fp64 for fp64 data, else fp32
-    strides : along splits, vectors and components
+    shape : tuple of three ints
+        (n, splits, k) or (splits, k, n).
+    dtype : torch.dtype
+        fp64 for fp64 data, else fp32.
+    strides : tuple of three ints
+        Strides along splits, vectors and components.
     """
 
     shape: tuple[int, int, int]
@@ -36,10 +39,10 @@ class Sums(NamedTuple):
 
 
 def sums_of(splits: int, data: Tensor, out: Tensor, vectors_last: bool = False) -> Sums:
-    """Memory for the partial sums of a product `out` (n, k) of `data`, in the memory order of `out` or `vectors_last`.
+    """The layout of the partial sums of a product `out` (n, k) of `data`, in the memory order of `out`.
 
-    The axis of vectors is first or last in memory, because there Hopper's memory accelerator clips stores beyond the
-    last vector.
+    Vectors are the last axis in memory if `vectors_last`. They are always the first or the last axis, because Hopper's
+    tensor memory accelerator then discards stores beyond the last vector.
     """
     dtype = torch.float64 if data.dtype == torch.float64 else torch.float32
     n, k = out.shape
@@ -49,12 +52,12 @@ def sums_of(splits: int, data: Tensor, out: Tensor, vectors_last: bool = False) 
 
 
 def strides(out: Tensor) -> tuple[int, ...]:
-    """The strides of a target along splits, vectors and components."""
+    """The strides of a target, (splits, n, k) or (n, k), along splits, vectors and components."""
     return (0, *out.stride())[-3:]
 
 
 def reduce(scale: float, partial: Tensor, out: Tensor, accumulate: bool) -> None:
-    """out = scale * sum of partial over its first axis (+ out)."""
+    """Write ``scale * partial.sum(0)`` to `out`, or add it to `out` if `accumulate`."""
     launch = reduction(scale, tuple(partial.shape), partial.stride(), partial.dtype, out, accumulate)
     launch((partial, out))
 
@@ -67,10 +70,10 @@ def reduction(
     out: Tensor,
     accumulate: bool,
 ) -> Launch:
-    """The launch(partial, out) of ``out = scale * sum of partial over its first axis (+ out)``.
+    """A launch of (partial, out) that writes ``scale * partial.sum(0)`` to `out`, or adds it if `accumulate`.
 
-    `shape`, `strides` and `dtype` are those of `partial` (splits, n, k), which has no gaps, begins at a multiple of 16
-    bytes and is contiguous along n or k.
+    `partial` has the given `shape` (splits, n, k), `strides` and `dtype`. It must have no gaps, begin at a multiple of
+    16 bytes and be contiguous along n or k.
     """
     splits, rows, columns = shape
     stride_ps, stride_pr, stride_pc = strides
@@ -101,7 +104,7 @@ def reduction(
 
 
 def _block(rows: int, columns: int) -> tuple[int, int]:
-    """(rows, columns) of a program: one of few shapes, each of which is compiled."""
+    """(rows, columns) of a program. There are few such shapes, because each is compiled."""
     elements = MANY_ELEMENTS if rows * columns >= MIN_PROGRAMS * MANY_ELEMENTS else FEW_ELEMENTS
     if columns <= NARROW:
         return elements // NARROW, NARROW

@@ -1,7 +1,7 @@
-"""Products of the same shapes, kinds and alignments, prepared once: a repeated call looks them up by one key.
+"""Products prepared once for all calls with the same shapes and kinds of tensors, which look them up by one key.
 
 A law *prepares* a product: it chooses the kernels, computes grids, sizes and strides, and returns a `Call`, which only
-allocates what it needs in between and launches. Calls serve all seeds.
+allocates intermediate memory and launches. A `Call` serves all seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .partial_sums import Sums
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-    # call(spec, data, out) writes a product to `out`. The seed of `spec` may differ from that of the preparation.
+    # call(spec, data, out) writes a product to `out`. The seed of `spec` may differ from the one at preparation.
     Call = Callable[[SketchSpec, Tensor, Tensor], None]
     Prepare = Callable[[SketchSpec, Tensor, Tensor, bool], Call]
 
@@ -28,12 +28,12 @@ _prepared: dict[Hashable, Any] = {}
 
 
 def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool) -> None:
-    """Write a product of 2-D data to `out`, or add it if `accumulate`.
+    """Write a product of 2-D data to `out`, or add it to `out` if `accumulate`.
 
     Parameters
     ----------
     prepare : callable
-        ``prepare(spec, data, out, accumulate)`` returns the call. It may depend on the shapes, strides, dtypes and
+        ``prepare(spec, data, out, accumulate)`` returns a `Call`. It may depend on the shapes, strides, dtypes and
         devices of the tensors, and on their addresses modulo 16.
     """
     index = data.get_device()  # -1 in Triton's interpreter
@@ -52,23 +52,26 @@ def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accu
 
 
 def zero(_: SketchSpec, __: Tensor, out: Tensor) -> None:
-    """The product with data that has no features."""
+    """The `Call` for data without features."""
     out.zero_()
 
 
 def nothing(*_: Any) -> None:
-    """The product that has no elements, or adds nothing."""
+    """The `Call` for a result without elements, or to which nothing is added."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitSum:
-    """A product of which a kernel writes partial sums.
+    """A `Call` that writes partial sums and reduces them.
 
     Attributes
     ----------
-    write : call(spec, data, memory) that writes the unscaled partial sums to memory as `sums` describes it
-    sums : the memory of the partial sums
-    reduce : launch(memory, out) that adds, scales and rounds them
+    write : Call
+        ``write(spec, data, memory)`` writes the unscaled partial sums.
+    sums : Sums
+        The layout of `memory`.
+    reduce : Launch
+        ``reduce((memory, out))`` adds, scales and rounds the partial sums.
     """
 
     write: Call

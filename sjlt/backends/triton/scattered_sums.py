@@ -1,4 +1,4 @@
-"""Launches of `project_scattered`, and of the sum over its programs."""
+"""Launches of `project_scattered`, and of the reduction of its partial sums."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectScattered:
-    """The call(spec, x, out) of a product, as `prepared` describes it.
+    """The `Call` (spec, x, out) of a product.
 
     Attributes
     ----------
-    project : launch(x, partial sums; seed)
-    sums : the memory of the partial sums
-    reduce : launch(partial sums, out)
+    project : Launch
+        Of (x, partial sums) and the seed.
+    sums : Sums
+        The layout of the partial sums.
+    reduce : Launch
+        Of (partial sums, out).
     """
 
     project: Launch
@@ -43,7 +46,7 @@ class ProjectScattered:
 
 
 def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectScattered:
-    """The call that computes out = X Sᵀ, added to `out` if `accumulate`."""
+    """The `Call` that writes X Sᵀ to `out`, or adds it if `accumulate`."""
     part, kernel, (n, d) = spec.one_stack(), chosen.kernel, x.shape
     g = law.geometry(part.n_components, part.nnz, 0)
     batch = kernel.chunks << g.log_chunk

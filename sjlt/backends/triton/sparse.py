@@ -1,4 +1,7 @@
-"""Sparse data on Triton: X (n, n_features) as the three arrays of CSR. Which kernels: `kernels.portable.sparse`."""
+"""Sparse data on Triton: products of X (n, n_features), given as the three arrays of CSR.
+
+`kernels.portable.sparse` describes the kernels.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ from .launcher import OPTIONS
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-TERMS = 64  # of a step of one warp's program: on AMD too, each thread has one
-BLOCK = 128  # nonzeros of a program that encodes or gathers
-CODES_BYTES = SUMS_BYTES = SCRATCH_BYTES // 2  # of the codes and of the partial sums in memory
-CALLS = 16  # of Philox, whose components a program of the iid law owns
-MIN_PAIRS = 1 << 15  # (row, part) pairs that fill a large GPU
-MAX_PART, MIN_PART = 4096, 32  # nonzeros of a part, on average: for accuracy; that are worth sums of their own
+TERMS = 64  # per step of a program of one warp, so that on AMD, too, each thread has one
+BLOCK = 128  # nonzeros per program that encodes or gathers
+CODES_BYTES = SUMS_BYTES = SCRATCH_BYTES // 2  # for codes, and for partial sums
+CALLS = 16  # a program of the iid law computes the components of so many calls of Philox
+MIN_PAIRS = 1 << 15  # pairs of a row and a part that occupy a large GPU
+MAX_PART, MIN_PART = 4096, 32  # average nonzeros per part: at most, for accuracy; at least, to be worth a partial sum
 
 
 def project_exact(
     spec: SketchSpec, values: Tensor, indptr: Tensor, columns: Tensor, out: Tensor, accumulate: bool
 ) -> None:
-    """out (n, k) = X Sᵀ, added to `out` if `accumulate`, under the exact law."""
+    """Write X Sᵀ under the exact law to `out` (n, k), or add it if `accumulate`."""
     if device.describe(values.device).asynchronous_copies:
         from . import sparse_shared
 
@@ -44,8 +47,9 @@ def _project_in_memory(
     spec: SketchSpec, values: Tensor, indptr: Tensor, columns: Tensor, target: Tensor, splits: int, scale: float,
     accumulate: bool,
 ) -> None:  # fmt: skip
-    one = spec.one_stack()
-    geometry = kernel_geometry(one.n_components, one.nnz, 0, spec.stacks)
+    """Write scale * X Sᵀ, or its partial sums, to `target` by kernels that add to sums in device memory."""
+    part = spec.one_stack()
+    geometry = kernel_geometry(part.n_components, part.nnz, 0, spec.stacks)
     span = max(1, CODES_BYTES // (4 * spec.nnz))  # nonzeros encoded at a time
     block = next_power_of_two(spec.nnz)
     rows = max(1, TERMS // block)
@@ -68,7 +72,7 @@ def _project_in_memory(
 def project_iid(
     spec: SketchSpec, values: Tensor, indptr: Tensor, columns: Tensor, out: Tensor, accumulate: bool
 ) -> None:
-    """out (n, k) = X Sᵀ, added to `out` if `accumulate`, under the iid law."""
+    """Write X Sᵀ under the iid law to `out` (n, k), or add it if `accumulate`."""
     lanes, k = spec.lanes, spec.n_components
 
     def launch(target: Tensor, splits: int, scale: float, accumulate: bool) -> None:
@@ -85,9 +89,9 @@ def project_iid(
 
 
 def gather_exact(spec: SketchSpec, gradient: Tensor, rows: Tensor, columns: Tensor, out: Tensor) -> None:
-    """out[e] = (gradient S)[rows[e], columns[e]], under the exact law."""
-    one = spec.one_stack()
-    geometry = kernel_geometry(one.n_components, one.nnz, 0, spec.stacks)
+    """Write (gradient S)[rows[e], columns[e]] under the exact law to out[e]."""
+    part = spec.one_stack()
+    geometry = kernel_geometry(part.n_components, part.nnz, 0, spec.stacks)
     if len(out):
         with device.current(out):
             kernels.gather_sparse[(-(-len(out) // BLOCK),)](
@@ -98,7 +102,7 @@ def gather_exact(spec: SketchSpec, gradient: Tensor, rows: Tensor, columns: Tens
 
 
 def gather_iid(spec: SketchSpec, gradient: Tensor, rows: Tensor, columns: Tensor, out: Tensor) -> None:
-    """out[e] = (gradient S)[rows[e], columns[e]], under the iid law."""
+    """Write (gradient S)[rows[e], columns[e]] under the iid law to out[e]."""
     lanes, k = spec.lanes, spec.n_components
     if len(out):
         with device.current(out):
@@ -110,7 +114,10 @@ def gather_iid(spec: SketchSpec, gradient: Tensor, rows: Tensor, columns: Tensor
 
 
 def count_splits(rows: int, nonzeros: int, k: int, itemsize: int) -> int:
-    """The parts into which each row's nonzeros are cut: a pure function of the sizes, so that results repeat."""
+    """The number of parts that the nonzeros of each row are split into.
+
+    It depends on the sizes only, so that results are reproducible.
+    """
     average = nonzeros // max(1, rows)
     wanted = max(-(-MIN_PAIRS // max(1, rows)), -(-average // MAX_PART))
     fitting = SUMS_BYTES // max(1, rows * k * itemsize)
@@ -120,9 +127,14 @@ def count_splits(rows: int, nonzeros: int, k: int, itemsize: int) -> int:
 def _write(
     values: Tensor, out: Tensor, accumulate: bool, scale: float, launch: Callable[..., None], rounds_once: bool = False
 ) -> None:
-    """Write to `out` by ``launch(target, splits, factor of each term, whether it adds to the target)``.
+    """Write a product to `out`, directly or by way of partial sums.
 
-    rounds_once : whether a launch writes each of its results once, so that 16 bits may hold it.
+    Parameters
+    ----------
+    launch : callable
+        ``launch(target, splits, scale, accumulate)`` writes the product times `scale`, or its partial sums.
+    rounds_once : bool
+        Whether `launch` writes every element only once, so that a target of 16 bits is rounded once.
     """
     if not len(values) or not out.numel():
         if not accumulate:

@@ -1,4 +1,4 @@
-"""Launches of `project_sparse_shared`: codes of all columns or of spans of nonzeros, and the sums of each."""
+"""Launches of `project_sparse_shared`, which reads codes of all columns or of a span of nonzeros at a time."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
 LANES = 32
-ENCODED = 128  # columns or nonzeros of a program that encodes
+ENCODE_BLOCK = 128  # columns or nonzeros per program that encodes
 CODES_BYTES = SCRATCH_BYTES // 2
-MAX_ROW_BYTES = 64 << 10  # of a row's sums: three programs share a multiprocessor then
-# Of a program's sums, unless a row's are more: enough warps hide the latency of loads. (200000, 2^20) with 100 nonzeros
-# a row, to 512, takes 2.7 floors so, 3.8 with 8 KiB and 3.9 with 16 KiB (H200).
+MAX_ROW_BYTES = 64 << 10  # for the sums of a row; three programs then share a multiprocessor
+# For the sums of a program, unless a single row needs more; with so few, enough warps hide the latency of loads.
+# (200000, 2^20) -> 512 with 100 nonzeros per row takes 2.7 memory floors, 3.8 with 8 KiB and 3.9 with 16 KiB (H200).
 PROGRAM_BYTES = 4 << 10
 MIN_BATCH = 16  # nonzeros of a row that are loaded at a time
 
 
 def fits(spec: SketchSpec, values: Tensor) -> bool:
-    """Whether the kernel runs there, and its shared memory holds the sums of a row."""
+    """Whether the device can run the kernel, and its shared memory holds the sums of a row."""
     row_bytes = spec.n_components * _sum_dtype(values).itemsize
     return (
         device.describe(values.device).asynchronous_copies
@@ -40,7 +40,7 @@ def fits(spec: SketchSpec, values: Tensor) -> bool:
 
 
 def is_in_one_pass(spec: SketchSpec, values: Tensor) -> bool:
-    """Whether codes of all columns, or of all nonzeros, are in memory at a time."""
+    """Whether the codes of all columns or of all nonzeros fit in memory at a time."""
     return min(spec.n_features, len(values)) <= _span(spec)
 
 
@@ -48,19 +48,19 @@ def project(
     spec: SketchSpec, values: Tensor, indptr: Tensor, columns: Tensor, target: Tensor, splits: int, scale: float,
     accumulate: bool,
 ) -> None:  # fmt: skip
-    """target (splits, n, k), or with one split (n, k), = scale * the sums of X Sᵀ, added to it if `accumulate`."""
+    """Write scale * X Sᵀ to `target` (n, k), or its partial sums (splits, n, k); add them if `accumulate`."""
     nonzeros, span = len(values), _span(spec)
     has_table = spec.n_features <= min(span, nonzeros)
     step = nonzeros if has_table else min(span, nonzeros)
     codes = torch.empty((spec.n_features if has_table else step, spec.nnz), dtype=torch.int32, device=values.device)
-    one = spec.one_stack()
-    geometry = kernel_geometry(one.n_components, one.nnz, 0, spec.stacks)
+    part = spec.one_stack()
+    geometry = kernel_geometry(part.n_components, part.nnz, 0, spec.stacks)
     for first in range(0, nonzeros, step):
         count = min(step, nonzeros - first)
-        of, encoded = (None, spec.n_features) if has_table else (columns[first:], count)
-        encode_columns[(-(-encoded // ENCODED),)](
-            of, codes, encoded, spec.feature_offset, spec.seed, GEOMETRY=geometry, STACKS=spec.stacks, BLOCK=ENCODED,
-            num_warps=4, **OPTIONS,
+        encoded, n_encoded = (None, spec.n_features) if has_table else (columns[first:], count)
+        encode_columns[(-(-n_encoded // ENCODE_BLOCK),)](
+            encoded, codes, n_encoded, spec.feature_offset, spec.seed, GEOMETRY=geometry, STACKS=spec.stacks,
+            BLOCK=ENCODE_BLOCK, num_warps=4, **OPTIONS,
         )  # fmt: skip
         tensors = values, indptr, columns, codes, target
         _add(spec, tensors, splits, (first, first + count), scale, accumulate or first > 0, has_table)
@@ -70,6 +70,7 @@ def _add(
     spec: SketchSpec, tensors: tuple[Tensor, ...], splits: int, span: tuple[int, int], scale: float, accumulate: bool,
     has_table: bool,
 ) -> None:  # fmt: skip
+    """Add the terms of nonzeros span[0] to span[1] - 1; tensors are (values, indptr, columns, codes, target)."""
     values, target = tensors[0], tensors[-1]
     n, k = target.shape[-2:]
     block, sum_dtype = next_power_of_two(spec.nnz), _sum_dtype(values)
@@ -95,11 +96,12 @@ def _add(
 
 
 def _rounded_up(size: int) -> int:
-    """One of few sizes of shared memory, each of which is compiled."""
+    """`size` rounded up to one of few sizes of shared memory, because each is compiled."""
     return max(1024, next_power_of_two(size)) if size <= PROGRAM_BYTES else -(-size // 4096) * 4096
 
 
 def _span(spec: SketchSpec) -> int:
+    """The number of columns or nonzeros whose codes fit in CODES_BYTES."""
     return max(1, CODES_BYTES // (4 * spec.nnz))
 
 

@@ -1,8 +1,7 @@
-"""Stacked sketches of the exact law on Triton.
+"""Stacked sketches under the exact law on Triton.
 
-Products of many vectors need one launch, in which the tiles of all stacks run side by side, so that all but one of them
-find the data in the L2 cache: on Hopper from codes, elsewhere by the portable kernels. Few vectors and adjoints are
-made stack by stack.
+One launch computes the projection of many vectors. The tiles of all stacks run side by side, so that all but one of
+them find the data in the L2 cache. Few vectors (except by `scattered_sums`) and adjoints are computed stack by stack.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ project_sparse, gather_sparse = sparse.project_exact, sparse.gather_exact
 
 
 def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    """out (n, k) = x (n, d) Sᵀ, added to `out` if `accumulate`."""
+    """Write x (n, d) Sᵀ to `out` (n, k), or add it if `accumulate`."""
     prepared.multiply(_prepare_project, spec, x, out, accumulate)
 
 
 def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
-    """out (n, d) = y (n, k) S, added to `out` if `accumulate`."""
+    """Write y (n, k) S to `out` (n, d), or add it if `accumulate`."""
     n, d = out.shape
-    if n and out.dtype in (torch.float16, torch.bfloat16):  # the sum over stacks is rounded once
+    if n and out.dtype in (torch.float16, torch.bfloat16):  # sum over stacks in fp32, so that it is rounded once
         step = max(1, SCRATCH_BYTES // (4 * d)) if d else n
-        span = min(d, SCRATCH_BYTES // 4)  # less than d only where one vector is too large
+        span = min(d, SCRATCH_BYTES // 4)  # less than d only if a single vector is too large
         for i in range(0, n, step):
             for j in range(0, d, max(1, span)):
                 part = out[i : i + step, j : j + span]
@@ -98,16 +97,20 @@ def _prepare_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool)
 
 
 def gathers(product: Product) -> bool:
-    """Whether the portable kernels that gather are faster than tensor cores: for S A in fp32.
+    """Whether the portable kernels gather, in fp32, and are therefore faster than `hopper_codes` on tensor cores.
 
-    With nnz 4 and 4 stacks, A (262144, 512) -> 1024 takes 4.1 times the memory floor so and 4.8 from codes, with 2 1.8
-    and 2.9; X (262144, 4096) -> 512, which the portable tensor-core kernel makes, 5.7 and 4.0, 2.7 and 1.9 (H200).
+    They gather for S A. With nnz 4, in memory floors on an H200: A (262144, 512) -> 1024 takes 4.1 with 4 stacks and
+    1.8 with 2, against 4.8 and 2.9 from codes. X (262144, 4096) -> 512, for which the portable kernel uses tensor
+    cores, takes 5.7 and 2.7, against 4.0 and 1.9 from codes.
     """
     return product.dtype == "float32" and isinstance(choose_on_the_fly(product), RowGather | FewVectors)
 
 
 def _plan(product: Product, stack: int | None, stacks: int) -> exact.Plan:
-    """The plan for one stack's product, or with None for all of them: the kernels that store entries know no stacks."""
+    """The plan for the product of one stack, or of all if `stack` is None, by kernels that generate entries.
+
+    Kernels that read stored entries do not support stacks.
+    """
     return _with_geometry(exact.make_plan(product, choose_on_the_fly), product.k, product.nnz, stack, stacks)
 
 

@@ -1,4 +1,4 @@
-"""Launches of `project_staged`: words before each pass over splits and, where sums are split, their sum at the end."""
+"""Launches of `project_staged`, in passes over splits that encode words first, and of the reduction of split sums."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectStaged:
-    """The call(spec, x, out) of a product, as `prepared` describes it.
+    """The `Call` (spec, x, out) of a product.
 
     Attributes
     ----------
-    words : the number of words that a pass encodes
-    sums : the shape of the partial sums, or None where the target is `out`
-    sum_dtype : theirs
-    passes : of each, launch(words; seed) and launch(x, target, words)
-    reduce : launch(partial sums, out), or None
+    words : int
+        The largest number of words that a pass encodes.
+    sums : tuple of int or None
+        Shape of the partial sums; None if the target is `out`.
+    sum_dtype : torch.dtype
+        Dtype of the partial sums.
+    passes : tuple of pairs of Launch
+        For each pass, the launches of (words,) and the seed, and of (x, target, words).
+    reduce : Launch or None
+        Of (partial sums, out); None if the target is `out`.
     """
 
     words: int
@@ -53,11 +58,12 @@ class ProjectStaged:
 
 
 def prepare(chosen: StagedGather, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectStaged:
-    """The call that computes out = X Sᵀ, added to `out` if `accumulate`."""
+    """The `Call` that writes X Sᵀ to `out`, or adds it if `accumulate`."""
     scale = kernel_geometry(spec.n_components, spec.nnz).scale
     contiguous = chosen.kernel.vectors_contiguous
-    # Results in another order than the kernel's would cross shared memory, which has no room for them.
-    sums, in_order = sums_of(chosen.splits, x, out, contiguous), not contiguous or out.stride(0) == 1
+    sums = sums_of(chosen.splits, x, out, contiguous)
+    # To store in another order, the kernel would need shared memory, which is full.
+    in_order = not contiguous or out.stride(0) == 1
     if chosen.splits == 1 and not accumulate and out.dtype == sums.dtype and in_order:
         passes, words = _passes(chosen, spec, x, kind(out), (0, *out.stride()), scale)
         return ProjectStaged(words, None, sums.dtype, passes, None)
@@ -69,7 +75,7 @@ def prepare(chosen: StagedGather, spec: SketchSpec, x: Tensor, out: Tensor, accu
 def _passes(
     chosen: StagedGather, spec: SketchSpec, x: Tensor, target: Kind, strides: tuple[int, ...], scale: float
 ) -> tuple[tuple[tuple[Launch, Launch], ...], int]:
-    """The launches of each pass, for targets of these strides and kind, and the number of words of the longest."""
+    """The launches of each pass, for targets of kind `target`, and the number of words of the longest pass."""
     part, (n, d), kernel, device = spec.one_stack(), x.shape, chosen.kernel, x.get_device()
     g = law.geometry(part.n_components, part.nnz, 0)
     lists, rows = spec.stacks * g.n_tiles, chosen.parts * kernel.rows
@@ -89,9 +95,9 @@ def _passes(
         encoded = (*sketch, first_group + start, groups, lists, row_bytes)
         encode = Launch(encode_groups, grid, device, (), encoded, sub_blocks, lambda: options)
         grid = (chosen.parts * -(-n // kernel.vectors), min(chosen.splits_per_pass, chosen.splits - split), 1)
-        numbers = (first_column + start * kernel.columns, groups, chosen.groups_per_split, split, chosen.parts, scale)
+        after = (first_column + start * kernel.columns, groups, chosen.groups_per_split, split, chosen.parts, scale)
         key = (kernel, kind(x), target, sizes)
-        passes.append((encode, Launch(project_staged, grid, device, sizes, numbers, key, lambda: constants)))
+        passes.append((encode, Launch(project_staged, grid, device, sizes, after, key, lambda: constants)))
     return tuple(passes), rows * min(groups_per_pass, all_groups)
 
 

@@ -1,4 +1,4 @@
-"""The power-of-two scales with which fp32 vectors become pairs of fp16 numbers."""
+"""Power-of-two scales of fp32 vectors that are multiplied as pairs of fp16 values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CONSTANTS = {
 
 
 def vector_scales(mode: int, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function that computes the scales, fp32 (n,), of vectors like x, if `mode` is FP16_PAIR.
+    """A function that returns the scales, fp32 of shape (n,), of data with the shape, strides and kind of `x`.
 
-    In other modes the function returns its argument: kernels then do not read their tensor of scales.
+    In modes other than FP16_PAIR it returns its argument, because kernels then do not read their tensor of scales.
     """
     if mode != arithmetic.FP16_PAIR:
         return lambda x: x
