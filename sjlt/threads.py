@@ -129,7 +129,7 @@ def run(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers:
         todo.clear()
 
     try:
-        with contextlib.suppress(RuntimeError):  # no thread can start: there are too many, or the interpreter is exiting
+        with contextlib.suppress(RuntimeError):  # no thread can start: too many, or the interpreter is exiting
             executor = _executor(workers - 1)
             for _ in range(workers - 1):
                 executor.submit(work_in_pool)  # the pool may run it even if this raises
