@@ -192,9 +192,10 @@ def favors_few_vectors(product: Product) -> bool:
 def is_small_gather(product: Product) -> bool:
     """Whether a product is so small that `few_vectors`, which needs only one launch, is fastest.
 
-    This is limited to S A in fp32 and to Y S of contiguous rows, in geometries that are not powers of two; kernels for
-    those that are take half as long. On an H200, S A (4096, 103) -> 1664 in fp32 takes 15 us, against 63 us by
-    `row_gather` and 23 us from codes; Y (1047, 1536) -> 692 in fp32 takes 9 us, against 17 us by `adjoint_tensor_core`.
+    This is limited to S A in fp32 and to Y S of contiguous rows, and to geometries that are not powers of two, because
+    the other kernels take half as long for those. On an H200, S A (4096, 103) -> 1664 in fp32 takes 15 us, against
+    63 us by `row_gather` and 23 us from codes; Y (1047, 1536) -> 692 in fp32 takes 9 us, against 17 us by
+    `adjoint_tensor_core`.
     """
     size, terms = product.n * product.d, product.n * product.d * product.nnz
     if size < MIN_SMALL or product.dtype == "float64" or is_power_of_two(product.k, product.nnz):

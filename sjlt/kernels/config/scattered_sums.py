@@ -45,7 +45,7 @@ class ScatterConstants:
     chunks : int
         Chunks per batch.
     log_parts : int
-        A chunk has 2^log_parts entries in the table, one for every 32 columns.
+        A chunk has 2^log_parts table entries per sub-block, one for every 32 columns.
     loaded : int
         Blocks of 32 columns that a warp loads at a time.
     together : int
