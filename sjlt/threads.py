@@ -1,7 +1,7 @@
 """Threads for CPU work: their number, and a pool that supports forks and concurrent callers.
 
 Kernels release the interpreter lock, so ordinary threads run them in parallel. All callers in a process share one pool;
-a forked child starts without a pool and creates its own. (GNU OpenMP crashes in a forked child, and Numba's workqueue
+a forked child starts without a pool and creates its own. (GNU OpenMP aborts in a forked child, and Numba's workqueue
 does not support concurrent callers, so neither is used.)
 """
 
