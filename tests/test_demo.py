@@ -61,8 +61,8 @@ def test_whole_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ("arguments", "message"),
     [
         (("--plot", "nowhere/demo.png"), "nowhere: no such directory"),
-        (("--plot", "demo.xyz"), "demo.xyz: a plot's name ends in .png or .pdf or .svg"),
-        (("--plot", "demo"), "demo: a plot's name ends in .png or .pdf or .svg"),
+        (("--plot", "demo.xyz"), "demo.xyz: a plot's name must end in .png or .pdf or .svg"),
+        (("--plot", "demo"), "demo: a plot's name must end in .png or .pdf or .svg"),
         (("--stride", "0"), "stride must be from 1 to 32, got 0"),
     ],
 )

@@ -161,7 +161,7 @@ def test_bad_matrices(run, name, case):
 @pytest.mark.parametrize(
     ("changes", "more", "message"),
     [
-        ({"x.npy": "x.txt", "x.npz": "x.txt"}, [], "x.txt: a result's name ends in .np"),
+        ({"x.npy": "x.txt", "x.npz": "x.txt"}, [], "x.txt: a result's name must end in .np"),
         ({"x.npy": "none/x.npy", "x.npz": "none/x.npz"}, [], "none: no such directory"),
         ({}, ["--seed", 2**64], f"seed must be from -9223372036854775808 to 18446744073709551615, got {2**64}"),
         ({}, ["--threads", "0"], "0"),
@@ -242,7 +242,7 @@ def test_an_interruption_leaves_nothing(run, name, monkeypatch):
         stop_at(monkeypatch, number, interrupt)
         result = run(*COMMANDS[name])
         assert result.code == 130
-        assert result.err == f"Interrupted in pass {number}: nothing was written, and the same command starts anew\n"
+        assert result.err == f"Interrupted in pass {number}: nothing was written; the same command starts over\n"
         assert files() == before
 
 

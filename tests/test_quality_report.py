@@ -141,12 +141,12 @@ BAD = {
     "eps of letters": (("x.npy", "--eps", "small"), "'small' is not a number", None),
     "seeds": (("x.npy", "--seeds", 1), "seeds must be from 2 to ", None),
     "pairs": (("x.npy", "--pairs", 0), "pairs must be from 1 to ", None),
-    "plot's suffix": (("x.npy", "--plot", "x.gif"), "x.gif: a plot's name ends in .png or .pdf or .svg", None),
+    "plot's suffix": (("x.npy", "--plot", "x.gif"), "x.gif: a plot's name must end in .png or .pdf or .svg", None),
     "plot's directory": (("x.npy", "--plot", "no/x.png"), "no: no such directory", None),
     "JSON's directory": (("x.npy", "--json", "no/x.json"), "no: no such directory", None),
     "a directory": (("x.npy", "--json", "d.json"), "d.json: exists and is not a", lambda: Path("d.json").mkdir()),
-    "JSON's suffix": (("x.npy", "--json", "x.npy"), "x.npy: a JSON file's name ends in .json", None),
-    "one name": (("x.npy", "--json", "x.svg", "--plot", "x.svg"), "x.svg: a JSON file's name ends in .json", None),
+    "JSON's suffix": (("x.npy", "--json", "x.npy"), "x.npy: a JSON file's name must end in .json", None),
+    "one name": (("x.npy", "--json", "x.svg", "--plot", "x.svg"), "x.svg: a JSON file's name must end in .json", None),
     "the source": (
         ("x.npy", "--json", "x.json", "--force"),
         "x.json: is the source x.npy",
@@ -248,9 +248,9 @@ def test_figure_formats(report, suffix):
 
 @pytest.mark.parametrize("name", ["p", "p.gif", ".png"])
 def test_unknown_figure_formats_are_refused(report, name):
-    with pytest.raises(ValueError, match=r"a plot's name ends in .png or .pdf or .svg"):
+    with pytest.raises(ValueError, match=r"a plot's name must end in .png or .pdf or .svg"):
         report.plot(name)
-    with pytest.raises(ValueError, match=r"a plot's name ends in"):
+    with pytest.raises(ValueError, match=r"a plot's name must end in"):
         figures.plot_datasets({"a": report}, Path(name))
     assert not Path(name).exists()
 

@@ -48,7 +48,7 @@ def test_progress_bar_while_workers_start():
     shards(Path("in"))
     code, shown = on_a_terminal("project", "in", "out", "-k", K, "--workers", 2)
     assert code == 0
-    assert "the workers start ..." in shown
+    assert "starting workers ..." in shown
     assert "76/76" in shown
 
 

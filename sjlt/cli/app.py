@@ -1,7 +1,6 @@
 """The command line: ``sjlt project``, ``commit``, ``info``, ``lstsq``, ``svd``, ``demo`` and ``quality``.
 
-Each command is a function in a module of its own. Modules that take long to import are imported inside the commands
-that need them, so that help appears at once.
+Each command is a function in its own module. Slow imports happen inside the commands, so that help appears at once.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from .svd import svd
 from .terminal import note, open_standard_streams
 
 app = typer.Typer(
-    help="Sparse Johnson-Lindenstrauss transforms that are never stored.",
+    help="Compress vectors, and solve large matrix problems, with sparse Johnson-Lindenstrauss transforms.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)  # which typer does not export
+_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)  # typer does not export it
 
 
 def main() -> None:
-    """The entry point: an error is one line on standard error and exit code 2."""
+    """Run the command line. Errors print one line to standard error and exit with code 2."""
     from ..files.errors import UserError, explain
 
     open_standard_streams()
@@ -47,7 +46,7 @@ def main() -> None:
             e.show()  # the help
         else:
             note(f"Error: {' '.join(e.format_message().split())}")
-    except BrokenPipeError:  # the reader of standard output has gone: nothing more is written there, not even at exit
+    except BrokenPipeError:  # the reader of standard output is gone: discard the rest, including the flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (UserError, OSError, MemoryError) as e:
         note(f"Error: {explain(e)}")

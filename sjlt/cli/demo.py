@@ -17,24 +17,23 @@ def demo(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Where to save the plot: .png, .pdf or .svg; default: sjlt-demo.png, that of an earlier demo is "
-            "replaced.",
+            help="Where to save the plot: .png, .pdf or .svg. Default: sjlt-demo.png, which is overwritten.",
             show_default=False,
         ),
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIRECTORY", help="Keep the vectors and results there.", show_default=False),
+        typer.Option(metavar="DIRECTORY", help="Keep the vectors and results in this directory.", show_default=False),
     ] = None,
     stride: Annotated[int, typer.Option(help="Pixels between patches; 2 gives 128,956 vectors.", **INTEGER)] = 2,
-    force: Annotated[bool, typer.Option("--force", help="Replace the plot and the files that are kept.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the files given by --plot and --keep.")] = False,
 ) -> None:
-    """Compare sjlt with scikit-learn on real vectors.
+    """Compare sjlt with scikit-learn on image patches.
 
-    Cuts the two photographs that ship with scikit-learn into overlapping 16 x 16 patches of 768 numbers, projects them
-    from file to file to 256 dimensions, and compares time, memory, distances and nearest neighbours with scikit-learn's
-    SparseRandomProjection. sjlt uses a GPU where there is one, and the table says so. The demo takes about half a
-    minute and 700 MB of temporary space.
+    Cuts the two photographs that ship with scikit-learn into overlapping 16 x 16 RGB patches (768 values each),
+    projects them from file to file to 256 dimensions with sjlt and with scikit-learn's SparseRandomProjection, and
+    compares time, memory, distances and nearest neighbours. sjlt uses a GPU if there is one; the table names it. The
+    demo needs about half a minute and 700 MB of temporary space.
     """
     import tempfile
 

@@ -1,4 +1,4 @@
-"""``sjlt project`` for folders, globs and parts: plans on the command line; and the command ``sjlt commit``."""
+"""``sjlt project`` for folders, globs and parts, and the command ``sjlt commit``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class Work(NamedTuple):
-    """The settings with which the parts of a plan are run.
+    """How the parts of a plan are cut and run, as given on the command line.
 
     Attributes
     ----------
     part_rows, workers : int or None
     dask : str or None
-        The address of a scheduler.
+        Address of a dask scheduler.
     part, of : int or None
-        This job's number, from 0, and the number of jobs.
+        Index of this array job, from 0, and the number of jobs.
     """
 
     part_rows: int | None
@@ -38,7 +38,7 @@ class Work(NamedTuple):
 
 
 def is_planned(source: Path, work: Work) -> bool:
-    """Whether the source is several files, or its projection is to be cut into parts."""
+    """Whether the source is several files, or an option asks for parts."""
     from ..files.zarr import is_zarr
 
     many = (source.is_dir() and not is_zarr(source)) or (glob.has_magic(str(source)) and not source.exists())
@@ -46,7 +46,7 @@ def is_planned(source: Path, work: Work) -> bool:
 
 
 def project_folder(source: Path, out: Path, n_components: int, work: Work, force: bool, **parameters: Any) -> None:
-    """Plan the projection of `source` into the folder `out` and run it, or this job's parts of it."""
+    """Plan the projection of `source` into the folder `out`, and run all parts or those of this array job."""
     from ..files.errors import UserError, one_line
     from ..files.names import output_format
     from ..plans import load, plan
@@ -69,25 +69,25 @@ def project_folder(source: Path, out: Path, n_components: int, work: Work, force
         except (TypeError, ValueError) as e:
             raise UserError(one_line(e)) from None
         except KeyboardInterrupt:
-            note(f"Interrupted: the parts in {out} are kept: the same command continues")
+            note(f"Interrupted: the parts in {out} are kept; the same command continues")
             raise typer.Exit(130) from None
     if work.part is None:
         parts = load(out).record["parts"]
         bar.finish(sum(each["size"] for each in planned.record["inputs"]), sum(each["size"] for each in parts))
     else:
-        note(f"The parts of job {work.part} of {work.of} are there. When all are: sjlt commit {out}")
+        note(f"Job {work.part} of {work.of} is done. When all jobs are done, run: sjlt commit {out}")
 
 
 def _run(planned: Plan, work: Work, bar: ProgressBar) -> None:
     workers = 1 if work.workers is None else work.workers
-    starts = workers > 1 or work.dask is not None
+    starting = workers > 1 or work.dask is not None
 
     def progress(rows: int, total: int) -> None:
-        nonlocal starts
+        nonlocal starting
         bar.show(rows, total)
-        if starts and rows < total:
-            bar.waits("the workers start")
-        starts = False
+        if starting and rows < total:
+            bar.waits("starting workers")
+        starting = False
 
     if work.part is not None and work.of is not None:
         parts = planned.record["parts"]
@@ -119,18 +119,18 @@ def _dask_executor(address: str) -> Iterator[Any]:
         client: Any = Client(address, set_as_default=False, timeout="10s")
     except (OSError, ValueError) as e:
         raise UserError(f"{address}: no dask scheduler: {one_line(e)}") from None
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # the death of a scheduler is one line of ours
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # a lost scheduler is reported by our own error
     with client:
         yield client.get_executor()
 
 
 def commit(
-    out: Annotated[Path, typer.Argument(metavar="OUT/", help="The folder that the jobs have written.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT/", help="The folder written by the jobs.")],
 ) -> None:
-    """Complete the folder OUT once all array jobs (sjlt project --part I --of N) are done.
+    """Complete a folder written by array jobs.
 
-    Writes the manifest OUT/_sjlt.json, which lists inputs and parts, and removes what killed jobs have left. It fails,
-    with their numbers, if parts are missing.
+    Run it once all jobs (sjlt project --part I --of N) are done. It writes the manifest OUT/_sjlt.json, which lists
+    inputs and parts, and removes temporary files of killed jobs. If parts are missing, it fails and lists them.
     """
     from ..plans import load
 

@@ -12,9 +12,14 @@ from .terminal import show
 
 
 def info(
-    path: Annotated[Path, typer.Argument(metavar="OUT", help="Or OUT.json, OUT.partial.json, or a folder.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A projected file, its .json description, or a folder of parts.")
+    ],
 ) -> None:
-    """Show the sketch, source and version of a projected file or folder, complete or not."""
+    """Show how a projected file or folder was made.
+
+    Prints the sketch, the source, the device and the version of sjlt. OUT may be unfinished.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -36,7 +41,7 @@ def _lines_of(path: Path) -> list[tuple[str, str]]:
     if is_parquet(path):
         content = read_metadata(path)
         if content is None or "result" not in content:
-            raise UserError(f"{path}: a parquet file not written by sjlt project as a whole")
+            raise UserError(f"{path}: not a parquet file written by sjlt project, or only a part of a folder")
         column = content["result"]["column"]
         return [("column", column), *_lines(content)]
     return _lines(read_description(_description_of(path)))
@@ -69,7 +74,7 @@ def _folder_lines(path: Path) -> list[tuple[str, str]]:
 
 
 def _description_of(path: Path) -> Path:
-    """The JSON that describes `path`: of the complete result, else of the partial one."""
+    """The JSON file that describes `path`: that of the complete result if it exists, else of the partial one."""
     if path.suffix == ".json":
         return path
     complete, partial = (path.with_name(path.name + suffix) for suffix in (".json", ".partial.json"))

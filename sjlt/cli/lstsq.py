@@ -17,34 +17,37 @@ if TYPE_CHECKING:
 
 
 def lstsq(
-    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="The matrix, m x n: .npy, or another file.")],
-    right_file: Annotated[Path, typer.Argument(metavar="B", help="Right-hand sides, .npy: m, or m x columns.")],
-    out: Annotated[Path, typer.Argument(metavar="X", help="The solution, .npy: n, or n x columns.")],
-    damp: Annotated[float, typer.Option(help="Ridge: minimize |A x - b|^2 + damp^2 |x|^2.", **NUMBER)] = 0.0,
+    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="Input matrix, m x n: .npy or another format.")],
+    right_file: Annotated[Path, typer.Argument(metavar="B", help="Input .npy file: right-hand sides, m or m x c.")],
+    out: Annotated[Path, typer.Argument(metavar="X", help="Output .npy file: the solution, n or n x c.")],
+    damp: Annotated[
+        float, typer.Option(help="Ridge regression: minimize |A x - b|^2 + damp^2 |x|^2.", **NUMBER)
+    ] = 0.0,
     rcond: Annotated[
         float | None,
-        typer.Option(help="Singular values of A up to rcond times the largest count as zero; default: 10 machine "
+        typer.Option(help="Treat singular values of A up to rcond times the largest as zero. Default: 10 machine "
                      "epsilons.", show_default=False, **NUMBER),
     ] = None,
     column: MatrixColumn = None,
     seed: SketchSeed = 0,
     threads: Threads = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace X.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite X.")] = False,
 ) -> None:  # fmt: skip
-    """Minimize |A x - b|, as accurately as a QR factorization of A does.
+    """Solve the least-squares problem min |A x - b|.
+
+    The solution is as accurate as one from a QR factorization of A. X is float64. If A does not have full rank, X is
+    the solution of minimum norm.
 
     A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It is read in 3 to 5
-    passes and may be larger than memory. The computation takes about 100 MB, twice the size of B, and up to 16 float64
-    arrays of shape n x n. An A with fewer than about 8 n rows, or fewer than 1024, is loaded whole, twice, in float64.
-    A CSR matrix (of scipy.sparse.save_npz, or stored by AnnData) is loaded whole.
+    passes and may be larger than memory. The computation needs about 100 MB, twice the size of B, and up to 16 float64
+    arrays of shape n x n. If A has fewer than about 8 n rows, or fewer than 1024, two float64 copies of it are held in
+    memory. A CSR matrix (from scipy.sparse.save_npz, or stored by AnnData) is loaded whole.
 
-    Where A does not have full rank, X is the solution of minimum norm. X is float64.
+    The last line of output shows the rank of A, the number of passes, |A x - b|, and the backward error: the relative
+    change of A and b for which X is exact.
 
-    The last line shows A's rank, the passes, |A x - b|, and the backward error: the relative change of A and b for
-    which X is exact.
-
-    X appears when it is complete. An interrupted run leaves nothing, and starts with the first pass again. If A changes
-    between passes, the run ends with an error.
+    X appears only when it is complete. An interrupted run writes nothing; running it again starts from the first pass.
+    If A changes between passes, the run fails.
     """
     import numpy as np
 
@@ -63,7 +66,7 @@ def lstsq(
         f"{float(np.sqrt(solution.residuals).max()):.4g}{largest}, backward error {solution.backward_error:.1e}"
     )
     if solution.rank < min(shape) and damp == 0:
-        note(f"A has rank {solution.rank}, its shape is {shape}: X is the solution of minimum norm")
+        note(f"A has rank {solution.rank} and shape {shape}: X is the solution of minimum norm")
 
 
 def _right_hand_sides(path: Path, matrix_file: Path, shape: tuple[int, int]) -> np.ndarray:
@@ -77,7 +80,7 @@ def _right_hand_sides(path: Path, matrix_file: Path, shape: tuple[int, int]) -> 
         raise UserError(f"{path}: not a regular file")
     try:
         b: np.ndarray = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, MemoryError):  # the file may be fine
+    except (OSError, MemoryError):  # not a fault of the file's contents
         raise
     except Exception as e:  # NumPy's parser raises many types on malformed bytes
         raise UserError(f"{path}: not a readable .npy file: {one_line(e)}") from None

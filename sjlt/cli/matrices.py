@@ -1,4 +1,4 @@
-"""Shared by the commands that solve with a matrix in a file: reading, progress pass by pass, and the result."""
+"""Shared by the commands that read a matrix: opening the file, showing progress for each pass, saving the result."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Progress = Callable[[int, int, int], None]
 
 @contextlib.contextmanager
 def open_matrix(path: Path, column: str | None) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """The matrix in a file, as `sjlt.linalg` accepts it, and its shape: the open file, or a CSR matrix."""
+    """Open a matrix for `sjlt.linalg`; yield it, as an open `Source` or a CSR matrix in memory, and its shape."""
     from ..files.csr import CsrMatrix
     from ..files.opening import open_source
 
     with open_source(path, note, column) as source:
         shape = source.shape
         if source.order == "CSR":
-            if not isinstance(source, CsrMatrix):  # which says so itself
+            if not isinstance(source, CsrMatrix):  # `CsrMatrix` prints this note itself
                 note(f"{path}: sparse, so it is loaded whole into memory")
             yield source.read(0, shape[0]), shape
         else:
@@ -32,7 +32,7 @@ def open_matrix(path: Path, column: str | None) -> Iterator[tuple[Any, tuple[int
 
 @contextlib.contextmanager
 def solving(out: Path) -> Iterator[Progress]:
-    """A progress bar for each pass over a matrix; errors and interruptions become lines for the user."""
+    """Show a progress bar for each pass over a matrix; report errors and interruptions in one line."""
     from ..files.errors import UserError, one_line
 
     number = 0
@@ -49,12 +49,12 @@ def solving(out: Path) -> Iterator[Progress]:
             raise UserError(one_line(e)) from None
         except KeyboardInterrupt:
             when = f" in pass {number}" if number else ""
-            note(f"Interrupted{when}: nothing was written, and the same command starts anew")
+            note(f"Interrupted{when}: nothing was written; the same command starts over")
             raise typer.Exit(130) from None
 
 
 def save(out: Path, write: Callable[[BinaryIO], None], force: bool) -> None:
-    """Write a result that appears when it is complete; remove what killed runs have left of it."""
+    """Write a result that appears only when it is complete; remove temporary files of killed runs."""
     from ..files import atomic, attempts
 
     def write_file(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""The check of a result's name, before any work."""
+"""Check the name of an output file before any work."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 def check_output(
     out: Path, sources: Iterable[Path], suffixes: tuple[str, ...], force: bool, kind: str = "result"
 ) -> None:
-    """Refuse a name under which a result could not be written, or would replace a source or, unless forced, a file.
+    """Raise UserError if `out` cannot be written, is one of the sources, or exists and `force` is False.
 
     Parameters
     ----------
     out : Path
     sources : iterable of Path
     suffixes : tuple of str
-        Those allowed, in lower case.
+        Allowed suffixes, in lower case.
     force : bool
     kind : str
-        What is written, for the message.
+        What the file is called in the message.
     """
     from ..files.errors import UserError
     from ..files.opening import refuse_dash
 
     refuse_dash(out)
     if out.suffix.lower() not in suffixes:
-        raise UserError(f"{out}: a {kind}'s name ends in {' or '.join(suffixes)}")
+        raise UserError(f"{out}: a {kind}'s name must end in {' or '.join(suffixes)}")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such directory")
     if not os.access(out.parent, os.W_OK | os.X_OK):

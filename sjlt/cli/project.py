@@ -28,99 +28,109 @@ class Device(enum.StrEnum):
 
 
 def project(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A file of vectors; a folder or glob of files.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A file of vectors, or a folder or glob of such files.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The result: .npy, .parquet, or a folder.")],
-    n_components: Annotated[int, typer.Option("-k", "--n-components", help="Length of a projected vector.", **INTEGER)],
+    n_components: Annotated[
+        int, typer.Option("-k", "--n-components", help="Length of each projected vector.", **INTEGER)
+    ],
     nnz: Annotated[
         int | None,
-        typer.Option(help="Nonzeros per column; auto, the default, is 4 if k >= 4.", show_default=False,
-                     **INTEGER_OR_AUTO),
+        typer.Option(help="Nonzeros per column of the sketch. Default: auto, which is 4 if k >= 4.",
+                     show_default=False, **INTEGER_OR_AUTO),
     ] = None,
     density: Annotated[
         float | None,
-        typer.Option(help="Instead of nnz: independent entries, this share of them nonzero; auto is "
-                     "1/sqrt(features).", show_default=False, **NUMBER_OR_AUTO),
+        typer.Option(help="Use independent entries instead of nnz per column; each is nonzero with this probability. "
+                     "auto is 1/sqrt(features).", show_default=False, **NUMBER_OR_AUTO),
     ] = None,
     stacks: Annotated[
-        int, typer.Option(help="Independent sketches, one below the other; 4 keeps rare features apart.", **INTEGER)
+        int,
+        typer.Option(help="Number of independent sketches that share the components. Use 4 if single features matter "
+                     "(one-hot data, rare terms).", **INTEGER),
     ] = 1,
-    seed: Annotated[int, typer.Option(help="From -2^63 to 2^64 - 1.", **INTEGER)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sketch, from -2^63 to 2^64 - 1.", **INTEGER)] = 0,
     dtype: Annotated[
         Dtype | None,
         typer.Option(
-            help="Dtype of the result; numbers out of range become inf. Default: float16 and float32 stay, int8, uint8 "
-            "and bool give float32, others float64. int8: with one scale per vector.",
+            help="Dtype of the result; values out of range become inf. int8 also stores one scale per vector. Default: "
+            "the dtype of IN if float16 or float32; float32 for int8, uint8 and bool; float64 otherwise.",
             show_default=False,
         ),
     ] = None,
-    normalize: Annotated[bool, typer.Option("--normalize", help="Scale each result to unit length.")] = False,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale each projected vector to unit length.")] = False,
     batch_rows: Annotated[
         int | None,
-        typer.Option(help="Rows per batch; default: about 16 MiB, 32 on a GPU.", show_default=False, **INTEGER),
+        typer.Option(help="Rows per batch. Default: as many as fill about 16 MiB (32 MiB on a GPU).",
+                     show_default=False, **INTEGER),
     ] = None,
     device: Annotated[
-        Device, typer.Option(help="auto: a GPU where there is one, for dense floating-point IN; it starts slower.")
+        Device,
+        typer.Option(help="auto uses a GPU if there is one and IN holds dense floating-point vectors. A GPU takes "
+                     "longer to start."),
     ] = Device.auto,
     threads: Threads = None,
     column: Column = None,
     output_column: Annotated[
         str | None,
-        typer.Option(help="A new last column of a parquet file; by default the column is replaced.",
-                     show_default=False),
+        typer.Option(help="Parquet: append the projected vectors as this new last column. Default: replace the column "
+                     "of vectors.", show_default=False),
     ] = None,
     part_rows: Annotated[
         int | None,
-        typer.Option(help="Rows per part of a folder; by default a part is a file.", show_default=False, **INTEGER),
+        typer.Option(help="Rows per part of an output folder. Default: one part per file.", show_default=False,
+                     **INTEGER),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that share the parts.", show_default=False, **INTEGER)
+        int | None, typer.Option(help="Number of processes that project the parts.", show_default=False, **INTEGER)
     ] = None,
     dask: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="A dask scheduler, as tcp://host:8786, whose workers share the parts.",
-                     show_default=False),
+        typer.Option(metavar="ADDRESS", help="Project the parts on the workers of this dask scheduler, for example "
+                     "tcp://host:8786.", show_default=False),
     ] = None,
     part: Annotated[
         int | None,
-        typer.Option(metavar="I", help="Run parts I, I+N, I+2N, ... (from 0); then sjlt commit.",
-                     show_default=False, parser=INTEGER["parser"]),
+        typer.Option(metavar="I", help="Array jobs: project only parts I, I+N, I+2N, ..., for I from 0 to N-1. Run "
+                     "sjlt commit after the last job.", show_default=False, parser=INTEGER["parser"]),
     ] = None,
     of: Annotated[
         int | None,
-        typer.Option(metavar="N", help="The number of such jobs.", show_default=False,
+        typer.Option(metavar="N", help="Array jobs: the number of jobs.", show_default=False,
                      parser=INTEGER["parser"]),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Continue an interrupted run; parquet starts over, folders always continue."),
+        typer.Option("--resume", help="Continue an interrupted run. Parquet output starts over; folders continue "
+                     "without it."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT, or the rows of an interrupted run.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite OUT, or the rows of an interrupted run.")
+    ] = False,
 ) -> None:  # fmt: skip
-    """Project the rows of IN to k components each.
+    """Project each row of IN to k components.
 
     IN is a 2-D .npy file, or a matrix in a parquet, .fbin, .f16bin, .i8bin, .u8bin, .safetensors, HDF5, .h5ad or zarr
-    file. It may be larger than memory, except a CSR matrix written by scipy.sparse.save_npz, which is loaded whole.
-    Arrays of Python objects (pickles) are refused. OUT is a C-ordered .npy file. On a CPU its bytes do not depend on
-    threads or batches.
+    file. It may be larger than memory, except for a CSR matrix from scipy.sparse.save_npz, which is loaded whole.
+    Arrays of Python objects (pickles) are refused.
 
-    With --dtype int8, OUT has the fields "codes" (int8) and "scale" (float32, one per vector):
-    sjlt.load_int8 reads it as floats. In a parquet file the scales are a column of their own.
+    OUT is a C-ordered .npy file. It appears only when it is complete, together with OUT.json, which describes it (see
+    sjlt info). Until then the rows are in OUT.partial. --resume continues an interrupted run on the same kind of device
+    and gives the same bytes as an uninterrupted run.
 
-    On a GPU, reading, copying, projecting and writing overlap. The sketch is the same; results
-    may differ from the CPU's, and between batch sizes, by rounding.
+    On a CPU, the result does not depend on the number of threads or the batch size. On a GPU the sketch is the same,
+    but results may differ from the CPU's, and between batch sizes, by rounding.
 
-    OUT appears when it is complete, together with OUT.json, which describes it (see sjlt info). Until then the rows
-    are in OUT.partial. An interrupted run continues with --resume, on the same kind of device, and gives the same bytes
-    as an uninterrupted one.
+    With --dtype int8, OUT is a structured array with the fields "codes" (int8) and "scale" (float32, one per vector);
+    sjlt.load_int8 reads it as floats. In a parquet file, the scales are a separate column.
 
-    In a parquet file, the vectors in one column are projected and the other columns are carried through; OUT is a
-    parquet file, described in its own metadata, or the vectors alone if its name ends in .npy.
+    If IN is a parquet file, the vectors in one column are projected and all other columns are copied. OUT is then a
+    parquet file with the description in its metadata, or only the vectors if its name ends in .npy.
 
-    For a folder or glob, OUT is a folder of parts: part-00000.npy, ... A killed run continues with the same command.
-    The folder is complete once it holds _sjlt.json, which is written last.
+    If IN is a folder or glob, OUT is a folder of parts: part-00000.npy, ... To continue a killed run, repeat the
+    command. The folder is complete once it contains _sjlt.json, which is written last.
 
-    Numbers are not checked: a NaN or infinity reaches the nnz components of its feature and no others; on a GPU it may
-    reach others of the same row.
+    Values are not checked. On a CPU, a NaN or infinity affects only the components in which its feature has a nonzero;
+    on a GPU it may affect other components of the same row.
     """
     from ..files.opening import refuse_dash
     from ..files.zarr import stored_size
@@ -130,7 +140,7 @@ def project(
         refuse_dash(path)
     set_threads(threads)
     options: dict[str, Any] = {
-        "nnz": "auto" if nnz is None and density is None else nnz,  # None stands for independent entries
+        "nnz": "auto" if nnz is None and density is None else nnz,  # None means independent entries
         "stacks": stacks, "density": density, "seed": seed, "column": column, "dtype": dtype and dtype.value,
         "normalize": normalize, "batch_rows": batch_rows,
     }  # fmt: skip
@@ -152,7 +162,7 @@ def project(
 def _project_one(
     source: Path, out: Path, n_components: int, device: Device, output_column: str | None, options: dict[str, Any]
 ) -> None:
-    """Project one file: a parquet file to another one, anything else to an array."""
+    """Project one file: parquet to parquet unless `out` is an .npy file, anything else to an array."""
     from ..files.errors import UserError
     from ..files.names import output_format
     from ..files.parquet import project_parquet
@@ -161,7 +171,7 @@ def _project_one(
 
     if is_parquet(source) and output_format(out, "name the result .parquet or .npy") != "npy":
         if device is Device.cuda:
-            raise UserError(f"{source}: a parquet file is projected on the CPU")
+            raise UserError(f"{source}: parquet files are projected on the CPU only")
         project_parquet(source, out, n_components, output_column=output_column, **options)
     elif output_column is not None and source.exists():
         raise UserError(f"{out}: not a parquet file: it has no column {output_column!r}")

@@ -20,44 +20,51 @@ def quality(
     n_components: Annotated[
         list[int] | None,
         typer.Option(
-            "-k", "--n-components", help="Components; may be repeated. Default: 64 and 256.", show_default=False,
-            **INTEGER,
+            "-k", "--n-components", help="Number of components; may be given several times. Default: 64 and 256.",
+            show_default=False, **INTEGER,
         ),
     ] = None,
     column: Column = None,
-    queries: Annotated[int, typer.Option(help="Number of sampled rows that are queries.", **INTEGER)] = 200,
+    queries: Annotated[int, typer.Option(help="Number of rows sampled as queries.", **INTEGER)] = 200,
     neighbours: Annotated[int, typer.Option(help="Number of nearest rows to find per query.", **INTEGER)] = 10,
-    laws: Annotated[bool, typer.Option("--laws", help="Compare random laws by sampled distances instead.")] = False,
+    laws: Annotated[
+        bool, typer.Option("--laws", help="Compare random laws on sampled rows instead of searching.")
+    ] = False,
     eps: Annotated[
-        float, typer.Option(help="With --laws: squared distances within 1 ± eps count as kept.", **NUMBER)
+        float,
+        typer.Option(help="With --laws: tolerance. A squared distance counts as kept if it changes by a factor within "
+                     "1 ± eps.", **NUMBER),
     ] = 0.2,
     rows: Annotated[int, typer.Option(help="With --laws: number of rows to sample.", **INTEGER)] = 1000,
-    pairs: Annotated[int, typer.Option(help="With --laws: number of sampled pairs of these rows.", **INTEGER)] = 10_000,
-    seeds: Annotated[int, typer.Option(help="With --laws: matrices per law, with seeds 0, 1, ...", **INTEGER)] = 100,
+    pairs: Annotated[int, typer.Option(help="With --laws: number of pairs of rows to sample.", **INTEGER)] = 10_000,
+    seeds: Annotated[
+        int, typer.Option(help="With --laws: number of matrices per law, with seeds 0, 1, ...", **INTEGER)
+    ] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.", **INTEGER)] = 0,
     json: Annotated[
-        Path | None, typer.Option(help="Where to save the numbers: .json.", show_default=False)
+        Path | None, typer.Option(help="Save the results to this .json file.", show_default=False)
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Where to save a figure: .png, .pdf or .svg.", show_default=False)
+        Path | None, typer.Option(help="Save a figure to this .png, .pdf or .svg file.", show_default=False)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace these files.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the files given by --json and --plot.")] = False,
 ) -> None:  # fmt: skip
-    """Show whether search among the rows of IN survives projection.
+    """Measure how well nearest-neighbour search survives projection.
 
-    Sampled rows are the queries of an exact search among all rows of IN, by cosine similarity and by inner product. For
-    each k the table shows how many of the nearest rows are still found after projection, also in float16 and int8, and
-    how many are found among the first 100 (or --neighbours, if more), where re-ranking would find them. It shows the
-    same for principal components (PCA), for the first k numbers of each vector, and for the originals in float16 and
-    int8. A sentence of advice follows. IN is searched in one pass, after up to two passes that sample it.
+    Sampled rows are used as queries of an exact search among all rows of IN, by cosine similarity and by inner product.
+    For each k, the table shows the share of the nearest rows that is still found after projection, in float32, float16
+    and int8, and the share found among the first 100 results (or --neighbours, if more), from which re-ranking can
+    recover them. For comparison, it shows the same for principal components (PCA), for the first k features alone, and
+    for the original vectors in float16 and int8. A sentence of advice follows. IN is sampled in up to two passes and
+    searched in one more.
 
-    With --laws, sampled rows of IN are projected, for each k, with exactly 1, 2, 4 and 8 nonzeros per column, with 4
-    stacked sketches of one nonzero each, with independent entries of density 1/sqrt(features), 1/3 and 1 (Rademacher),
-    and by scikit-learn's SparseRandomProjection. The table shows the distribution of squared distances (after /
-    before), errors of inner products, the variation of norms over the seeds, the nearest neighbours kept, and times,
-    beside the theory of a dense Gaussian matrix. Only the sampled rows of an .npy file are read.
+    With --laws, sampled rows are projected, for each k, with exactly 1, 2, 4 and 8 nonzeros per column, with 4 stacked
+    sketches of one nonzero each, with independent entries of density 1/sqrt(features), 1/3 and 1 (Rademacher), and with
+    scikit-learn's SparseRandomProjection. The table shows the ratios of squared distances (after / before), the errors
+    of inner products, the variation of norms over seeds, the nearest neighbours kept, and times, next to the theory of
+    a dense Gaussian matrix. Only the sampled rows of an .npy file are read.
 
-    A CSR matrix of scipy.sparse.save_npz is loaded whole. Equal arguments give equal numbers, except for times.
+    A CSR matrix from scipy.sparse.save_npz is loaded whole. Equal arguments give equal results, except for times.
     """
     from ..evaluation import figures
     from ..evaluation import report as tables

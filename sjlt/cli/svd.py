@@ -14,37 +14,39 @@ from .terminal import say
 
 
 def svd(
-    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="The matrix, m x n: .npy, or another file.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The result, .npz: arrays U, s and Vh.")],
-    rank: Annotated[int, typer.Option(help="Singular values to find, at most min(m, n).", **INTEGER)],
+    matrix_file: Annotated[Path, typer.Argument(metavar="A", help="Input matrix, m x n: .npy or another format.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output .npz file with the arrays U, s and Vh.")],
+    rank: Annotated[int, typer.Option(help="Number of singular values to compute, at most min(m, n).", **INTEGER)],
     oversampling: Annotated[
         int | None,
-        typer.Option(help="Further columns of the sketch; default: as many as the rank, at least 8; with --n-iter a "
-                     "quarter of the rank, at least 8, and up to 15 more.", show_default=False, **INTEGER),
+        typer.Option(help="Additional columns of the sketch. Default: the rank, but at least 8; with --n-iter, a "
+                     "quarter of the rank, but at least 8, plus up to 15.", show_default=False, **INTEGER),
     ] = None,
     n_iter: Annotated[
-        int, typer.Option(help="Passes over A after the first, for singular values that decay slowly.",
-                          **INTEGER)
+        int, typer.Option(help="Further passes over A; use them if the singular values decay slowly.", **INTEGER)
     ] = 0,
     column: MatrixColumn = None,
     seed: SketchSeed = 0,
     threads: Threads = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
 ) -> None:  # fmt: skip
-    """Find the largest singular values and vectors of A, in one pass over it.
+    """Compute the largest singular values and vectors of A.
 
-    A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It may be larger
-    than memory. A CSR matrix (of scipy.sparse.save_npz, or stored by AnnData) is loaded whole.
+    A is a float32 or float64 matrix in an .npy file, or in another format that sjlt project reads. It is read in a
+    single pass by default, and may be larger than memory. A CSR matrix (from scipy.sparse.save_npz, or stored by
+    AnnData) is loaded whole.
 
-    With the default oversampling, the computation takes about 100 MB and up to 5 times the size of OUT where A has more
-    rows than columns (9 times if rank + oversampling is the number of columns), and up to 13 times where it has fewer.
-    With --n-iter, an A with fewer than about 32 (rank + oversampling) rows is also loaded whole, twice, in float64.
+    OUT contains the float64 arrays U (m x rank), s (descending) and Vh (rank x n), such that (U * s) @ Vh approximates
+    A. The last line of output shows the largest and the smallest value of s. If the smallest is not far below the
+    largest, use a larger rank or --n-iter.
 
-    OUT has the float64 arrays U (m x rank), s (descending) and Vh (rank x n): (U * s) @ Vh is close to A. The last line
-    shows the largest and smallest of s. If that is not far below the largest, a larger rank or --n-iter helps.
+    With the default oversampling, the computation needs about 100 MB plus up to 5 times the size of OUT if A has more
+    rows than columns (9 times if rank + oversampling is the number of columns), and up to 13 times if it has fewer.
+    With --n-iter, if A has fewer than about 32 (rank + oversampling) rows, two float64 copies of it are also held in
+    memory.
 
-    OUT appears when it is complete. An interrupted run leaves nothing, and starts with the first pass again. If A
-    changes while it is read, the run ends with an error.
+    OUT appears only when it is complete. An interrupted run writes nothing; running it again starts from the first
+    pass. If A changes while it is read, the run fails.
     """
     import numpy as np
 
@@ -60,9 +62,9 @@ def svd(
 
 
 def _check_size(out: Path, shape: tuple[int, int], rank: int) -> None:
-    """Refuse a rank out of range, and a result for which there is no space."""
+    """Raise an error if `rank` is out of range or there is no space for the result."""
     from ..files.names import check_space
     from ..inputs.checks import integer
 
-    if 0 not in shape:  # else `svd_lowrank` refuses the matrix
+    if 0 not in shape:  # `svd_lowrank` itself refuses an empty matrix
         check_space(out, 8 * integer("rank", rank, 1, min(shape), f" for shape {shape}") * (sum(shape) + 1))

@@ -1,4 +1,4 @@
-"""Output of commands: lines, a progress bar, a status. All text is made safe for a terminal first."""
+"""Output of commands: lines, tables, a progress bar, a status. All text is made safe for a terminal first."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-MAX_LINE = 1 << 16  # of a table that is not shown on a terminal
+MAX_LINE = 1 << 16  # width of a table that is not shown on a terminal
 HINT_CACHE = (
-    "compiled code could not be cached, so each run compiles anew: "
-    "set NUMBA_CACHE_DIR to a directory that can be written"
+    "compiled code could not be cached, so every run compiles it again: set NUMBA_CACHE_DIR to a writable folder"
 )
 
 
 def open_standard_streams() -> None:
-    """Connect standard streams that were closed (``2>&-``) with the null device.
+    """Connect closed standard streams (``2>&-``) to the null device.
 
-    Without this, the next file that is opened, perhaps a result, would be the process's standard error.
+    Otherwise the next file to be opened, perhaps a result, would become the standard error of the process.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
 
@@ -51,9 +50,9 @@ def say(line: str) -> None:
 
 
 def show(content: Any) -> None:
-    """Write something of Rich's, a table for instance, to standard output.
+    """Write a Rich renderable, such as a table, to standard output.
 
-    A table is as wide as its longest line where standard output is no terminal, so that no path is broken.
+    If standard output is not a terminal, the lines of a table are not wrapped, so that paths stay whole.
     """
     from rich.console import Console
     from rich.table import Table
@@ -65,7 +64,7 @@ def show(content: Any) -> None:
 
 
 def _console() -> Console | None:
-    """A console on standard error, where that is a terminal."""
+    """A console on standard error, or None if that is not a terminal."""
     if not sys.stderr.isatty():
         return None
     from rich.console import Console
@@ -74,7 +73,7 @@ def _console() -> Console | None:
 
 
 class ProgressBar:
-    """A bar of rows on standard error, where that is a terminal. It appears with the first call of `show`.
+    """A progress bar on standard error, if that is a terminal. It appears at the first call of `show`.
 
     Parameters
     ----------
@@ -88,7 +87,7 @@ class ProgressBar:
         self._began = time.perf_counter()
 
     def show(self, rows: int, of: int, stage: str = "") -> None:
-        """Show that `rows` of `of` are done, in the pass over the data that `stage` names if there are several."""
+        """Show that `rows` of `of` are done. `stage` names the current pass if there are several."""
         if self._console is None:
             return
         name = f"{self._name}, {stage}" if stage else self._name
@@ -108,7 +107,7 @@ class ProgressBar:
         self.waits("compiling, once (about 6 s)")
 
     def finish(self, size_before: int, size_after: int) -> None:
-        """Write both sizes and the time since this object was made, where there is a terminal."""
+        """Write both sizes and the elapsed time, if there is a terminal."""
         if self._console is None:
             return
         from rich.filesize import decimal
@@ -151,7 +150,7 @@ def _rows_bar(console: Console) -> Any:
 
 @contextlib.contextmanager
 def watch_compilation(started: Callable[[], None]) -> Iterator[None]:
-    """Call `started` when Numba compiles something, and give a hint at the end if it could not be cached."""
+    """Call `started` whenever Numba compiles something; at the end, print a hint if nothing could be cached."""
     from numba.core import event
 
     class Listener(event.Listener):
@@ -174,7 +173,7 @@ def watch_compilation(started: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """A function that shows the current step on standard error, if that is a terminal."""
+    """Yield a function that shows the current step on standard error, if that is a terminal."""
     console = _console()
     if console is None:
         yield lambda line: None

@@ -129,7 +129,7 @@ def _figure(
 def check_suffix(path: Path) -> None:
     """Raise ValueError unless the suffix is one of PLOT_SUFFIXES."""
     if path.suffix.lower() not in PLOT_SUFFIXES:
-        raise ValueError(f"{path}: a plot's name ends in {' or '.join(PLOT_SUFFIXES)}")
+        raise ValueError(f"{path}: a plot's name must end in {' or '.join(PLOT_SUFFIXES)}")
 
 
 def _components(report: Report, theory: Theory) -> str:
