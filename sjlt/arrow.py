@@ -1,4 +1,4 @@
-"""Projecting a column of an Arrow table: one function for parquet, datasets, Ray, Spark, DuckDB and polars."""
+"""Project the vectors in a column of an Arrow table, for parquet, Hugging Face, Ray, Spark, DuckDB and polars."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 METADATA_KEY = b"sjlt"
-# By the names of Arrow's types. Arrow's own conversions (`to_pandas_dtype`, `to_numpy`, `array`) import pandas where it
-# is installed, which takes half a second.
+# Keyed by Arrow type names. Arrow's own conversions (`to_pandas_dtype`, `to_numpy`, `array`) import pandas if it is
+# installed, which takes half a second.
 NUMBERS: dict[str, np.dtype[Any]] = {
     "halffloat": np.dtype(np.float16),
     "float": np.dtype(np.float32),
@@ -27,7 +27,7 @@ NUMBERS: dict[str, np.dtype[Any]] = {
 
 
 def import_pyarrow() -> Any:
-    """The package pyarrow, or an ImportError that names the extra."""
+    """Import pyarrow; raise an ImportError that names the extra to install if it is missing."""
     try:
         import pyarrow
     except ImportError as e:
@@ -36,53 +36,56 @@ def import_pyarrow() -> Any:
 
 
 class Projector:
-    """A function that projects the vectors in one column of an Arrow table, row by row.
+    """A callable that projects the vectors in one column of an Arrow table.
 
-    Engines that hand out Arrow data run it as it is: ``dataset.with_format("arrow").map(P, batched=True)`` of
-    Hugging Face, ``ds.map_batches(P, batch_format="pyarrow")`` of Ray, ``df.mapInArrow(P.map, schema)`` of Spark.
-    It can be pickled, and equal arguments give equal results in every process.
+    It can be passed directly to engines that provide Arrow data: ``dataset.with_format("arrow").map(P, batched=True)``
+    (Hugging Face), ``ds.map_batches(P, batch_format="pyarrow")`` (Ray), ``df.mapInArrow(P.map, schema)`` (Spark). It
+    can be pickled, and equal arguments give equal results in every process.
 
     Parameters
     ----------
     column : str
         The column of vectors: lists, large lists, fixed-size lists or 1-D tensors of float16, float32, float64, int8
-        or uint8, all of one length, without nulls.
+        or uint8, all of the same length, without nulls.
     n_components : int
-        Length of a projected vector.
+        Length of each projected vector.
     n_features : int, optional
-        Length of the vectors in `column`. By default the length found in the first table; later tables are checked
-        against it. Give it where several processes share the work, so that each refuses the same rows.
+        Length of the vectors in `column`. By default the length found in the first table; later tables must match it.
+        Pass it if several processes share the work, so that all refuse the same rows.
     nnz, stacks, density, seed
         As for `Sketch`.
     output_column : str, optional
-        The name of a new last column for the projected vectors. By default they replace `column`, in its place.
+        Name of a new last column for the projected vectors. By default they replace `column`.
     normalize : bool, default False
         Scale projected vectors to unit Euclidean length. Zero vectors stay zero.
     dtype : {"float16", "float32", "float64", "int8"}, optional
-        The type of projected numbers. By default that of the vectors, and float32 for int8 and uint8. With "int8" a
-        vector is its codes times a float32 scale, which is in the next column, named ``output_column + "_scale"``;
-        cosine similarities of codes need no scales. `sjlt.load_int8` reads such files as floats.
+        Dtype of the projected vectors. By default that of the vectors in `column`, or float32 if that is int8 or uint8.
+        With "int8", a vector is represented by int8 codes and a float32 scale, which is stored in the next column,
+        named ``output_column + "_scale"``. Cosine similarities of the codes do not need the scale. `sjlt.load_int8`
+        reads such files as floats.
     list_type : {"fixed", "list"}, default "fixed"
-        Whether projected vectors are fixed-size lists, or lists for readers without fixed-size lists, such as Spark.
+        Whether projected vectors are fixed-size lists, or variable-size lists for readers without fixed-size lists,
+        such as Spark.
 
     Attributes
     ----------
     sketch : Sketch or None
-        The projection; None until `n_features` is known.
+        The projection; None until the length of the vectors is known.
 
     Raises
     ------
     ImportError
-        Without pyarrow, which ``sjlt-triton[arrow]`` installs.
+        If pyarrow is missing; ``sjlt-triton[arrow]`` installs it.
     TypeError, ValueError
-        For invalid arguments; for a table without `column`, with a column of another type, with nulls, or with
-        vectors of differing lengths (the message has the number of the row, counted from 0).
+        For invalid arguments; when called, for a table without `column`, or with a column of another type, with nulls,
+        or with vectors of different lengths (the message gives the row, counted from 0).
 
     Notes
     -----
-    Other columns, their order and the table's metadata are kept, except the metadata key "huggingface" where the type
-    of `column` changes, since it states the old type. The new field's metadata has the key "sjlt" with
-    `Sketch.to_dict` as JSON. Vectors are read without a copy, and each chunk of a chunked column gives one chunk.
+    The other columns, their order and the table's metadata are kept, except that the metadata key "huggingface" is
+    dropped if `column` is replaced, because it records the old type. The metadata of the new field contains
+    `Sketch.to_dict` as JSON under the key "sjlt". Vectors are read without a copy, and the chunks of a chunked column
+    are preserved.
 
     Examples
     --------
@@ -113,7 +116,7 @@ class Projector:
         if not isinstance(column, str) or not isinstance(output_column, str | None):
             raise TypeError(f"column and output_column must be strings, got {column!r} and {output_column!r}")
         if isinstance(n_components, str):
-            raise ValueError(f"n_components={n_components!r} depends on the number of all rows: pass an integer")
+            raise ValueError(f"n_components={n_components!r} depends on the total number of rows: pass an integer")
         if dtype is not None and str(np.dtype(dtype)) not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         if list_type not in ("fixed", "list"):
@@ -132,32 +135,44 @@ class Projector:
         if n_features is not None:
             self.sketch = Sketch(integer("n_features", n_features, 1, MAX_FEATURES), **self._arguments)
         else:
-            Sketch(MAX_FEATURES, **{**self._arguments, "density": 1.0 if density == "auto" else density})  # checks them
+            # Only checks the arguments.
+            Sketch(MAX_FEATURES, **{**self._arguments, "density": 1.0 if density == "auto" else density})
 
     def __repr__(self) -> str:
-        of = repr(self.sketch) if self.sketch else ", ".join(f"{k}={v!r}" for k, v in self._arguments.items())
-        return f"Projector({self.column!r} to {self.output_column!r}, {of})"
+        sketch = repr(self.sketch) if self.sketch else ", ".join(f"{k}={v!r}" for k, v in self._arguments.items())
+        return f"Projector({self.column!r} to {self.output_column!r}, {sketch})"
 
     def __call__(self, table: pa.Table | pa.RecordBatch) -> Any:
-        """The table or record batch with projected vectors; the same rows in the same order."""
+        """Project a table or record batch.
+
+        Parameters
+        ----------
+        table : pyarrow.Table or pyarrow.RecordBatch
+
+        Returns
+        -------
+        pyarrow.Table or pyarrow.RecordBatch
+            Of the same type, with the same rows in the same order.
+        """
         return self.project(table, 0)
 
     def map(self, batches: Any) -> Any:
-        """Project each of an iterable of record batches, as Spark's `mapInArrow` calls it."""
+        """Project each record batch of an iterable; the signature that Spark's `mapInArrow` expects."""
         return map(self, batches)
 
     def project(self, table: Any, first_row: int) -> Any:
-        """Project a table; error messages number its rows from `first_row`."""
+        """Like calling the projector, but error messages number the rows from `first_row`."""
         import pyarrow as pa
 
         if not isinstance(table, pa.Table | pa.RecordBatch):
             raise TypeError(f"expected a pyarrow Table or RecordBatch, got {type(table).__name__}")
-        place = self._place(table.schema)
-        column = table.column(place)
+        position = self._position(table.schema)
+        column = table.column(position)
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         starts = [first_row, *(first_row + np.cumsum([len(chunk) for chunk in chunks])).tolist()]
         arrays: dict[int, list[Any]] = {}
-        for i in sorted(range(len(chunks)), key=lambda i: not len(chunks[i])):  # empty chunks state no length
+        # Empty chunks last: they do not show the length of the vectors.
+        for i in sorted(range(len(chunks)), key=lambda i: not len(chunks[i])):
             arrays[i] = self._project_chunk(chunks[i], column.type, starts[i])
         projected = []
         for i, field in enumerate(self.fields(column.type)):
@@ -165,27 +180,30 @@ class Projector:
             projected.append(pa.chunked_array(parts, field.type) if isinstance(column, pa.ChunkedArray) else parts[0])
         columns = list(table.columns)
         if self.output_column == self.column:
-            columns[place : place + 1] = projected
+            columns[position : position + 1] = projected
         else:
             columns += projected
         return type(table).from_arrays(columns, schema=self.schema(table.schema))
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
-        """The schema of the result for tables of `schema`. `n_features` must be known, or be in the column's type."""
-        place = self._place(schema)
-        fields = self.fields(schema.field(place).type)
+        """The schema of the result for tables of `schema`.
+
+        `n_features` must be known, or the column must have fixed-size lists.
+        """
+        position = self._position(schema)
+        fields = self.fields(schema.field(position).type)
         if self.output_column != self.column:
             for field in fields:
                 schema = schema.append(field)
             return schema
-        schema = schema.remove(place)
+        schema = schema.remove(position)
         for i, field in enumerate(fields):
-            schema = schema.insert(place + i, field)
+            schema = schema.insert(position + i, field)
         kept = {key: value for key, value in (schema.metadata or {}).items() if key != b"huggingface"}
         return schema.with_metadata(kept or None)
 
     def fields(self, column_type: pa.DataType) -> list[pa.Field]:
-        """The field of the projected vectors, and for int8 that of their scales."""
+        """The field of the projected vectors, followed by the field of their scales for int8."""
         import pyarrow as pa
 
         dtype = np.dtype(self.encoding(column_type).stored)
@@ -198,27 +216,29 @@ class Projector:
 
     # --------------------------------------------------------------------------------- types
 
-    def _place(self, schema: Any) -> int:
-        places = schema.get_all_field_indices(self.column)
-        if len(places) != 1:
+    def _position(self, schema: Any) -> int:
+        """The index of the column of vectors; ValueError if it is missing or not unique, or a new name is taken."""
+        positions = schema.get_all_field_indices(self.column)
+        if len(positions) != 1:
             held = ", ".join(schema.names) or "none"
-            problem = f"there are {len(places)} columns" if places else "there is no column"
+            problem = f"there are {len(positions)} columns" if positions else "there is no column"
             raise ValueError(f"{problem} {self.column!r}; the columns are: {held}")
         new = {self.output_column, self.output_column + SCALE} if self.dtype == np.int8 else {self.output_column}
         if taken := sorted((new - {self.column}) & set(schema.names)):
-            raise ValueError(f"there is a column {taken[0]!r} already: name another output_column")
-        return int(places[0])
+            raise ValueError(f"there is a column {taken[0]!r} already: choose another output_column")
+        return int(positions[0])
 
     def sketch_for(self, column_type: Any) -> Sketch:
-        """The sketch. If it is not known yet, it is made for the width in the type of the column."""
+        """The sketch; if it does not exist yet, it is created for the length fixed by the column's type."""
         width = fixed_width(column_type)
         if width is not None:
-            self._know_width(width, "the column")
+            self._set_width(width, "the column")
         if self.sketch is None:
             raise ValueError(f"the length of the vectors in {self.column!r} is unknown without rows: pass n_features")
         return self.sketch
 
-    def _know_width(self, width: int, where: str) -> Sketch:
+    def _set_width(self, width: int, where: str) -> Sketch:
+        """Create the sketch for vectors of this length, or check that the existing one matches."""
         if width < 1:
             raise ValueError(f"column {self.column!r}: {where} has 0 numbers, needs at least 1")
         if self.sketch is None:
@@ -230,26 +250,26 @@ class Projector:
         return self.sketch
 
     def encoding(self, column_type: Any) -> Encoding:
-        """The settings with which vectors of a column are stored."""
+        """How the projected vectors of a column of this type are stored."""
         dtype = numbers_of(self.column, column_type)
         stored = None if self.dtype is None else self.dtype.name
         return Encoding.of(dtype, self._arguments["n_components"], stored, self.normalize)
 
-    # --------------------------------------------------------------------------------- numbers
+    # --------------------------------------------------------------------------------- values
 
     def _project_chunk(self, chunk: Any, column_type: Any, first_row: int) -> list[Any]:
-        """The arrays of `fields` for one chunk."""
+        """Project one chunk; return an array for each of `fields`."""
         import pyarrow as pa
 
         encoding = self.encoding(column_type)
         n, width = len(chunk), self.sketch.n_features if self.sketch else None
         vectors = vectors_of(self.column, chunk, width, first_row)
         if n:
-            self._know_width(vectors.shape[1], f"row {first_row}")
+            self._set_width(vectors.shape[1], f"row {first_row}")
         fields = self.fields(column_type)
         y = np.empty((n, encoding.n_components), encoding.computed)
         if n and self.sketch is not None:
-            with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN pass through silently
+            with np.errstate(over="ignore", invalid="ignore"):  # no warnings for inf and NaN
                 self.sketch.project(vectors, out=y)
         stored = encoding.encode(y)
         if encoding.stored != "int8":
@@ -258,10 +278,7 @@ class Projector:
 
 
 def storage_of(column_type: Any) -> Any:
-    """The type as which a column is stored if it is one of 1-D tensors, such as `pyarrow.FixedShapeTensorType`.
-
-    Other types are returned as they are.
-    """
+    """The storage type of a column of 1-D tensors, such as `pyarrow.FixedShapeTensorType`; other types unchanged."""
     import pyarrow as pa
 
     tensors = isinstance(column_type, pa.BaseExtensionType) and len(getattr(column_type, "shape", ())) == 1
@@ -269,7 +286,7 @@ def storage_of(column_type: Any) -> Any:
 
 
 def fixed_width(column_type: Any) -> int | None:
-    """The length of the vectors that the type of a column states, None for lists of any length."""
+    """The length of vectors fixed by a column's type; None for variable-size lists."""
     import pyarrow as pa
 
     kind = storage_of(column_type)
@@ -277,7 +294,7 @@ def fixed_width(column_type: Any) -> int | None:
 
 
 def numbers_of(name: str, column_type: Any) -> np.dtype[Any]:
-    """The dtype of the numbers in a column of vectors; TypeError for another type of column."""
+    """The dtype of the values in a column of vectors; TypeError for other column types."""
     import pyarrow as pa
 
     types, kind = pa.types, storage_of(column_type)
@@ -293,7 +310,7 @@ def numbers_of(name: str, column_type: Any) -> np.dtype[Any]:
 
 
 def _advice(kind: pa.DataType) -> str:
-    """Advice for passing a column of vectors of an unsupported type, or an empty text."""
+    """How to convert a column of this unsupported type, as the end of a message; empty if there is no simple way."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
@@ -304,23 +321,27 @@ def _advice(kind: pa.DataType) -> str:
 
 
 def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.ndarray:
-    """The vectors of one chunk of a column as a matrix, without a copy.
+    """View the vectors in one chunk of a column as a matrix, without a copy.
 
     Parameters
     ----------
     name : str
-        Name of the column, for errors.
+        Name of the column, for messages.
     array : ListArray, LargeListArray, FixedSizeListArray, or an array of 1-D tensors
-        It may be a slice.
-    width : int, optional
-        The length that vectors must have; by default that of the first.
+        May be a slice.
+    width : int or None
+        Required length of the vectors; None means the length of the first one.
     first_row : int
-        The number of the first row in error messages.
+        Number of the first row, for messages.
+
+    Returns
+    -------
+    ndarray of shape (rows, width)
 
     Raises
     ------
     ValueError
-        For nulls and for vectors of another length, with the number of the row.
+        For nulls and for vectors of a different length; the message gives the row.
     """
     import pyarrow as pa
 
@@ -332,7 +353,7 @@ def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.n
         raise ValueError(f"column {name!r}: row {first_row + row} is null ({array.null_count} of {n} rows here are)")
     if pa.types.is_fixed_size_list(array.type):
         found = array.type.list_size
-        start = array.offset * found  # .values is of the whole array, whatever slice of it this is
+        start = array.offset * found  # .values ignores slicing
     else:
         offsets = _numbers(array.offsets, np.dtype(np.int64 if pa.types.is_large_list(array.type) else np.int32))
         lengths = np.diff(offsets)
@@ -352,7 +373,7 @@ def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.n
 
 
 def lists_of(rows: np.ndarray, kind: pa.DataType) -> Any:
-    """The reverse of `vectors_of`: the rows of a matrix as lists, without a copy where they are contiguous."""
+    """The inverse of `vectors_of`: the rows of a matrix as lists, without a copy if the matrix is contiguous."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
@@ -366,14 +387,14 @@ def lists_of(rows: np.ndarray, kind: pa.DataType) -> Any:
 
 
 def _numbers(array: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """The numbers of an Arrow array without nulls, without a copy."""
+    """The values of an Arrow array that has no nulls, without a copy."""
     if not len(array):
         return np.empty(0, dtype)
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
-def _array_of(numbers: np.ndarray, kind: pa.DataType) -> Any:
-    """Numbers in row order as an Arrow array, without a copy where they are contiguous."""
+def _array_of(values: np.ndarray, kind: pa.DataType) -> Any:
+    """The values in row order as an Arrow array, without a copy if they are contiguous."""
     import pyarrow as pa
 
-    return pa.Array.from_buffers(kind, numbers.size, [None, pa.py_buffer(np.ascontiguousarray(numbers))])
+    return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(np.ascontiguousarray(values))])

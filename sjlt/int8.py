@@ -1,4 +1,4 @@
-"""Reading int8 results as floats."""
+"""Read int8 results as floats."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .files.parquet_vectors import is_parquet
 def load_int8(
     path: str | os.PathLike[str], start: int = 0, stop: int | None = None, *, column: str | None = None
 ) -> np.ndarray:
-    """Read vectors that were stored in int8: by ``sjlt project --dtype int8``, a plan, or `sjlt.arrow.Projector`.
+    """Read vectors stored as int8 by ``sjlt project --dtype int8``, a plan, or `sjlt.arrow.Projector`.
 
     Parameters
     ----------
     path : path
-        An ``.npy`` file with fields "codes" and "scale"; a parquet file with a column of int8 lists and one of the same
-        name and ``_scale``; or a folder of such files that a plan has committed.
+        An ``.npy`` file with the fields "codes" and "scale"; a parquet file with a column of int8 lists and a column of
+        scales named ``<column>_scale``; or a folder of such files committed by a plan.
     start, stop : int, optional
-        Which rows, as in a slice; all by default. Only files that hold some of them are read.
+        The range of rows, as in a slice. By default all rows. Only files that contain some of them are read.
     column : str, optional
-        The column of codes in a parquet file; required where several have scales.
+        The column of codes in a parquet file. Required if several columns have scales.
 
     Returns
     -------
-    ndarray of shape (rows, n_components), float32
-        codes * scale. NaN where a projected vector was not finite.
+    ndarray of shape (stop - start, n_components), float32
+        codes * scale; NaN for vectors that were not finite.
 
     Raises
     ------
@@ -43,8 +43,8 @@ def load_int8(
 
     Notes
     -----
-    ``np.load(path, mmap_mode="r")["codes"]`` are the int8 codes without a copy; their cosine similarities are those of
-    the vectors.
+    ``np.load(path, mmap_mode="r")["codes"]`` gives the int8 codes without a copy. Cosine similarities do not depend on
+    the scales, so the codes can be searched directly.
 
     Examples
     --------
@@ -62,11 +62,11 @@ def load_int8(
     rows = sum(file.shape[0] for file in files)
     start, stop, _ = slice(start, stop).indices(rows)
     result = np.empty((max(0, stop - start), files[0].shape[1]), np.float32)
-    first = 0  # row of the file
+    first = 0  # first row of the current file
     for file in files:
         n, k = file.shape
         if k != result.shape[1]:
-            raise ValueError(f"{file.path}: holds vectors of {k} numbers, {files[0].path} of {result.shape[1]}")
+            raise ValueError(f"{file.path}: vectors have length {k}, but {result.shape[1]} in {files[0].path}")
         a, b = max(start, first), min(stop, first + n)
         if a < b:
             file.read(a - first, b - first, result[a - start : b - start])
@@ -83,14 +83,14 @@ def _paths(path: Path) -> list[Path]:
 
 
 class _Int8(ABC):
-    """Rows of codes and scales in a file."""
+    """A file of codes and scales."""
 
     path: Path
     shape: tuple[int, int]
 
     @abstractmethod
     def read(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Write codes * scale of these rows to `out`."""
+        """Write codes * scale of rows `start` to `stop` - 1 to `out`."""
 
 
 def _opened(path: Path, column: str | None) -> _Int8:
@@ -128,16 +128,16 @@ class _Parquet(_Int8):
 
         self.path = path
         try:
-            with open(path, "rb") as file:  # pyarrow would refuse names that are not UTF-8
+            with open(path, "rb") as file:  # pyarrow itself does not open names that are not UTF-8
                 schema = pyarrow.parquet.read_schema(file)
         except (ValueError, OSError) as e:
             raise ValueError(f"{path}: {one_line(e)}") from None
         scaled = [field.name for field in schema if field.name + SCALE in schema.names and _holds_int8(field.type)]
-        held = f"int8 columns with a scale are: {', '.join(scaled) or 'none'}"
+        held = f"int8 columns with a scale: {', '.join(scaled) or 'none'}"
         if column is None and len(scaled) != 1:
             raise ValueError(f"{path}: name one column; {held}" if scaled else f"{path}: {held}")
         if column is not None and column not in scaled:
-            raise ValueError(f"{path}: {column!r} is not among them: {held}")
+            raise ValueError(f"{path}: {column!r} is not a column of int8 codes; {held}")
         self._column = column or scaled[0]
         with ParquetVectors(path, self._column) as vectors:
             self.shape = vectors.shape

@@ -105,7 +105,7 @@ def test_row_ranges(source, start, stop, batch_rows):
 def test_ambiguous_columns_must_be_named(tmp_path):
     table = table_of(vectors()).append_column("u", table_of(vectors(seed=1))["v"])
     pq.write_table(table, tmp_path / "x.parquet")
-    with pytest.raises(UserError, match="name one column; the columns of vectors are: v, u"):
+    with pytest.raises(UserError, match="name one column; columns of vectors: v, u"):
         files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K)
     files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K, column="u")
     result = pq.read_table(tmp_path / "y.parquet")
@@ -118,7 +118,7 @@ def test_named_column_must_hold_vectors(tmp_path):
     pq.write_table(pa.Table.from_arrays([pa.array([[1.0]])] * 2, ["v", "v"]), tmp_path / "twice.parquet")
     with pytest.raises(UserError, match="there are 2 columns 'v'"):
         files.project_parquet(tmp_path / "twice.parquet", tmp_path / "y.parquet", 1, column="v")
-    cases = {"w": "nested lists", "id": "is of type int64", "u": "no column 'u'; the columns of vectors are: v"}
+    cases = {"w": "nested lists", "id": "is of type int64", "u": "no column 'u'; columns of vectors: v"}
     for column, message in cases.items():
         with pytest.raises(UserError, match=message):
             files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", 1, column=column)

@@ -74,10 +74,10 @@ BAD_SOURCES = {
     "directory": (lambda: Path("bad.npy").mkdir(), "no files"),
     "empty": (lambda: Path("bad.npy").touch(), "bad.npy: is empty"),
     "garbage": (lambda: Path("bad.npy").write_text("0.1,0.2\n"), "begins with b'0.1,0.'"),
-    "object array": (save_object_array, "(dtype object): pickles are refused, never loaded"),
+    "object array": (save_object_array, "(dtype object): pickles are never loaded"),
     "pickle": (save_pickle, "neither .npy nor .npz"),
-    "short by a byte": (truncate(1), "truncated: (50, 30) of float32 take 6000 bytes, the file has 5999"),
-    "without data": (truncate(N * D * 4), "take 6000 bytes, the file has 0"),
+    "short by a byte": (truncate(1), "truncated: (50, 30) of float32 needs 6000 bytes, the file has 5999"),
+    "without data": (truncate(N * D * 4), "needs 6000 bytes, the file has 0"),
     "half a header": (truncate(SHORT - 50), "not a readable .npy file"),
     "half a magic": (truncate(SHORT - 4), "neither .npy nor .npz"),
     "a header of nonsense": (
@@ -238,7 +238,7 @@ def test_overwriting_a_description_needs_force(run: Run) -> None:
 @pytest.mark.parametrize("made", ["y.npy", "y.npy.json", "y.npy.partial", "y.npy.partial.json"])
 def test_source_is_never_overwritten(run: Run, made: str, force: tuple[str, ...]) -> None:
     os.link("x.npy", made)
-    assert_refused(run, f"{made}: would be written while it is read", "x.npy", "y.npy", "-k", K, *force)
+    assert_refused(run, f"{made}: is the source x.npy itself", "x.npy", "y.npy", "-k", K, *force)
 
 
 def test_source_under_another_path(run: Run) -> None:
@@ -251,10 +251,10 @@ def test_source_under_another_path(run: Run) -> None:
         ("nowhere/y.npy", "nowhere: no such directory"),
         ("/dev/full", "/dev/full: exists and is not a regular file"),
         (".", ".: exists and is not a regular file"),
-        ("y.parquet", "y.parquet: the result is one dense array: give it a name that ends in .npy"),
-        ("y.PARQUET", "y.PARQUET: the result is one dense array: give it a name that ends in .npy"),
+        ("y.parquet", "y.parquet: the result is one dense array: its name must end in .npy"),
+        ("y.PARQUET", "y.PARQUET: the result is one dense array: its name must end in .npy"),
         *(
-            (f"y{suffix}", f"y{suffix}: {suffix} files are not written; name the result .npy")
+            (f"y{suffix}", f"y{suffix}: cannot write {suffix} files; name the result .npy")
             for suffix in (".npz", ".CSV", ".fbin", ".u8bin", ".safetensors", ".h5", ".H5AD", ".zarr")
         ),
     ],

@@ -76,7 +76,7 @@ def test_data_unsuited_to_a_gpu(machine: str, case: str) -> None:
     assert len(notes) == (machine == "a GPU")  # only a machine with a GPU has something to explain
     assert all(note.startswith(reason) and note.endswith("it is projected on the CPU") for note in notes)
     Path("y.npy").unlink()
-    with pytest.raises(UserError, match=f"^{reason}.*: it cannot be projected on the device cuda$"):
+    with pytest.raises(UserError, match=f"^{reason}.*; it cannot be projected on the device cuda$"):
         project("cuda", source)
 
 
@@ -85,7 +85,7 @@ def test_cuda_requires_a_gpu(machine: str) -> None:
     if machine == "a GPU":
         assert project("cuda") == ("A GPU", [])
         return
-    with pytest.raises(UserError, match=r"^no device cuda: torch .* finds no GPU that it can use$"):
+    with pytest.raises(UserError, match=r"^no device cuda: torch .* finds no usable GPU$"):
         project("cuda")
     assert [path.name for path in Path().iterdir()] == ["x.npy"]
 
@@ -143,5 +143,5 @@ def test_as_a_program(device: str) -> None:
         np.testing.assert_array_equal(np.load("y.npy"), sjlt.Sketch(D, K).project(x))
         assert json.loads(Path("y.npy.json").read_text())["device"] == torch.cuda.get_device_name()
     else:
-        message = f"Error: no device cuda: torch {torch.__version__} finds no GPU that it can use\n"
+        message = f"Error: no device cuda: torch {torch.__version__} finds no usable GPU\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", message)

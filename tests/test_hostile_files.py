@@ -121,7 +121,7 @@ def test_dash_is_not_a_file(run: Run, names: tuple[str, str], content: bytes | N
         Path("-").write_bytes(content)
     for options in ((), ("--force",), ("--workers", 1)):
         result = run("project", *names, "-k", K, *options)
-        assert_one_line(result, "streams are neither read nor written: name a file, one called - by its absolute path")
+        assert_one_line(result, "standard input and output are not supported: name a file, or give the absolute path")
     assert content == (Path("-").read_bytes() if Path("-").exists() else None)
 
 
@@ -179,7 +179,7 @@ def test_json_that_is_not_a_description(run: Run, content: bytes) -> None:
 def test_too_large_description(run: Run) -> None:
     Path("y.npy.json").touch()
     os.truncate("y.npy.json", 10**12)
-    assert_one_line(run("info", "y.npy"), "y.npy.json: 1000000000000 bytes")
+    assert_one_line(run("info", "y.npy"), "y.npy.json: too large for a description: 1000000000000 bytes")
 
 
 VALUES = [None, True, -1, 0, 2**63, 10**400, 1.5, "", "x", [], {}, [[]], [1, 2, 3], [-1, 2], ["a", "b"], "O", "f4,f4"]

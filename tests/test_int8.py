@@ -130,13 +130,13 @@ def test_other_contents_are_refused():
     with pytest.raises(ValueError, match=r"float.npy: not a parquet file: it has no column 'v'"):
         sjlt.load_int8("float.npy", column="v")
     write_parquet(Path("x.parquet"), vectors())
-    with pytest.raises(ValueError, match=r"x.parquet: int8 columns with a scale are: none"):
+    with pytest.raises(ValueError, match=r"x.parquet: int8 columns with a scale: none"):
         sjlt.load_int8("x.parquet")
     codes, scale = pa.array([[1, 2]], pa.list_(pa.int8(), 2)), pa.array([0.5], pa.float32())
     pq.write_table(pa.table({"a": codes, "a_scale": scale, "b": codes, "b_scale": scale}), "two.parquet")
-    with pytest.raises(ValueError, match="name one column; int8 columns with a scale are: a, b"):
+    with pytest.raises(ValueError, match="name one column; int8 columns with a scale: a, b"):
         sjlt.load_int8("two.parquet")
-    with pytest.raises(ValueError, match="'c' is not among them: int8 columns with a scale are: a, b"):
+    with pytest.raises(ValueError, match="'c' is not a column of int8 codes; int8 columns with a scale: a, b"):
         sjlt.load_int8("two.parquet", column="c")
     np.testing.assert_array_equal(sjlt.load_int8("two.parquet", column="b"), [[0.5, 1]])
     with pytest.raises(FileNotFoundError):

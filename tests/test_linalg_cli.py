@@ -186,7 +186,7 @@ def test_one_array_of_several_in_a_file(run, name):
     with pytest.importorskip("h5py").File("A.h5", "w") as file:
         file["other"], file["v"] = np.ones((M, N)), np.load("A.npy")
     command = ["A.h5" if argument == "A.npy" else argument for argument in COMMANDS[name]]
-    assert_refused(run, "A.h5: has several datasets with 2 dimensions, name one with --column: other, v", *command)
+    assert_refused(run, "A.h5: has several datasets with 2 dimensions; name one with --column: other, v", *command)
     assert_refused(run, "A.h5: has no dataset 'w'", *command, "--column", "w")
     result = run(*command, "--column", "v")
     assert (result.code, result.err) == (0, "")

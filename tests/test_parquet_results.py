@@ -32,7 +32,7 @@ def test_existing_names(tmp_path, source):
         files.project_parquet(source, tmp_path, K, force=True)
     with pytest.raises(UserError, match="no such directory"):
         files.project_parquet(source, tmp_path / "no" / "y.parquet", K)
-    with pytest.raises(UserError, match=r"y\.csv: \.csv files are not written; name the result \.parquet"):
+    with pytest.raises(UserError, match=r"y\.csv: cannot write \.csv files; name the result \.parquet"):
         files.project_parquet(source, tmp_path / "y.csv", K)
     with pytest.raises(FileNotFoundError):
         files.project_parquet(tmp_path / "no.parquet", tmp_path / "z.parquet", K)
@@ -50,7 +50,7 @@ def test_suffix_determines_the_format(tmp_path, source, run):
     for suffix in (".fbin", ".Safetensors", ".csv"):
         refused = run("project", source, tmp_path / f"z{suffix}", "-k", K)
         assert refused.code == 2
-        assert f"{suffix} files are not written; name the result .parquet or .npy" in refused.err
+        assert f"cannot write {suffix} files; name the result .parquet or .npy" in refused.err
         with pytest.raises(UserError, match=r"name the result \.parquet$"):
             files.project_parquet(source, tmp_path / f"z{suffix}", K)
     with pytest.raises(UserError, match="the result is a parquet file"):
@@ -65,7 +65,7 @@ def test_result_that_appears_during_the_run_is_kept(tmp_path, source):
     def appear(rows, of):
         out.write_bytes(b"precious")
 
-    with pytest.raises(UserError, match=r"y\.parquet: appeared meanwhile and is kept"):
+    with pytest.raises(UserError, match=r"y\.parquet: appeared during this run and is kept"):
         files.project_parquet(source, out, K, progress=appear)
     assert out.read_bytes() == b"precious"
     assert files_in(tmp_path) == ["x.parquet", "y.parquet"]

@@ -204,7 +204,7 @@ def test_changed_source_is_refused(tmp_path):
     np.save(tmp_path / "in" / "x10.npy", np.ones((31, D), np.float32))
     with pytest.raises(UserError, match=r"x10\.npy: changed since it was planned"):
         plan.run_part(2)
-    with pytest.raises(UserError, match=r"x10\.npy: changed since it was planned.*; 2 of 4 parts are there"):
+    with pytest.raises(UserError, match=r"x10\.npy: changed since it was planned.*; 2 of 4 parts are done"):
         plan.run(workers=1)
     with pytest.raises(UserError, match=r"the source has changed: x10\.npy: mtime_ns is"):
         sjlt.plan(tmp_path / "in", tmp_path / "out", K)

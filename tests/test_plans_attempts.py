@@ -36,7 +36,7 @@ def test_existing_file(tmp_path, monkeypatch, existing, hard_links):
             temporary.write_bytes(b"second")
 
     if existing == "refuse":
-        with pytest.raises(UserError, match=r"y\.npy: appeared meanwhile and is kept"):
+        with pytest.raises(UserError, match=r"y\.npy: appeared during this run and is kept"):
             write_again()
     else:
         write_again()

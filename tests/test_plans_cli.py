@@ -114,7 +114,7 @@ def test_refusals_are_one_line(tmp_path):
     assert "no column 'w'" in error("project", source / "x1.npy", tmp_path / "y.npy", "-k", K, "--output-column", "w")
     assert "absent.parquet: No such" in error("project", "absent.parquet", "y.parquet", "-k", K, "--output-column", "w")
     assert "a folder of parts: give it a name without .npy" in error("project", source, tmp_path / "y.npy", "-k", K)
-    assert ".fbin files are not written; name a folder" in error("project", source, tmp_path / "y.fbin", "-k", K)
+    assert "cannot write .fbin files; name a folder" in error("project", source, tmp_path / "y.fbin", "-k", K)
     assert not list(tmp_path.glob("y*"))
     assert "not the address of a dask scheduler" in error("project", source, out, "-k", K, "--dask", "nowhere")
     assert "not a plan folder" in error("commit", source)

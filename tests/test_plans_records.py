@@ -54,7 +54,7 @@ HOSTILE = {
     "no column": (lambda content: content["result"].pop("column"), "'column' must be a string or null"),
     "a part elsewhere": (part(name="../x.npy"), "a part is named '../x.npy', must be part-NUMBER.npy"),
     "a part of another kind": (part(name="part-00001.parquet"), "must be part-NUMBER.npy"),
-    "a part twice": (part(name="part-00000.npy"), "two parts have one name"),
+    "a part twice": (part(name="part-00000.npy"), "two parts have the same name"),
     "a part of no input": (part(input=4), "a part's input is 4, must be from 0 to 3"),
     "a part after the end": (part(stop=1), "a part's stop is 1, must be from 0 to 0"),
     "a part before the start": (part(start=1), "a part's start is 1, must be from 0 to 0"),

@@ -26,7 +26,7 @@ def test_bad_sources(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no\.npy"):
         sjlt.plan(tmp_path / "no.npy", out, K)
     (tmp_path / "in" / "more").mkdir()
-    with pytest.raises(UserError, match="more: is a subfolder: name the files by a glob"):
+    with pytest.raises(UserError, match="more: is a subfolder: name the files with a glob"):
         sjlt.plan(tmp_path / "in", out, K)
     (tmp_path / "in" / "more").rmdir()
     (tmp_path / "in" / "README.txt").write_text("hello, world")
@@ -80,7 +80,7 @@ def test_bad_rows_are_named_and_other_parts_are_kept(tmp_path):
     for workers in (1, 2):
         with pytest.raises(UserError, match=r"2\.parquet: column 'v': row 7 is null") as caught:
             plan.run(workers=workers, retries=0)
-        assert "of 4 parts are there" in str(caught.value)
+        assert "of 4 parts are done" in str(caught.value)
     assert "part-00002.parquet" not in left(tmp_path / "out")
     assert not [name for name in left(tmp_path / "out") if name.endswith(".tmp")]
 
@@ -171,7 +171,7 @@ def test_full_disk_keeps_existing_parts(tmp_path):
     shards(tmp_path / "in", rows=(100, 1000, 50))
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "in"), str(tmp_path / "out")]
     message = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    assert "File too large; 1 of 3 parts are there" in message
+    assert "File too large; 1 of 3 parts are done" in message
     assert left(tmp_path / "out") == ["_sjlt.plan.json", "part-00000.npy"]
     sjlt.plan(tmp_path / "in", tmp_path / "out", K).run(workers=1)
     assert len(result(tmp_path / "out")) == 1150
@@ -210,9 +210,9 @@ def test_lost_executor(tmp_path):
     plan.run_part(1)
     with ThreadPoolExecutor(1) as executor:
         pass
-    with pytest.raises(UserError, match=r"^the executor was lost: cannot schedule new .*; 1 of 4 parts are there$"):
+    with pytest.raises(UserError, match=r"^the executor was lost: cannot schedule new .*; 1 of 4 parts are done$"):
         plan.run(executor)
-    with pytest.raises(UserError, match=r"^the executor was lost: parts under way were cancelled; 1 of 4 parts"):
+    with pytest.raises(UserError, match=r"^the executor was lost: running parts were cancelled; 1 of 4 parts"):
         plan.run(Cancelling())
     plan.run(workers=1)
 

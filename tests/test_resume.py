@@ -120,9 +120,7 @@ def test_damaged_rows_are_projected_again(damage: Callable[[], None], kept: int)
         interrupt(rows, resume=True)
     damage()
     (note,) = project(resume=True)
-    assert note == (
-        f"y.npy.partial: rows from {kept} on are not what was written: {500 - kept} of 500 rows are projected again"
-    )
+    assert note == (f"y.npy.partial: damaged from row {kept} on: {500 - kept} of 500 rows are projected again")
     assert_is_result()
 
 
@@ -166,7 +164,9 @@ def test_interrupt_before_the_first_row_leaves_nothing() -> None:
 
 
 def test_resume_without_a_leftover_starts_anew() -> None:
-    assert project(resume=True) == ["y.npy.partial: no such file, nothing to resume: starting from the first row"]
+    assert project(resume=True) == [
+        "y.npy.partial: no such file, so there is nothing to resume: starting from the first row"
+    ]
     assert_is_result()
 
 
@@ -217,7 +217,7 @@ def test_other_parameters(options: dict[str, Any], message: str) -> None:
     before = {name: Path(name).read_bytes() for name in names()}
     with pytest.raises(UserError) as refused:
         project(resume=True, **options)
-    assert str(refused.value) == f"y.npy.partial: cannot be resumed: {message} (--force alone starts anew)"
+    assert str(refused.value) == f"y.npy.partial: cannot be resumed: {message} (--force alone starts over)"
     assert {name: Path(name).read_bytes() for name in names()} == before
 
 

@@ -89,10 +89,10 @@ def test_csr_matrices_and_names():
     with open_source(Path("x.zarr"), print, "layers/counts") as source:
         np.testing.assert_array_equal(source.read(0, N), x)
         assert source.description()["column"] == "layers/counts"
-    with pytest.raises(UserError, match=r"has no array 'Y', but X, layers/counts, obs/n"):
+    with pytest.raises(UserError, match=r"has no array 'Y'; it has X, layers/counts, obs/n"):
         open_source(Path("x.zarr"), print, "Y")
     zarr.open_group("x.zarr", mode="r+").attrs["encoding-type"] = "other"
-    with pytest.raises(UserError, match=r"several arrays with 2 dimensions, name one with --column: X, layers/counts"):
+    with pytest.raises(UserError, match=r"several arrays with 2 dimensions; name one with --column: X, layers/counts"):
         open_source(Path("x.zarr"), print)
 
 
@@ -151,8 +151,8 @@ REFUSED = {
     "metadata": (damaged_metadata, "not a readable zarr store"),
     "vector": (lambda: save(np.zeros(5)), r"holds an array of shape \(5,\); needs 2 dimensions"),
     "complex": (lambda: save(np.zeros((2, 3), complex)), "dtype complex128 is refused"),
-    "empty group": (lambda: zarr.create_group("x.zarr"), "has no array with 2 dimensions, but nothing"),
-    "pointers": (lambda: save_csr(integers(), indptr=np.arange(3)), "indptr must be 61 numbers"),
+    "empty group": (lambda: zarr.create_group("x.zarr"), "has no array with 2 dimensions; it has nothing"),
+    "pointers": (lambda: save_csr(integers(), indptr=np.arange(3)), "indptr must be 61 nondecreasing"),
     "indices": (lambda: save_csr(integers(), indices=np.full(2000, 99)), "X cannot be read"),
 }
 
@@ -170,7 +170,7 @@ def test_refusals(case):
 
 def test_name_in_a_single_array_store():
     save(integers())
-    with pytest.raises(UserError, match="is one array: it has no array 'X'"):
+    with pytest.raises(UserError, match="is a single array: it has no array 'X'"):
         open_source(Path("x.zarr"), print, "X")
 
 

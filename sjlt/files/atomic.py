@@ -1,7 +1,7 @@
-"""Small files written as a whole, and renames that never replace a file by accident.
+"""Small files written atomically, without ever replacing a file by accident.
 
-Content is written to a hidden file of `attempts` first. It is created with O_EXCL, so neither an existing file nor the
-target of a planted link is ever written.
+Content is first written to a hidden file (see `attempts`). That file is created with O_EXCL, so neither an existing
+file nor the target of a planted link is ever overwritten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .errors import UserError
 
 
 def write_whole(path: Path, content: bytes, *, replace: bool) -> None:
-    """Write a file that appears when it is complete and on the disk.
+    """Write a file that appears only when it is complete and on disk.
 
     Raises FileExistsError if `replace` is False and `path` exists, even if it appeared just now.
     """
@@ -26,10 +26,10 @@ def write_whole(path: Path, content: bytes, *, replace: bool) -> None:
 
 
 def write_by(path: Path, write: Callable[[int], None], *, replace: bool) -> None:
-    """As `write_whole`, where `write` puts the content into an open descriptor."""
+    """Like `write_whole`, but `write` writes the content to an open descriptor."""
     try:
         temporary, descriptor = create(path)
-    except OSError as e:  # which names the hidden file
+    except OSError as e:  # it names the hidden file
         raise OSError(e.errno, e.strerror, str(path)) from None
     try:
         write(descriptor)
@@ -50,7 +50,7 @@ def write_by(path: Path, write: Callable[[int], None], *, replace: bool) -> None
 
 
 def sync_names(path: Path) -> None:
-    """Make the names in the directory of `path` durable."""
+    """Make the directory entry of `path` survive a power failure."""
     try:
         sync_folder(path.parent)
     except OSError as e:
@@ -59,26 +59,26 @@ def sync_names(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, replace: bool = True) -> Iterator[BytesIO]:
-    """A buffer whose content is written as by `write_whole` if the block ends without an exception."""
+    """Yield a buffer; write its content with `write_whole` if the block ends without an exception."""
     buffer = BytesIO()
     yield buffer
     write_whole(path, buffer.getvalue(), replace=replace)
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
-    """Write all bytes at the descriptor's position."""
+    """Write all bytes at the descriptor's current position."""
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
 
 
 def is_temporary_of(path: Path, name: str) -> bool:
-    """Whether `name` may be the hidden file of a writer of `path`."""
+    """Whether `name` could be the hidden file of a writer of `path`."""
     return name.startswith(f"{PREFIX}{path.name}~") and name.endswith(SUFFIX)
 
 
 def open_locked(path: Path) -> int:
-    """A descriptor of the regular file `path`, to which no other process of this kind writes until it is closed."""
+    """Open or create the regular file `path` and lock it against other writers until the descriptor is closed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o666)
     try:

@@ -1,8 +1,8 @@
-"""Files that appear under their name only once they are whole and on disk.
+"""Files that appear under their name only when they are complete and on disk.
 
-A writer fills a hidden file with a unique name, which it keeps locked, and renames it at the end. Several writers of
-one file each have a hidden file of their own, and a lock tells the hidden files of living writers from orphans. Where
-the file system has no locks, the host and process in the name do, but only on the writer's host.
+A writer fills a hidden file with a unique name, keeps it locked, and renames it at the end. Each writer of the same
+file has its own hidden file. The lock distinguishes hidden files of live writers from orphans. On a file system without
+locks, the host and process ID in the name are used instead, which works only on the writer's host.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, er
 
 @contextlib.contextmanager
 def appearing(path: Path, *, existing: Literal["replace", "keep", "refuse"] = "replace") -> Iterator[Path]:
-    """A context in which to write `path` under another name: leaving it renames, an exception removes.
+    """Yield a temporary path to write to; rename it to `path` on success, remove it after an exception.
 
     Parameters
     ----------
     path : Path
     existing : {"replace", "keep", "refuse"}
-        What happens to a file that has the name by then. "keep" removes the one that was written; "refuse" also raises.
+        What to do if `path` exists by the end: replace it, or keep it and discard the new file; "refuse" also raises
+        an error.
 
     Raises
     ------
     UserError
-        With "refuse", if the file exists when the context is left.
+        If `existing` is "refuse" and `path` exists on exit.
     """
     temporary, descriptor = create(path)
     try:
@@ -59,15 +60,15 @@ def _rename_or_discard(temporary: Path, path: Path, refuse: bool) -> None:
     except FileExistsError:
         if refuse:
             raise UserError(
-                f"{path}: appeared meanwhile and is kept; this result was discarded (--force replaces it)"
+                f"{path}: appeared during this run and is kept; this result was discarded (--force replaces it)"
             ) from None
         temporary.unlink()
 
 
 def rename_new(old: Path, new: Path) -> None:
-    """Rename `old` to `new`; FileExistsError if `new` exists, even if it appeared just now.
+    """Rename `old` to `new`; raise FileExistsError if `new` exists, even if it appeared just now.
 
-    On a file system without hard links the check and the rename are two steps.
+    On a file system without hard links, the check and the rename are two separate steps.
     """
     try:
         os.link(old, new, follow_symlinks=False)
@@ -82,7 +83,7 @@ def rename_new(old: Path, new: Path) -> None:
 
 
 def sweep(folder: Path, name: str = "") -> list[str]:
-    """Remove what dead writers of the file `name` left in `folder`, or of all files; return the names removed."""
+    """Remove hidden files that dead writers of `name`, or of any file, left in `folder`; return their names."""
     swept = []
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
@@ -95,7 +96,7 @@ def sweep(folder: Path, name: str = "") -> list[str]:
 
 
 def _is_hidden_file_of(hidden: str, name: str) -> bool:
-    """Whether `create` gives such a name to a hidden file for the file `name`, or for any file."""
+    """Whether `hidden` is a name that `create` gives to hidden files for the file `name`, or for any file if empty."""
     of, tilde, _ = hidden.rpartition("~")
     return bool(tilde) and hidden.endswith(SUFFIX) and (of == PREFIX + name if name else of.startswith(PREFIX))
 
@@ -113,7 +114,7 @@ def _remove_orphan(path: Path) -> bool:
 
 
 def _writer_is_dead(hidden: str) -> bool:
-    """Whether the name of a hidden file tells that its writer was a process of this host that has ended."""
+    """Whether a hidden file's name says that its writer was a process on this host, and that process has ended."""
     host, _, pid = hidden.rpartition("~")[2].removesuffix(SUFFIX).rpartition("-")[0].rpartition("-")
     if host != socket.gethostname() or not pid.isdecimal():
         return False
@@ -132,7 +133,7 @@ def lock(descriptor: int) -> bool | None:
     Returns
     -------
     bool or None
-        False where another process holds the lock; None where the file system has no locks.
+        False if another process holds the lock; None if the file system has no locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +145,7 @@ def lock(descriptor: int) -> bool | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` survive a power cut."""
+    """Make the directory entries of `folder` survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -153,11 +154,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def create(path: Path) -> tuple[Path, int]:
-    """A new, locked hidden file for `path`, and its descriptor."""
+    """Create and lock a new hidden file for `path`; return its path and descriptor."""
     while True:
         unique = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         temporary = path.with_name(f"{PREFIX}{path.name}~{unique}{SUFFIX}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         if lock(descriptor) is not False and temporary.exists():
             return temporary, descriptor
-        os.close(descriptor)  # swept between its creation and its lock
+        os.close(descriptor)  # another process swept it before it was locked

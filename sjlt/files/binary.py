@@ -1,6 +1,6 @@
-"""Vector files of the approximate-search benchmarks: ``.fbin`` and its relatives.
+"""Vector files of the approximate nearest-neighbour benchmarks: ``.fbin`` and related formats.
 
-Two 32-bit numbers, the number of vectors and their length, then the numbers; all little-endian.
+Layout: the number of vectors and their length as 32-bit integers, then the values, all little-endian.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ DTYPES = {".fbin": "<f4", ".f16bin": "<f2", ".i8bin": "i1", ".u8bin": "u1"}  # b
 
 
 def open_binary(path: Path, file: FileIO) -> RawMatrix:
-    """The vectors in a file whose suffix names their dtype."""
+    """Open a file of vectors whose dtype is given by its suffix."""
     header, dtype = file.read(8), np.dtype(DTYPES[path.suffix.lower()])
     if len(header) < 8:
-        raise UserError(f"{path}: truncated: a {path.suffix} file begins with 8 bytes, the file has {len(header)}")
+        raise UserError(f"{path}: truncated: a {path.suffix} file has a header of 8 bytes, this one has {len(header)}")
     rows, width = struct.unpack("<II", header)
     size, expected = os.fstat(file.fileno()).st_size, 8 + rows * width * dtype.itemsize
     if size > expected:
         raise UserError(
-            f"{path}: not a {path.suffix} file: {rows} x {width} of {dtype} end at {expected} of {size} bytes"
+            f"{path}: not a {path.suffix} file: {rows} x {width} of {dtype} needs {expected} bytes, the file has {size}"
         )
     return RawMatrix(path, file, (rows, width), dtype, "C", 8)

@@ -1,4 +1,4 @@
-"""Checksums of rows, and the record of what has been written."""
+"""Checksums of rows, and a record of the rows written so far."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import numpy as np
 
 
 class Written(NamedTuple):
-    """The state after appending. It is replaced as one object, so that Ctrl-C finds its parts consistent."""
+    """The rows written so far. An immutable tuple, so that Ctrl-C never sees it half updated."""
 
-    segments: list[list[int]]  # [rows, checksum] of the rows up to the last checkpoint
-    segment_rows: int
-    rows: int  # since then
-    checksum: int
+    segments: list[list[int]]  # [rows, checksum] of each segment; a checkpoint ends a segment
+    segment_rows: int  # rows in all segments
+    rows: int  # rows since the last checkpoint
+    checksum: int  # of the rows since the last checkpoint
 
     def added(self, rows: int, checksum: int) -> Written:
+        """The record after appending `rows` rows; `checksum` covers all rows since the last checkpoint."""
         return self._replace(rows=self.rows + rows, checksum=checksum)
 
     def as_segment(self) -> Written:
+        """The record after a checkpoint."""
         if not self.rows:
             return self
         return Written([*self.segments, [self.rows, self.checksum]], self.segment_rows + self.rows, 0, 0)
 
 
 def row_checksum(content: Any, running: int) -> int:
-    """The CRC of rows of bytes, continued from `running`.
+    """CRC-32 of rows of bytes, continued from the checksum `running`.
 
-    It is taken of a weighted sum of the words in each row, which is 4 times faster than of the bytes. It changes when
-    words are changed or rows are swapped, but for collisions, whose chance is about 2^-32.
+    The CRC covers a weighted sum of the words of each row, which is 4 times faster than covering the bytes. It detects
+    changed words and swapped rows, except for collisions, whose probability is about 2^-32.
     """
     if content.shape[1] % 4:
         return zlib.crc32(np.ascontiguousarray(content).data, running)

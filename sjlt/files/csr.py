@@ -1,4 +1,4 @@
-"""Sparse ``.npz`` files of `scipy.sparse.save_npz`."""
+"""Sparse ``.npz`` files written by `scipy.sparse.save_npz`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WANTED = "a sparse 2-D CSR"
 
 
 class CsrMatrix(Source):
-    """A CSR matrix or array in an ``.npz`` file. It is loaded whole, and `note` is called with a line that says so."""
+    """A CSR matrix or array in an ``.npz`` file. It is loaded whole; `note` is called with a line that says so."""
 
     order = "CSR"
 
@@ -30,7 +30,7 @@ class CsrMatrix(Source):
                 file.seek(0)
                 matrix = scipy.sparse.load_npz(file)  # without pickles
                 matrix.check_format(full_check=True)
-        except MemoryError:  # the file may be fine
+        except MemoryError:  # not a fault of the file's contents
             raise
         except Exception as e:
             raise UserError(f"{path}: not a readable sparse .npz file: {one_line(e)}") from None
@@ -58,18 +58,18 @@ class CsrMatrix(Source):
 
 
 def _contents(file: FileIO) -> str:
-    """A description of the file's contents, from its small members."""
+    """Describe the contents of the file, without loading the large members."""
     with np.load(file, allow_pickle=False) as members:
         if not {"format", "shape"} <= set(members):
             return f"the arrays {', '.join(members)}"
-        for name in ("indices", "indptr"):  # others would be truncated to integers while they are loaded
+        for name in ("indices", "indptr"):  # SciPy would silently truncate other dtypes to integers
             if name in members and _dtype(members, name).kind not in "iu":
                 raise ValueError(f"{name} must be integers, got {_dtype(members, name)}")
         return f"a sparse {len(members['shape'])}-D {str(members['format'].astype(str)).upper()}"
 
 
 def _dtype(members: Any, name: str) -> np.dtype:
-    """The dtype of a member, from its header."""
+    """The dtype of a member, read from its header."""
     with members.zip.open(f"{name}.npy") as member:
         version = np.lib.format.read_magic(member)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,4 +1,4 @@
-"""Descriptions of projected files (``OUT.json``): written, read and validated in one place."""
+"""Write, read and validate descriptions of projected files (``OUT.json``)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 from ..sketch import Sketch
 from .errors import UserError, one_line
 
-MAX_BYTES = 64 << 20  # of a description
+MAX_BYTES = 64 << 20  # largest description that is read
 
 
 def to_json(content: dict[str, Any]) -> bytes:
-    """A description as the bytes of its file."""
+    """Encode a description as the bytes of its file."""
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """The description of a projected file, complete or partial, with types and ranges checked.
+    """Read the description of a complete or partial result, and check types and ranges.
 
     Raises
     ------
     UserError
-        If the file is not regular, not JSON, or not a description; the message names the file and the key.
+        If it is not a regular file, not JSON, or not a description; the message names the file and the key.
     OSError
         If it cannot be read.
     """
@@ -35,26 +35,26 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def from_json(place: str, content: bytes) -> Any:
-    """The value of JSON text; UserError, with the place where it stands, if it is none."""
+    """Parse JSON; raise UserError if it is invalid. `place` names its origin in the message."""
     try:
         return json.loads(content)
     except RecursionError:
-        raise UserError(f"{place}: not JSON that can be read: nested too deeply") from None
+        raise UserError(f"{place}: not readable JSON: nested too deeply") from None
     except ValueError as e:
         raise UserError(f"{place}: not JSON: {one_line(e)}") from None
 
 
 def checked(place: str, content: Any, *, with_column: bool = False) -> dict[str, Any]:
-    """`content` if it is a description, else UserError.
+    """Return `content` if it is a valid description; raise UserError otherwise.
 
     Parameters
     ----------
     place : str
-        Where it stands, for the error.
+        Where `content` comes from, for the message.
     content
         Parsed JSON.
     with_column : bool, default False
-        Whether the result must have a column, as in a parquet file.
+        Whether the result must name a column, as in a parquet file.
     """
     try:
         _check(content)
@@ -67,7 +67,7 @@ def checked(place: str, content: Any, *, with_column: bool = False) -> dict[str,
 
 
 def _bytes(path: Path) -> bytes:
-    """The file's content, without waiting for a FIFO's other end."""
+    """Read a file, without blocking if it is a FIFO."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -75,7 +75,7 @@ def _bytes(path: Path) -> bytes:
             raise UserError(f"{path}: not a regular file")
         if status.st_size > MAX_BYTES:
             raise UserError(
-                f"{path}: {status.st_size} bytes are too many for a description: at most {MAX_BYTES} are read"
+                f"{path}: too large for a description: {status.st_size} bytes, at most {MAX_BYTES} are read"
             )
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()
@@ -114,7 +114,7 @@ def _check(content: Any) -> None:
 def _dtype(name: str, value: str) -> None:
     try:
         np.dtype(value)
-    except (SyntaxError, TypeError, ValueError):  # NumPy parses some texts as Python
+    except (SyntaxError, TypeError, ValueError):  # NumPy parses some dtype strings as Python
         raise ValueError(f"{name} is {value!r:.100}, not the name of a dtype") from None
 
 
@@ -131,7 +131,10 @@ def _segments(segments: Any, rows_done: int) -> None:
 
 
 def check_keys(part: str, content: Any, /, **types: type) -> None:
-    """Raise TypeError or ValueError unless `content`, called `part`, is an object with these keys, of these types."""
+    """Raise TypeError or ValueError unless `content` is a dict with these keys, of these types.
+
+    `part` names `content` in the message.
+    """
     if not isinstance(content, dict):
         raise TypeError(f"{part} must be an object, got {content!r:.100}")
     for key, kind in types.items():
@@ -147,7 +150,7 @@ def _integer(name: str, value: Any, low: int, high: int) -> None:
 
 
 def differences(was: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Every difference between two descriptions, with both values."""
+    """Describe every difference between two descriptions, with both values."""
     found = []
     for key in {**now, **was}:
         a, b = was.get(key), now.get(key)

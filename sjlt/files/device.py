@@ -1,4 +1,4 @@
-"""The device on which the rows of a file are projected: the CPU or a GPU."""
+"""Choose the device that projects the rows of a file: the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .source import Source
 def use_gpu(device: str, rows: Source, note: Callable[[str], None]) -> bool:
     """Whether to project on a GPU, for `device` "auto", "cpu" or "cuda".
 
-    "auto" without a driver is decided at once, before torch is imported.
+    Without an NVIDIA driver, "auto" returns False without importing torch.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"device must be auto, cpu or cuda, got {device!r}")
@@ -23,17 +23,17 @@ def use_gpu(device: str, rows: Source, note: Callable[[str], None]) -> bool:
     available, obstacle = torch.cuda.is_available(), rows.gpu_obstacle()
     if device == "auto":
         if available and obstacle:
-            note(f"{rows.path}: {obstacle}: it is projected on the CPU")
+            note(f"{rows.path}: {obstacle}; it is projected on the CPU")
         return available and not obstacle
     if obstacle:
-        raise UserError(f"{rows.path}: {obstacle}: it cannot be projected on the device cuda")
+        raise UserError(f"{rows.path}: {obstacle}; it cannot be projected on the device cuda")
     if not available:
-        raise UserError(f"no device cuda: torch {torch.__version__} finds no GPU that it can use")
+        raise UserError(f"no device cuda: torch {torch.__version__} finds no usable GPU")
     return True
 
 
 def has_driver() -> bool:
-    """Whether a driver for NVIDIA GPUs is installed."""
+    """Whether an NVIDIA driver is installed."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -42,7 +42,7 @@ def has_driver() -> bool:
 
 
 def device_name(gpu: bool) -> str:
-    """The device's name in descriptions: GPUs of different kinds may round differently."""
+    """The device's name in descriptions. It includes the GPU model, because models may round differently."""
     if not gpu:
         return "cpu"
     import torch

@@ -1,4 +1,4 @@
-"""Errors that are messages for the user, and text made safe for a terminal."""
+"""Errors meant for the user, and text made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import unicodedata
 
 
 class UserError(Exception):
-    """A request that cannot be met. The message is one line for the user, with the numbers."""
+    """A request that cannot be fulfilled. The message is one line for the user, with the values at fault."""
 
 
 def one_line(e: BaseException) -> str:
-    """An exception's message without line breaks."""
+    """The message of an exception, without line breaks."""
     return " ".join(str(e).split())
 
 
 def explain(e: BaseException) -> str:
-    """A one-line description of an exception, with the file's name and without error numbers."""
+    """Describe an exception in one line, with the file's name and without error numbers."""
     if isinstance(e, OSError) and e.strerror:
         return f"{e.filename}: {e.strerror}" if e.filename else e.strerror
     return one_line(e) or type(e).__name__
 
 
 def printable(text: str) -> str:
-    """`text` with control, direction-changing and undecodable characters written as escapes.
+    """Escape control, text-direction and undecodable characters in `text`.
 
-    File names and descriptions may hold any of them, and a terminal would obey.
+    File names and descriptions may contain them, and a terminal would interpret them.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""HDF5 files: 2-D datasets, and the CSR matrices of AnnData's ``.h5ad``, read in ranges of rows."""
+"""Read ranges of rows from HDF5 files: 2-D datasets, and the CSR matrices of AnnData's ``.h5ad`` files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAGIC = b"\x89HDF\r\n"
 
 
 def open_hdf5(path: Path, name: str | None) -> Source:
-    """The dataset or CSR group `name`; by default "X" of an ``.h5ad`` file, else the only matrix."""
+    """Open the dataset or CSR group `name`; by default "X" of an ``.h5ad`` file, otherwise the only matrix."""
     try:
         import h5py
     except ImportError:
@@ -36,7 +36,7 @@ def open_hdf5(path: Path, name: str | None) -> Source:
         refuse_csc(path, name, found)
         chosen = choose(path, "dataset", name, sorted(groups | set(arrays)), matrices)
         return _Hdf5Csr(path, chosen, file) if chosen in groups else _Hdf5Matrix(path, chosen, file)
-    except (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as e:  # of damaged files
+    except (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as e:  # the file is damaged
         file.close()
         raise UserError(f"{path}: not a readable HDF5 file: {one_line(e)}") from None
     except BaseException:
@@ -45,10 +45,10 @@ def open_hdf5(path: Path, name: str | None) -> Source:
 
 
 def _items(file: Any) -> dict[str, Any]:
-    """All groups and datasets by their names."""
+    """All groups and datasets, by name."""
     found: dict[str, Any] = {}
 
-    def visit(name: str, item: Any) -> None:  # a result other than None would end the visit
+    def visit(name: str, item: Any) -> None:  # returning anything but None would stop `visititems`
         found[name] = item
 
     file.visititems(visit)

@@ -1,4 +1,4 @@
-"""Checks before any work: the name of a result, the space for it, the rows of a batch."""
+"""Checks before any work: output name and format, disk space, batch size."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _NOT_WRITTEN = {*DTYPES, ".safetensors", ".h5", ".hdf5", ".h5ad", ".zarr", ".npz
 
 
 def output_format(out: Path, advice: str = "name the result .npy") -> Format | None:
-    """The format that the suffix of `out` names, in upper or lower case; None if it names none.
+    """The format given by the suffix of `out`, ignoring case; None if the suffix is not that of a format.
 
     Raises
     ------
     UserError
-        If the suffix is that of a format that is not written. The message ends with `advice`.
+        If the suffix is that of a format that cannot be written. The message ends with `advice`.
     """
     suffix = out.suffix.lower()
     if suffix in _NOT_WRITTEN:
-        raise UserError(f"{out}: {out.suffix} files are not written; {advice}")
+        raise UserError(f"{out}: cannot write {out.suffix} files; {advice}")
     return _WRITTEN.get(suffix)
 
 
 def check_names(source: Path, out: Path, wanted: Format, suffixes: tuple[str, ...] = ("",)) -> None:
-    """Refuse names of results that cannot be written, or that would overwrite the source, before it is opened.
+    """Raise UserError if `out` cannot be written or would overwrite the source. Does not open the source.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def check_names(source: Path, out: Path, wanted: Format, suffixes: tuple[str, ..
     wanted : {"npy", "parquet"}
         The format of the result.
     suffixes : tuple of str
-        What is appended to `out` for each file that is written.
+        Suffixes that are appended to `out` to name the files that are written.
     """
     refuse_dash(out)
     if os.path.lexists(out) and not out.is_file():
@@ -51,30 +51,30 @@ def check_names(source: Path, out: Path, wanted: Format, suffixes: tuple[str, ..
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such directory")
     if not source.exists():
-        return  # opening it says so
+        return  # opening it raises the error
     for path in (out.with_name(out.name + suffix) for suffix in suffixes):
         if path.exists() and path.samefile(source):
-            raise UserError(f"{path}: would be written while it is read: it is the source {source}")
+            raise UserError(f"{path}: is the source {source} itself, and cannot be written while it is read")
         if is_temporary_of(path, source.name) and out.parent.samefile(source.parent):
             raise UserError(f"{source}: has the name of a temporary file for {path}: rename it first")
 
 
 def check_format(out: Path, wanted: Format) -> None:
-    """Refuse a suffix that names another format, once the source is known to be readable."""
+    """Raise UserError if the suffix of `out` is that of another format. Called once the source is readable."""
     if output_format(out) not in (None, wanted):
         kind = "one dense array" if wanted == "npy" else "a parquet file"
-        raise UserError(f"{out}: the result is {kind}: give it a name that ends in .{wanted}")
+        raise UserError(f"{out}: the result is {kind}: its name must end in .{wanted}")
 
 
 def check_space(out: Path, needed: int) -> None:
-    """UserError where the file system of `out`, a file or an existing folder, has fewer than `needed` bytes free."""
+    """Raise UserError if the file system of `out`, a file or an existing folder, has fewer than `needed` bytes free."""
     free = shutil.disk_usage(out if out.is_dir() else out.parent).free
     if needed > free:
         raise UserError(f"{out}: needs {needed} bytes, the file system has {free} free")
 
 
 def check_batch_rows(batch_rows: int | None) -> int | None:
-    """The given number of rows per batch, or UserError. None, for the default, is returned as it is."""
+    """Check the number of rows per batch; None means the default and is returned unchanged."""
     try:
         return None if batch_rows is None else integer("batch_rows", batch_rows, 1, 2**62)
     except (TypeError, ValueError) as e:

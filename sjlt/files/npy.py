@@ -1,4 +1,4 @@
-"""NumPy's ``.npy`` format: reading headers, writing headers."""
+"""Read and write the headers of NumPy's ``.npy`` format."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MAGIC: bytes = np.lib.format.MAGIC_PREFIX
 
 
 def open_npy(path: Path, file: FileIO) -> RawMatrix:
-    """The 2-D array in an ``.npy`` file."""
+    """Open the 2-D array in an ``.npy`` file."""
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         version = np.lib.format.read_magic(file)
         if version not in read_header:
-            raise ValueError(f"version {version} of the format is for structured dtypes")
+            raise ValueError(f"format version {version}, which only structured dtypes need")
         shape, fortran, dtype = read_header[version](file)
     except Exception as e:  # NumPy's parser raises many types on malformed bytes
         raise UserError(f"{path}: not a readable .npy file: {one_line(e)}") from None
@@ -27,7 +27,7 @@ def open_npy(path: Path, file: FileIO) -> RawMatrix:
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    """The header of a C-ordered array."""
+    """The ``.npy`` header of a C-ordered array."""
     stream = BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, described)

@@ -1,4 +1,4 @@
-"""`open_source`: find the reader of a file."""
+"""`open_source`: choose the reader of a file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .zarr import is_zarr, open_zarr
 
 
 def open_source(path: Path, note: Callable[[str], None], column: str | None = None) -> Source:
-    """The matrix in a file, whose format its first bytes show, or its suffix where they cannot.
+    """Open the matrix in a file. The first bytes determine the format, or else the suffix.
 
     Parameters
     ----------
     path : Path
     note : callable
-        Called with lines that the user should see.
+        Called with messages for the user.
     column : str, optional
-        The column of a parquet file, tensor of a safetensors file, dataset of an HDF5 file, or array of a zarr store;
-        required if several are matrices.
+        Name of the column of a parquet file, tensor of a safetensors file, dataset of an HDF5 file, or array of a zarr
+        store; required if several are matrices.
 
     Raises
     ------
     UserError, OSError
-        If the file does not exist, is not a regular file, or is in a format that is not read.
+        If the file does not exist, is not a regular file, or has an unknown format.
     """
     refuse_dash(path)
     if is_zarr(path):
@@ -66,8 +66,8 @@ def open_source(path: Path, note: Callable[[str], None], column: str | None = No
         if magic.startswith(b"PK"):
             return CsrMatrix(path, file, note)
         if suffix in (".csv", ".tsv", ".txt"):
-            raise UserError(f"{path}: text is not read: convert it once with numpy.save(OUT, numpy.loadtxt(IN, ...))")
-        raise UserError(f"{path}: neither .npy nor .npz, nor another format that is read: it begins with {magic!r}")
+            raise UserError(f"{path}: cannot read text: convert it once with numpy.save(OUT, numpy.loadtxt(IN, ...))")
+        raise UserError(f"{path}: neither .npy nor .npz, nor another supported format: it begins with {magic!r}")
     except BaseException as e:
         file.close()
         if isinstance(e, OSError) and e.filename is None:
@@ -76,13 +76,15 @@ def open_source(path: Path, note: Callable[[str], None], column: str | None = No
 
 
 def refuse_dash(path: Path) -> None:
-    """Raise UserError for "-", by which other programs mean a stream."""
+    """Raise UserError for "-", which means standard input or output to other programs."""
     if str(path) == "-":
-        raise UserError("streams are neither read nor written: name a file, one called - by its absolute path")
+        raise UserError(
+            "standard input and output are not supported: name a file, or give the absolute path of one called -"
+        )
 
 
 def _open_regular(path: Path) -> FileIO:
-    """The file, opened without waiting for a FIFO's other end."""
+    """Open a regular file, without blocking if it is a FIFO."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:

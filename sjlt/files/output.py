@@ -1,16 +1,17 @@
-"""`Output`: an ``.npy`` file that is written in rows, survives kills, and appears under its name when it is complete.
+"""`Output`: a resumable ``.npy`` file of rows that appears under its name only when it is complete.
 
-The result OUT has four names. Rows are written to ``OUT.partial``; ``OUT.partial.json`` describes them, says how many
-would survive even a power cut, and holds their checksums. When all rows are there ``OUT.json`` is written, and then
-``OUT.partial`` becomes OUT.
+A run uses four names. Rows are written to ``OUT.partial``; ``OUT.partial.json`` describes the result, and records how
+many rows would survive even a power failure, with their checksums. When all rows are written, ``OUT.json`` is created
+and ``OUT.partial`` is renamed to OUT.
 
-The order of the steps makes every point at which the process may be killed recoverable:
+The order of the steps makes a kill at any point recoverable:
 
-1. ``OUT.partial`` is created or emptied, and locked. Empty, it is begun anew whatever ``OUT.partial.json`` says.
-2. ``OUT.partial.json`` is written, then the header, then rows, at checkpoints first the rows and then the JSON.
-3. ``OUT.json`` appears while ``OUT.partial`` still exists, so that an interrupted commit is seen and repeated.
-4. ``OUT.partial`` is renamed, never over a file that appeared meanwhile unless `force` is given.
-5. ``OUT.partial.json`` is removed; without an ``OUT.partial`` it means nothing.
+1. ``OUT.partial`` is created or emptied, and locked. While it is empty, a later run starts over, whatever
+   ``OUT.partial.json`` says.
+2. ``OUT.partial.json`` is written, then the header, then rows. A checkpoint flushes the rows, then updates the JSON.
+3. ``OUT.json`` appears while ``OUT.partial`` still exists, so that an interrupted commit is detected and repeated.
+4. ``OUT.partial`` is renamed, without replacing a file that appeared in the meantime unless `force` is given.
+5. ``OUT.partial.json`` is removed; it means nothing without ``OUT.partial``.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from .errors import UserError, explain
 from .names import check_space
 from .npy import npy_header
 
-SUFFIXES = ("", ".json", ".partial", ".partial.json")  # of all names that a run writes to
-CHECKPOINT_SECONDS = 1.0  # about as much work is lost by a kill
-VERIFY_BYTES = 4 << 20  # read at a time when rows are compared with their checksums
+SUFFIXES = ("", ".json", ".partial", ".partial.json")  # of all files that a run writes
+CHECKPOINT_SECONDS = 1.0  # a kill loses about this much work
+VERIFY_BYTES = 4 << 20  # bytes per read when rows are compared with their checksums
 
 
 class Output:
-    """A file of rows that can be continued after a kill. Use it in a ``with`` block: `append` all rows, then `commit`.
+    """A file of rows that can be resumed after a kill. Use it in a ``with`` block: `append` all rows, then `commit`.
 
     Parameters
     ----------
     path : Path
         OUT.
     shape : tuple of int
-        The array's, rows first.
+        Shape of the array, rows first.
     dtype : dtype
     description : dict
         The content of OUT.json.
@@ -56,14 +57,14 @@ class Output:
     force : bool
         Replace an existing result, or the rows of an interrupted run.
     adopt : tuple of str
-        Keys of the description whose recorded values are taken over by a resumed run.
+        Keys of the description for which a resumed run uses the recorded values.
     note : callable
-        Called with lines that the user should see.
+        Called with messages for the user.
 
     Attributes
     ----------
     safe : int
-        Rows from which a later run can continue.
+        Number of rows from which a later run can continue.
     complete : bool
         Whether the result exists already, so that there is nothing to do.
 
@@ -101,7 +102,7 @@ class Output:
         if not force:
             self._refuse_to_overwrite(resume)
         if resume and not self.partial.exists():
-            note(f"{self.partial}: no such file, nothing to resume: starting from the first row")
+            note(f"{self.partial}: no such file, so there is nothing to resume: starting from the first row")
         self._check_space()
         self._descriptor = atomic.open_locked(self.partial)
         try:
@@ -116,7 +117,7 @@ class Output:
             self._close()
             raise
 
-    # ---------------------------------------------------------------------------- may it begin, and where
+    # ---------------------------------------------------------------------------- checks before writing
 
     def _check_names(self) -> None:
         for path in (self.sidecar, self.partial, self.state):
@@ -124,7 +125,7 @@ class Output:
                 raise UserError(f"{path}: exists and is not a regular file")
 
     def _is_complete(self, adopt: tuple[str, ...]) -> bool:
-        """Whether the result exists. Only with `force` may another file stand in its place."""
+        """Whether the result exists already. Raise UserError for another file of this name, unless `force` is given."""
         if not self.path.exists():
             return False
         try:
@@ -142,10 +143,10 @@ class Output:
         return not different
 
     def _adopt(self, recorded: dict[str, Any], keys: tuple[str, ...]) -> None:
-        """Take over the recorded values of `keys` if everything else agrees."""
-        taken = {**self.description, **{key: recorded[key] for key in keys}}
-        if not differences({key: recorded.get(key) for key in taken}, taken):
-            self.description.update(taken)
+        """Use the recorded values of `keys` if everything else agrees."""
+        adopted = {**self.description, **{key: recorded[key] for key in keys}}
+        if not differences({key: recorded.get(key) for key in adopted}, adopted):
+            self.description.update(adopted)
 
     def _refuse_to_overwrite(self, resume: bool) -> None:
         if os.path.lexists(self.path) and not (resume and self._is_half_renamed()):
@@ -154,9 +155,9 @@ class Output:
         if not described and not (resume and self.partial.exists()):
             raise UserError(f"{self.sidecar}: exists (--force replaces it)")
         if self.partial.exists() and not resume:
-            raise UserError(f"{self.partial}: left by an interrupted run (--resume continues it, --force starts anew)")
+            raise UserError(f"{self.partial}: left by an interrupted run (--resume continues it, --force starts over)")
         if self.state.exists() and not self.partial.exists():
-            read_description(self.state)  # not a file of another kind, which would be lost
+            read_description(self.state)  # raises for a file that is not ours and would be lost
 
     def _is_described(self) -> bool:
         """Whether OUT.json is the description of this result."""
@@ -166,7 +167,7 @@ class Output:
             return False
 
     def _is_half_renamed(self) -> bool:
-        """Whether OUT and OUT.partial are one file: a kill came between the two steps of a rename by hard link."""
+        """Whether OUT and OUT.partial are the same file: a kill between the two steps of a rename by hard link."""
         return self.partial.exists() and self.path.exists() and self.partial.samefile(self.path)
 
     def _check_space(self) -> None:
@@ -174,17 +175,17 @@ class Output:
         check_space(self.path, self._position(self.shape[0]) - held)
 
     def _restore(self, adopt: tuple[str, ...]) -> None:
-        """Keep the rows of the partial file whose checksums are those in its JSON."""
+        """Keep the leading segments of the partial file that match their checksums."""
         size = os.fstat(self._file).st_size
-        if size == 0:  # killed before it wrote anything, or never begun
+        if size == 0:  # new, or killed before anything was written
             return
         if not self.state.exists():
-            raise UserError(f"{self.partial}: cannot be resumed without {self.state} (--force alone starts anew)")
+            raise UserError(f"{self.partial}: cannot be resumed without {self.state} (--force alone starts over)")
         state = read_description(self.state)
         recorded, segments = state.pop("rows_done", 0), state.pop("segments", [])
         self._adopt(state, adopt)
         if different := differences(state, self.description):
-            raise UserError(f"{self.partial}: cannot be resumed: {'; '.join(different)} (--force alone starts anew)")
+            raise UserError(f"{self.partial}: cannot be resumed: {'; '.join(different)} (--force alone starts over)")
         for rows, checksum in segments if self._has_header() else []:
             if self._checksum_of(self.rows, rows) != checksum:
                 break
@@ -192,15 +193,15 @@ class Output:
         self.safe = self.rows
         if self.rows < recorded:
             self._note(
-                f"{self.partial}: rows from {self.rows} on are not what was written: {recorded - self.rows} of "
-                f"{recorded} rows are projected again"
+                f"{self.partial}: damaged from row {self.rows} on: {recorded - self.rows} of {recorded} rows are "
+                "projected again"
             )
 
     def _has_header(self) -> bool:
         return os.pread(self._file, len(self._header), 0) == self._header
 
     def _checksum_of(self, start: int, rows: int) -> int | None:
-        """The checksum of rows in the partial file; None if the file ends before."""
+        """The checksum of rows of the partial file; None if the file is too short."""
         checksum, step = 0, max(1, VERIFY_BYTES // self._row_bytes)
         for row in range(start, start + rows, step):
             count = min(step, start + rows - row)
@@ -214,7 +215,7 @@ class Output:
 
     @property
     def rows(self) -> int:
-        """Rows appended by this run and the runs that it continues."""
+        """The number of rows appended by this run and the runs that it continues."""
         return self._written.segment_rows + self._written.rows
 
     @property
@@ -224,7 +225,7 @@ class Output:
         return self._descriptor
 
     def _position(self, row: int) -> int:
-        """The byte at which a row begins."""
+        """The byte offset of a row in the file."""
         return len(self._header) + row * self._row_bytes
 
     def _begin(self) -> None:
@@ -232,7 +233,7 @@ class Output:
             attempts.sweep(path.parent, path.name)
         if self.rows == 0:
             with self._named_errors():
-                os.ftruncate(self._file, 0)  # until the JSON is there, an empty file has nothing to resume
+                os.ftruncate(self._file, 0)  # until the JSON is written, an empty file means nothing to resume
             self._write_state()
             self._write(self._header)
         else:
@@ -247,14 +248,14 @@ class Output:
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Give errors of calls that take a descriptor the name of its file."""
+        """Add the file name to errors of system calls on the descriptor."""
         try:
             yield
         except OSError as e:
             raise OSError(e.errno, e.strerror, str(self.partial)) from None
 
     def append(self, rows: np.ndarray) -> None:
-        """Write some more rows, C-contiguous and of the result's width and dtype."""
+        """Append C-contiguous rows of the result's width and dtype."""
         content = rows.view(np.uint8).reshape(len(rows), self._row_bytes)
         self._write(content.reshape(-1).data)
         self._written = self._written.added(len(rows), row_checksum(content, self._written.checksum))
@@ -275,12 +276,12 @@ class Output:
         state = {**self.description, "rows_done": self.rows, "segments": self._written.segments}
         atomic.write_whole(self.state, to_json(state), replace=True)
 
-    # ---------------------------------------------------------------------------- ending
+    # ---------------------------------------------------------------------------- finishing
 
     def commit(self) -> None:
-        """Give the file its name.
+        """Create OUT.json and rename OUT.partial to OUT.
 
-        Raises UserError, with all rows kept, if OUT or OUT.json appeared during the run and `force` is not given.
+        Raises UserError, keeping all rows, if OUT or OUT.json appeared during the run and `force` is not given.
         """
         if self.rows != self.shape[0]:
             raise ValueError(f"{self.rows} of {self.shape[0]} rows have been appended")
@@ -289,7 +290,7 @@ class Output:
             self.safe = 0
             raise UserError(f"{self.partial}: was removed or replaced while it was written: nothing is kept")
         try:
-            self._name()
+            self._rename()
         except FileExistsError as e:
             self._checkpoint()
             raise UserError(
@@ -300,8 +301,8 @@ class Output:
         self._release()
         self._remove_state()
 
-    def _name(self) -> None:
-        """Steps 3 and 4; FileExistsError if something else has one of the names."""
+    def _rename(self) -> None:
+        """Steps 3 and 4. Raises FileExistsError if OUT or OUT.json is another file."""
         half_renamed = self._is_half_renamed()
         if not self._force and not half_renamed and os.path.lexists(self.path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
@@ -324,12 +325,12 @@ class Output:
             raise
 
     def discard(self) -> None:
-        """Keep nothing of what has been written."""
+        """Close, and remove everything that has been written."""
         self.safe = 0
         self._close()
 
     def _owns_partial(self) -> bool:
-        """Whether the name OUT.partial still leads to the file that is being written."""
+        """Whether OUT.partial is still the file that is being written."""
         try:
             return os.path.samestat(os.lstat(self.partial), os.fstat(self._file))
         except FileNotFoundError:
@@ -341,7 +342,7 @@ class Output:
 
     def _close(self) -> None:
         try:
-            if self.safe == 0 and self._owns_partial():  # there is nothing that a later run could use
+            if self.safe == 0 and self._owns_partial():  # nothing to resume
                 os.unlink(self.partial)
                 self._remove_state()
         finally:
@@ -359,7 +360,7 @@ class Output:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         if self._descriptor is None:
             return
-        if kind is KeyboardInterrupt:  # not after a failed write or fsync: a later fsync then proves nothing
+        if kind is KeyboardInterrupt:  # but not after a failed write or fsync, when a later fsync proves nothing
             with contextlib.suppress(OSError):
                 self._checkpoint()
         self._close()

@@ -1,4 +1,4 @@
-"""`project_parquet`: project a column of vectors from one parquet file to another, and carry the other columns over."""
+"""`project_parquet`: project the vectors in one column of a parquet file, and copy the other columns."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .names import check_batch_rows, check_format, check_names, check_space
 from .parquet_vectors import ParquetVectors, read_metadata
 from .projection import note_poor_choices
 
-BATCH_BYTES = 8 << 20  # decoded; 16 and 32 MiB are no faster with 768 features and take 30 and 100 MB more
+BATCH_BYTES = 8 << 20  # decoded; 16 and 32 MiB are no faster with 768 features and need 30 and 100 MB more
 ROW_GROUP_BYTES = 64 << 20
-AHEAD = 8  # batches: enough for reading to go on while a row group is written
+READ_AHEAD = 8  # batches, enough to keep reading while a row group is written
 
 
 def project_parquet(
@@ -40,32 +40,32 @@ def project_parquet(
     note: Callable[[str], None] = lambda line: None,
     **parameters: Any,
 ) -> None:
-    """Write the parquet file `source` to `out`, the vectors in one column projected, the others carried through.
+    """Copy the parquet file `source` to `out`, with the vectors in one column projected.
 
     Parameters
     ----------
     source, out : Path
-        `out` appears when it is complete. An interrupted run leaves nothing under its name and must start over.
+        `out` appears only when it is complete. An interrupted run leaves nothing under its name and must start over.
     n_components : int
     column : str, optional
-        Required where several columns hold vectors.
+        The column to project. Required if several columns hold vectors.
     batch_rows : int >= 1, optional
-        Rows decoded at a time, by default about 8 MiB.
+        Rows decoded at a time. By default, as many as fill about 8 MiB.
     resume : bool
-        Do nothing if `out` is this very result already.
+        Do nothing if `out` is already the result of this call.
     force : bool
         Replace `out`. Without it, a file that has appeared by the end of the run is kept, and the result discarded.
     progress : callable
-        Called with the numbers of projected rows and of all rows.
+        Called with the number of projected rows and the total.
     note : callable
-        Called with lines that the user should see.
+        Called with messages for the user.
     **parameters
         Of `sjlt.arrow.Projector`: nnz and stacks, or density; seed, output_column, dtype, normalize.
 
     Raises
     ------
     UserError, OSError
-        UserError's message is one line with the numbers.
+        UserErrors have one-line messages.
     """
     batch_rows = check_batch_rows(batch_rows)
     check_names(source, out, "parquet")
@@ -96,7 +96,7 @@ def project_parquet(
 
 
 def _description(vectors: ParquetVectors, projector: arrow.Projector, batch_rows: int) -> dict[str, Any]:
-    """The description of the result for its metadata, in the form of an ``OUT.json``."""
+    """The description stored in the metadata of the result; it has the format of ``OUT.json``."""
     column_type = vectors.schema.field(vectors.column).type
     return {
         "sjlt": __version__,
@@ -121,7 +121,7 @@ def _check_length(vectors: ParquetVectors) -> None:
 
 
 def _check_is_result(out: Path, description: dict[str, Any]) -> None:
-    """UserError with the differences if `out` is not the result that is described."""
+    """Raise UserError with the differences unless `out` is the described result."""
     try:
         recorded = read_metadata(out)
     except UserError as e:
@@ -134,7 +134,7 @@ def _check_is_result(out: Path, description: dict[str, Any]) -> None:
 
 @contextmanager
 def _named(out: Path) -> Iterator[None]:
-    """Give errors of pyarrow, and of hidden files, the name of the result."""
+    """Name the result in errors from pyarrow and in errors about hidden files."""
     try:
         yield
     except OSError as e:
@@ -151,11 +151,11 @@ def write_projected(
     rows: tuple[int, int, int],
     progress: Callable[[int, int], None] = lambda rows, of: None,
 ) -> None:
-    """Write rows of `source`, their vectors projected, to the parquet file `out`.
+    """Write a range of rows of `source`, with the vectors projected, to the parquet file `out`.
 
-    Reading runs a few batches ahead in a thread, and a row group is written while the next one is projected. Each row
-    group is flushed to the disk when it is written: a flush at the end would take a tenth of the run. Row groups hold
-    64 MiB and at most one batch more. Projected numbers are neither dictionary-encoded nor compressed, since random
+    A thread reads a few batches ahead, and a row group is written while the next one is projected. Each row group is
+    flushed to disk as soon as it is written; a single flush at the end would take a tenth of the run. Row groups hold
+    64 MiB and at most one batch more. Projected values are neither dictionary-encoded nor compressed, because random
     fractions gain nothing from either. The bytes of the file depend on the arguments alone.
 
     Parameters
@@ -165,7 +165,7 @@ def write_projected(
         Written as JSON under the key "sjlt" of the file's metadata.
     rows : (start, stop, rows per batch)
     progress : callable
-        Called with the numbers of projected rows and of all rows.
+        Called with the number of projected rows and the total.
     """
     import pyarrow as pa
 
@@ -181,7 +181,7 @@ def write_projected(
         open(out, "rb") as file,
         ThreadPoolExecutor(1, thread_name_prefix="sjlt-flush") as flusher,
         ThreadPoolExecutor(1, thread_name_prefix="sjlt-write") as thread,
-        closing(_ahead(source.tables(start, stop, batch_rows))) as batches,
+        closing(_read_ahead(source.tables(start, stop, batch_rows))) as batches,
     ):
         group, written, flushed = [], deque[Any](), list[Any]()
 
@@ -205,7 +205,7 @@ def write_projected(
 
 
 def row_bytes(source: ParquetVectors, projector: arrow.Projector, schema: Any) -> int:
-    """The approximate number of bytes per row of the result."""
+    """The approximate number of bytes per row in the result."""
     kind = schema.field(projector.output_column).type
     projected = kind.list_size * kind.value_type.bit_width // 8 + 4 * (projector.dtype == np.int8)
     kept = source.shape[1] * source.dtype.itemsize if projector.output_column != projector.column else 0
@@ -213,7 +213,7 @@ def row_bytes(source: ParquetVectors, projector: arrow.Projector, schema: Any) -
 
 
 def _writer(sink: Any, schema: Any, vectors: set[str]) -> Any:
-    """A writer that encodes and compresses all columns but `vectors`."""
+    """A writer that dictionary-encodes and compresses all columns except `vectors`."""
     import pyarrow.parquet
 
     leaves = _leaves(schema)
@@ -228,14 +228,14 @@ def _writer(sink: Any, schema: Any, vectors: set[str]) -> Any:
 
 
 def _leaves(schema: Any) -> list[tuple[str, str]]:
-    """The (path, top column) of each column that parquet stores for a schema."""
+    """The path and the top-level column of each leaf column that parquet stores for a schema."""
     from io import BytesIO
 
     import pyarrow as pa
     import pyarrow.parquet
 
     leaves = []
-    for field in schema:  # one by one: names may have dots
+    for field in schema:  # one at a time, because column names may contain dots
         stream = BytesIO()
         pyarrow.parquet.ParquetWriter(stream, pa.schema([field])).close()
         stored = pyarrow.parquet.ParquetFile(stream).schema
@@ -243,8 +243,8 @@ def _leaves(schema: Any) -> list[tuple[str, str]]:
     return leaves
 
 
-def _ahead(items: Iterator[Any], count: int = AHEAD) -> Generator[Any]:
-    """The items, computed up to `count` ahead of the caller in a thread."""
+def _read_ahead(items: Iterator[Any], count: int = READ_AHEAD) -> Generator[Any]:
+    """Yield the items, which a thread computes up to `count` ahead of the caller."""
     with ThreadPoolExecutor(1, thread_name_prefix="sjlt-read") as thread:
         following = deque(thread.submit(next, items, None) for _ in range(count))
         while (item := following.popleft().result()) is not None:

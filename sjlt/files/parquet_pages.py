@@ -1,16 +1,17 @@
-"""Vectors of one length in parquet files, read without decoding the levels of each number.
+"""Read vectors of equal length from parquet files without decoding the levels of each value.
 
-Parquet stores two levels beside every number of a list: whether it begins a row, and which of its ancestors are null.
-pyarrow decodes them all, which takes eight times as long as reading the numbers themselves (1e6 vectors of 768 fp32,
-one core: 4.1 s beside 0.5 s). Where all vectors have one length and nothing is null, the levels are known in advance:
-here they are only compared. In most files nearly all pages have the same levels, so that a cache avoids decoding them
-again. The numbers of a page lie together behind the levels. Plain ones are read into place. Pages compressed with
-Snappy or zstd are decompressed first. pyarrow begins a column chunk with a dictionary, which it gives up when there are
-too many different numbers: these are looked up. Pages of very many vectors, everything else, and everything unexpected
-are left to pyarrow, whose messages say what is wrong.
+Parquet stores two levels with every value of a list: the repetition level (whether the value begins a row) and the
+definition level (which of its ancestors are null). pyarrow decodes them all, which takes eight times as long as reading
+the values (1e6 vectors of 768 fp32, one core: 4.1 s against 0.5 s). If all vectors have the same length and nothing is
+null, the levels are known in advance and need only be checked. In most files nearly all pages have identical levels, so
+a cache makes most checks free. The values of a page are contiguous and follow the levels. Plain values are read
+directly into the output, and pages compressed with Snappy or zstd are decompressed first. Column chunks written by
+pyarrow begin with a dictionary, which is abandoned once there are too many distinct values; values in such pages are
+looked up. Everything else, including pages of very many vectors and anything unexpected, is left to pyarrow, which also
+reports the errors.
 
-The format: https://parquet.apache.org/docs/file-format/, data pages of versions 1 and 2; headers are Thrift structs in
-the compact protocol; levels and indices are runs of one value, or packed bits.
+Format: https://parquet.apache.org/docs/file-format/, data pages of versions 1 and 2. Page headers are Thrift structs in
+the compact protocol. Levels and dictionary indices are stored as runs of a repeated value or of bit-packed values.
 """
 
 from __future__ import annotations
@@ -33,35 +34,45 @@ if TYPE_CHECKING:
 
 STORED_AS = {"FLOAT": "float32", "DOUBLE": "float64", "FIXED_LEN_BYTE_ARRAY": "float16"}
 CODECS = ("UNCOMPRESSED", "SNAPPY", "ZSTD")
-DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3  # as page headers write them
-PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
-HEADER_BYTES = 512  # of a page; a header of numbers takes about 60
-MOSTLY_PLAIN = 0.9  # of the size of plain numbers: pyarrow looks up dictionaries faster
-MAX_COUNT = 1 << 23  # numbers of a page
-MAX_BYTES = 128 << 20  # of a page that is held, and of what it is decompressed to
-MAX_RUNS = 5000  # of levels, two for each vector: more take longer to decode than pyarrow takes for the page
-MAX_DEPTH = 8  # of structs in a page header
-PIECE = 1 << 16  # packed levels or indices that are unpacked at a time
-CACHED_BYTES = 64 << 10  # of the levels of a page that are cached
-# Errors of pages that are not as expected: they are left to pyarrow.
+DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3  # page types
+PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8  # encodings
+HEADER_BYTES = 512  # read to parse a page header; headers of float pages are about 60 bytes long
+MOSTLY_PLAIN = (
+    0.9  # smallest size, relative to plain values, of a chunk read here: pyarrow looks up dictionaries faster
+)
+MAX_COUNT = 1 << 23  # values per page
+MAX_BYTES = 128 << 20  # of a page in memory, compressed or decompressed
+MAX_RUNS = 5000  # runs of levels, two per vector; beyond this, pyarrow decodes the page faster
+MAX_DEPTH = 8  # nesting of structs in a page header
+PIECE = 1 << 16  # packed levels or indices unpacked at a time
+CACHED_BYTES = 64 << 10  # largest levels of a page that are cached
+# Raised for unexpected pages, which are then left to pyarrow.
 UNEXPECTED = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class Numbers(NamedTuple):
-    """Numbers that lie together: in memory, or from a position in the file on."""
+    """A contiguous run of values, in memory or at a byte position of the file.
+
+    Attributes
+    ----------
+    size : int
+        The number of values.
+    source : ndarray or int
+        The values, or the position of the first one in the file.
+    """
 
     size: int
     source: np.ndarray | int
 
     def after(self, count: int, itemsize: int) -> Numbers:
-        """These without the first `count`."""
+        """The same run without its first `count` values."""
         rest = self.source + count * itemsize if isinstance(self.source, int) else self.source[count:]
         return Numbers(self.size - count, rest)
 
 
 @dataclass
 class Body:
-    """The bytes of a page from `position` to `stop` - 1, of an open file or of `content` in memory."""
+    """Bytes `position` to `stop` - 1 of a page, in the open file or, if `content` is given, in memory."""
 
     file: int
     position: int
@@ -69,24 +80,24 @@ class Body:
     content: memoryview | None = None
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Read the next `size` bytes."""
         if not 0 <= size <= min(self.stop - self.position, MAX_BYTES):
-            raise ValueError("beyond the page, or too many to hold")
+            raise ValueError("beyond the end of the page, or too large for memory")
         self.position += size
         if self.content is None:
             return os.pread(self.file, size, self.position - size)
         return bytes(self.content[self.position - size : self.position])
 
     def rest(self) -> bytes:
-        """The bytes that are left."""
+        """Read the remaining bytes."""
         return self.take(self.stop - self.position)
 
     def levels(self) -> bytes:
-        """Levels behind their number of bytes."""
+        """Read levels, which are preceded by their length in bytes."""
         return self.take(int.from_bytes(self.take(4), "little"))
 
     def decompress(self, codec: str, size: int) -> Body:
-        """The rest, decompressed to `size` bytes."""
+        """The remaining bytes, decompressed to `size` bytes."""
         import pyarrow as pa
 
         if codec == "UNCOMPRESSED":
@@ -94,7 +105,7 @@ class Body:
                 raise ValueError("sizes differ")
             return self
         if not 0 <= size <= MAX_BYTES >= self.stop - self.position:
-            raise ValueError("too large to hold")
+            raise ValueError("too large for memory")
         content = self.rest()
         if codec == "SNAPPY" and varint(content, 0)[0] != size:  # pyarrow would leave the end uninitialized
             raise ValueError("the decompressed size differs")
@@ -102,12 +113,12 @@ class Body:
 
 
 class VectorPages:
-    """The vectors in one column of a parquet file, up to the first page that is left to pyarrow.
+    """Reader of the vectors in one column of a parquet file, up to the first page that is left to pyarrow.
 
     Parameters
     ----------
     file : FileIO
-        Stays the caller's to close.
+        The caller must close it.
     metadata : pyarrow.parquet.FileMetaData
     column : str
     width : int
@@ -122,13 +133,13 @@ class VectorPages:
         self._leaf = leaves[0] if len(leaves) == 1 else None
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         self._starts = np.cumsum([0, *sizes]).tolist()
-        self._row = -1  # the row with which `_left` and `_following` begin
+        self._row = -1  # row at which `_left`, then `_following`, begin
         self._left, self._following = Numbers(0, 0), self._from(0)
 
     def fill(self, start: int, out: np.ndarray) -> bool:
-        """Read the vectors from row `start` on into the rows of `out`; False where pyarrow must decode some of them.
+        """Read the vectors from row `start` on into the rows of `out`; return False if pyarrow must decode some.
 
-        Rows that follow those of the call before cost least.
+        Reading is fastest in order: a call that continues where the last one ended does not scan pages again.
         """
         if start != self._row:
             self._left, self._following = Numbers(0, 0), self._from(start)
@@ -152,7 +163,7 @@ class VectorPages:
         self._left = self._left.after(len(out), self._dtype.itemsize)
 
     def _from(self, start: int) -> Iterator[Numbers]:
-        """The numbers from row `start` on, page by page."""
+        """Yield the values from row `start` on, page by page."""
         first = bisect_right(self._starts, start) - 1
         before = (start - self._starts[first]) * self._width
         for group in range(first, len(self._starts) - 1):
@@ -164,7 +175,7 @@ class VectorPages:
     # --------------------------------------------------------------------------------- pages
 
     def _pages(self, group: int) -> Iterator[Numbers]:
-        """The numbers of a row group, page by page; raises one of UNEXPECTED where pyarrow must decode a page."""
+        """Yield the values of a row group, page by page; raise one of UNEXPECTED if pyarrow must decode a page."""
         if self._leaf is None:
             raise ValueError("no column, or several")
         chunk, rows = self._metadata.row_group(group).column(self._leaf), self._starts[group + 1] - self._starts[group]
@@ -175,7 +186,7 @@ class VectorPages:
             or chunk.num_values != rows * self._width
             or chunk.total_uncompressed_size < MOSTLY_PLAIN * chunk.num_values * self._dtype.itemsize
         ):
-            raise ValueError("not stored as such vectors")
+            raise ValueError("not a column chunk of plain vectors of this length")
         position, first, dictionary = chunk.data_page_offset, 0, None
         if chunk.has_dictionary_page:
             position = min(position, chunk.dictionary_page_offset or position)
@@ -183,7 +194,7 @@ class VectorPages:
             header, size = thrift_struct(os.pread(self._file, HEADER_BYTES, position))
             stop = position + size + header[3]
             if stop > os.fstat(self._file).st_size:
-                raise ValueError("beyond the file")
+                raise ValueError("beyond the end of the file")
             body, position = Body(self._file, position + size, stop), stop
             if header[1] == DICTIONARY_PAGE:
                 if header[7][2] not in (PLAIN, PLAIN_DICTIONARY) or dictionary is not None:
@@ -193,15 +204,15 @@ class VectorPages:
             numbers = self._data(header, body, chunk.compression, first % self._width, dictionary)
             first += numbers.size
             if first > chunk.num_values:
-                raise ValueError("more numbers than the column chunk has")
+                raise ValueError("more values than the column chunk has")
             yield numbers
 
     def _data(self, header: dict[int, Any], body: Body, codec: str, first: int, dictionary: Any) -> Numbers:
-        """The numbers of a data page; `first` of their vector came before."""
+        """The values of a data page. The page begins with value `first` of a vector."""
         if header[1] == DATA_PAGE:
             count, encoding = header[5][1], header[5][2]
             if not header[5][3] == header[5][4] == RLE:
-                raise ValueError("levels of another encoding")
+                raise ValueError("unsupported encoding of levels")
             body = body.decompress(codec, header[2])
             repetition, definition = body.levels(), body.levels()
         elif header[1] == DATA_PAGE_V2:
@@ -223,7 +234,7 @@ class VectorPages:
             bits = body.take(1)[0]
             return Numbers(count, dictionary[decode_runs(body.rest(), bits, count)])
         if encoding != PLAIN:
-            raise ValueError("another encoding")
+            raise ValueError("unsupported encoding")
         if body.content is None:
             return Numbers(count, body.position)
         return Numbers(count, np.frombuffer(body.content, self._dtype, count, body.position))
@@ -233,10 +244,10 @@ class VectorPages:
 
 
 def is_regular(repetition: bytes, definition: bytes, highest: int, count: int, first: int, width: int) -> bool:
-    """Whether the levels of `count` numbers are those of whole vectors of one length without nulls.
+    """Whether the levels of `count` values describe vectors of length `width` without nulls.
 
-    Repetition levels are 0 where a vector begins and 1 elsewhere; `first` numbers of one came before. Definition levels
-    are the highest.
+    Repetition levels must be 0 where a vector begins and 1 elsewhere; the first value is number `first` of its vector.
+    Definition levels must all be `highest`.
     """
     check = _is_regular if len(repetition) + len(definition) <= CACHED_BYTES else _is_regular.__wrapped__
     return check(repetition, definition, highest, count, first, width)
@@ -252,12 +263,13 @@ def _is_regular(repetition: bytes, definition: bytes, highest: int, count: int, 
 
 
 def decode_runs(content: bytes, bits: int, count: int) -> np.ndarray:
-    """Levels or indices in runs: a varint n, then one value n / 2 times, or for odd n (n - 1) / 2 times 8 packed.
+    """Decode `count` levels or indices of `bits` bits from the hybrid of run-length encoding and bit packing.
 
-    Raises one of UNEXPECTED for more than 24 bits, and for other bytes than that.
+    Each run begins with a varint n. If n is even, one value follows that is repeated n / 2 times; if n is odd,
+    (n - 1) / 2 groups of 8 packed values follow. Raises one of UNEXPECTED for more than 24 bits or malformed content.
     """
     if bits > 24:
-        raise ValueError("more bits than fp32 has")
+        raise ValueError("more bits than fp32 can represent")
     out, done, position = np.empty(count, np.uint32), 0, 0
     for _ in range(MAX_RUNS):
         if done == count:
@@ -278,7 +290,7 @@ def decode_runs(content: bytes, bits: int, count: int) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, bits: int, out: np.ndarray) -> None:
-    """Fill `out` with numbers of so many bits, the lowest bits first."""
+    """Unpack integers of `bits` bits each, least significant bit first, into `out`."""
     powers = np.float32(2) ** np.arange(bits)
     for start in range(0, len(out), PIECE):
         stop = min(start + PIECE, len(out))
@@ -290,9 +302,9 @@ def unpack(packed: np.ndarray, bits: int, out: np.ndarray) -> None:
 
 
 def thrift_struct(content: bytes, position: int = 0, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """The fields of a struct in the compact protocol by their numbers, and where it ends.
+    """Parse a struct of the compact protocol; return its fields by number, and the position of its end.
 
-    Raises ValueError for types that page headers do not hold, and IndexError at the end of `content`.
+    Raises ValueError for types that page headers do not use, and IndexError at the end of `content`.
     """
     if depth > MAX_DEPTH:
         raise ValueError("structs nested too deeply")
@@ -318,13 +330,13 @@ def thrift_struct(content: bytes, position: int = 0, depth: int = 0) -> tuple[di
 
 
 def zigzag(content: bytes, position: int) -> tuple[int, int]:
-    """A signed integer, and where it ends."""
+    """Decode a zigzag-encoded signed integer; return it and the position of its end."""
     n, position = varint(content, position)
     return (n >> 1) ^ -(n & 1), position
 
 
 def varint(content: bytes, position: int) -> tuple[int, int]:
-    """An integer in groups of 7 bits, and where it ends."""
+    """Decode an integer stored in groups of 7 bits; return it and the position of its end."""
     n = shift = 0
     while (byte := content[position]) & 128:
         n, shift, position = n | (byte & 127) << shift, shift + 7, position + 1

@@ -1,4 +1,4 @@
-"""Parquet files as sources: the vectors in one column, beside the columns that are carried through."""
+"""Read the vectors in one column of a parquet file, with or without its other columns."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAGIC = b"PAR1"
-MAX_NUMBERS = 2**31 - 1  # of one array of lists
-READ_BYTES = 256 << 10  # at a time, which a cache holds, instead of whole column chunks: these may be gigabytes
+MAX_NUMBERS = 2**31 - 1  # values in one Arrow list array
+READ_BYTES = 256 << 10  # per read, which fits a cache; whole column chunks may be gigabytes
 
 
 class ParquetVectors(Source):
@@ -31,16 +31,19 @@ class ParquetVectors(Source):
     ----------
     path : Path
     column : str, optional
-        Required where several columns hold vectors.
+        Required if several columns hold vectors.
 
     Attributes
     ----------
     shape : (int, int)
-        Rows and the length of the vectors; the latter is 0 in a file without rows whose type does not state it.
+        The number and the length of the vectors. The length is 0 if the file has no rows and the column type does not
+        fix it.
     dtype : dtype
     schema : pyarrow.Schema
     row_bytes : int
-        Bytes per row with all columns, decoded.
+        Decoded bytes per row, over all columns.
+    carried_bytes : int
+        Decoded bytes per row, without the vectors.
     """
 
     order = "C"
@@ -56,9 +59,9 @@ class ParquetVectors(Source):
 
         self.path = path
         with ExitStack() as opened:
-            file = opened.enter_context(open(path, "rb", buffering=0))  # the system's own messages
+            file = opened.enter_context(open(path, "rb", buffering=0))  # first, for clearer errors than pyarrow's
             with self.explained():
-                content = opened.enter_context(pa.OSFile(os.fsencode(path)))  # names need not be UTF-8
+                content = opened.enter_context(pa.OSFile(os.fsencode(path)))  # the name may not be UTF-8
                 self._file = opened.enter_context(
                     pyarrow.parquet.ParquetFile(content, buffer_size=READ_BYTES, pre_buffer=False)
                 )
@@ -92,7 +95,7 @@ class ParquetVectors(Source):
                 fitting.append(field.name)
             except TypeError:
                 pass
-        held = f"the columns of vectors are: {', '.join(fitting) or 'none'}"
+        held = f"columns of vectors: {', '.join(fitting) or 'none'}"
         if column is not None:
             if column not in self.schema.names:
                 raise UserError(f"{self.path}: there is no column {column!r}; {held}")
@@ -105,7 +108,7 @@ class ParquetVectors(Source):
             return column
         if not fitting:
             columns = ", ".join(f"{field.name} ({field.type})" for field in self.schema) or "none"
-            raise UserError(f"{self.path}: no column holds vectors, lists of numbers; the columns are: {columns}")
+            raise UserError(f"{self.path}: no column holds vectors (lists of numbers); columns: {columns}")
         if len(fitting) > 1:
             raise UserError(f"{self.path}: name one column; {held}")
         return str(fitting[0])
@@ -117,34 +120,34 @@ class ParquetVectors(Source):
         return 0
 
     def tables(self, start: int, stop: int, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Record batches of rows `start` to `stop` - 1, at most `rows` in each; of all columns by default."""
+        """Yield rows `start` to `stop` - 1 as record batches of at most `rows` rows; by default with all columns."""
         columns = columns or self.schema.names
         if self.column in columns:
-            for batch in self._plain(start, stop, rows, columns):
+            for batch in self._with_plain_vectors(start, stop, rows, columns):
                 yield batch
                 start += len(batch)
         yield from self._decoded(start, stop, rows, columns)
 
-    def _plain(self, start: int, stop: int, rows: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """The first of these batches, as far as the vectors need no decoding; pyarrow decodes the other columns."""
+    def _with_plain_vectors(self, start: int, stop: int, rows: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield batches as long as `VectorPages` can read the vectors; pyarrow decodes the other columns."""
         import pyarrow as pa
 
-        width, place, field = self.shape[1], columns.index(self.column), self.schema.field(self.column)
+        width, position, field = self.shape[1], columns.index(self.column), self.schema.field(self.column)
         others = [name for name in columns if name != self.column]
         if not width:
             return
         for batch in self._decoded(start, stop, min(rows, MAX_NUMBERS // width), others):
-            if batch.schema.names != others:  # pyarrow takes a name with dots for a path
+            if batch.schema.names != others:  # pyarrow interprets a name with dots as a path
                 return
-            content = pa.allocate_buffer(len(batch) * width * self.dtype.itemsize)  # from a pool: few page faults
+            content = pa.allocate_buffer(len(batch) * width * self.dtype.itemsize)  # pooled, so few page faults
             vectors = np.frombuffer(content, self.dtype).reshape(len(batch), width)
             if not self._pages.fill(start, vectors):
                 return
-            yield batch.add_column(place, field, arrow.lists_of(vectors, field.type))
+            yield batch.add_column(position, field, arrow.lists_of(vectors, field.type))
             start += len(batch)
 
     def _decoded(self, start: int, stop: int, rows: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """These batches as pyarrow decodes them."""
+        """Yield batches decoded by pyarrow."""
         groups = [i for i in range(len(self._starts) - 1) if self._starts[i] < stop and self._starts[i + 1] > start]
         if not groups or start >= stop:
             return
@@ -185,18 +188,18 @@ class ParquetVectors(Source):
         return {**super().description(), "column": self.column}
 
     def check_unchanged(self, description: dict[str, Any]) -> None:
-        """UserError where the file is no longer the one that was described."""
+        """Raise UserError if the file is no longer the one described."""
         if different := differences(description, self.description(), "source."):
             raise UserError(f"{self.path}: changed while it was read: {'; '.join(different)}")
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Errors of pyarrow and of the data as one line with the file's name."""
+        """Turn errors from pyarrow and errors in the data into one line with the file's name."""
         try:
             yield
         except UserError:
             raise
-        except (ValueError, TypeError, OSError, NotImplementedError) as e:  # pyarrow's errors are among them
+        except (ValueError, TypeError, OSError, NotImplementedError) as e:  # pyarrow's errors derive from these
             if isinstance(e, OSError) and e.errno is not None and e.filename:
                 raise
             raise UserError(f"{self.path}: {one_line(e)}") from None
@@ -206,7 +209,7 @@ class ParquetVectors(Source):
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file begins as parquet files do; False also for what cannot be read."""
+    """Whether a file begins with the magic bytes of parquet; False if it cannot be read."""
     try:
         if not path.is_file():
             return False
@@ -217,14 +220,14 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_metadata(path: Path) -> dict[str, Any] | None:
-    """The description in the metadata of a parquet file that `project_parquet` wrote, with types and ranges checked.
+    """Read and validate the description in the metadata of a parquet file written by `project_parquet`.
 
-    None for other parquet files, parts of folders among them.
+    Returns None for other parquet files, including parts of a plan's folder.
 
     Raises
     ------
     UserError
-        If the file cannot be read, or if the metadata of this name is not such a description.
+        If the file cannot be read, or its description is invalid.
     """
     import pyarrow as pa
     import pyarrow.parquet

@@ -1,4 +1,4 @@
-"""`project_file`: project one file into another, batch by batch."""
+"""`project_file`: project the rows of a file, batch by batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .output import SUFFIXES, Output
 from .raw import RawMatrix
 from .source import Source
 
-BATCH_BYTES = 16 << 20  # of input or output, whichever is more; 4 to 32 MiB are equally fast with 768 features
+BATCH_BYTES = 16 << 20  # of input or output, whichever is larger; 4 to 32 MiB are equally fast with 768 features
 GPU_BATCH_BYTES = 32 << 20  # see stream.py
 
 
@@ -41,7 +41,7 @@ def project_file(
     note: Callable[[str], None] = lambda line: None,
     **parameters: Any,
 ) -> None:
-    """Write the projections of the rows of a file to an ``.npy`` file, described in ``out.json``.
+    """Project the rows of a file to an ``.npy`` file, and describe it in ``<out>.json``.
 
     Parameters
     ----------
@@ -50,34 +50,34 @@ def project_file(
     out : Path
     n_components : int
     column : str, optional
-        The column of a parquet file, tensor of a safetensors file, dataset of an HDF5 file, or array of a zarr store;
-        required if several are matrices.
+        Name of the column of a parquet file, tensor of a safetensors file, dataset of an HDF5 file, or array of a zarr
+        store; required if several are matrices.
     dtype : {"float16", "float32", "float64", "int8"}, optional
-        Dtype of the result; by default float32 for 1-byte integers and bool, else that of `Sketch.project`. int8 is
-        stored with one scale per vector (`sjlt.load_int8` reads it).
+        Dtype of the result. By default float32 for 1-byte integers and bool, otherwise that of `Sketch.project`. int8
+        is stored with one scale per vector; read it with `sjlt.load_int8`.
     normalize : bool, default False
         Divide each projected row by its norm.
     batch_rows : int >= 1, optional
-        Rows per batch, by default about 16 MiB, 32 on a GPU. On the CPU results do not depend on it; on a GPU their
-        last bits may.
-    device : {"auto", "cpu", "cuda"}
-        "auto" is a GPU where there is one and the rows can be streamed through it (dense, float16, float32 or
-        float64). It is torch's current CUDA device; a few batches are in memory at a time.
-    resume : bool
-        Continue an interrupted run of the same parameters on the same source and the same kind of device.
-    force : bool
+        Rows per batch. By default, as many as fill about 16 MiB (32 MiB on a GPU). On the CPU, results do not depend
+        on it; on a GPU, their last bits may.
+    device : {"auto", "cpu", "cuda"}, default "cpu"
+        "cuda" is torch's current CUDA device, which holds a few batches at a time. "auto" uses it if it is available
+        and the rows can be streamed through it (dense, float16, float32 or float64).
+    resume : bool, default False
+        Continue an interrupted run with the same parameters, source and kind of device.
+    force : bool, default False
         Replace existing files.
     progress : callable
-        Called with the numbers of projected rows and of all rows, first when all checks have passed.
+        Called with the number of projected rows and the total; for the first time after all checks have passed.
     note : callable
-        Called with lines that the user should see.
+        Called with messages for the user.
     **parameters
         Of `Sketch`: nnz and stacks, or density; seed.
 
     Raises
     ------
     UserError, OSError
-        UserError's message is one line with the numbers.
+        UserErrors have one-line messages.
     KeyboardInterrupt
         With a message that says how many rows are kept for `resume`.
     """
@@ -117,7 +117,7 @@ def project_file(
 def _write(
     output: Output, source: Source, projected: Generator[np.ndarray], progress: Callable[[int, int], None]
 ) -> None:
-    """Append the projected rows and commit, if the source has not changed since it was described."""
+    """Append the projected rows, and commit unless the source has changed since it was described."""
     try:
         with output, closing(projected) as batches:
             progress(output.rows, source.shape[0])
@@ -135,7 +135,7 @@ def _write(
 
 
 def note_poor_choices(out: Path, widths: tuple[int, int], sizes: tuple[int, int], note: Callable[[str], None]) -> None:
-    """Call `note` where projection compresses nothing.
+    """Call `note` if the projection saves no dimensions or no storage.
 
     Parameters
     ----------
@@ -155,9 +155,9 @@ def note_poor_choices(out: Path, widths: tuple[int, int], sizes: tuple[int, int]
 def projected_rows(
     source: Source, sketch: Sketch, encoding: Encoding, start: int, rows: int, on_gpu: bool
 ) -> Generator[np.ndarray]:
-    """The encoded projections of rows `start`, `start` + 1, ..., `rows` at a time.
+    """Yield the encoded projections of all rows from `start` on, `rows` at a time.
 
-    A result may be overwritten when the next one is taken. Close the generator to leave early.
+    A batch may be overwritten by the next one. Close the generator to stop early.
     """
     batches = (_on_gpu if on_gpu else _on_cpu)(source, sketch, encoding.computed, start, rows)
     with closing(batches):
@@ -169,12 +169,12 @@ def _on_cpu(source: Source, sketch: Sketch, dtype: np.dtype, start: int, rows: i
     buffer = np.empty((min(rows, source.shape[0]), sketch.n_components), dtype)
     given = natural_dtype(source.dtype) if source.dtype.itemsize == 1 else source.dtype
     for batch in source.batches(start, rows):
-        with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN pass through without a warning
+        with np.errstate(over="ignore", invalid="ignore"):  # no warnings for inf and NaN
             yield sketch.project(batch.astype(given, copy=False), out=buffer[: batch.shape[0]])
 
 
 def _on_gpu(source: Source, sketch: Sketch, dtype: np.dtype, start: int, rows: int) -> Generator[np.ndarray]:
-    """As `_on_cpu`, on torch's current CUDA device."""
+    """Like `_on_cpu`, on torch's current CUDA device."""
     import torch
 
     from . import stream
@@ -186,9 +186,9 @@ def _on_gpu(source: Source, sketch: Sketch, dtype: np.dtype, start: int, rows: i
 
 
 def default_batch_rows(source: Source, encoding: Encoding, on_gpu: bool) -> int:
-    """Rows that fill a batch, in whole chunks where a format stores rows in chunks.
+    """The number of rows per batch, a multiple of the source's `chunk_rows`.
 
-    Long rows share the work per feature: 16 of them form a batch if they stay below 256 MiB.
+    Rows of a batch share the generation of entries, so a batch of long rows has at least 16 if they fit in 256 MiB.
     """
     row_bytes = max(1, source.row_bytes, encoding.n_components * encoding.computed.itemsize)
     batch_bytes = GPU_BATCH_BYTES if on_gpu else BATCH_BYTES

@@ -18,19 +18,19 @@ Pieces = list[tuple[np.ndarray, int]]
 class RawMatrix(Source):
     """A dense matrix stored at byte `offset` of a file.
 
-    It is read into a buffer instead of being mapped: memory use stays flat, a failing disk or a shrinking file raises
-    an exception instead of SIGBUS, and without page faults it costs less (2.1 GB to 256 components from the page cache
+    The file is read into a buffer rather than memory-mapped: memory use stays flat, a failing disk or a truncated file
+    raises an exception instead of SIGBUS, and there are no page faults (2.1 GB to 256 components from the page cache
     on 2 cores: 0.75 s of CPU time against 1.2 s). Reading ahead in a separate thread was no faster.
 
     Parameters
     ----------
     path : Path
     file : FileIO
-        The open file, closed with the source.
+        The open file; `close` closes it.
     shape, dtype
     order : {"C", "F"}
     offset : int
-        The byte at which the numbers begin.
+        The byte at which the matrix begins.
     """
 
     order: Literal["C", "F"]
@@ -50,7 +50,7 @@ class RawMatrix(Source):
         self._file, self._offset = file, offset
         needed, held = shape[0] * self.row_bytes, os.fstat(file.fileno()).st_size - offset
         if held < needed:
-            raise UserError(f"{path}: truncated: {shape} of {dtype} take {needed} bytes, the file has {max(0, held)}")
+            raise UserError(f"{path}: truncated: {shape} of {dtype} needs {needed} bytes, the file has {max(0, held)}")
 
     def close(self) -> None:
         self._file.close()
@@ -73,18 +73,20 @@ class RawMatrix(Source):
         return out
 
     def pieces(self, out: np.ndarray, start: int, size: int) -> Pieces:
-        """The reads that fill `out` with the rows from `start` on.
+        """The reads that fill `out` with the rows from `start` on, for `fill`.
 
         Parameters
         ----------
-        out : ndarray of the source's order and dtype
+        out : ndarray
+            With the order and dtype of the source.
         start : int
         size : int
-            Approximate bytes per read of a C-ordered file; an F-ordered one is read by columns.
+            Approximate bytes per read of a C-ordered file; an F-ordered file is read column by column.
 
         Returns
         -------
-        list of (contiguous part of `out`, its byte position in the file's array)
+        list of (ndarray, int)
+            Contiguous parts of `out`, and their byte positions in the stored matrix.
         """
         itemsize = self.dtype.itemsize
         if self.order == "F":
@@ -93,7 +95,7 @@ class RawMatrix(Source):
         return [(numbers[a : a + step], start * self.row_bytes + a * itemsize) for a in range(0, numbers.size, step)]
 
     def fill(self, pieces: Pieces) -> None:
-        """Carry out reads; several threads may do so at once."""
+        """Perform reads listed by `pieces`. Several threads may call this at once."""
         for part, position in pieces:
             read_numbers(self._file.fileno(), self._offset + position, part, self.path)
 
@@ -103,7 +105,7 @@ class RawMatrix(Source):
 
 
 def read_numbers(descriptor: int, position: int, out: np.ndarray, path: Path) -> None:
-    """Fill a contiguous array from byte `position` of an open file on; errors name `path`."""
+    """Fill a contiguous array with the bytes of an open file from `position` on. Errors name `path`."""
     left = memoryview(cast(memoryview, out.view(np.uint8)))
     while left:
         try:
@@ -111,5 +113,5 @@ def read_numbers(descriptor: int, position: int, out: np.ndarray, path: Path) ->
         except OSError as e:
             raise OSError(e.errno, e.strerror, str(path)) from None
         if not count:
-            raise UserError(f"{path}: ends early: it was truncated while it was read")
+            raise UserError(f"{path}: ends early; it was truncated while it was read")
         left, position = left[count:], position + count

@@ -1,4 +1,4 @@
-"""``.safetensors`` files: a JSON header, then tensors one after the other."""
+"""Read tensors from ``.safetensors`` files: a JSON header followed by the data of all tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = {
 
 
 class SafeTensor(RawMatrix):
-    """One tensor of the file."""
+    """A 2-D tensor of a ``.safetensors`` file."""
 
     name: str
 
@@ -31,7 +31,7 @@ class SafeTensor(RawMatrix):
 
 
 def open_safetensors(path: Path, file: FileIO, name: str | None) -> SafeTensor:
-    """The tensor `name`, or the only one with 2 dimensions."""
+    """Open the tensor `name`, or the only one with 2 dimensions."""
     try:
         tensors, start = _header(file)
         matrices = sorted(key for key, tensor in tensors.items() if len(tensor["shape"]) == 2)
@@ -53,7 +53,7 @@ def open_safetensors(path: Path, file: FileIO, name: str | None) -> SafeTensor:
 
 
 def _header(file: FileIO) -> tuple[dict[str, Any], int]:
-    """The tensors' entries, and the byte at which the data begins."""
+    """Parse the header; return its entries by tensor name, and the byte at which the data begins."""
     size = int.from_bytes(file.read(8), "little")
     if not 2 <= size <= min(MAX_HEADER, os.fstat(file.fileno()).st_size - 8):
         raise ValueError(f"a header of {size} bytes")
@@ -64,16 +64,26 @@ def _header(file: FileIO) -> tuple[dict[str, Any], int]:
 
 
 def choose(path: Path, kind: str, name: str | None, names: list[str], matrices: list[str]) -> str:
-    """The name that was given, or that of the only matrix in a file of several arrays."""
+    """Return `name` if it is given and exists in the file, otherwise the name of the only matrix.
+
+    Parameters
+    ----------
+    path : Path
+    kind : str
+        What the format calls an array, for messages.
+    name : str or None
+    names, matrices : list of str
+        Names of all arrays, and of those with 2 dimensions.
+    """
     if name is not None:
         if name not in names:
-            raise UserError(f"{path}: has no {kind} {name!r}, but {_listed(names)}")
+            raise UserError(f"{path}: has no {kind} {name!r}; it has {_listed(names)}")
         return name
     if len(matrices) == 1:
         return matrices[0]
     if not matrices:
-        raise UserError(f"{path}: has no {kind} with 2 dimensions, but {_listed(names)}")
-    raise UserError(f"{path}: has several {kind}s with 2 dimensions, name one with --column: {_listed(matrices)}")
+        raise UserError(f"{path}: has no {kind} with 2 dimensions; it has {_listed(names)}")
+    raise UserError(f"{path}: has several {kind}s with 2 dimensions; name one with --column: {_listed(matrices)}")
 
 
 def _listed(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""`Source`: what every readable file format offers."""
+"""`Source`: the interface of every readable file format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Order = Literal["C", "F", "CSR"]
 
 
 class Source(ABC):
-    """A matrix in storage with one data vector per row. Leaving its ``with`` block closes it.
+    """A stored matrix with one data vector per row. Use it in a ``with`` block, which closes it.
 
     Attributes
     ----------
@@ -29,9 +29,9 @@ class Source(ABC):
     order : {"C", "F", "CSR"}
         How the rows are stored.
     row_bytes : int
-        Memory per row, used to choose the number of rows per batch.
+        Bytes of memory per row, used to choose the batch size.
     chunk_rows : int
-        The number of rows that are decoded together. Batches of a multiple of it decode nothing twice.
+        Number of rows that are decoded together. If batches are multiples of it, no row is decoded twice.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Source(ABC):
         ----------
         start, stop : int, 0 <= start <= stop <= shape[0]
         out : ndarray of shape (stop - start, shape[1]) and the source's dtype and order, optional
-            Where to write dense rows.
+            Dense rows are written to it.
 
         Returns
         -------
@@ -58,15 +58,15 @@ class Source(ABC):
         Raises
         ------
         UserError, OSError
-            With the file's name.
+            The message names the file.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
 
     def batches(self, start: int, rows: int) -> Iterator[Any]:
-        """Rows from `start` to the end, `rows` at a time. A batch may overwrite the one before it."""
+        """Yield the rows from `start` on, `rows` at a time. A batch may overwrite the previous one."""
         n, width = self.shape
         out = None
         for i in range(start, n, rows):
@@ -76,11 +76,12 @@ class Source(ABC):
             yield self.read(i, stop, None if out is None else out[: stop - i])
 
     def rows(self, chosen: np.ndarray) -> Any:
-        """Some rows, in one pass over the file.
+        """Read selected rows, in one pass over the file.
 
         Parameters
         ----------
-        chosen : ndarray of int64, ascending
+        chosen : ndarray of int64
+            Row indices, ascending.
         """
         found, row = [self.read(0, 0)], 0
         for batch in self.batches(0, self.batch_rows(4 << 20)):
@@ -96,16 +97,16 @@ class Source(ABC):
         return scipy.sparse.vstack(found, format="csr")
 
     def batch_rows(self, size: int) -> int:
-        """The number of rows that hold `size` bytes, in whole chunks."""
+        """The number of rows that fill `size` bytes, rounded up to a multiple of `chunk_rows`."""
         rows = max(1, size // max(1, self.row_bytes))
         return -(-rows // self.chunk_rows) * self.chunk_rows
 
     def gpu_obstacle(self) -> str | None:
-        """The reason why these rows cannot be projected on a GPU, or None if they can."""
+        """The reason these rows cannot be projected on a GPU, or None if they can."""
         return f"{self.order} rows of {self.path.suffix or self.path.name} files are not streamed through a GPU"
 
     def description(self) -> dict[str, Any]:
-        """The identity of the data, ready for JSON: enough to notice that it has changed."""
+        """Describe the data for JSON, in enough detail to detect that it has changed."""
         status = os.stat(self.path)
         return {
             "name": self.path.name,
@@ -124,9 +125,9 @@ class Source(ABC):
 
 
 def check_matrix(path: Path, shape: tuple[Any, ...], dtype: np.dtype) -> None:
-    """Refuse arrays that are not a matrix of numbers."""
+    """Raise UserError unless `shape` and `dtype` are those of a numeric matrix."""
     if dtype.hasobject:
-        raise UserError(f"{path}: holds Python objects (dtype {dtype}): pickles are refused, never loaded")
+        raise UserError(f"{path}: holds Python objects (dtype {dtype}): pickles are never loaded")
     if len(shape) != 2 or any(type(n) is not int or not 0 <= n < 2**63 for n in shape):
         raise UserError(f"{path}: holds an array of shape {shape}; needs 2 dimensions, one data vector per row")
     if dtype.subdtype or not (dtype.kind in "iub" or (dtype.kind == "f" and dtype.itemsize <= 8)):

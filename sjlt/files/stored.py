@@ -1,4 +1,4 @@
-"""Matrices in hierarchies of arrays (HDF5, zarr): 2-D arrays, and CSR matrices whose parts are three arrays."""
+"""Matrices in hierarchical formats (HDF5, zarr): 2-D arrays, and CSR matrices stored as groups of three arrays."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ CSR_PARTS = ("data", "indices", "indptr")
 
 
 def is_csr(group: Any) -> bool:
-    """Whether a group is a CSR matrix, as AnnData writes it."""
+    """Whether a group is a CSR matrix in the format of AnnData."""
     return _is_compressed(group, "csr")
 
 
 def refuse_csc(path: Path, name: str | None, found: dict[str, Any]) -> None:
-    """UserError if the item `name` is a CSC matrix, whose rows cannot be read one after the other."""
+    """Raise UserError if the item `name` is a CSC matrix, whose rows cannot be read in ranges."""
     if name in found and not hasattr(found[name], "dtype") and _is_compressed(found[name], "csc"):
         how = "adata.X = adata.X.tocsr()" if name == "X" else ".tocsr()"
         raise UserError(f"{path}: {name} is a CSC matrix: store it as CSR ({how})")
 
 
 def _is_compressed(group: Any, kind: str) -> bool:
-    """Whether a group is a sparse matrix of this kind."""
+    """Whether a group is a sparse matrix of this kind, "csr" or "csc"."""
     encoding = group.attrs.get("encoding-type", group.attrs.get("h5sparse_format", b""))
     encoding = encoding.decode() if isinstance(encoding, bytes) else str(encoding)
     return encoding in (f"{kind}_matrix", kind) and set(CSR_PARTS) <= set(group)
 
 
 class Stored(Source):
-    """A matrix named `name` in the hierarchy; the empty name is the hierarchy's root."""
+    """A matrix named `name` in the hierarchy; an empty name means the root."""
 
-    failures: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError)  # of reads
+    failures: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError)  # exceptions raised by failed reads
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is kept open."""
 
     def description(self) -> dict[str, Any]:
         return {**super().description(), **({"column": self.name} if self.name else {})}
@@ -89,7 +89,7 @@ class StoredMatrix(Stored):
 
 
 class StoredCsr(Stored):
-    """A CSR matrix. Its row pointers are held in memory, all of them, and the rows of one batch.
+    """A CSR matrix. All row pointers are held in memory; data and indices are read in ranges of rows.
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ class StoredCsr(Stored):
             raise ValueError(f"indices must be integers, got {self._indices.dtype} and {self._indptr.dtype}")
         held = min(self._data.shape[0], self._indices.shape[0])
         if self._indptr.shape != (shape[0] + 1,) or self._indptr[0] != 0 or (np.diff(self._indptr) < 0).any():
-            raise ValueError(f"malformed CSR: indptr must be {shape[0] + 1} numbers that ascend from 0")
+            raise ValueError(f"malformed CSR: indptr must be {shape[0] + 1} nondecreasing integers from 0")
         if self._indptr[-1] > held:
-            raise ValueError(f"malformed CSR: indptr ends at {self._indptr[-1]}, but {held} numbers are there")
+            raise ValueError(f"malformed CSR: indptr ends at {self._indptr[-1]}, but only {held} entries are stored")
         self.shape, self.dtype = (shape[0], shape[1]), self._data.dtype
         size = self._data.dtype.itemsize + self._indices.dtype.itemsize
         self.row_bytes = int(self._indptr[-1]) * size // max(1, shape[0])
@@ -144,9 +144,9 @@ def _shape_of(group: Any) -> tuple[int, ...]:
 
 
 def _refuse_objects(path: Path, name: str, dtype: np.dtype) -> None:
-    """UserError for arrays of strings and of other objects, which these formats store without pickles."""
+    """Raise UserError for arrays of strings or other objects, which these formats store without pickles."""
     if dtype.hasobject:
         metadata: Mapping[str, Any] = dtype.metadata or {}
         strings = dtype.kind == "T" or metadata.get("vlen") in (str, bytes)
-        what = "strings" if strings else "no plain numbers"
-        raise UserError(f"{path}: {name or 'the array'} holds {what} (dtype {dtype}); needs a matrix of numbers")
+        what = "strings" if strings else "objects"
+        raise UserError(f"{path}: {name or 'the array'} holds {what} (dtype {dtype}); needs a numeric matrix")

@@ -1,18 +1,17 @@
-"""Stream the rows of a file through a GPU: reading, copying, projecting, copying back and writing overlap.
+"""Stream the rows of a file through a GPU, overlapping reading, copying, projecting, copying back and writing.
 
-Each batch in flight occupies a slot: host memory, pinned so that the device copies it by itself, device memory, and a
-stream that runs the batch's steps in order. Reader threads fill the pieces of batches; the thread that reads a batch's
-last piece launches its steps. The caller takes results in order and writes them, and each written result makes room
-for another batch. So while one slot is read, a second is on the bus, a third is projected, and the result of a fourth
-is written.
+Each batch in flight occupies a slot: pinned host memory, device memory, and a CUDA stream that runs the steps of the
+batch in order. Reader threads fill the host memory piece by piece; the thread that reads the last piece of a batch
+launches its steps. The caller takes results in order and writes them, which frees the slot for another batch. Thus one
+slot is being read while a second is on the bus, a third is projected, and the result of a fourth is written.
 
-A batch costs about 0.36 ms whatever its size, during which all these threads share one interpreter, plus 0.19 ms per
-16 MiB; its steps are therefore one CUDA graph, launched by one call. From file to file this reaches 29 to 47 GB/s where
-the bus reaches 55 and reading alone 42 to 53 (H200, five hosts with 16 CPUs, 768 fp32 features from the page cache to
-16 components). Measured alternatives, relative to that: batches of 16 MiB 0.67, of 48 MiB 0.8 (they fall out of the
-processor's cache, in which the bus finds what was just read); 8 readers 0.7; 6 slots, or pieces of 2 or 8 MiB, 0.75 to
-0.85. Letting the device read the page cache through mapped and pinned pages: 0.6 for every second batch, 0.4 for all,
-because pinning and unpinning hold up the driver.
+A batch costs 0.19 ms per 16 MiB plus about 0.36 ms whatever its size, during which all these threads share one
+interpreter. The steps are therefore a single CUDA graph, launched by one call. Throughput from file to file is 29 to
+47 GB/s, where the bus reaches 55 and reading alone 42 to 53 (H200, five hosts with 16 CPUs, 768 fp32 features from the
+page cache to 16 components). Relative throughput of alternatives: batches of 16 MiB 0.67, of 48 MiB 0.8 (they no longer
+fit the CPU cache, where the bus finds what was just read); 8 readers 0.7; 6 slots, or pieces of 2 or 8 MiB,
+0.75 to 0.85. Letting the device read the page cache through mapped, pinned pages: 0.6 if for every second batch, 0.4 if
+for all, because pinning and unpinning block the driver.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 SLOTS = 4
 MAX_READERS = 12  # threads
-PIECE_BYTES = 4 << 20  # read at a time by a reader
+PIECE_BYTES = 4 << 20  # per read
 
 _Tasks = SimpleQueue[Callable[[], None] | None]
 
@@ -42,7 +41,7 @@ _Tasks = SimpleQueue[Callable[[], None] | None]
 def projected(
     source: RawMatrix, sketch: Sketch, dtype: np.dtype, start: int, rows: int, device: torch.device
 ) -> Generator[np.ndarray]:
-    """The projections of rows `start`, `start` + 1, ... of `source`, `rows` at a time.
+    """Yield the projections of the rows of `source` from `start` on, `rows` at a time.
 
     Parameters
     ----------
@@ -53,27 +52,26 @@ def projected(
         Dtype of the results: float16, float32 or float64.
     start, rows : int
     device : torch.device
-        A CUDA device, or "cpu": then the reader threads carry out the steps themselves.
+        A CUDA device, or "cpu", for which the reader threads run the steps themselves.
 
     Yields
     ------
     ndarray of shape (up to `rows`, n_components)
-        It is overwritten after the next one is taken. To leave early, call ``close()``, which returns when nothing is
-        in flight.
+        Valid until the next one is taken. To stop early, call ``close()``, which returns when nothing is in flight.
 
     Raises
     ------
     UserError, OSError
         From reading.
     torch.OutOfMemoryError, torch.AcceleratorError
-        Where host or device have too little memory.
+        If the host or the device has too little memory.
     """
     n = source.shape[0]
     starts = range(start, n, rows)
     slots = [_Slot(source, sketch, dtype, min(rows, n), device) for _ in starts[:SLOTS]]
     tasks: _Tasks = SimpleQueue()
     readers = [
-        Thread(target=_work, args=(tasks,), name="sjlt-read", daemon=True)
+        Thread(target=_run_tasks, args=(tasks,), name="sjlt-read", daemon=True)
         for _ in range(min(MAX_READERS, get_num_threads()))
     ]
     try:
@@ -88,18 +86,18 @@ def projected(
             if (following := next(ahead, None)) is not None:
                 slot.begin(following, tasks)
     finally:
-        _end(readers, tasks)
+        _stop(readers, tasks)
         for slot in slots:
             slot.wait()
 
 
-def _work(tasks: _Tasks) -> None:
+def _run_tasks(tasks: _Tasks) -> None:
     while (task := tasks.get()) is not None:
         task()
 
 
-def _end(readers: list[Thread], tasks: _Tasks) -> None:
-    """Let the readers finish their current tasks and stop."""
+def _stop(readers: list[Thread], tasks: _Tasks) -> None:
+    """Discard pending tasks, and wait until the readers have finished their current ones."""
     try:
         while True:
             tasks.get_nowait()
@@ -108,7 +106,7 @@ def _end(readers: list[Thread], tasks: _Tasks) -> None:
     for _ in readers:
         tasks.put(None)
     for reader in readers:
-        if reader.ident is not None:  # it was started
+        if reader.ident is not None:  # it has been started
             reader.join()
 
 
@@ -135,12 +133,12 @@ class _Slot:
         self._launched = SimpleQueue[BaseException | None]()
 
     def begin(self, i: int, tasks: _Tasks) -> None:
-        """Start reading the rows from i on; the steps follow by themselves."""
+        """Start reading the rows from i on. The thread that reads the last piece launches the steps."""
         self.rows = min(len(self._host_x), self.source.shape[0] - i)
         self._host_x[self.rows :] = 0
         pieces = self.source.pieces(self._host_x[: self.rows], i, PIECE_BYTES)
-        together = max(1, PIECE_BYTES // max(1, pieces[0][0].nbytes)) if pieces else 1  # columns may be short
-        groups = [pieces[t : t + together] for t in range(0, len(pieces), together)] or [[]]
+        per_task = max(1, PIECE_BYTES // max(1, pieces[0][0].nbytes)) if pieces else 1  # pieces by column may be short
+        groups = [pieces[t : t + per_task] for t in range(0, len(pieces), per_task)] or [[]]
         self._unread, self._failure = len(groups), None
         for group in groups:
             tasks.put(partial(self._read, group))
@@ -157,20 +155,20 @@ class _Slot:
             self._launched.put(self._failure or self._launch())
 
     def _steps(self) -> None:
-        """The device's work on one batch.
+        """Copy a batch to the device, project it, and copy the result back.
 
-        A batch that is not full is padded with zeros and projected like a full one: no kernel is compiled for it, and
-        its result does not depend on the number of rows in the file.
+        The last batch is padded with zeros, so that no kernel is compiled for it and its result does not depend on the
+        number of rows in the file.
         """
         self.x.copy_(self.read_x, non_blocking=True)
         self.sketch.project(self.x, out=self.y)
         self.read_y.copy_(self.y, non_blocking=True)
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        """The steps as one CUDA graph."""
+        """Capture the steps in a CUDA graph."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream):
-            self._steps()  # compiles, which a graph cannot capture
+            self._steps()  # compiles the kernels, which cannot happen during capture
             self.wait()
             graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -180,7 +178,7 @@ class _Slot:
         return graph
 
     def _launch(self) -> BaseException | None:
-        """Launch the steps. Returns the exception, if one was raised."""
+        """Launch the steps. Return the exception if one was raised."""
         try:
             if self._graph is None:
                 self._steps()
@@ -192,11 +190,12 @@ class _Slot:
         return None
 
     def wait(self) -> None:
+        """Wait for the device to finish the steps."""
         if self.stream is not None:
             self.stream.synchronize()
 
     def result(self) -> np.ndarray:
-        """Wait for the projected rows."""
+        """Wait for the projected rows and return them."""
         failure = self._launched.get()
         if failure is not None:
             raise failure

@@ -1,4 +1,4 @@
-"""Zarr stores, which are folders: 2-D arrays, and the CSR matrices of AnnData, read in ranges of rows."""
+"""Read ranges of rows from zarr stores, which are folders: 2-D arrays, and the CSR matrices of AnnData."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .safetensors import choose
 from .source import Source
 from .stored import CSR_PARTS, Stored, StoredCsr, StoredMatrix, is_csr, refuse_csc
 
-_MARKS = ("zarr.json", ".zarray", ".zgroup")  # of format 3, and of format 2
+_MARKS = ("zarr.json", ".zarray", ".zgroup")  # of format 3 and format 2
 
 
 def is_zarr(path: Path) -> bool:
-    """Whether a path is the folder of a zarr array or group."""
+    """Whether `path` is the folder of a zarr array or group."""
     return any((path / mark).is_file() for mark in _MARKS)
 
 
 def open_zarr(path: Path, name: str | None) -> Source:
-    """The array or CSR group `name`; by default the array that the store is, AnnData's "X", or the only matrix."""
+    """Open the array or CSR group `name`. By default, the root if it is an array, AnnData's "X", or the only matrix."""
     try:
         import zarr
     except ImportError:
@@ -29,7 +29,7 @@ def open_zarr(path: Path, name: str | None) -> Source:
         root = zarr.open(path, mode="r")
         if isinstance(root, zarr.Array):
             if name is not None:
-                raise UserError(f"{path}: is one array: it has no array {name!r}")
+                raise UserError(f"{path}: is a single array: it has no array {name!r}")
             return _ZarrMatrix(path, "", root)
         found: dict[str, Any] = dict(root.members(max_depth=None))
         groups = {key for key, item in found.items() if isinstance(item, zarr.Group) and is_csr(item)}
@@ -43,15 +43,15 @@ def open_zarr(path: Path, name: str | None) -> Source:
         return (_ZarrCsr if chosen in groups else _ZarrMatrix)(path, chosen, found[chosen])
     except UserError:
         raise
-    except Exception as e:  # zarr and its codecs raise many types on damaged stores
+    except Exception as e:  # zarr and its codecs raise many types for damaged stores
         raise UserError(f"{path}: not a readable zarr store: {one_line(e)}") from None
 
 
 class _Zarr(Stored):
-    failures = (Exception,)  # each codec raises its own
+    failures = (Exception,)  # every codec raises its own types
 
     def description(self) -> dict[str, Any]:
-        """As of a file; size and time of change are those of all files of the array."""
+        """As for a file, with the total size and the latest modification time of the array's files."""
         files = _files(self.path / self.name)
         newest = max(status.st_mtime_ns for status in files)
         return {**super().description(), "size": sum(status.st_size for status in files), "mtime_ns": newest}
@@ -66,10 +66,10 @@ class _ZarrCsr(_Zarr, StoredCsr):
 
 
 def stored_size(path: Path) -> int:
-    """The bytes of a file, or of all files of a store."""
+    """The size in bytes of a file, or of all files of a store."""
     return sum(status.st_size for status in _files(path)) if path.is_dir() else path.stat().st_size
 
 
 def _files(folder: Path) -> list[os.stat_result]:
-    """The state of each file below a folder."""
+    """The status of every file below a folder."""
     return [os.stat(os.path.join(parent, name)) for parent, _, names in os.walk(folder) for name in names]
