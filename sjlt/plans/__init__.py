@@ -1,4 +1,4 @@
-"""Projecting folders of files in parts, by any engine that can run a function."""
+"""Project folders of files in parts, on any engine that can run a function."""
 
 from .planning import Plan, load, plan
 from .records import committed_parts

@@ -1,4 +1,4 @@
-"""One attempt at one part of a plan: what runs in workers, on any machine that sees the files."""
+"""One attempt at one part of a plan. This runs in workers, on any machine that sees the files."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ from .records import MANIFEST, PLAN
 
 
 class Job(NamedTuple):
-    """The properties that the parts of a plan share."""
+    """The settings shared by all parts of a plan."""
 
-    identity: str
+    identity: str  # hash of the plan
     target: str
-    kind: str  # of the parts: "npy" or "parquet"
+    kind: str  # format of the parts, "npy" or "parquet"
     sketch: dict[str, int]
     column: str | None  # of the source
     source_dtype: str
     output_column: str | None
-    dtype: str | None
+    dtype: str | None  # of the result, as given
     normalize: bool
     batch_rows: int
     device: str
 
 
 class Part(NamedTuple):
-    """Rows of one input, and the file that their projections become."""
+    """A range of rows of one input, and the name of the file to which their projections are written."""
 
     name: str
-    path: str
-    size: int  # of the input, as are mtime_ns and rows
-    mtime_ns: int
-    rows: int
+    path: str  # of the input
+    size: int  # of the input
+    mtime_ns: int  # of the input
+    rows: int  # of the input
     start: int
     stop: int
 
 
 def attempt(job: Job, part: Part, number: str = "") -> str:
-    """Write one part, unless it is there already; return its name.
+    """Write one part, unless it exists already; return its name.
 
-    Any number of attempts at a part may run at once: each writes a file of its own, and the first to be complete gives
-    it the part's name. `number` differs between attempts: dask caches calls by their arguments and would return an
-    earlier failure.
+    Any number of attempts at the same part may run at once: each writes its own file, and the first to complete is
+    renamed to the part. `number` must differ between attempts, because dask caches calls by their arguments and would
+    return an earlier failure.
 
     Raises
     ------
     UserError
-        If the data cannot be projected, or the input or the plan is no longer the one that was planned.
+        If the data cannot be projected, or the input or the plan has changed.
     OSError, MemoryError
         If a file cannot be read or written.
     """
@@ -82,24 +82,24 @@ def attempt(job: Job, part: Part, number: str = "") -> str:
 
 
 def _silent(line: str) -> None:
-    """Notes have been shown when the plan was made."""
+    """Discard a note: it has been shown when the plan was made."""
 
 
 def _check_plan(job: Job) -> None:
-    """The folder still belongs to the plan of which this job is a part."""
+    """Raise UserError if the folder no longer belongs to the plan of this job."""
     path = Path(job.target) / PLAN
     try:
         with open(path, "rb") as file:
             if job.identity.encode() in file.read(200):
                 return
     except FileNotFoundError:
-        if (path.parent / MANIFEST).exists():  # committed meanwhile, with this part from another attempt
+        if (path.parent / MANIFEST).exists():  # committed in the meantime, with this part from another attempt
             return
     raise UserError(f"{path}: no longer holds this plan; the part was not written")
 
 
 def _check_input(source: Source, job: Job, part: Part) -> None:
-    """The source is the matrix that was planned."""
+    """Raise UserError if the source is not the matrix that was planned."""
     found = source.description()
     planned: dict[str, Any] = {
         "size": part.size,

@@ -1,8 +1,8 @@
-"""The folder that a plan fills: the plan's record, its lock, its parts, and the manifest that commits it.
+"""The target folder of a plan: the plan's record and lock, the parts, and the manifest that commits them.
 
-``_sjlt.plan.json`` is created once, before the first part, and never replaces another plan's. Parts appear under names
-that follow from their index. ``_sjlt.json``, the manifest, is written when all parts are on disk; only with it does a
-reader trust the folder. The plan's record is then removed.
+``_sjlt.plan.json``, the record, is created once, before the first part, and never replaces the record of another plan.
+The name of a part follows from its index. ``_sjlt.json``, the manifest, is written when all parts are on disk, and the
+record is then removed. Readers trust a folder only if it has a manifest.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .records import MANIFEST, PLAN, check_parts, read_record
 
 
 def is_committed(target: Path, record: dict[str, Any]) -> bool:
-    """Whether the folder holds the whole result of this plan already.
+    """Whether the folder already holds the complete result of this plan.
 
     Raises
     ------
     UserError
-        If the folder belongs to another plan, to a changed source, or to something else.
+        If the folder belongs to another plan, the source has changed, or the folder holds something else.
     """
     if not os.path.lexists(target):
         if not target.absolute().parent.is_dir():
@@ -48,10 +48,11 @@ def is_committed(target: Path, record: dict[str, Any]) -> bool:
 
 
 def _check_same(path: Path, record: dict[str, Any]) -> None:
+    """Raise UserError, with the differences, unless the file `path` records the same plan."""
     held = read_record(path)
     if held.get("plan") == record["plan"]:
         return
-    same_matrix = held["result"]["column"] == record["result"]["column"]  # a zarr array has a size of its own
+    same_matrix = held["result"]["column"] == record["result"]["column"]  # arrays of a zarr store differ in size
     for was, now in zip(held["inputs"], record["inputs"], strict=False):
         if same_matrix and (different := differences(was, now)):
             raise UserError(f"{path}: the source has changed: {now['name']}: {'; '.join(different)}")
@@ -67,14 +68,17 @@ def _check_same(path: Path, record: dict[str, Any]) -> None:
 
 
 def check_committed(target: Path, record: dict[str, Any], index: int | None = None) -> None:
-    """Refuse a committed folder of another plan, or with damaged parts; only part `index` is looked at if given."""
+    """Raise UserError if a committed folder belongs to another plan or has damaged parts.
+
+    If `index` is given, only that part is checked.
+    """
     _check_same(target / MANIFEST, record)
     parts = read_record(target / MANIFEST)["parts"]
     check_parts(target, parts if index is None else parts[index : index + 1])
 
 
 def begin(target: Path, record: dict[str, Any]) -> None:
-    """Claim the folder for this plan. If several processes try at once, one of them writes the record."""
+    """Create the folder and claim it for this plan. If several processes try at once, one of them succeeds."""
     target.mkdir(exist_ok=True)
     path = target / PLAN
     if not path.exists():
@@ -86,15 +90,15 @@ def begin(target: Path, record: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def driving(target: Path) -> Iterator[None]:
-    """A context in which no other process drives or commits the plan in `target`.
+    """Lock the plan in `target`, so that no other process runs or commits it during the block.
 
-    Hidden files of dead attempts are removed when it begins, and when it ends by an exception.
+    Hidden files of dead attempts are removed on entry, and on exit by an exception.
     """
     path = target / PLAN
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
-        yield  # committed by another process: is_committed says so
+        yield  # another process has committed it, which the block must detect
         return
     try:
         if lock(descriptor) is False:
@@ -109,18 +113,18 @@ def driving(target: Path) -> Iterator[None]:
 
 
 def missing(target: Path, record: dict[str, Any]) -> list[int]:
-    """The indices of parts that are not there."""
+    """The indices of parts that do not exist yet."""
     present = {entry.name for entry in os.scandir(target)} if target.is_dir() else set()
     return [i for i, part in enumerate(record["parts"]) if part["name"] not in present]
 
 
 def commit(target: Path, record: dict[str, Any]) -> None:
-    """Sweep what dead attempts left, write the manifest, remove the plan's record.
+    """Write the manifest; remove hidden files of dead attempts and the plan's record.
 
     Raises
     ------
     UserError
-        If parts are missing, or of a committed folder damaged.
+        If parts are missing, or the folder is committed already and parts are damaged.
     """
     if (target / MANIFEST).exists():
         check_committed(target, record)

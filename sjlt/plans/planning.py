@@ -1,4 +1,4 @@
-"""`plan` and `Plan`: the projection of a folder of files, cut into parts that any engine may run."""
+"""`plan` and `Plan`: the projection of a folder of files, cut into parts that any engine can run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .running import Processes, run_parts
 
 
 class Plan:
-    """A projection cut into parts, each of which is some rows of one input; made by `plan`.
+    """A projection cut into parts, each of which is a range of rows of one input file. Created by `plan`.
 
-    A plan is a description, equal wherever it is made from the same source and parameters. Its parts may be attempted
-    any number of times, by any number of processes on any machine that sees the files under the same paths.
+    A plan is a description; the same source and parameters give equal plans everywhere. Its parts may be attempted any
+    number of times, by any number of processes, on any machine that sees the files under the same paths.
 
     Attributes
     ----------
     target : Path
         The folder of the result.
     record : dict
-        The plan, ready for JSON: sketch, inputs, parts and how they are written.
+        The plan as JSON-serializable objects: the sketch, the inputs, the parts, and how parts are written.
     """
 
     def __init__(self, record: dict[str, Any], target: Path) -> None:
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def committed(self) -> bool:
-        """Whether the result is complete and may be read."""
+        """Whether the result is complete and can be read."""
         return folder.is_committed(self.target, self.record)
 
     def run(
@@ -67,27 +67,27 @@ class Plan:
         retries: int = 2,
         progress: Callable[[int, int], None] = lambda rows, total: None,
     ) -> None:
-        """Write the parts that are missing, then commit.
+        """Write the missing parts, then commit.
 
         Parameters
         ----------
         executor : concurrent.futures.Executor, optional
-            Such as `ProcessPoolExecutor`, ``dask.distributed.Client(...).get_executor()`` or
-            ``mpi4py.futures.MPIPoolExecutor``. By default processes of this machine.
+            For example `ProcessPoolExecutor`, ``dask.distributed.Client(...).get_executor()`` or
+            ``mpi4py.futures.MPIPoolExecutor``. By default, a pool of local processes.
         workers : int >= 1, optional
-            The number of these processes, by default as many as `sjlt.get_num_threads`; 1 works in this process. The
-            processes are spawned: a script that calls this needs ``if __name__ == "__main__":``.
+            Size of the default pool; by default `sjlt.get_num_threads`. With 1, the parts run in this process.
+            Otherwise processes are spawned, so a script must call this under ``if __name__ == "__main__":``.
         retries : int >= 0, default 2
-            Extra attempts for a part that fails for a reason other than bad data.
+            Additional attempts at a part that fails for any reason other than bad data.
         progress : callable
-            Called with the number of rows that are done and the total.
+            Called with the number of projected rows and the total.
 
         Raises
         ------
         UserError
             If another process is running the plan, the folder holds something else or damaged parts, the source has
-            changed, the disk is too small, the data is bad, a part keeps failing, or the executor is lost. Parts that
-            are there stay, and a later run continues with the others.
+            changed, the disk is too small, the data is bad, a part keeps failing, or the executor is lost. Finished
+            parts are kept, and a later run continues with the others.
         """
         retries = integer("retries", retries, 0, 10**9)
         if workers is not None:
@@ -107,7 +107,7 @@ class Plan:
             folder.commit(self.target, self.record)
 
     def run_part(self, index: int) -> None:
-        """Write one part, for the array jobs of a batch system; nothing is done if it is there.
+        """Write one part, unless it exists already. For array jobs of a batch system.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class Plan:
         Raises
         ------
         UserError, OSError
-            As `run`, except that it does not matter which other parts are run elsewhere.
+            As for `run`, except that other processes may run other parts at the same time.
         """
         index = integer("index", index, 0, len(self) - 1)
         if self.committed:
@@ -126,14 +126,14 @@ class Plan:
         attempt(self._job(), self._part(index))
 
     def commit(self) -> None:
-        """Write the manifest once all parts are there; `run` does so itself.
+        """Write the manifest once all parts exist. `run` calls this itself.
 
         Raises
         ------
         UserError
             If parts are missing or damaged, or another process is running the plan.
         """
-        self.committed  # noqa: B018  # refuses a folder that belongs to something else
+        self.committed  # noqa: B018  # raises if the folder belongs to something else
         with folder.driving(self.target):
             folder.commit(self.target, self.record)
 
@@ -164,18 +164,18 @@ class Plan:
                     _attempt_here(job, part, retries)
                     done(i)
             else:
-                own, now = Processes(workers), True
+                pool, now = Processes(workers), True
                 try:
-                    run_parts(job, parts, own, retries, done)
+                    run_parts(job, parts, pool, retries, done)
                     now = False
                 except Exception:
-                    now = False  # the parts under way are completed
+                    now = False  # let the running parts finish
                     raise
                 finally:
-                    own.close(now)
+                    pool.close(now)
         except (UserError, OSError, MemoryError) as e:
             left = len(folder.missing(self.target, self.record))
-            raise UserError(f"{explain(e)}; {len(self) - left} of {len(self)} parts are there") from e
+            raise UserError(f"{explain(e)}; {len(self) - left} of {len(self)} parts are done") from e
 
     def _check_space(self, absent: list[int]) -> None:
         check_space(self.target, sum(self._part_bytes(i) for i in absent))
@@ -240,30 +240,31 @@ def plan(
     Parameters
     ----------
     source : path
-        A file, a folder or a glob, of any format that ``sjlt project`` reads. Files are taken in natural order
-        (``2.npy`` before ``10.npy``); names in a folder that begin with "." or "_" are skipped. If the folder is
-        another plan's target, exactly its committed parts are read.
+        A file, a folder or a glob, in any format that ``sjlt project`` reads. Files are sorted in natural order
+        (``2.npy`` before ``10.npy``). In a folder, names that begin with "." or "_" are skipped. If the folder is the
+        target of another plan, exactly its committed parts are read.
     target : path
-        The folder of the result, which must be new, empty, or of this very plan, and outside the source.
+        The folder of the result. It must be new, empty, or begun by the same plan, and not inside the source.
     n_components, nnz, stacks, density, seed
         As for `Sketch`. n_components="auto" is refused.
     column : str, optional
-        The column of parquet files, tensor of safetensors files, dataset of HDF5 files, or array of zarr stores;
-        required if several are matrices.
+        Name of the column of parquet files, tensor of safetensors files, dataset of HDF5 files, or array of zarr
+        stores; required if several are matrices.
     output_column : str, optional
-        As for `sjlt.arrow.Projector`, in parquet files.
+        For parquet files: as for `sjlt.arrow.Projector`.
     dtype : {"float16", "float32", "float64", "int8"}, optional
-        Dtype of the result; int8 comes with one scale per vector and is read by `sjlt.load_int8`.
+        Dtype of the result. By default float32 for 1-byte integers and bool, otherwise that of `Sketch.project`. int8
+        is stored with one scale per vector; read it with `sjlt.load_int8`.
     normalize : bool, default False
         Scale projected vectors to unit length.
     part_rows : int >= 1, optional
-        Rows of a part; by default a part is a file.
+        Rows per part. By default, one part per file.
     batch_rows : int >= 1, optional
         Rows in memory at a time.
-    device : {"auto", "cpu", "cuda"}
-        Where parts are projected; "auto" is decided now, and each attempt must find the same kind of device.
+    device : {"auto", "cpu", "cuda"}, default "cpu"
+        Where parts are projected. "auto" is resolved now; every attempt must find the same kind of device.
     note : callable
-        Called with lines that the user should see.
+        Called with messages for the user.
 
     Returns
     -------
@@ -273,15 +274,16 @@ def plan(
     Raises
     ------
     sjlt.files.errors.UserError
-        For sources and targets that do not fit, with names and numbers.
+        For an unsuitable source or target.
     TypeError, ValueError
         For invalid arguments.
 
     Notes
     -----
-    Part i is written to ``part-<i>.npy`` or ``part-<i>.parquet``, whole or not at all. When all are there, the manifest
-    ``_sjlt.json`` lists inputs and parts; read the folder only when it exists. On CPUs the bytes depend neither on the
-    engine nor on retries or interruptions. Both folders must be on POSIX file systems that all workers share.
+    Part i is written to ``part-<i>.npy`` or ``part-<i>.parquet``, completely or not at all. After all parts, the
+    manifest ``_sjlt.json`` is written, which lists inputs and parts; do not read the folder before it exists. On CPUs,
+    the bytes do not depend on the engine, retries or interruptions. Source and target must be on POSIX file systems
+    that all workers share.
 
     Examples
     --------
@@ -331,16 +333,20 @@ def plan(
 
 
 def load(target: str | Path) -> Plan:
-    """The plan that a folder was begun or written with.
+    """Load the plan with which a folder was begun or written.
 
     Parameters
     ----------
     target : path
 
+    Returns
+    -------
+    Plan
+
     Raises
     ------
     UserError
-        If the folder belongs to no plan.
+        If the folder does not belong to a plan.
     """
     target = Path(target).absolute()
     for name in (records.MANIFEST, records.PLAN):
@@ -352,7 +358,7 @@ def load(target: str | Path) -> Plan:
 def _result(
     shard: shards.Shard, sketch: Sketch, output_column: str | None, dtype: str | None, normalize: bool, path: Path
 ) -> dict[str, Any]:
-    """The settings with which parts are written."""
+    """The entry "result" of the record: how parts are written."""
     k = sketch.n_components
     encoding = Encoding.of(shard.dtype, k, dtype, normalize)
     row_bytes = encoding.dtype.itemsize * (1 if encoding.stored == "int8" else k)

@@ -1,4 +1,4 @@
-"""The JSON records of a target folder, its plan and its manifest: read, validated, and compared with the parts."""
+"""Read and validate the JSON records of a target folder, its plan and its manifest; detect damaged parts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..sketch import Sketch
 
 MANIFEST, PLAN = "_sjlt.json", "_sjlt.plan.json"
 _MAX = 2**63 - 1
-_SHOWN = 5  # damaged parts in a message
+_SHOWN = 5  # damaged parts listed in a message
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A plan or manifest, with types and ranges checked.
+    """Read a plan or manifest, and check types and ranges.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def read_record(path: Path) -> dict[str, Any]:
         _check(content, sizes=path.name == MANIFEST)
     except RecursionError:
         raise UserError(f"{path}: not a plan of sjlt: nested too deeply") from None
-    except (ValueError, TypeError, OverflowError, SyntaxError) as e:  # NumPy parses some names of dtypes as Python
+    except (ValueError, TypeError, OverflowError, SyntaxError) as e:  # NumPy parses some dtype strings as Python
         raise UserError(f"{path}: not a plan of sjlt: {one_line(e)}") from None
     return dict(content)
 
@@ -71,7 +71,7 @@ def _check(content: Any, sizes: bool) -> None:
         if sizes:
             _integer("a part's size", part["size"], 0)
     if len({part["name"] for part in parts}) != len(parts):
-        raise ValueError("two parts have one name")
+        raise ValueError("two parts have the same name")
 
 
 def _check_result(result: dict[str, Any]) -> None:
@@ -94,29 +94,37 @@ def _integer(name: str, value: int, low: int, high: int = _MAX) -> None:
 
 
 def committed_parts(folder: str | Path) -> list[Path]:
-    """The files of a folder that a plan has written, in the order of their rows.
+    """The part files of a folder written by a plan, in row order.
+
+    Parameters
+    ----------
+    folder : path
+
+    Returns
+    -------
+    list of Path
 
     Raises
     ------
     UserError
-        If the folder is not committed, or parts are missing or have another size than the manifest says.
+        If the folder is not committed, or parts are missing or differ in size from the manifest.
     """
     folder = Path(folder)
     if not (folder / MANIFEST).exists():
-        raise UserError(f"{folder}: not committed: {MANIFEST} is missing, so parts may be missing, too")
+        raise UserError(f"{folder}: not committed: {MANIFEST} is missing, so parts may be missing too")
     parts = read_record(folder / MANIFEST)["parts"]
     check_parts(folder, parts)
     return [folder / part["name"] for part in parts]
 
 
 def check_parts(folder: Path, parts: list[dict[str, Any]]) -> None:
-    """Refuse a committed folder in which some of these parts of its manifest are missing or have another size."""
+    """Raise UserError if any of these parts of the manifest are missing or have a different size."""
     if damaged := damage(folder, parts):
         raise UserError(f"{folder}: {damaged}; restore them, or remove the folder and project again")
 
 
 def damage(folder: Path, parts: list[dict[str, Any]]) -> str:
-    """The parts, among these of the manifest, that are missing or have another size, as a text; empty if none."""
+    """List those of these parts of the manifest that are missing or have a different size; empty if there are none."""
     damaged = []
     for part in parts:
         try:

@@ -1,4 +1,4 @@
-"""Running attempts on an executor until every part is there."""
+"""Run attempts on an executor until every part exists."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .attempt import Job, Part, attempt
 
 
 class Processes:
-    """A pool of processes that is replaced when one of them is killed.
+    """A pool of processes that is recreated if one of them is killed.
 
-    The processes end with the process that made them, even if that is killed. Between them they use as many threads as
-    this process would.
+    The processes exit when their parent does, even if the parent is killed. Together they use as many threads as the
+    parent would.
     """
 
     def __init__(self, workers: int) -> None:
@@ -46,7 +46,7 @@ class Processes:
             return self._pool.submit(function, *arguments)
 
     def close(self, now: bool = False) -> None:
-        """End the processes; `now` without waiting for what they are doing."""
+        """End the processes; with `now`, without waiting for them to finish their work."""
         if now:
             self._writer.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -59,13 +59,13 @@ def _begin_worker(parent: Connection, threads: int) -> None:
 
     from ..threads import set_num_threads
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends its workers itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver stops its workers itself
     set_num_threads(threads)
     threading.Thread(target=_end_with, args=(parent,), name="sjlt-parent", daemon=True).start()
 
 
 def _end_with(parent: Connection) -> None:
-    """End this process once the other end of the pipe, which only the parent holds, is closed."""
+    """Exit once the other end of the pipe, which only the parent holds, is closed."""
     try:
         parent.poll(None)
     finally:
@@ -79,11 +79,10 @@ def run_parts(
     retries: int,
     done: Callable[[int], None],
 ) -> None:
-    """Attempt every part until it is there.
+    """Attempt every part until it exists.
 
-    A part whose attempt raises is attempted again, `retries` times at most; bad data is not. Where a process of the
-    own pool dies, the parts under way are attempted again one at a time, so that a part that kills its process can be
-    identified.
+    A failed part is attempted again, at most `retries` times, unless its data is bad. If a process of the default pool
+    dies, the parts that were running are attempted again one at a time, to identify a part that kills its process.
 
     Parameters
     ----------
@@ -92,14 +91,14 @@ def run_parts(
     executor : Executor or Processes
     retries : int
     done : callable
-        Called with the index of each part that is there.
+        Called with the index of each finished part.
 
     Raises
     ------
     UserError
-        For bad data, for a part that fails once more than `retries` times, and for an executor that takes no more work.
+        For bad data, for a part that fails more than `retries` times, and if the executor accepts no more work.
     """
-    most = 2 * executor.workers if isinstance(executor, Processes) else len(parts)
+    max_running = 2 * executor.workers if isinstance(executor, Processes) else len(parts)
     own = isinstance(executor, Processes)
     todo, suspects = deque(parts), deque[int]()
     failures, run = dict.fromkeys(parts, 0), uuid.uuid4().hex
@@ -109,7 +108,7 @@ def run_parts(
     def submit(i: int) -> None:
         try:
             future = executor.submit(attempt, job, parts[i], f"{run} {failures[i]}")
-        except RuntimeError as e:  # a BrokenExecutor, or shut down
+        except RuntimeError as e:  # broken or shut down
             raise _lost(running, e) from e
         running[future] = i
         future.add_done_callback(finished.put)
@@ -119,14 +118,14 @@ def run_parts(
             if not running:
                 submit(suspects.popleft())
         else:
-            while todo and len(running) < most:
+            while todo and len(running) < max_running:
                 submit(todo.popleft())
         alone = len(running) == 1
         future = finished.get()
         i = running.pop(future)
         try:
             error = future.exception()
-        except CancelledError as e:  # dask does this when its scheduler dies
+        except CancelledError as e:  # dask cancels its futures when the scheduler dies
             raise _lost(running, e) from e
         if error is None:
             done(i)
@@ -145,7 +144,7 @@ def run_parts(
 
 def _lost(running: Iterable[Future[Any]], e: Exception) -> UserError:
     _cancel(running)
-    return UserError(f"the executor was lost: {one_line(e) or 'parts under way were cancelled'}")
+    return UserError(f"the executor was lost: {one_line(e) or 'running parts were cancelled'}")
 
 
 def _cancel(running: Iterable[Future[Any]]) -> None:

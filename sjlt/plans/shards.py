@@ -1,4 +1,4 @@
-"""The files of a source: found, put in natural order, opened, and compared with each other."""
+"""Find the files of a source, sort them in natural order, open them, and check that they agree."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .records import MANIFEST, PLAN, committed_parts
 
 
 def natural_key(name: str) -> list[tuple[int, int | str]]:
-    """A sorting key under which ``2.npy`` comes before ``10.npy``."""
+    """A sort key that puts ``2.npy`` before ``10.npy``."""
     return [(1, part) if i % 2 == 0 else (0, int(part)) for i, part in enumerate(re.split(r"([0-9]+)", name)) if part]
 
 
 def find(source: Path) -> list[Path]:
-    """The files of a file, folder or glob, in natural order.
+    """The files of a source (a file, folder or glob), in natural order.
 
-    In a folder, names that begin with "." or "_" are skipped, as engines use them for their own records; of a folder
-    that a plan has written, exactly the committed parts are taken. Descriptions, ``X.json`` beside ``X``, are skipped.
+    In a folder, names that begin with "." or "_" are skipped, because engines use them for their own records. In a
+    folder written by a plan, exactly the committed parts are used. Descriptions (``X.json`` next to ``X``) are skipped.
 
     Raises
     ------
     UserError
-        If there are none, for a subfolder, for an unfinished result, and for a plan that is not committed.
+        If there are no files, or for a subfolder, an unfinished result, or a plan that is not committed.
     """
     if is_zarr(source):
         found = [source]
@@ -41,7 +41,7 @@ def find(source: Path) -> list[Path]:
         found = [path for path in source.iterdir() if path.name[0] not in "._"]
         for path in found:
             if path.is_dir() and not is_zarr(path):
-                raise UserError(f"{path}: is a subfolder: name the files by a glob, such as '{source}/*/*.npy'")
+                raise UserError(f"{path}: is a subfolder: name the files with a glob, such as '{source}/*/*.npy'")
     elif source.exists() or not glob.has_magic(str(source)):
         found = [source]
     else:
@@ -58,7 +58,7 @@ def find(source: Path) -> list[Path]:
 
 
 def check_apart(source: Path, target: Path) -> None:
-    """Refuse a target whose files a later look at the source would find among its own."""
+    """Raise UserError if the files of the target would be found as files of the source by a later run."""
     resolved, folder = target.resolve(), source.resolve()
     if source.is_dir():
         below = resolved.relative_to(folder).parts if resolved.is_relative_to(folder) else ()
@@ -71,7 +71,7 @@ def check_apart(source: Path, target: Path) -> None:
 
 
 def check_outside(paths: list[Path], target: Path) -> None:
-    """Refuse a target that is the folder of a source, or lies in one that is itself a folder."""
+    """Raise UserError if the target is the folder of an input file, or inside an input that is itself a folder."""
     resolved = target.resolve()
     for path in paths:
         if path.parent.resolve() == resolved:
@@ -81,7 +81,7 @@ def check_outside(paths: list[Path], target: Path) -> None:
 
 
 def _matches(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether `glob.glob` would find this path by this pattern."""
+    """Whether `glob.glob` would find this path with this pattern; both are split into components."""
     if not pattern:
         return not names
     hidden = bool(names) and names[0][0] == "." and pattern[0][0] != "."
@@ -91,12 +91,12 @@ def _matches(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def describe(paths: list[Path], column: str | None, note: Callable[[str], None]) -> tuple[Shard, list[dict[str, Any]]]:
-    """Return the properties that the files share, and the name, size, time of change and rows of each.
+    """Return the properties that the files share, and the name, size, modification time and rows of each file.
 
     Raises
     ------
     UserError
-        If two files differ in format, length of vectors, dtype or columns; the message names both.
+        If two files differ in format, vector length, dtype or columns; the message names both.
     """
     top = common_folder(paths)
     inputs, first, first_path = [], None, paths[0]
@@ -121,29 +121,29 @@ def describe(paths: list[Path], column: str | None, note: Callable[[str], None])
 
 
 def _silent(line: str) -> None:
-    """Notes on the first file hold for the others."""
+    """Discard a note: the note on the first file applies to the others too."""
 
 
 def common_folder(paths: list[Path]) -> Path:
-    """The deepest folder that holds all files."""
+    """The deepest folder that contains all files."""
     return Path(os.path.commonpath([path.absolute().parent for path in paths]))
 
 
 class Shard:
-    """The properties that all files of a source must share, and what chooses the device and the size of batches.
+    """The properties of one file that all files of a source must share, or that determine device and batch size.
 
     Attributes
     ----------
     kind : {"npy", "parquet"}
-        Of the parts.
+        Format of the parts.
     n_features : int
     dtype : dtype
     columns : list of str
-        All columns of a parquet file.
+        All columns of a parquet file; empty for other formats.
     column : str or None
-        The column, tensor, dataset or array that holds the vectors; None where a file is one matrix.
+        The column, tensor, dataset or array that holds the vectors; None if a file is a single matrix.
     row_bytes, carried_bytes, chunk_rows : int
-        As of the first file.
+        As in `Source` and `ParquetVectors`.
     """
 
     def __init__(self, source: Source, column: str | None) -> None:
@@ -158,13 +158,13 @@ class Shard:
             self.carried_bytes = source.carried_bytes
 
     def gpu_obstacle(self) -> str | None:
-        """As of a `Source`."""
+        """As in `Source`."""
         return self._obstacle
 
     def differs_from(self, other: Shard) -> str | None:
-        """The first difference, said of the other file; None where there is none.
+        """Describe the first difference, with `other` as the subject; None if there is none.
 
-        A parquet file without rows may not know the length of its vectors.
+        An n_features of 0 matches any: the vector length of a parquet file without rows may be unknown.
         """
         if self.kind != other.kind:
             return f"{other.kind} rows, not {self.kind}"
