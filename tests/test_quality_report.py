@@ -128,7 +128,7 @@ def existing():
 
 BAD = {
     "no source": (("y.npy",), "y.npy: No such file or directory", None),
-    "a NaN": (("x.npy",), "x.npy: X[7, 11] is nan: distances need finite numbers", nan),
+    "a NaN": (("x.npy",), "x.npy: X[7, 11] is nan: distances need finite values", nan),
     "text": (("x.npy",), "x.npy: dtype <U1 is refused", lambda: np.save("x.npy", np.full((60, 50), "a"))),
     "a vector": (("x.npy",), "x.npy: holds an array of shape (60,)", lambda: np.save("x.npy", np.ones(60))),
     "few rows": (("x.npy",), "X has 11 rows, 11 of them sampled", lambda: np.save("x.npy", np.ones((11, 50)))),

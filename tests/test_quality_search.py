@@ -247,9 +247,9 @@ def test_non_finite_values_are_located(value, row):
 def test_refusals():
     with pytest.raises(ValueError, match="10 nearest neighbours need at least 12 rows, X has 11"):
         sjlt.quality(data(11), Sketch(40, 16))
-    with pytest.raises(ValueError, match="give either it or sketches"):
+    with pytest.raises(ValueError, match="pass either it or sketches"):
         sjlt.quality(data(), Sketch(40, 16), n_components=[8])
-    with pytest.raises(TypeError, match="transformers are compared with laws=True"):
+    with pytest.raises(TypeError, match="transformers need laws=True"):
         sjlt.quality(data(), [sjlt.SparseRandomProjection(8)], laws=False)
     with pytest.raises(TypeError, match="got 16: see n_components"):
         sjlt.quality(data(), [16])

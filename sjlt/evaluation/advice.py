@@ -1,4 +1,4 @@
-"""One sentence of advice from the recall of all methods."""
+"""One sentence of advice, derived from the recall of all methods."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from .results import SearchQuality
 
 ENOUGH = 0.9  # recall that most applications accept
-ENOUGH_TO_RERANK = 0.99
+ENOUGH_TO_RERANK = 0.99  # recall among the candidates for re-ranking
 
 
 def advice(methods: Sequence[SearchQuality], original_bytes: int, neighbours: int) -> str:
-    """Recommend the smallest storage in which a search by cosine similarity finds enough of the nearest rows.
+    """Recommend the smallest method whose search by cosine similarity finds enough of the nearest rows.
 
-    If there is none, recommend the smallest that keeps them among the candidates for re-ranking, else the originals.
-    Among methods whose sizes differ by less than 10 %, the one with the highest recall is named.
+    If there is none, recommend the smallest method that keeps them among the candidates for re-ranking, or else the
+    originals. Among methods whose sizes differ by less than 10 %, choose the one with the highest recall.
     """
     smaller = [method for method in methods if method.bytes < original_bytes]
     direct = [method for method in smaller if method.cosine >= ENOUGH]

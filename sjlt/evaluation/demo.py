@@ -1,8 +1,8 @@
-"""The comparison of ``sjlt demo``: real vectors projected by sjlt and by scikit-learn's SparseRandomProjection.
+"""The comparison behind ``sjlt demo``: real vectors projected by sjlt and by scikit-learn's SparseRandomProjection.
 
-The vectors are overlapping 16 x 16 patches (768 numbers in [0, 1]) of the two photographs that ship with
-scikit-learn. Each library reads them from a file and writes its result to another, in a process of its own; sjlt uses
-a GPU where there is one. Distances are compared on the CPU, with the same sketches.
+The vectors are overlapping 16 x 16 patches (768 values in [0, 1]) of the two photographs that ship with scikit-learn.
+Each library reads them from a file and writes its result to another file, in a separate process; sjlt uses a GPU if
+there is one. Distances are compared on the CPU, with the same sketches.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ PATCH = 16
 FEATURES = PATCH * PATCH * 3
 N_COMPONENTS, NNZ = 256, 4
 RUNS = 3  # from file to file, with seeds 0, 1, ...
-MATRICES = 400  # for distances, seeds 0, 1, ...; with few, chance would dominate
+MATRICES = 400  # for distances, with seeds 0, 1, ...; the results of a few would depend too much on chance
 PAIRS, PAIRS_SEED = 2_000, 1
 QUERIES, QUERIES_SEED = 500, 2
 NEIGHBOURS = 10
 QUANTILES = (0.001, 0.025, 0.5, 0.975, 0.999)
-MAX_STRIDE = 32  # leaves 520 vectors, enough for the queries
+MAX_STRIDE = 32  # gives 520 vectors, enough for the queries
 FILES = ("patches.npy", "first.npy", "sjlt.npy", "sjlt.npy.json", "scikit-learn.npy")
-FIRST_ROWS = 4096  # in the first call, which compiles or loads machine code
+FIRST_ROWS = 4096  # of the first call, which compiles or loads machine code
 
 
 @dataclass(frozen=True)
 class Run:
-    """One projection of the whole file, in a process of its own."""
+    """One projection of the whole file, in a separate process."""
 
-    first_seconds: float  # imports, and a first call on FIRST_ROWS vectors
+    first_seconds: float  # imports and a first call on FIRST_ROWS vectors
     seconds: float  # from file to file
     peak_bytes: int
 
@@ -57,13 +57,15 @@ class Side:
     name: str  # with the GPU, if one was used
     nonzeros: str  # per column of its matrix
     runs: tuple[Run, ...]
-    recalls: tuple[float, ...]  # share of nearest neighbours kept, for each run
-    ratios: np.ndarray  # |Sx - Sy| / |x - y|, shape (MATRICES, pairs)
+    recalls: tuple[float, ...]  # share of nearest neighbours kept, per run
+    ratios: np.ndarray  # |Sx - Sy| / |x - y|, of shape (MATRICES, pairs)
 
 
 @dataclass(frozen=True)
 class Report:
-    n: int
+    """The results of the demo."""
+
+    n: int  # number of vectors
     sides: tuple[Side, ...]
 
 
@@ -71,7 +73,7 @@ class Report:
 
 
 def write_patches(path: Path, stride: int) -> int:
-    """Write every patch whose corner lies on a grid of `stride` pixels, fp32; return how many."""
+    """Write the patches whose corners lie on a grid of `stride` pixels, in fp32; return their number."""
     from numpy.lib.stride_tricks import sliding_window_view
     from sklearn.datasets import load_sample_images
 
@@ -102,7 +104,7 @@ class _Sjlt:
 
     @staticmethod
     def title(out: Path) -> str:
-        """The name, with the GPU that made the file, if any."""
+        """The name of the library, and the GPU that wrote the file, if any."""
         from ..files.description import read_description
 
         device = read_description(out.with_name(out.name + ".json"))["device"]
@@ -147,7 +149,7 @@ def _run(library: type[_Sjlt | _ScikitLearn], first: Path, source: Path, out: Pa
 
 def _peak_bytes() -> int:
     status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss would count what the parent process held when it started this one
+    if status.exists():  # ru_maxrss would include the memory of the parent process at the time of the spawn
         peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(peak.split()[1]) * 1024
     import resource
@@ -156,7 +158,7 @@ def _peak_bytes() -> int:
 
 
 def _alone(function: Callable[..., Result], *arguments: Any) -> Result:
-    """The function's result, computed in a new process."""
+    """Call the function in a new process and return its result."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
@@ -165,7 +167,7 @@ def _alone(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def _neighbours(vectors: np.ndarray, queries: np.ndarray) -> list[set[int]]:
-    """The nearest other rows of each query, given by its row number."""
+    """The nearest other rows of each query; queries are row numbers."""
     from sklearn.neighbors import NearestNeighbors
 
     search = NearestNeighbors(n_neighbors=NEIGHBOURS + 1, algorithm="brute").fit(vectors)
@@ -174,14 +176,14 @@ def _neighbours(vectors: np.ndarray, queries: np.ndarray) -> list[set[int]]:
 
 
 def compare(directory: Path, stride: int, say: Callable[[str], None]) -> Report:
-    """Run the demo on the files FILES in `directory`, which are replaced."""
+    """Run the demo. It replaces the files FILES in `directory`."""
     source, first = directory / "patches.npy", directory / "first.npy"
     say("cutting photographs into patches")
     n = _alone(write_patches, source, stride)
     vectors = np.load(source, mmap_mode="r")
     np.save(first, vectors[:FIRST_ROWS])
 
-    say(f"searching the neighbours of {QUERIES} among {n:,} vectors")
+    say(f"searching {n:,} vectors for the neighbours of {QUERIES} queries")
     queries = np.random.default_rng(QUERIES_SEED).choice(n, QUERIES, replace=False)
     near = _neighbours(vectors, queries)
     i, j = np.random.default_rng(PAIRS_SEED).integers(0, n, (2, PAIRS))
@@ -206,7 +208,7 @@ def compare(directory: Path, stride: int, say: Callable[[str], None]) -> Report:
 
 
 def band() -> tuple[float, float]:
-    """The range that holds 95 % of distance ratios: |Sx|^2 of a unit x has mean 1 and variance 2/k."""
+    """The range that contains 95 % of distance ratios in theory: for unit x, |Sx|^2 has mean 1 and variance 2/k."""
     spread = 1.96 * math.sqrt(2 / N_COMPONENTS)
     return math.sqrt(1 - spread), math.sqrt(1 + spread)
 
@@ -215,7 +217,7 @@ def band() -> tuple[float, float]:
 
 
 def table(report: Report) -> Table:
-    """The comparison, with a column for each side, at most 60 characters wide."""
+    """The comparison as a table with one column per library, at most 60 characters wide."""
     from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
@@ -240,10 +242,10 @@ def table(report: Report) -> Table:
     row(f"{NEIGHBOURS} neighbours kept", lambda side: f"{100 * fmean(side.recalls):.1f} %")
     row("", lambda side: f"({100 * min(side.recalls):.1f} to {100 * max(side.recalls):.1f})")
     grid.caption = (
-        f"Time: median of {RUNS} runs; first call: with imports and compilation; memory: highest; neighbours: mean "
-        f"(range); all with seeds 0 to {RUNS - 1}; {QUERIES} queries (seed {QUERIES_SEED}). Ratio: distance after / "
-        f"before, {PAIRS:,} pairs (seed {PAIRS_SEED}), {MATRICES} matrices (seeds 0 to {MATRICES - 1}); theory has "
-        "95 % of them in the range."
+        f"Time: median of {RUNS} runs. First call: with imports and compilation. Memory: maximum. Neighbours: mean "
+        f"(range). All with seeds 0 to {RUNS - 1} and {QUERIES} queries (seed {QUERIES_SEED}). Ratio: distance after / "
+        f"before, for {PAIRS:,} pairs (seed {PAIRS_SEED}) and {MATRICES} matrices (seeds 0 to {MATRICES - 1}). In "
+        "theory, 95 % of them lie in the range shown."
     )
     grid.caption_justify = "left"
     return grid
@@ -285,7 +287,7 @@ def plot(report: Report, path: Path, replace: bool = True) -> None:
         transform=axes.transAxes, fontsize=9, color="0.35",
     )  # fmt: skip
     axes.text(
-        high - 0.002, 0.97, f"{low:.2f} to {high:.2f}:\n95 % by theory",
+        high - 0.002, 0.97, f"{low:.2f} to {high:.2f}:\n95 % in theory",
         transform=axes.get_xaxis_transform(), fontsize=9, color="0.35", ha="right", va="top",
     )  # fmt: skip
     axes.legend(frameon=False, loc="upper left")

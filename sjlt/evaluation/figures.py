@@ -1,4 +1,4 @@
-"""Figures of `sjlt.quality`, fit for print."""
+"""Figures of `sjlt.quality`, suitable for print."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 
-# Blues for exact sparsity, green for stacks, warm colours for independent entries, dots for scikit-learn's, which
-# coincide with one of ours; they also differ in lightness and dashes. Other names use the colours of Okabe and Ito,
-# "Color universal design", 2008.
+# Blues for exact sparsity, green for stacks, warm colours for independent entries, and dots for scikit-learn, whose
+# curve coincides with one of ours. They also differ in lightness and dashes. Other names use the colours of Okabe and
+# Ito, "Color universal design", 2008.
 _STYLES: dict[str, dict[str, Any]] = {
     "nnz 1": {"color": "#9ecae1"},
     "nnz 2": {"color": "#4a9bd0"},
@@ -37,7 +37,7 @@ _TEXT: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
 }  # text stays text in PDF and SVG
-_FLOOR = 1e-5  # the smallest share that tails show
+_FLOOR = 1e-5  # the smallest share that is plotted
 
 
 def plot(report: Report | SearchReport, path: Path, title: str = "", replace: bool = True) -> None:
@@ -47,11 +47,11 @@ def plot(report: Report | SearchReport, path: Path, title: str = "", replace: bo
     ----------
     report : Report or SearchReport
     path : Path
-        Its suffix chooses PNG, PDF or SVG. It holds the whole figure or is unchanged.
+        The suffix determines the format: PNG, PDF or SVG. The file is written completely or not at all.
     title : str
-        By default the size of the sample.
-    replace : bool
-        Whether an existing file is replaced; if not, FileExistsError is raised.
+        By default, the size of the sample.
+    replace : bool, default True
+        Replace an existing file; if False, raise FileExistsError.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def plot_laws(report: Report, path: Path, title: str = "", replace: bool = True)
 
 
 def plot_datasets(reports: Mapping[str, Report], path: Path, title: str = "") -> None:
-    """Save the tails for several data sets, one row each, as `plot_laws` does."""
+    """Save the tails for several data sets, in the style of `plot_laws`, with one row per data set."""
 
     def draw(panels: np.ndarray, styles: Mapping[str, dict[str, Any]]) -> None:
         for row, (name, report) in enumerate(reports.items()):
@@ -119,7 +119,7 @@ def _figure(
             panel.spines[["top", "right"]].set_visible(False)
         figure.suptitle(title, fontsize=8.5, x=0.01, ha="left")
         handles, labels = panels[0, 0].get_legend_handles_labels()
-        widest = 0.4 + 0.055 * max(map(len, labels))  # inches, for a line and its name
+        widest = 0.4 + 0.055 * max(map(len, labels))  # inches, for a line and its label
         wanted = min(5, len(labels), max(1, int(figure.get_figwidth() / widest)))
         figure.legend(handles, labels, loc="outside lower center", ncols=wanted, frameon=False)
         with whole_file(path, replace=replace) as file:
@@ -150,7 +150,7 @@ def _density(panel: Any, report: Report, theory: Theory, styles: Mapping[str, di
     panel.axvspan(1 - report.eps, 1 + report.eps, color="0.95", linewidth=0, label=f"1 ± {report.eps:g}")
     panel.fill_between(x, k * chi2.pdf(k * x, k), color="0.86", linewidth=0, label="Gaussian (theory)")
     for name, shares in _drawn(report, theory):
-        middles = (edges[1:-2] + edges[2:-1]) / 2  # the outermost bins also hold all that lies beyond
+        middles = (edges[1:-2] + edges[2:-1]) / 2  # skips the outermost bins, which also count all ratios beyond them
         panel.plot(middles, shares[1:-1] / np.diff(edges)[1:-1], linewidth=1.1, label=name, **styles[name])
     panel.set(xlim=(x[0], x[-1]), ylim=(0, None), yticks=[])
 
@@ -175,7 +175,7 @@ def _tail(panel: Any, report: Report, theory: Theory, styles: Mapping[str, dict[
 
 
 def _beyond(shares: np.ndarray) -> np.ndarray:
-    """The share of ratios farther from 1 than each inner edge, from 1 outwards."""
+    """The share of ratios farther from 1 than each bin edge, from the centre outwards."""
     below, above = shares[: len(shares) // 2][::-1], shares[len(shares) // 2 :]
     beyond: np.ndarray = np.cumsum((below + above)[::-1])[::-1]
     return beyond
@@ -186,7 +186,7 @@ def _range(theory: Theory, deviations: float) -> tuple[float, float]:
 
 
 def plot_search(report: SearchReport, path: Path, title: str = "", replace: bool = True) -> None:
-    """Save recall against bytes per vector, by cosine similarity: among the nearest, and within the shortlist."""
+    """Save a plot of recall by cosine similarity against bytes per vector, for the nearest rows and the shortlist."""
     check_suffix(path)
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
-"""What sketches do to the distances, inner products and neighbours of sampled rows, law by law.
+"""Measure, law by law, how sketches change the distances, inner products and neighbours of sampled rows.
 
-Rows are projected by every sketch with every seed, in float64, so that the results show the random law and not
+Rows are projected by every sketch with every seed, in float64, so that the results reflect the random law rather than
 rounding.
 """
 
@@ -76,7 +76,7 @@ def _measured(name: str, item: Any, sample: Sample, seeds: int, eps: float) -> S
     ratios, errors, norms, recalls = (np.array(values) for values in zip(*compared, strict=True))
     edges = bins(k)
     mean, std = float(ratios.mean()), float(ratios.std())
-    squares, beyond = np.square(ratios - mean).mean(axis=1), np.mean(np.abs(ratios - 1) > eps, axis=1)  # per seed
+    squares, outside = np.square(ratios - mean).mean(axis=1), np.mean(np.abs(ratios - 1) > eps, axis=1)  # per seed
     return SketchQuality(
         name=name,
         sketch=" ".join(repr(item).split()),
@@ -85,8 +85,8 @@ def _measured(name: str, item: Any, sample: Sample, seeds: int, eps: float) -> S
         ratio_mean=mean,
         ratio_std=std,
         ratio_std_error=_standard_error(squares) / (2 * std) if std else 0.0,
-        outside=float(beyond.mean()),
-        outside_error=_standard_error(beyond),
+        outside=float(outside.mean()),
+        outside_error=_standard_error(outside),
         inner_std=float(np.sqrt(np.mean(errors**2))),
         inner_max=float(np.abs(errors).max()),
         norm_std=float(np.sqrt(norms.var(axis=0, ddof=1).mean())),

@@ -1,6 +1,6 @@
-"""Measures of how a projection changes distances, inner products and neighbours, and the theory of a Gaussian one.
+"""Measures of how a projection changes distances, inner products and neighbours, and theory for a Gaussian matrix.
 
-Pure functions of arrays and sparse matrices in float64; `sjlt.quality` applies them.
+Pure functions of arrays and sparse matrices in float64, used by `sjlt.quality`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from ..inputs.containers import is_sparse
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
-BLOCK = 1 << 17  # numbers in the differences of one block of pairs: 1 MiB, which fits into a core's cache
+BLOCK = 1 << 17  # values in the differences of one block of pairs: 1 MiB, which fits in a core's cache
 
 
 def squared_norms(X: Any) -> np.ndarray:
-    """|x|^2 of each row of X, an array or a sparse matrix."""
+    """|x|^2 for each row x of an array or sparse matrix."""
     if is_sparse(X):
         return np.asarray(X.multiply(X).sum(axis=1)).ravel()
     return np.asarray(np.einsum("ij,ij->i", X, X))
 
 
 def squared_distances(X: Any, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """|x_i - x_j|^2 for the pairs (i, j) of rows in `first` and `second`: exactly 0 for equal rows."""
+    """|x_i - x_j|^2 for the pairs (i, j) of rows in `first` and `second`; exactly 0 for equal rows."""
     stored = X.nnz // max(1, X.shape[0]) if is_sparse(X) else X.shape[1]
     step = max(1, BLOCK // max(1, stored))
     starts = range(0, len(first), step)
@@ -34,9 +34,10 @@ def squared_distances(X: Any, first: np.ndarray, second: np.ndarray) -> np.ndarr
 
 
 def distinct_pairs(n: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """`count` distinct unordered pairs of distinct numbers below n, all equally likely, ordered for caches.
+    """Draw `count` distinct unordered pairs of distinct integers below n uniformly, in a cache-friendly order.
 
-    Pair r < n(n-1)/2 is (r mod n, (r mod n + r div n + 1) mod n): every step around a circle of n numbers once.
+    Pair r < n(n-1)/2 is (i, (i + r div n + 1) mod n) with i = r mod n. For the distances r div n + 1 around a circle of
+    n integers, this enumerates every pair once.
     """
     chosen = np.sort(rng.choice(n * (n - 1) // 2, count, replace=False))
     first = chosen % n
@@ -44,9 +45,12 @@ def distinct_pairs(n: int, count: int, rng: np.random.Generator) -> tuple[np.nda
 
 
 def distances_from(X: Any, queries: np.ndarray) -> np.ndarray:
-    """|x_q - x|^2 from the rows `queries` to every row, (queries, rows), by inner products; inf to itself."""
+    """|x_q - x|^2 from each query row to every row, of shape (queries, rows); inf from a query to itself.
+
+    Distances are computed from inner products.
+    """
     if not is_sparse(X):
-        X = X - X.mean(axis=0)  # keeps the distances and loses fewer digits
+        X = X - X.mean(axis=0)  # the same distances, with less cancellation
     norms, inner = squared_norms(X), X[queries] @ X.T
     if is_sparse(inner):
         inner = inner.toarray()
@@ -58,16 +62,17 @@ def distances_from(X: Any, queries: np.ndarray) -> np.ndarray:
 def recall(before: np.ndarray, after: np.ndarray, neighbours: int, slack: np.ndarray | float = 0) -> float:
     """The share of nearest neighbours that remain nearest neighbours.
 
-    A row found among the nearest `after` counts if `before` it was no farther than the last of the nearest, so rows at
-    equal distances can replace each other.
+    A row among the nearest in `after` counts if its distance in `before` is at most that of the last nearest neighbour,
+    so rows at equal distances are interchangeable.
 
     Parameters
     ----------
     before, after : ndarray of shape (queries, rows)
         Distances.
     neighbours : int
+        Number of nearest neighbours per query.
     slack : {float, ndarray of shape (queries,)}
-        By how much distances may differ that are equal except for rounding.
+        Tolerance for distances that are equal except for rounding.
     """
     found = np.argpartition(after, neighbours - 1, axis=1)[:, :neighbours]
     farthest = np.partition(before, neighbours - 1, axis=1)[:, neighbours - 1] + slack
@@ -75,24 +80,24 @@ def recall(before: np.ndarray, after: np.ndarray, neighbours: int, slack: np.nda
 
 
 def bins(n_components: int) -> np.ndarray:
-    """Bin edges for ratios: steps of 0.05 standard deviations of a Gaussian sketch, from -10 to 10 of them about 1."""
+    """Bin edges for ratios: 1 +- 10 standard deviations of a Gaussian sketch, in steps of 0.05."""
     return 1 + math.sqrt(2 / n_components) * np.linspace(-10, 10, 401)
 
 
 @dataclass(frozen=True)
 class Theory:
-    """A dense Gaussian S on any data: ratios are chi^2 variables with k = n_components degrees, over k."""
+    """Theory for a dense Gaussian S and any data: ratios follow chi^2 / k with k = n_components degrees of freedom."""
 
     n_components: int
-    ratio_quantiles: tuple[float, ...]
-    ratio_std: float  # sqrt(2/k), also that of norms
-    outside: float
-    inner_std: float  # sqrt((1 + mean of cos^2) / k) over the sampled pairs
-    any_outside: float  # upper bound of the probability that any of the n(n-1)/2 pairs is outside (union bound)
+    ratio_quantiles: tuple[float, ...]  # at QUANTILES
+    ratio_std: float  # sqrt(2/k), also for squared norms
+    outside: float  # probability that a ratio is outside [1 - eps, 1 + eps]
+    inner_std: float  # sqrt((1 + mean cos^2) / k), over the sampled pairs
+    any_outside: float  # upper bound on the probability that any of the n(n-1)/2 pairs is outside (union bound)
 
 
 def gaussian(n_components: int, eps: float, n: int, mean_square_cosine: float) -> Theory:
-    """The theory for n vectors whose pairs have this mean of cos^2."""
+    """Theory for n vectors with this mean of cos^2 over their pairs."""
     from scipy.stats import chi2
 
     k = n_components

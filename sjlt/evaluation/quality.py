@@ -1,4 +1,4 @@
-"""`sjlt.quality`: what projecting does to given data."""
+"""`sjlt.quality`: measure what projection does to a data set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .results import Report, SearchReport
 from .search import search_report
 from .sketches import named, standard_sketches
 
-N_COMPONENTS = (64, 256)  # by default
+N_COMPONENTS = (64, 256)  # of the default sketches
 
 Progress = Callable[[str], None]
 
@@ -63,39 +63,40 @@ def quality(
     seed: int = 0,
     progress: Progress = lambda line: None,
 ) -> Report | SearchReport:
-    """Measure whether search among the rows of X survives projection, or compare random laws.
+    """Measure how well nearest-neighbour search survives projection, or compare random laws.
 
-    By default, sampled rows are the queries of an exact search among all other rows, by inner product and by cosine
-    similarity, before and after projection. The report shows how many of the nearest rows are still found, also for
-    other ways to save memory: principal components, the first numbers of each vector, and int8 and float16, which are
-    applied to projected vectors as well. It ends with a sentence of advice, which may be not to project.
+    By default, sampled rows are used as queries of an exact search among all other rows, by inner product and by cosine
+    similarity, before and after projection. The report shows the share of the nearest rows that is still found. For
+    comparison, it shows the same for other ways to save memory: principal components, truncation to the first features,
+    float16 and int8. The latter two are also applied to projected vectors. The report ends with a sentence of advice,
+    which may be not to project.
 
-    With `laws`, sampled rows are projected in float64 by every sketch with `seeds` seeds, and distances, inner products
-    and norms are compared with the theory of a dense Gaussian matrix.
+    With ``laws=True``, sampled rows are projected in float64 by every sketch with `seeds` different seeds, and
+    distances, inner products and norms are compared with the theory of a dense Gaussian matrix.
 
     Parameters
     ----------
     X : {ndarray, CSR matrix or array, tensor, path, Source} of shape (n, n_features)
-        It is read once in blocks (only the sampled rows, with `laws`), so a memory map or a file may be larger than
-        memory. Files are those that ``sjlt project`` reads.
+        Read once, in blocks (with `laws`, only the sampled rows are read), so a memory map or a file may be larger than
+        memory. Paths may name any file that ``sjlt project`` reads.
     sketches : Sketch, or list of {Sketch, transformer, (name, Sketch), (name, transformer)}, optional
-        By default the default sketches of each of `n_components`; with `laws`, all laws. Transformers are
-        scikit-learn's, need `laws` and have a random_state (None begins at 0). With `laws` each is used with its seed
-        and the ones that follow.
+        The sketches to measure. By default, ``Sketch(n_features, k)`` for each k in `n_components`; with `laws`, all
+        laws. Transformers are scikit-learn transformers with a random_state; they require `laws`. With `laws`, each is
+        used with its own seed (0 if random_state is None) and the seeds that follow.
     laws : bool, optional
-        Whether to compare laws instead of searching; by default True if a list of sketches is given.
+        Whether to compare laws instead of searching. By default, True if a list of sketches is given.
     n_components : iterable of int, optional
-        For the default sketches; by default 64 and 256.
-    eps : float, 0 < eps < 1
-        With `laws`: squared distances count as kept within [1 - eps, 1 + eps].
-    rows, pairs : int
-        With `laws`: sampled rows, and distinct pairs of these; all, if there are fewer.
-    queries, neighbours : int
-        Number of sampled rows that are queries, and number of nearest rows to find for each, at most n - 2 (with
-        `laws`, among the sampled rows).
-    seeds : int >= 2
-        With `laws`: matrices per sketch.
-    seed : int >= 0
+        Numbers of components of the default sketches. By default 64 and 256.
+    eps : float, default 0.2
+        With `laws`: squared distances count as kept if their ratio is in [1 - eps, 1 + eps]. Between 0 and 1.
+    rows, pairs : int, default 1000 and 10,000
+        With `laws`: number of rows to sample, and number of distinct pairs of these rows.
+    queries, neighbours : int, default 200 and 10
+        Number of rows sampled as queries, and number of nearest rows to find for each; `neighbours` is at most n - 2
+        (with `laws`, the number of sampled rows - 2).
+    seeds : int >= 2, default 100
+        With `laws`: number of matrices per sketch.
+    seed : int >= 0, default 0
         Seed of the sampling.
     progress : callable
         Called with a line that describes the current step.
@@ -103,14 +104,14 @@ def quality(
     Returns
     -------
     SearchReport, or Report with `laws`
-        ``print`` shows it as a table, ``plot(path)`` saves a figure, ``to_dict()`` is JSON. Equal arguments give equal
-        reports (measured `seconds` are not compared).
+        ``print`` shows it as a table, ``plot(path)`` saves a figure, and ``to_dict()`` returns JSON-serializable
+        objects. Equal arguments give equal reports; measured `seconds` are not compared.
 
     Raises
     ------
     TypeError, ValueError
-        For arguments of a wrong type or out of range, fewer rows than neighbours + 2, a NaN or infinity in a row that
-        is used (with its position), and, with `laws`, a sample of duplicates only.
+        For invalid arguments, fewer than neighbours + 2 rows, a NaN or infinity in a row that is used (the message
+        gives its position), and, with `laws`, a sample that contains only duplicates.
     UserError, OSError
         If a file cannot be read.
 
@@ -141,7 +142,7 @@ def quality(
                 seed=seed, progress=progress,
             )  # fmt: skip
         if any(not isinstance(item, Sketch) for _, item in given):
-            raise TypeError("transformers are compared with laws=True; search is measured for sjlt.Sketch objects")
+            raise TypeError("transformers need laws=True; search is measured only for sjlt.Sketch objects")
         searched = [(name if name.startswith("sketch") else f"sketch {name}", item) for name, item in given]
         if sketches is None or len(searched) == 1:
             searched = [("sketch", item) for _, item in searched]
@@ -150,7 +151,7 @@ def quality(
 
 @contextmanager
 def _opened(X: Any, progress: Progress) -> Iterator[Any]:
-    """The data in a form that is read by rows; a file is closed at the end."""
+    """Yield X in a form whose rows can be read; close it at the end if it is a file."""
     if isinstance(X, str | os.PathLike):
         with open_source(Path(X), progress) as file:
             yield file
@@ -158,8 +159,8 @@ def _opened(X: Any, progress: Progress) -> Iterator[Any]:
         yield checked_sparse(X)
     elif is_dask(X):
         raise TypeError(
-            "X is a dask array, whose rows cannot be sampled at once: pass X.compute(), or the path of a zarr store "
-            "that X.to_zarr has written"
+            "X is a dask array, whose rows cannot be sampled directly: pass X.compute(), or the path of a zarr store "
+            "written by X.to_zarr"
         )
     else:
         yield X if isinstance(X, Source) or is_tensor(X) else as_container(X)
@@ -169,7 +170,7 @@ def _given(sketches: Any, n_components: Iterable[int] | None, n_features: int, l
     """The sketches to compare, with names."""
     if sketches is not None:
         if n_components is not None:
-            raise ValueError("n_components is for the default sketches: give either it or sketches")
+            raise ValueError("n_components applies to the default sketches only: pass either it or sketches")
         if not isinstance(sketches, Sketch | Iterable):
             hint = f": for {sketches} components pass n_components=[{sketches}]" if isinstance(sketches, int) else ""
             raise TypeError(f"sketches must be a sjlt.Sketch or a list, got {sketches!r}{hint}")
@@ -194,9 +195,9 @@ def _check(X: Any, eps: float, **counts: int) -> None:
     if len(X.shape) != 2:
         raise ValueError(f"X must have 2 dimensions, one data vector per row, got shape {tuple(X.shape)}")
     if is_sparse(X) and X.format != "csr":
-        raise TypeError(f"sparse X must be CSR, whose rows can be picked, got {X.format.upper()}: use .tocsr()")
+        raise TypeError(f"sparse X must be CSR, got {X.format.upper()}: use .tocsr()")
     if is_tensor(X) and str(X.layout) != "torch.strided":
-        raise TypeError(f"a tensor must be dense, got one of layout {X.layout}")
+        raise TypeError(f"X must be a dense tensor, got layout {X.layout}")
     if not isinstance(eps, numbers.Real):
         raise TypeError(f"eps must be a number, got {eps!r} of type {type(eps).__name__}")
     if not 0 < eps < 1:

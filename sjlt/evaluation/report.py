@@ -1,4 +1,4 @@
-"""The results of `sjlt.quality` as a table for the terminal, and as JSON."""
+"""The results of `sjlt.quality` as tables for the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def text(content: Any, width: int = 60) -> str:
-    """A table as text without colours."""
+    """Render a table as plain text."""
     from io import StringIO
 
     from rich.console import Console
@@ -34,14 +34,14 @@ def tables(report: Report | SearchReport) -> Group:
 
 
 def search_table(report: SearchReport) -> Group:
-    """One row per method, then the advice. 60 characters wide."""
+    """A table with one row per method, and the advice. 60 characters wide."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     n, d = report.shape
     grid = Table(
-        title=f"Share of the {report.neighbours} nearest rows that search finds, %",
+        title=f"Share of the {report.neighbours} nearest rows found by search, %",
         title_justify="left", title_style="bold", header_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False,
     )  # fmt: skip
     grid.add_column("")
@@ -53,15 +53,15 @@ def search_table(report: SearchReport) -> Group:
             Text(method.name, overflow="fold"), f"{method.bytes:,}", *(f"{100 * share:.1f}" for share in shares)
         )
     explanation = (
-        f"Exact search of {report.queries:,} sampled rows (seed {report.seed}) among all {n:,} rows of {d:,} features, "
-        f"{report.original_bytes:,} bytes each. in {report.shortlist}: found among the first {report.shortlist}, where "
-        "re-ranking would find them. PCA is computed from a sample, without centring."
+        f"Exact search for {report.queries:,} sampled rows (seed {report.seed}) among all {n:,} rows of {d:,} features "
+        f"and {report.original_bytes:,} bytes. 'in {report.shortlist}': found among the first {report.shortlist} "
+        "results, from which re-ranking can recover them. PCA is computed from a sample, without centring."
     )
     return Group(grid, Text(f"\n{explanation}\n"), Text(report.advice, style="bold"))
 
 
 def law_tables(report: Report) -> Group:
-    """One table per number of components with one row per sketch, then the explanation. 60 characters wide."""
+    """One table per number of components, with one row per sketch, and an explanation. 60 characters wide."""
     from rich.console import Group
     from rich.text import Text
 
@@ -69,7 +69,7 @@ def law_tables(report: Report) -> Group:
 
 
 def explanation(report: Report) -> list[str]:
-    """The sample, the columns and the theory, in sentences."""
+    """Sentences that explain the sample, the columns and the theory."""
     n, d = report.shape
     zero = f", {report.zero_rows:,} of norm 0 left out" if report.zero_rows else ""
     duplicates = f", {report.duplicates:,} of duplicates left out" if report.duplicates else ""
@@ -78,13 +78,13 @@ def explanation(report: Report) -> list[str]:
     return [
         f"Sampled with seed {report.seed} from {n:,} rows of {d:,} features: {report.rows:,} rows{zero}, "
         f"{report.pairs:,} pairs of these{duplicates}, {report.queries:,} queries. {report.seeds} seeds, in float64.",
-        "Ratio: squared distances, after / before: quantiles, std, and the share outside. Inner: root mean square "
-        "error of inner products, relative to both norms. Norms: std over seeds. Kept: recall of the "
-        f"{report.neighbours} nearest sampled rows. ms: to make the matrix and project the sample.",
+        "Ratio: squared distance after / before; its quantiles, std, and share outside 1 ± eps. Inner: root mean "
+        "square error of inner products, relative to both norms. Norms: std of squared norms over seeds. Kept: recall "
+        f"of the {report.neighbours} nearest sampled rows. ms: time to generate the matrix and project the sample.",
         f"Matrices differ by chance: the std of ratios has a standard error over seeds of up to {100 * error:.2g} %.",
-        "Gaussian: theory of a dense Gaussian matrix, for any data. With it the probability that any pair of all "
-        f"{n:,} rows is outside is at most {', '.join(chances)} (union bound); johnson_lindenstrauss_min_dim requires "
-        f"{report.jl_n_components:,} components.",
+        "Gaussian: theory of a dense Gaussian matrix, for any data. With such a matrix, the probability that any pair "
+        f"of all {n:,} rows is outside is at most {', '.join(chances)} (union bound); johnson_lindenstrauss_min_dim "
+        f"requires {report.jl_n_components:,} components.",
     ]
 
 
@@ -138,5 +138,5 @@ def _percent(share: float) -> str:
 
 
 def write_json(content: Mapping[str, Any], path: Path, replace: bool = True) -> None:
-    """Write the result of `Report.to_dict`; `path` holds all of it or is unchanged."""
+    """Write the result of `Report.to_dict` to `path`, completely or not at all."""
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode(), replace=replace)

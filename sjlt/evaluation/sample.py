@@ -12,7 +12,7 @@ from .measures import distances_from, distinct_pairs, recall, squared_distances,
 
 
 def rows_of(X: Any, chosen: np.ndarray) -> Any:
-    """The rows of X with the numbers `chosen`, ascending, in float64, as an array or a CSR matrix."""
+    """Rows `chosen` of X (ascending indices) in float64, as an array or a CSR matrix."""
     if isinstance(X, Source):
         X = X.rows(chosen)
     elif is_tensor(X):
@@ -28,7 +28,7 @@ def rows_of(X: Any, chosen: np.ndarray) -> Any:
 
 
 def as_array(tensor: Any) -> np.ndarray:
-    """The tensor as a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
+    """Convert a tensor to a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
     import torch
 
     held = tensor.detach().cpu()
@@ -37,27 +37,27 @@ def as_array(tensor: Any) -> np.ndarray:
 
 
 def refuse_non_finite(X: Any, chosen: np.ndarray) -> None:
-    """Raise ValueError for a NaN or infinity in rows that have the numbers `chosen`."""
+    """Raise ValueError if X has a NaN or infinity; `chosen` are the numbers of its rows, for the message."""
     finite = np.isfinite(X.data if is_sparse(X) else X)
     if finite.all():
         return
     if is_sparse(X):
-        place = int(np.argmin(finite))
-        row, column = int(np.searchsorted(X.indptr, place, side="right")) - 1, int(X.indices[place])
+        position = int(np.argmin(finite))
+        row, column = int(np.searchsorted(X.indptr, position, side="right")) - 1, int(X.indices[position])
     else:
         row, column = map(int, np.unravel_index(np.argmin(finite), X.shape))
-    raise ValueError(f"X[{chosen[row]}, {column}] is {X[row, column]}: distances need finite numbers")
+    raise ValueError(f"X[{chosen[row]}, {column}] is {X[row, column]}: distances need finite values")
 
 
 def _scaled(X: Any) -> Any:
-    """X times a power of two, which is exact, such that squares neither overflow nor underflow."""
-    numbers = X.data if is_sparse(X) else X
-    exponent = int(np.frexp(np.abs(numbers).max(initial=0))[1])
+    """X times a power of two, so that squares neither overflow nor underflow. The scaling is exact."""
+    values = X.data if is_sparse(X) else X
+    exponent = int(np.frexp(np.abs(values).max(initial=0))[1])
     return X * 2.0 ** -max(-1000, min(exponent, 1000))
 
 
 class Sample:
-    """The sampled rows, and their pairs, distances and neighbours before projection."""
+    """Sampled rows, and their pairs, distances and neighbours before projection."""
 
     def __init__(self, X: Any, rows: int, pairs: int, queries: int, neighbours: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -95,8 +95,18 @@ class Sample:
         return inner
 
     def compare(self, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        """Compare with the projected sample: ratios of squared distances, errors of inner products, ratios of squared
-        norms, and recall."""
+        """Compare with the projected sample.
+
+        Returns
+        -------
+        ratios : ndarray of shape (pairs,)
+            Squared distances, after / before.
+        errors : ndarray of shape (pairs,)
+            Errors of inner products, relative to both norms.
+        norms : ndarray of shape (rows,)
+            Squared norms, after / before.
+        recall : float
+        """
         distances, norms = squared_distances(Y, self.first, self.second), squared_norms(Y)
         errors = self._inner(norms, distances) - self.cosines
         kept = recall(self.around, distances_from(Y, self.queries), self.neighbours, self._slack)

@@ -1,7 +1,8 @@
 """Recall of exact search over all rows, after projecting or compressing them.
 
-The rows are streamed once. Each method transforms the queries, which are sampled rows, and blocks of rows; inner
-products with the queries rank the rows. Only rows are quantized, as in a search index; queries stay in float32.
+The rows are streamed once, in blocks. Each method transforms the queries, which are sampled rows, and every block of
+rows; inner products with the queries rank the rows. As in a search index, only rows are quantized; queries stay in
+float32.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .results import SearchQuality, SearchReport
 from .sample import as_array, refuse_non_finite, rows_of
 
 BLOCK_BYTES = 16 << 20  # of rows in float32
-TRAINING_ROWS = 20_000  # from which principal components are computed
-SHORTLIST = 100  # rows that re-ranking would look at; as many as the neighbours, if these are more
-MAX_EXPONENT = 40  # of the largest number of a row: sums of squares and of products stay within float32's range
+TRAINING_ROWS = 20_000  # rows from which principal components are computed
+SHORTLIST = 100  # results that re-ranking would consider; at least the number of neighbours
+MAX_EXPONENT = 40  # of a row's largest magnitude: keeps sums of squares and products within the range of float32
 MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
 
@@ -35,14 +36,14 @@ class Method:
     ----------
     name : str
     family : str
-        Methods of one family differ in size only.
+        Methods of one family differ only in size.
     n_components : int
     bytes : int
         Per vector.
     transform : callable
-        From a float32 block (rows, n_features) to (rows, n_components).
+        Maps a float32 block (rows, n_features) to (rows, n_components).
     rounding : callable
-        From the transformed block to the numbers that are stored, as float32.
+        Rounds a transformed block to the stored precision; returns float32.
     """
 
     name: str
@@ -114,7 +115,7 @@ def _as_int8(y: np.ndarray) -> np.ndarray:
 def _methods(
     X: Any, d: int, sketches: Sequence[tuple[str, Sketch]], exponent: int, rng: np.random.Generator
 ) -> list[Method]:
-    """All methods that are compared with the originals. Sparse rows are only projected."""
+    """All methods to compare with the originals. For sparse rows, only the sketches."""
     methods: list[Method] = []
     sparse = _is_sparse(X)
     if not sparse:
@@ -150,7 +151,10 @@ def _truncation(k: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _principal_components(X: Any, k: int, exponent: int, rng: np.random.Generator) -> np.ndarray:
-    """The first k right singular vectors of sampled rows, (n_features, k); not centred, for inner products."""
+    """The first k right singular vectors of sampled rows, of shape (n_features, k).
+
+    The rows are not centred, because inner products are to be preserved.
+    """
     from sklearn.utils.extmath import randomized_svd
 
     n, d = X.shape
@@ -168,7 +172,7 @@ def _principal_components(X: Any, k: int, exponent: int, rng: np.random.Generato
 
 
 class _Search:
-    """The best rows so far of every query, by inner product and by cosine similarity."""
+    """The search with one method: the best rows so far of every query, by inner product and by cosine similarity."""
 
     def __init__(self, method: Method, query_rows: Any, chosen: np.ndarray, shortlist: int) -> None:
         self.method, self._chosen = method, chosen
@@ -179,7 +183,7 @@ class _Search:
         self._best = [_Best(len(chosen), shortlist) for _ in range(2)]
 
     def add(self, transformed: Any, row: int) -> None:
-        """Search a block whose first row has this number."""
+        """Search a transformed block whose first row has the index `row`."""
         stored: Any = transformed if is_sparse(transformed) else self.method.rounding(transformed)
         scores = np.asarray(stored @ self._queries.T).T
         if is_sparse(stored):
@@ -194,7 +198,7 @@ class _Search:
             best.add(values, row)
 
     def quality(self, truth: _Search, neighbours: int) -> SearchQuality:
-        """The share of true neighbours that this search found."""
+        """The share of the true nearest rows that this search found; `truth` is the search of the originals."""
         shares = [
             mine.share_of(exact, neighbours, within)
             for mine, exact in zip(self._best, truth._best, strict=True)
@@ -205,19 +209,19 @@ class _Search:
 
 
 class _Best:
-    """The `count` rows with the highest scores of each query."""
+    """The `count` rows with the highest scores, for each query."""
 
     def __init__(self, queries: int, count: int) -> None:
         self.scores = np.full((queries, count), -np.inf, np.float32)  # descending
         self.rows = np.full((queries, count), -1)
 
     def add(self, scores: np.ndarray, row: int) -> None:
-        """Merge the scores of a block, (queries, rows)."""
+        """Merge the scores of a block, of shape (queries, rows), whose first row has the index `row`."""
         count = self.scores.shape[1]
         better = scores > self.scores[:, -1:]
         for query in np.flatnonzero(better.any(axis=1)):
             new = np.flatnonzero(better[query])
-            if len(new) > 2 * count:  # in the first blocks
+            if len(new) > 2 * count:  # only in the first blocks
                 new = np.sort(new[np.argpartition(-scores[query, new], count)[:count]])
             merged = np.concatenate([self.scores[query], scores[query, new]])
             rows = np.concatenate([self.rows[query], new + row])
@@ -225,7 +229,7 @@ class _Best:
             self.scores[query], self.rows[query] = merged[order], rows[order]
 
     def share_of(self, exact: _Best, neighbours: int, within: int | None) -> float:
-        """The share of the exact nearest rows among the first `within` rows, with equal scores counted as equal."""
+        """The share of the exact nearest rows found among the first `within` rows; equal scores are equivalent."""
         last = exact.scores[:, neighbours - 1]
         limit = last - 2e-6 * np.abs(last)
         found = [
@@ -247,7 +251,7 @@ def _itemsize(X: Any) -> int:
 
 
 def _largest(rows: Any) -> np.ndarray:
-    """The largest magnitude in each row, NaN where the row has a NaN."""
+    """The largest magnitude in each row; NaN if the row contains a NaN."""
     if is_sparse(rows):
         return np.asarray(abs(rows).max(axis=1).toarray()).ravel()
     largest: np.ndarray = np.maximum(rows.max(axis=1, initial=0), -rows.min(axis=1, initial=0))
@@ -255,38 +259,38 @@ def _largest(rows: Any) -> np.ndarray:
 
 
 def _typical_exponent(rows: Any) -> int:
-    """The binary exponent of the median row's largest number."""
+    """The median of the binary exponents of the rows' largest magnitudes."""
     largest = _largest(rows)
     exponents = np.frexp(largest[(largest > 0) & np.isfinite(largest)])[1]
     return int(np.median(exponents)) if len(exponents) else 0
 
 
 def _scaled(rows: Any, chosen: np.ndarray, exponent: int) -> Any:
-    """Rows that have the numbers `chosen`, times 2^-exponent, in float32, dense or CSR; ValueError unless finite.
+    """Multiply dense or CSR rows by 2^-exponent and convert them to float32; raise ValueError unless they are finite.
 
-    A row whose largest number then lies outside 2^-40 to 2^40 is scaled to that bound. This keeps its cosines, and its
-    place among rows within the bounds.
+    A row whose largest magnitude is then outside 2^-40 to 2^40 is scaled to that bound, which preserves its cosines and
+    its rank relative to rows within the bounds. `chosen` are the indices of the rows, for messages.
     """
-    rows = rows.astype(np.result_type(rows.dtype, np.float32), copy=False)  # in float16, scaling would round
+    rows = rows.astype(np.result_type(rows.dtype, np.float32), copy=False)  # scaling would round in float16
     largest = _largest(rows)
     if not np.isfinite(largest).all():
         refuse_non_finite(rows, chosen)
     shifts = np.frexp(largest)[1] - exponent
     excess = np.where(largest > 0, shifts - np.clip(shifts, -MAX_EXPONENT, MAX_EXPONENT), 0)
-    numbers = rows.data if is_sparse(rows) else rows
+    values = rows.data if is_sparse(rows) else rows
     if excess.any():
         powers = -(exponent + excess)
-        numbers = np.ldexp(numbers, np.repeat(powers, np.diff(rows.indptr)) if is_sparse(rows) else powers[:, None])
+        values = np.ldexp(values, np.repeat(powers, np.diff(rows.indptr)) if is_sparse(rows) else powers[:, None])
     else:
         half = exponent // 2  # 2^-exponent itself may not be representable
-        numbers = numbers * 2.0**-half
-        numbers *= 2.0 ** -(exponent - half)
-    numbers = numbers.astype(np.float32, copy=False)
-    return type(rows)((numbers, rows.indices, rows.indptr), shape=rows.shape) if is_sparse(rows) else numbers
+        values = values * 2.0**-half
+        values *= 2.0 ** -(exponent - half)
+    values = values.astype(np.float32, copy=False)
+    return type(rows)((values, rows.indices, rows.indptr), shape=rows.shape) if is_sparse(rows) else values
 
 
 def _blocks(X: Any, exponent: int) -> Iterator[Any]:
-    """All rows in order, as `_scaled` returns them."""
+    """Yield all rows in order, in blocks scaled by `_scaled`."""
     row = 0
     for block in _raw_blocks(X):
         yield _scaled(block, np.arange(row, row + block.shape[0]), exponent)

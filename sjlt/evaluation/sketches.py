@@ -1,4 +1,4 @@
-"""The sketches and transformers that `sjlt.quality` compares: the standard ones, their names, their seeds."""
+"""The sketches and transformers that `sjlt.quality` compares: defaults, names and seeds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..sketch import Sketch
 
 
 def standard_sketches(n_features: int, n_components: int) -> list[tuple[str, Any]]:
-    """All laws by name: exact nnz of 1, 2, 4 and 8, 4 stacks of nnz 1, independent entries, and scikit-learn's own."""
+    """All laws, with names: exact nnz of 1, 2, 4 and 8, 4 stacks of nnz 1, independent entries, and scikit-learn's."""
     from sklearn.random_projection import SparseRandomProjection
 
-    k = Sketch(n_features, n_components).n_components  # checked
+    k = Sketch(n_features, n_components).n_components  # checks the arguments
     exact = [nnz for nnz in (1, 2, 4, 8) if nnz <= max_nnz(k)]
     stacked = [("4 stacks", Sketch(n_features, k, nnz=4, stacks=4))] if k % 4 == 0 else []
     densities: dict[str, Any] = {"iid auto": "auto", "iid 1/3": 1 / 3, "Rademacher": 1}
@@ -29,14 +29,14 @@ def standard_sketches(n_features: int, n_components: int) -> list[tuple[str, Any
 
 
 def named(sketch: Any, n_features: int) -> tuple[str, Any]:
-    """The name and the sketch or transformer of one element of the list, checked."""
+    """Check one element of the list of sketches; return its name and the sketch or transformer."""
     name, item = sketch if isinstance(sketch, tuple) and len(sketch) == 2 else (None, sketch)
     if isinstance(item, Sketch):
         if item.n_features != n_features:
             raise ValueError(f"{item!r} projects {item.n_features} features, X has {n_features}")
     elif not hasattr(item, "fit_transform") or "random_state" not in item.get_params():
         raise TypeError(
-            "sketches are sjlt.Sketch objects or scikit-learn's transformers with a random_state, alone or as "
+            "sketches must be sjlt.Sketch objects or scikit-learn transformers with a random_state, alone or as "
             f"(name, sketch), got {sketch!r}" + (": see n_components" if isinstance(sketch, int) else "")
         )
     return (_name(item) if name is None else str(name)), item
@@ -51,7 +51,7 @@ def _name(item: Any) -> str:
 
 
 def projected(item: Any, X: Any, number: int) -> np.ndarray:
-    """X projected by the item with its seed + `number`."""
+    """Project X by a sketch or transformer whose seed is increased by `number`."""
     if isinstance(item, Sketch):
         reseeded = Sketch.from_dict({**item.to_dict(), "seed": (item.seed + number) % 2**64})
         return np.asarray(reseeded.project(X))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..files import device as devices
+from ..files.atomic import write_all
 from ..files.attempts import appearing
 from ..files.description import differences
 from ..files.encoding import Encoding
@@ -117,9 +118,9 @@ def _check_input(source: Source, job: Job, part: Part) -> None:
 def _write_npy(job: Job, part: Part, source: Source, out: Path) -> None:
     encoding = Encoding.of(source.dtype, job.sketch["n_components"], job.dtype, job.normalize)
     with open(out, "r+b", buffering=0) as file:
-        _write(file, npy_header(encoding.shape(part.stop - part.start), encoding.dtype))
+        write_all(file.fileno(), npy_header(encoding.shape(part.stop - part.start), encoding.dtype))
         for rows in _projected(job, part, source, encoding):
-            _write(file, np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+            write_all(file.fileno(), np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 
 
 def _projected(job: Job, part: Part, source: Source, encoding: Encoding) -> Iterator[np.ndarray]:
@@ -136,12 +137,6 @@ def _projected(job: Job, part: Part, source: Source, encoding: Encoding) -> Iter
             left -= len(batch)
             if left <= 0:
                 return
-
-
-def _write(file: Any, data: Any) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
 
 
 def _write_parquet(job: Job, part: Part, source: Any, out: Path) -> None:
