@@ -164,40 +164,30 @@ class Plan:
                     _attempt_here(job, part, retries)
                     done(i)
             else:
-                pool, now = Processes(workers), True
-                try:
+                with Processes(workers) as pool:
                     run_parts(job, parts, pool, retries, done)
-                    now = False
-                except Exception:
-                    now = False  # let the running parts finish
-                    raise
-                finally:
-                    pool.close(now)
         except (UserError, OSError, MemoryError) as e:
             left = len(folder.missing(self.target, self.record))
             raise UserError(f"{explain(e)}; {len(self) - left} of {len(self)} parts are done") from e
 
     def _check_space(self, absent: list[int]) -> None:
-        check_space(self.target, sum(self._part_bytes(i) for i in absent))
-
-    def _part_bytes(self, i: int) -> int:
-        part = self.record["parts"][i]
-        return int((part["stop"] - part["start"]) * self.record["result"]["row_bytes"])
+        rows = sum(self.record["parts"][i]["stop"] - self.record["parts"][i]["start"] for i in absent)
+        check_space(self.target, rows * self.record["result"]["row_bytes"])
 
     def _job(self) -> Job:
         result = self.record["result"]
         return Job(
-            self.record["plan"],
-            str(self.target),
-            result["kind"],
-            self.record["sketch"],
-            result["column"],
-            result["source_dtype"],
-            result["output_column"],
-            result["given_dtype"],
-            result["normalize"],
-            self.record["batch_rows"],
-            self.record["device"],
+            identity=self.record["plan"],
+            target=str(self.target),
+            kind=result["kind"],
+            sketch=self.record["sketch"],
+            column=result["column"],
+            source_dtype=result["source_dtype"],
+            output_column=result["output_column"],
+            dtype=result["given_dtype"],
+            normalize=result["normalize"],
+            batch_rows=self.record["batch_rows"],
+            device=self.record["device"],
         )
 
     def _part(self, i: int) -> Part:

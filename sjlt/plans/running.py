@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from types import TracebackType
 from typing import Any
 
 from ..files.errors import UserError, explain, one_line
@@ -22,7 +23,7 @@ class Processes:
     """A pool of processes that is recreated if one of them is killed.
 
     The processes exit when their parent does, even if the parent is killed. Together they use as many threads as the
-    parent would.
+    parent would. At the end of a ``with`` block they finish the running parts, unless the block was interrupted.
     """
 
     def __init__(self, workers: int) -> None:
@@ -44,6 +45,12 @@ class Processes:
             self.close()
             self._start()
             return self._pool.submit(function, *arguments)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(now=kind is not None and not issubclass(kind, Exception))
 
     def close(self, now: bool = False) -> None:
         """End the processes; with `now`, without waiting for them to finish their work."""
