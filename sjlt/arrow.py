@@ -232,7 +232,7 @@ class Projector:
         """The sketch; if it does not exist yet, it is created for the length fixed by the column's type."""
         width = fixed_width(column_type)
         if width is not None:
-            self._set_width(width, "the column")
+            self._set_width(width, "has vectors")
         if self.sketch is None:
             raise ValueError(f"the length of the vectors in {self.column!r} is unknown without rows: pass n_features")
         return self.sketch
@@ -240,13 +240,11 @@ class Projector:
     def _set_width(self, width: int, where: str) -> Sketch:
         """Create the sketch for vectors of this length, or check that the existing one matches."""
         if width < 1:
-            raise ValueError(f"column {self.column!r}: {where} has 0 numbers, needs at least 1")
+            raise ValueError(f"column {self.column!r}: {where} of length 0, needs at least 1")
         if self.sketch is None:
             self.sketch = Sketch(width, **self._arguments)
         if self.sketch.n_features != width:
-            raise ValueError(
-                f"column {self.column!r}: {where} has vectors of {width} numbers, expected {self.sketch.n_features}"
-            )
+            raise ValueError(f"column {self.column!r}: {where} of length {width}, expected {self.sketch.n_features}")
         return self.sketch
 
     def encoding(self, column_type: Any) -> Encoding:
@@ -265,7 +263,7 @@ class Projector:
         n, width = len(chunk), self.sketch.n_features if self.sketch else None
         vectors = vectors_of(self.column, chunk, width, first_row)
         if n:
-            self._set_width(vectors.shape[1], f"row {first_row}")
+            self._set_width(vectors.shape[1], f"row {first_row} has a vector")
         fields = self.fields(column_type)
         y = np.empty((n, encoding.n_components), encoding.computed)
         if n and self.sketch is not None:
@@ -361,14 +359,14 @@ def vectors_of(name: str, array: Any, width: int | None, first_row: int) -> np.n
         if (different := np.flatnonzero(lengths != found)).size:
             row = int(different[0])
             raise ValueError(
-                f"column {name!r}: row {first_row + row} has {lengths[row]} numbers, "
+                f"column {name!r}: row {first_row + row} has length {lengths[row]}, "
                 f"{'row ' + str(first_row) + ' has' if width is None else 'expected'} {found}"
             )
         start = int(offsets[0])
     values = array.values.slice(start, n * found)
     if values.null_count:
         row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) // max(1, found)
-        raise ValueError(f"column {name!r}: row {first_row + row} has a null among its numbers")
+        raise ValueError(f"column {name!r}: row {first_row + row} contains a null")
     return _numbers(values, NUMBERS[str(values.type)]).reshape(n, found)
 
 

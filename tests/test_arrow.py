@@ -177,13 +177,13 @@ def test_empty_tables():
 @pytest.mark.parametrize(
     ("column", "error", "message"),
     [
-        (pa.array([[1.0, 2.0], [3.0, 4.0], [5.0]]), ValueError, "row 2 has 1 numbers, row 0 has 2"),
+        (pa.array([[1.0, 2.0], [3.0, 4.0], [5.0]]), ValueError, "row 2 has length 1, row 0 has 2"),
         (pa.array([[1.0, 2.0], None]), ValueError, "row 1 is null"),
         (pa.array([[1.0, 2.0], None], pa.list_(pa.float64(), 2)), ValueError, "row 1 is null"),
-        (pa.array([[1.0, 2.0], [1.0, None]]), ValueError, "row 1 has a null among its numbers"),
-        (pa.array([[1.0, 2.0], [1.0, None]], pa.list_(pa.float64(), 2)), ValueError, "row 1 has a null among"),
+        (pa.array([[1.0, 2.0], [1.0, None]]), ValueError, "row 1 contains a null"),
+        (pa.array([[1.0, 2.0], [1.0, None]], pa.list_(pa.float64(), 2)), ValueError, "row 1 contains a null"),
         (pa.array([[[1.0]]]), TypeError, "nested lists"),
-        (pa.array([[], []], pa.list_(pa.float32())), ValueError, "row 0 has 0 numbers, needs at least 1"),
+        (pa.array([[], []], pa.list_(pa.float32())), ValueError, "row 0 has a vector of length 0, needs at least 1"),
         (pa.array([["a"]]), TypeError, "needs lists of float16, float32"),
         (pa.array([[1]]), TypeError, "list<item: int64>.*cast it"),
         (pa.array([1.0]), TypeError, "of type double: needs lists of .* or uint8$"),
@@ -218,7 +218,7 @@ def test_non_tables_are_refused(table):
 def test_row_numbers_in_errors_span_chunks_and_slices():
     good, bad = pa.array([[1.0, 2.0]] * 5), pa.array([[0.0, 0.0], [1.0, 2.0], [1.0]])
     table = pa.table({"v": pa.chunked_array([good.slice(2), bad.slice(1)])})
-    with pytest.raises(ValueError, match="row 4 has 1 numbers, expected 2"):
+    with pytest.raises(ValueError, match="row 4 has length 1, expected 2"):
         Projector("v", 2)(table)
 
 
@@ -226,7 +226,7 @@ def test_later_tables_must_match_the_first_width():
     P = Projector("v", K)
     P(table_of(vectors()))
     for kind in ("fixed", "list"):
-        with pytest.raises(ValueError, match=f"{D + 1} numbers, expected {D}"):
+        with pytest.raises(ValueError, match=f"length {D + 1}, expected {D}"):
             P(table_of(vectors(d=D + 1), kind))
 
 

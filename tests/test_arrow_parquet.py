@@ -130,10 +130,10 @@ def write_bytes(path, content):
 
 BAD = {
     "null row": (lambda p: pq.write_table(pa.table({"v": [[1.0, 2.0]] * 30 + [None]}), p), "row 30 is null"),
-    "null number": (lambda p: pq.write_table(pa.table({"v": [[1.0, 2.0], [None, 2.0]]}), p), "row 1 has a null"),
+    "null number": (lambda p: pq.write_table(pa.table({"v": [[1.0, 2.0], [None, 2.0]]}), p), "row 1 contains a null"),
     "ragged": (
         lambda p: pq.write_table(pa.table({"v": [[1.0, 2.0]] * 30 + [[1.0]]}), p, row_group_size=7),
-        "row 30 has 1 numbers, expected 2",
+        "row 30 has length 1, expected 2",
     ),
     "nested": (
         lambda p: pq.write_table(pa.table({"v": [[[1.0]]]}), p),

@@ -124,7 +124,7 @@ def test_file_with_some_plain_row_groups(tmp_path):
         values = np.concatenate([batch.column(1).flatten().to_numpy() for batch in batches])
         assert np.array_equal(values[: 188 * 6], x[10:198].reshape(-1))
         assert np.array_equal(values[190 * 6 :], x[200:300].reshape(-1))
-        with pytest.raises(UserError, match="row 198 has 5 numbers"):
+        with pytest.raises(UserError, match="row 198 has length 5"):
             source.read(10, 300)
 
 

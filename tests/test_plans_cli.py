@@ -188,7 +188,7 @@ def save_truncated(path):
 GOOD = [[1.0, 2.0, 3.0]] * 30
 BAD = {
     "a null": (lambda p: save_parquet(p / "x.parquet", [*GOOD, None]), "x.parquet: column 'v': row 30 is null"),
-    "ragged": (lambda p: save_parquet(p / "x.parquet", [*GOOD, [1.0]]), "row 30 has 1 numbers, expected 3"),
+    "ragged": (lambda p: save_parquet(p / "x.parquet", [*GOOD, [1.0]]), "row 30 has length 1, expected 3"),
     "empty .npy": (lambda p: (p / "x.npy").touch(), "x.npy: is empty"),
     "empty .parquet": (lambda p: (p / "x.parquet").touch(), "x.parquet: is empty"),
     "no rows": (lambda p: save_parquet(p / "x.parquet", []), "no row of column 'v' states the length"),

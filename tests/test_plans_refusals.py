@@ -41,8 +41,8 @@ def test_bad_sources(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda path: np.save(path, np.ones((2, D + 1), np.float32)), "vectors of 71 numbers, not 70 as in .*x1.npy"),
-        (lambda path: np.save(path, np.ones((2, D))), "numbers of float64, not float32 as in .*x1.npy"),
+        (lambda path: np.save(path, np.ones((2, D + 1), np.float32)), "vectors of length 71, not 70 as in .*x1.npy"),
+        (lambda path: np.save(path, np.ones((2, D))), "dtype float64, not float32 as in .*x1.npy"),
         (lambda path: write_parquet(path, np.ones((2, D), np.float32)), "parquet rows, not npy as in .*x1.npy"),
         (lambda path: np.save(path, np.ones(3)), "needs 2 dimensions"),
         (lambda path: path.write_bytes(b"\x93NUMPY\x01"), "not a readable .npy file"),

@@ -20,12 +20,12 @@ _NOT_WRITTEN = {*DTYPES, ".safetensors", ".h5", ".hdf5", ".h5ad", ".zarr", ".npz
 
 
 def output_format(out: Path, advice: str = "name the result .npy") -> Format | None:
-    """The format given by the suffix of `out`, ignoring case; None if the suffix is not that of a format.
+    """The format given by the suffix of `out`, ignoring case; None for an unknown suffix.
 
     Raises
     ------
     UserError
-        If the suffix is that of a format that cannot be written. The message ends with `advice`.
+        If the suffix belongs to a format that cannot be written. The message ends with `advice`.
     """
     suffix = out.suffix.lower()
     if suffix in _NOT_WRITTEN:
@@ -60,7 +60,7 @@ def check_names(source: Path, out: Path, wanted: Format, suffixes: tuple[str, ..
 
 
 def check_format(out: Path, wanted: Format) -> None:
-    """Raise UserError if the suffix of `out` is that of another format. Called once the source is readable."""
+    """Raise UserError if the suffix of `out` belongs to another format. Called once the source is readable."""
     if output_format(out) not in (None, wanted):
         kind = "one dense array" if wanted == "npy" else "a parquet file"
         raise UserError(f"{out}: the result is {kind}: its name must end in .{wanted}")

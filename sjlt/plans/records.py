@@ -124,7 +124,7 @@ def check_parts(folder: Path, parts: list[dict[str, Any]]) -> None:
 
 
 def damage(folder: Path, parts: list[dict[str, Any]]) -> str:
-    """List those of these parts of the manifest that are missing or have a different size; empty if there are none."""
+    """Describe which of these parts of the manifest are missing or have a different size; empty if none are."""
     damaged = []
     for part in parts:
         try:

@@ -171,9 +171,9 @@ class Shard:
         if self.columns != other.columns:
             return f"columns ({', '.join(other.columns)}), not ({', '.join(self.columns)})"
         if self.n_features != other.n_features and self.n_features and other.n_features:
-            return f"vectors of {other.n_features} numbers, not {self.n_features}"
+            return f"vectors of length {other.n_features}, not {self.n_features}"
         if self.dtype != other.dtype:
-            return f"numbers of {other.dtype}, not {self.dtype}"
+            return f"dtype {other.dtype}, not {self.dtype}"
         if self.column != other.column:
             return f"vectors in column {other.column!r}, not {self.column!r}"
         return None
