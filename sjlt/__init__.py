@@ -1,4 +1,4 @@
-"""Sparse Johnson-Lindenstrauss transforms that are never stored: a seed regenerates them while they are applied.
+"""Sparse Johnson-Lindenstrauss transforms that are never stored: their entries are regenerated from a seed on each use.
 
 >>> import numpy as np, sjlt
 >>> S = sjlt.Sketch(n_features=1000, n_components=128, seed=7)
@@ -7,8 +7,8 @@
 >>> Y.shape, (Y @ S).shape  # the adjoint
 ((5, 128), (5, 1000))
 
-`sjlt.project` does both steps in one call, `sjlt.SparseRandomProjection` is the scikit-learn transformer, `sjlt.nn` has
-torch layers, `sjlt.dropout` stores no mask, and ``python -m sjlt`` projects files.
+`sjlt.project` does both steps in one call, `sjlt.SparseRandomProjection` is a scikit-learn transformer, `sjlt.nn` has
+torch layers, `sjlt.dropout` is dropout without a stored mask, and ``python -m sjlt`` projects files.
 """
 
 from __future__ import annotations
@@ -44,27 +44,28 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Loaded on first access (PEP 562): scikit-learn alone takes most of a second to import.
+# The module of each public name, imported on first access (PEP 562): importing scikit-learn alone takes most of a
+# second. No module may have the name of a function, which it would replace when imported.
 _EXPORTS = {
     "Accumulator": "accumulator",
     "CountSketch": "count_sketch",
     "Sketch": "sketch",
     "project": "sketch",
     "SparseRandomProjection": "estimator",
-    "dropout": "seeded_dropout",  # no module bears a function's name, which it would replace when loaded
+    "dropout": "seeded_dropout",
     "dropout_add": "seeded_dropout",
     "dropout_mask": "seeded_dropout",
     "masked_dropout": "seeded_dropout",
     "load_int8": "int8",
     "SJLTProjection": "nn.stored",
-    "get_cuda_info": "nn.stored",  # of the package whose import name this one shares, as SJLTProjection
-    "plan": "plans",  # the module's name differs from the function's for the same reason
+    "get_cuda_info": "nn.stored",
+    "plan": "plans",
     "quality": "evaluation.quality",
     "get_num_threads": "threads",
     "set_num_threads": "threads",
 }
 
-# Loaded by ``sjlt.nn`` and the like, too, without an import of their own.
+# Submodules imported when they are first accessed as an attribute, such as ``sjlt.nn``.
 _MODULES = ("arrow", "attribution", "faiss", "linalg", "nn", "onnx", "plans", "sentence_transformers")
 
 __all__ = [
@@ -88,7 +89,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # with it, type checkers would accept every name
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:

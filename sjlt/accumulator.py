@@ -1,4 +1,4 @@
-"""Projections summed over blocks of features that arrive in any order, are retried, and outlive their process."""
+"""Projections summed over blocks of features, which may arrive in any order, be retried, and be saved to disk."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from .sketch import Sketch
 if TYPE_CHECKING:
     from os import PathLike
 
-FORMAT = 1  # of `state_dict` and of files
+FORMAT = 1  # version of `state_dict` and of files
 
 
 class Accumulator:
-    """The projection X S' of data whose features arrive in blocks, with a ledger of the features seen.
+    """The projection X S' of data whose features arrive in blocks, and a record of the features added so far.
 
-    Blocks may come in any order and from any number of workers, whose accumulators are merged. A block that is sent
-    twice is refused, because a sum cannot undo an addition. The same updates and merges in the same order give the same
-    bits.
+    Blocks may arrive in any order and at several workers, whose accumulators are then merged. Adding a feature twice
+    raises an error, because it could not be subtracted afterwards. The same updates and merges in the same order give
+    bitwise equal sums.
 
     Parameters
     ----------
     S : Sketch
     shape : sequence of int, default ()
-        The leading shape of X: () for one vector, (n,) for n vectors. To accumulate S A, pass blocks of A
-        transposed, ``A[a:b].T``; strides are free.
+        The leading shape of X: () for one vector, (n,) for n vectors. To accumulate S A, pass transposed blocks
+        of A, ``A[a:b].T``; any strides are accepted.
     dtype : "float32" or "float64" (also as a NumPy or torch dtype), default "float64"
         Dtype of the sum. Blocks may have any dtype that `Sketch.project` accepts.
     device : str or torch.device, optional
-        Device of the sum and of the blocks, which are then tensors; by default they are arrays.
+        Device of the sum and of the blocks, which are then tensors. By default they are arrays.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Accumulator:
     Raises
     ------
     TypeError, ValueError
-        For arguments of other types and dtypes.
+        If an argument has the wrong type or dtype.
 
     Examples
     --------
@@ -87,22 +87,23 @@ class Accumulator:
         return self._sum.clone() if is_tensor(self._sum) else self._sum.copy()
 
     def missing(self) -> list[tuple[int, int]]:
-        """The ranges (start, stop) of features not seen; empty when the sum is complete."""
+        """The ranges (start, stop) of features not added yet; empty when the sum is complete."""
         return self.seen.missing(0, self.sketch.n_features)
 
     def update(self, offset: int, block: Any) -> None:
-        """Add the features from `offset` on.
+        """Add a block of consecutive features.
 
         Parameters
         ----------
         offset : int >= 0
+            The index of the block's first feature.
         block : {ndarray, CSR or CSC matrix, tensor on the sum's device} of shape (*shape, features)
 
         Raises
         ------
         TypeError, ValueError
-            For features added before (the message has both ranges), features beyond n_features, other shapes,
-            containers and devices. The accumulator is as before then.
+            If a feature was added before (the message shows both ranges) or is beyond n_features, or if the block has
+            another shape, container or device. The accumulator is then unchanged.
         """
         self.seen.check_current()
         if is_tensor(block) != is_tensor(self._sum):
@@ -122,13 +123,13 @@ class Accumulator:
         self._add(part, [(start, stop)])
 
     def merge(self, other: Accumulator) -> None:
-        """Add what another accumulator of the same sketch has seen: this one's sum + the other's.
+        """Add the sum and the features of another accumulator with the same sketch.
 
         Raises
         ------
         TypeError, ValueError
-            Unless `other` has the same sketch, shape and dtype and has seen other features. This accumulator is as
-            before then.
+            If `other` has another sketch, shape or dtype, or if a feature was added to both. This accumulator is then
+            unchanged.
         """
         if not isinstance(other, Accumulator):
             raise TypeError(f"an Accumulator merges with another, got {type(other).__name__}")
@@ -148,7 +149,7 @@ class Accumulator:
     # --------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the sum, and all else that `from_state_dict` needs to make an equal accumulator."""
+        """Return a copy of the sum and everything else that `from_state_dict` needs to make an equal accumulator."""
         return {"sum": self.sum, **self._description()}
 
     def _description(self) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class Accumulator:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Accumulator:
-        """The accumulator that `state_dict` described; ValueError for anything else."""
+        """Make an accumulator from a `state_dict`; ValueError for anything else."""
         try:
             if integer("format", state["format"], 0, 2**63 - 1) != FORMAT:
                 raise ValueError(f"format {state['format']}, this version of sjlt reads {FORMAT}")
@@ -176,10 +177,7 @@ class Accumulator:
         return made
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the accumulator to a file, which is replaced as a whole once the new one is on the disk.
-
-        A reader finds the state of one `save`, also after a crash during another.
-        """
+        """Write the accumulator to a file, atomically: even after a crash, it has this state or the previous one."""
         from .files.atomic import write_whole
 
         total = self._sum.cpu().numpy() if is_tensor(self._sum) else self._sum
@@ -190,18 +188,18 @@ class Accumulator:
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, device: Any = None) -> Accumulator:
-        """The accumulator in a file of `save`, summing tensors on `device` if given, else arrays.
+        """Read an accumulator from a file written by `save`. It sums tensors on `device` if given, else arrays.
 
         Raises
         ------
         OSError, ValueError
-            For files that cannot be read, and for others than those of `save`.
+            If the file cannot be read or was not written by `save`.
         """
         content = Path(path).read_bytes()
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as held:
                 state = {**json.loads(held["header"].tobytes()), "sum": held["sum"]}
-        except Exception:  # NumPy's messages would recommend pickles
+        except Exception:  # NumPy's own messages recommend allow_pickle
             raise ValueError(f"{path}: not a file that Accumulator.save wrote") from None
         if device is not None:
             import torch
@@ -211,7 +209,7 @@ class Accumulator:
 
 
 def _checked_sum(total: Any) -> Any:
-    """`total`, or TypeError unless it is an array without a mask or a dense tensor."""
+    """`total`, or TypeError unless it is an unmasked array or a dense tensor."""
     refuse_foreign(total)
     if not (isinstance(total, np.ndarray) or (is_tensor(total) and str(total.layout) == "torch.strided")):
         raise TypeError(f"the sum must be an array or a dense tensor, got {type(total).__name__}")
@@ -227,5 +225,5 @@ def _zeros(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
 
 
 def _like(x: Any) -> Any:
-    """New memory of the shape, dtype and place of x."""
+    """New memory with the shape, dtype and device of x."""
     return x.new_empty(x.shape) if is_tensor(x) else np.empty_like(x)

@@ -1,4 +1,4 @@
-"""Tables from which the largest of very many numbers are recovered, by hashes that are never stored."""
+"""Small tables from which the largest elements of a very long vector are recovered, by hashes that are never stored."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
 
     from .operators import Data
 
-CPU_BLOCK, CUDA_BLOCK = 1 << 15, 1 << 23  # features estimated at a time: the CPU's cache; launches that fill a GPU
+CPU_BLOCK, CUDA_BLOCK = 1 << 15, 1 << 23  # features estimated at a time: fits the CPU's cache; fills a GPU
 
 
 @dataclass(frozen=True)
 class CountSketch:
-    """Tables of shape (rows, columns) of vectors of n_features numbers, and estimates of each number from its table.
+    """Compress vectors of length n_features to tables of shape (rows, columns), and estimate elements from these.
 
-    Row t of the table of x is S_t x, for independent sketches S_t with one nonzero per column. Each number of x is thus
-    added, with a sign, to one place of each row, and its estimate is the median over the rows of what is found there.
+    Row t of the table of x is S_t x, for independent sketches S_t with one nonzero per column. Each element of x is
+    thus added, with a sign, to one entry of each row, and its estimate is the median of these entries times the signs.
     The error is at most sqrt(8 / columns) times the norm of the rest of x, except with a probability that decreases
     exponentially with `rows`. Tables are linear: those of several workers or steps may be added. Only the seed is
-    stored, and of n_features estimates no method holds more than a block.
+    stored, and no method holds all n_features estimates in memory at once.
 
     Parameters
     ----------
     n_features : int, 0 to 2^63 - 1
     rows : int, 1 to 2^20
-        Odd numbers are best; 5 is common.
+        An odd number is best; 5 is common.
     columns : int, 1 to 8,388,480
     seed : int, -2^63 to 2^64 - 1, default 0
 
     Attributes
     ----------
     sketches : tuple of Sketch
-        S_0, S_1, ...: `nnz=1`, with seeds of their own (`sjlt/laws/README.md`).
+        S_0, S_1, ..., with nnz=1 and different seeds (see `sjlt/laws/README.md`).
 
     Raises
     ------
     TypeError, ValueError
-        For arguments of a wrong type or out of range.
+        If an argument has the wrong type or is out of range.
 
     References
     ----------
@@ -99,32 +99,32 @@ class CountSketch:
     @overload
     def sketch(self, data: Any, *, offset: int | None = ...) -> Tensor: ...
     def sketch(self, data: Any, *, offset: int | None = None) -> Any:
-        """The table of a vector, or of a part of it.
+        """Compute the table of a vector, or of a part of it.
 
         Parameters
         ----------
         data : ndarray, tensor, or dict or list of tensors
-            Numbers of any shape, in logical order, as if flattened and concatenated. Trees may hold what
-            `Sketch.project_tree` accepts, sharded and sparse tensors included.
+            Elements of the vector in logical order, as if flattened and concatenated. Dicts and lists may contain
+            whatever `Sketch.project_tree` accepts, including sharded and sparse tensors.
         offset : int, optional
-            The index of the first number, for a part of a vector: the tables of all parts add up to that of the
-            whole. Without it, data must have n_features numbers.
+            The index of the first element, if data is a part of the vector: the tables of all parts add up to that
+            of the vector. Without it, data must have n_features elements.
 
         Returns
         -------
         {ndarray, tensor on the data's device} of shape (rows, columns)
-            float32, or float64 for data in float64 (arrays of integers too).
+            float32, or float64 if the data is float64 or an array of integers.
 
         Raises
         ------
         TypeError, ValueError
-            As `Sketch.project` for arrays, else as `Sketch.project_tree`.
+            As in `Sketch.project` for arrays, otherwise as in `Sketch.project_tree`.
         """
         if isinstance(data, np.ndarray):
-            numbers = _flat(data)
-            table = np.empty((self.rows, self.columns), result_dtype(numbers.dtype))
-            for row, S in zip(table, self._parts(numbers.size, offset), strict=True):
-                S.project(numbers, out=row)
+            vector = _flat(data)
+            table = np.empty((self.rows, self.columns), result_dtype(vector.dtype))
+            for row, S in zip(table, self._parts(vector.size, offset), strict=True):
+                S.project(vector, out=row)
             return table
         leaves = list(_leaves(data))
         parts = self._parts(sum(leaf.numel() for leaf in leaves), offset)
@@ -137,17 +137,17 @@ class CountSketch:
         return tables
 
     def _parts(self, n: int, offset: int | None) -> list[Sketch]:
-        """The sketches of n numbers from `offset` on, or of all numbers, checked."""
+        """The columns of each sketch for n elements from `offset` on (None: for all n_features elements)."""
         start = 0 if offset is None else integer("offset", offset, 0, self.n_features)
         if start + n > self.n_features or (offset is None and n != self.n_features):
             raise ValueError(
-                f"a CountSketch of n_features = {self.n_features} got {n} numbers"
+                f"a CountSketch of n_features = {self.n_features} got {n} elements"
                 + (": pass offset= with a part of a vector" if offset is None else f" from {start} on")
             )
         return [S[:, start : start + n] for S in self.sketches]
 
     def query(self, table: Data, indices: Any) -> Data:
-        """Estimates of the numbers at some indices.
+        """Estimate the elements at the given indices.
 
         Parameters
         ----------
@@ -156,23 +156,23 @@ class CountSketch:
 
         Returns
         -------
-        {ndarray, tensor}, as `table`, of the shape of `indices`
+        {ndarray, tensor}, like `table`, of the shape of `indices`
 
         Raises
         ------
         TypeError, ValueError, IndexError
-            For other shapes, dtypes and indices.
+            If a shape or dtype is wrong or an index is out of range.
         """
-        held = self._checked_table(table)
-        places = self._checked_indices(indices)
-        if places.device != held.device:
-            raise ValueError(f"indices must lie on {held.device}, as the table does, got {places.device}")
-        flat = places.reshape(-1)
-        found = [self._row_at(S, row, flat) for row, S in zip(held, self.sketches, strict=True)]
-        return _like_input(table, median(found).reshape(places.shape))  # type: ignore[no-any-return]
+        rows = self._checked_table(table)
+        checked = self._checked_indices(indices)
+        if checked.device != rows.device:
+            raise ValueError(f"indices must be on {rows.device}, like the table, got {checked.device}")
+        flat = checked.reshape(-1)
+        estimates = [self._row_at(S, row, flat) for row, S in zip(rows, self.sketches, strict=True)]
+        return _like_input(table, median(estimates).reshape(checked.shape))  # type: ignore[no-any-return]
 
     def topk(self, table: Data, k: int) -> tuple[Data, Data]:
-        """The k numbers of largest magnitude, by their estimates.
+        """Find the k elements with the largest estimates in magnitude.
 
         Parameters
         ----------
@@ -181,21 +181,21 @@ class CountSketch:
 
         Returns
         -------
-        values, indices : {ndarray, tensor}, as `table`, of shape (k,)
-            In descending order of magnitude; indices are int64. Among equal magnitudes any may come first.
+        values, indices : {ndarray, tensor}, like `table`, of shape (k,)
+            In descending order of magnitude; indices are int64. The order of equal magnitudes is arbitrary.
         """
-        held = self._checked_table(table)
+        rows = self._checked_table(table)
         k = integer("k", k, 0, self.n_features)
-        block = max(CUDA_BLOCK if held.is_cuda else CPU_BLOCK, k)
-        values, indices = held.new_empty(0), held.new_empty(0, dtype=torch.int64)
+        block = max(CUDA_BLOCK if rows.is_cuda else CPU_BLOCK, k)
+        values, indices = rows.new_empty(0), rows.new_empty(0, dtype=torch.int64)
         if k:
             for start in range(0, self.n_features, block):
-                estimates = self._estimates(held, start, min(start + block, self.n_features))
+                estimates = self._estimates(rows, start, min(start + block, self.n_features))
                 values, indices = _largest(values, indices, estimates, start, k)
         return _like_input(table, values), _like_input(table, indices)
 
     def _estimates(self, table: Tensor, start: int, stop: int) -> Tensor:
-        """The estimates of the numbers from `start` to `stop` - 1."""
+        """The estimates of elements `start` to `stop` - 1."""
         parts = zip(table, (S[:, start:stop] for S in self.sketches), strict=True)
         if table.is_cuda:
             return median([S.project_adjoint(row) for row, S in parts])
@@ -240,10 +240,10 @@ class CountSketch:
 
 
 def median(rows: list[Tensor]) -> Tensor:
-    """The elementwise median of tensors; the mean of the middle two of an even number. NaN spreads.
+    """The elementwise median of tensors; for an even number, the mean of the middle two. NaN propagates.
 
-    A number that is the smallest or the largest of more than half of the rows cannot be the median and is dropped, so
-    few minima and maxima suffice: 10 for five rows. They run at memory speed, unlike sorting along an axis.
+    An extreme of more than half of the values cannot be the median and is discarded, so few minima and maxima suffice:
+    10 for five rows. These run at memory speed, unlike sorting along an axis.
     """
     kept, pending = rows[: len(rows) // 2 + 2], rows[len(rows) // 2 + 2 :]
     while len(kept) > 2:
@@ -259,13 +259,13 @@ def _without_extremes(values: list[Tensor]) -> list[Tensor]:
     if len(values) % 2:
         lows.append(values[-1])
     lows = _without_first(lows, torch.minimum, torch.maximum)
-    if len(values) % 2:  # the only one of the lows that may be the largest of all
+    if len(values) % 2:  # this one was in no pair, so it may be the largest of all
         highs.append(lows.pop())
     return lows + _without_first(highs, torch.maximum, torch.minimum)
 
 
 def _without_first(values: list[Tensor], first: Any, second: Any) -> list[Tensor]:
-    """All but the extreme that `first` finds; `second` finds the other of two."""
+    """All but the extreme: `first` returns the more extreme of two tensors, `second` the other."""
     extreme, kept = values[0], []
     for i, value in enumerate(values[1:], 2):
         kept.append(second(extreme, value))
@@ -275,16 +275,16 @@ def _without_first(values: list[Tensor], first: Any, second: Any) -> list[Tensor
 
 
 def _largest(values: Tensor, indices: Tensor, estimates: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest in magnitude of those found so far, in descending order, and of a block's estimates."""
+    """Update the k largest values found so far, in descending order of magnitude, with the estimates of a block."""
     magnitudes = estimates.abs()
-    if len(values) == k and not estimates.is_cuda:  # the few that matter; on a GPU this would wait for the device
-        places = (~(magnitudes <= values[-1].abs())).nonzero().squeeze(1)  # NaN matters
+    if len(values) == k and not estimates.is_cuda:  # usually few candidates; on a GPU nonzero would synchronise
+        candidates = (~(magnitudes <= values[-1].abs())).nonzero().squeeze(1)  # includes NaN
     else:
-        places = magnitudes.topk(min(k, len(estimates)), sorted=False).indices
-    if not len(places):
+        candidates = magnitudes.topk(min(k, len(estimates)), sorted=False).indices
+    if not len(candidates):
         return values, indices
-    values = torch.cat([values, estimates[places]])
-    indices = torch.cat([indices, places + start])
+    values = torch.cat([values, estimates[candidates]])
+    indices = torch.cat([indices, candidates + start])
     order = values.abs().topk(min(k, len(values))).indices
     return values[order], indices[order]
 
@@ -302,20 +302,20 @@ def _leaves(tree: Any) -> Any:
 
 
 def _flat(x: np.ndarray) -> np.ndarray:
-    """The numbers of an array in logical order, without a copy where its strides allow."""
-    numbers: np.ndarray = as_container(x).reshape(-1)
-    return numbers.astype(np.float32) if numbers.dtype == np.float16 else numbers  # tables are float32 at least
+    """The elements of an array in logical order, without a copy if its strides allow."""
+    vector: np.ndarray = as_container(x).reshape(-1)
+    return vector.astype(np.float32) if vector.dtype == np.float16 else vector  # tables are at least float32
 
 
 def _dtype_name(x: Any) -> str:
-    """The dtype's name without a package or a byte order."""
+    """The name of the dtype, without a package name or byte order."""
     return str(x.dtype).removeprefix("torch.") if is_tensor(x) else x.dtype.name
 
 
 def _as_tensor(table: np.ndarray) -> Tensor:
-    """A table as a tensor, in native byte order; of the same memory unless torch refuses it or would warn."""
-    held = np.ascontiguousarray(table, table.dtype.newbyteorder("="))
-    return torch.from_numpy(held if held.flags.writeable else held.copy())
+    """A table as a tensor, without a copy if possible. (torch requires native byte order and warns if read-only.)"""
+    native = np.ascontiguousarray(table, table.dtype.newbyteorder("="))
+    return torch.from_numpy(native if native.flags.writeable else native.copy())
 
 
 def _like_input(table: Any, x: Tensor) -> Any:

@@ -40,36 +40,36 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     nnz : int or "auto", default "auto"
         Nonzeros per column of `components_`, 1 to floor(k / ceil(k/128)) for k = n_components. "auto": 4 if allowed.
     stacks : int, default 1
-        Independent sketches, one below the other; divides n_components and `nnz`. 4 keeps one-hot features apart.
+        Independent sketches, stacked vertically; divides n_components and `nnz`. 4 keeps one-hot features apart.
     density : None, float in (0, 1] or "auto", default None
-        None: every column has exactly `nnz` nonzeros. A number, or "auto" for 1/sqrt(n_features), gives independent
-        entries with scikit-learn's distribution, nonzero with that probability, and excludes `nnz`. The probability is
-        rounded to a multiple of 2^-7, or of 2^-15 below 1/16.
+        None: every column has exactly `nnz` nonzeros. Otherwise entries are independent, with scikit-learn's
+        distribution and this probability of a nonzero ("auto": 1/sqrt(n_features)), and `nnz` must not be given. The
+        probability is rounded to a multiple of 2^-7, or of 2^-15 below 1/16.
     eps : float, default 0.1
         Largest relative error of a squared distance that n_components="auto" permits, in (0, 1).
     dense_output : bool, default False
         Whether sparse input gives dense output, which is smaller and faster if few components of the result are zero.
     compute_inverse_components : bool, default False
-        Compute `inverse_components_`, a dense array, in `fit`. `inverse_transform` works without it in less memory, at
-        the cost of one eigendecomposition of an n_components-square matrix per call.
+        Compute `inverse_components_`, a dense array, in `fit`. Without it, `inverse_transform` needs less memory but
+        one eigendecomposition of an n_components-square matrix per call.
     random_state : int, RandomState, Generator or None, default None
-        An int, 0 to 2^32 - 1, is the sketch's seed. From a generator `fit` draws 64 bits; None is NumPy's global
+        An int, 0 to 2^32 - 1, is the seed of the sketch. From a generator, `fit` draws 64 bits; None is NumPy's global
         generator.
 
     Attributes
     ----------
     sketch_ : Sketch
-        The projection, which defines all attributes below and accepts more containers than this class.
+        The projection, which defines the attributes below and accepts more containers than this class.
     n_components_ : int
         The number of components, with "auto" resolved.
     components_ : CSR matrix of shape (n_components, n_features)
-        The projection, built on each access, in the dtype of the validated training data (float32 for a tensor of half
-        precision). A CSR array if scikit-learn is configured for sparse arrays.
+        The projection as a matrix, built on each access, in the dtype of the validated training data (float32 for a
+        half-precision tensor). A CSR array if scikit-learn is configured for sparse arrays.
     density_ : float
         The fraction of nonzeros in `components_`: nnz / n_components, or the rounded `density`.
     inverse_components_ : {ndarray, tensor} of shape (n_features, n_components)
-        The pseudo-inverse of `components_`, in their dtype; if `fit` was given a tensor, a tensor on its device. Only
-        with compute_inverse_components=True.
+        The pseudo-inverse of `components_`, in the same dtype; a tensor on the device of X if `fit` was given a tensor.
+        Only if compute_inverse_components=True.
     n_features_in_ : int
         Number of features seen in `fit`.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -84,24 +84,24 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     -----
     Differences from scikit-learn's transformer:
 
-    - The projection is not stored but regenerated from its seed while it is applied.
+    - The projection is not stored but regenerated from its seed as it is applied.
     - Each feature contributes to exactly `nnz` components rather than a random number of them, so norms of sparse
       vectors are preserved, too: the variance of ||Sx||^2 for unit x is at most about 2/n_components. Independent
       entries with density="auto", scikit-learn's default, fill 1/sqrt(n_features) of a column on average: for 16384
       features, 256 components and a vector with two nonzeros, the standard deviation of ||Sx||^2 is 0.50, compared
-      with 0.07 for nnz=4. `density` is therefore None by default. (For dense vectors both have sqrt(2/n_components).)
+      with 0.07 for nnz=4. `density` is therefore None by default. (For dense vectors both give sqrt(2/n_components).)
     - The same `random_state` gives different entries.
     - The result of `transform` has the dtype of its input, float32 or float64, regardless of `fit`.
     - `get_feature_names_out` and pandas output also work with n_components="auto".
     - Torch tensors on the CPU and on CUDA devices are accepted and give tensors on their device, with or without
-      scikit-learn's array API dispatch. float16, bfloat16, float32 and float64 keep their dtype; others are refused.
-      A transformer fitted on an array projects tensors and vice versa: the sketch is the same.
+      scikit-learn's array API dispatch. float16, bfloat16, float32 and float64 keep their dtype; others are rejected.
+      A transformer fitted on an array can project tensors and vice versa, with the same sketch.
 
-    Tensors are checked like arrays, for shape, NaN and infinity. On a GPU the search for NaN and infinity reads the
-    data once more and synchronises; ``sklearn.config_context(assume_finite=True)`` disables it.
+    Tensors are validated like arrays: shape, NaN and infinity. On a GPU, looking for NaN and infinity reads the data
+    once more and synchronises; ``sklearn.config_context(assume_finite=True)`` disables it.
 
-    `fit` uses only the shape and dtype of X. A pipeline that never holds X can fit on an empty sparse matrix of that
-    shape, which has no elements to be read::
+    `fit` uses only the shape and dtype of X. If X is never in memory as a whole, fit on an empty sparse matrix with
+    the same number of features::
 
         SparseRandomProjection(256).fit(scipy.sparse.csr_matrix((1, n_features), dtype=np.float32))
 
@@ -164,7 +164,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Parameters
         ----------
         X : {array-like, sparse matrix, tensor} of shape (n_samples, n_features)
-            Only its shape and dtype matter, and with compute_inverse_components=True its device.
+            Only its shape and dtype are used, and with compute_inverse_components=True its device.
         y : ignored
 
         Returns
@@ -174,10 +174,10 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Raises
         ------
         ValueError
-            For invalid parameters and data; if n_components="auto" needs more components than there are features; if
-            both `nnz` and `density` are given; and for a `density` below 2^-16.
+            If parameters or data are invalid, n_components="auto" needs more components than there are features, both
+            `nnz` and `density` are given, or `density` is below 2^-16.
         TypeError
-            For tensors of other dtypes.
+            If X is a tensor of an unsupported dtype.
         """
         X = self._validated(X, reset=True)
         n_samples, n_features = X.shape
@@ -197,11 +197,11 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         self._fit_dtype = _numpy_dtype(X)
         if self.compute_inverse_components:
             gram_inverse = self._gram_inverse().astype(self._fit_dtype)
-            self.inverse_components_ = self.sketch_.project_adjoint(_beside(X, gram_inverse)).T
+            self.inverse_components_ = self.sketch_.project_adjoint(_like(X, gram_inverse)).T
         return self
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
-        """X in the form that is projected, checked against the fitted data, or recorded as such with `reset`."""
+        """X in the form that is projected. With `reset`, record its features; otherwise check it against them."""
         if is_dask(X):
             dask_arrays.check_matrix(X)
             validate_data(self, X, reset=reset, skip_check_array=True)
@@ -214,7 +214,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return X
 
     def _safe_n_components(self, n_samples: int, n_features: int) -> int:
-        if n_samples != n_samples:  # NaN, in dask arrays of unknown size
+        if n_samples != n_samples:  # NaN: a dask array of unknown size
             raise ValueError("n_components='auto' needs the number of rows: call X.compute_chunk_sizes() first")
         n_components = int(johnson_lindenstrauss_min_dim(n_samples, eps=self.eps))
         if not 0 < n_components <= n_features:
@@ -234,22 +234,22 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Parameters
         ----------
         X : {array-like, sparse matrix, tensor, dask array} of shape (n_samples, n_features)
-            float32 and float64 keep their dtype, as do float16 and bfloat16 in tensors. Other dtypes become float64 in
-            arrays and are refused in tensors.
+            float32 and float64 keep their dtype, as do float16 and bfloat16 in tensors. Other dtypes are converted to
+            float64 in arrays and rejected in tensors.
 
         Returns
         -------
-        {ndarray, sparse matrix, tensor} of shape (n_samples, n_components)
-            For a tensor, a tensor on its device; for a dask array, a lazy one. Sparse if X is and dense_output=False:
-            CSC for CSC, else CSR.
+        {ndarray, sparse matrix, tensor, dask array} of shape (n_samples, n_components)
+            A tensor is on the device of X; a dask array is lazy. Sparse if X is sparse and dense_output=False: CSC if X
+            is CSC, else CSR.
 
         Raises
         ------
         ValueError
-            For another number of features than in `fit`, for NaN and infinity, and for tensors if `set_output` selects
-            data frames.
+            If X has another number of features than in `fit`, NaN or infinity, or is a tensor or dask array while
+            `set_output` selects data frames.
         TypeError
-            For tensors of other dtypes.
+            If X is a tensor of an unsupported dtype.
         """
         check_is_fitted(self)
         X = self._validated(X, reset=False)
@@ -271,7 +271,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return _configured(projected.asformat(X.format)) if scipy.sparse.issparse(projected) else projected
 
     def inverse_transform(self, X: Any) -> Any:
-        """Map projected data back, to the shortest of the vectors whose projection is nearest to X.
+        """Map projected data back to the vectors of least norm whose projections are nearest to X.
 
         Parameters
         ----------
@@ -280,7 +280,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Returns
         -------
         {ndarray, tensor} of shape (n_samples, n_features)
-            Always dense, in the dtype of X; for a tensor, a tensor on its device.
+            Always dense, in the dtype of X; a tensor on the device of X if X is a tensor.
         """
         check_is_fitted(self)
         if is_tensor(X):
@@ -297,7 +297,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return self.sketch_.project_adjoint(_times(X, self._gram_inverse()))
 
     def _gram_inverse(self) -> np.ndarray:
-        """(S S')^+ in fp64: S^+ = S' (S S')^+ then needs no decomposition of a matrix as wide as the data."""
+        """(S S')^+ in fp64, from which S^+ = S' (S S')^+ without decomposing a matrix as wide as the data."""
         S = self.sketch_.to_scipy("csr")
         return cast(np.ndarray, scipy.linalg.pinvh((S @ S.T).toarray(), check_finite=False))
 
@@ -320,8 +320,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return self.sketch_.n_components
 
     def __dir__(self) -> Iterable[str]:
-        # Notebooks and debuggers read every name in dir(), and BaseEstimator's dir() itself reads every property:
-        # neither should build components_.
+        # Notebooks and debuggers read every name in dir(), and BaseEstimator's dir() reads every property. Neither
+        # should build components_.
         return [name for name in object.__dir__(self) if name != "components_" and hasattr(self, name)]
 
     def __sklearn_tags__(self) -> Any:
@@ -342,7 +342,7 @@ def _seed(random_state: Any) -> int:
 
 
 def _check_tensor(X: Any) -> None:
-    """Check what check_array checks of an array's form."""
+    """Check shape and dtype, as check_array does for arrays."""
     from .torch_ops.checks import DTYPES, listed
 
     if X.ndim != 2:
@@ -354,12 +354,12 @@ def _check_tensor(X: Any) -> None:
 
 
 def _check_finite(X: Any) -> None:
-    """Refuse NaN and infinity, unless scikit-learn is configured to assume finite data."""
+    """Raise ValueError for NaN and infinity, unless scikit-learn is configured to assume finite data."""
     if sklearn.get_config()["assume_finite"]:
         return
     import torch
 
-    # A sum needs no memory and is not finite if any number is not. Finite numbers may overflow it: then look at each.
+    # A sum needs no memory and is non-finite if any element is. Finite elements may overflow it: then check each.
     if not torch.isfinite(X.detach().sum(dtype=torch.float32 if X.itemsize < 4 else None)):
         for name, found in (("NaN", X.isnan().any()), ("infinity", X.isinf().any())):
             if found:
@@ -367,12 +367,12 @@ def _check_finite(X: Any) -> None:
 
 
 def _numpy_dtype(X: Any) -> np.dtype:
-    """The dtype of an array, or for a tensor the nearest one that SciPy's matrices support."""
+    """The dtype of an array, or the nearest dtype that SciPy's matrices support for a tensor."""
     return np.dtype(f"float{max(32, 8 * X.itemsize)}") if is_tensor(X) else cast(np.dtype, X.dtype)
 
 
-def _beside(X: Any, matrix: Any) -> Any:
-    """`matrix` as a tensor on X's device where X is a tensor, else as an array."""
+def _like(X: Any, matrix: Any) -> Any:
+    """`matrix` as a tensor on the device of X if X is a tensor, else as an array."""
     if is_tensor(X):
         import torch
 
@@ -381,8 +381,8 @@ def _beside(X: Any, matrix: Any) -> Any:
 
 
 def _times(X: Any, matrix: Any) -> Any:
-    """X @ matrix in the dtype and on the device of X, computed in the wider dtype of the two."""
-    matrix = _beside(X, matrix)
+    """X @ matrix in the dtype and on the device of X, computed in the wider of the two dtypes."""
+    matrix = _like(X, matrix)
     if is_tensor(X):
         import torch
 
@@ -395,6 +395,6 @@ def _times(X: Any, matrix: Any) -> Any:
 
 
 def _configured(matrix: Any) -> Any:
-    """`matrix` as a sparse matrix or a sparse array, whichever scikit-learn is configured to return (since 1.9)."""
+    """`matrix` as a sparse matrix or array, as scikit-learn is configured (since 1.9), or else as it is."""
     kind = {"spmatrix": "_matrix", "sparray": "_array"}.get(sklearn.get_config().get("sparse_interface", ""))
-    return getattr(scipy.sparse, matrix.format + kind)(matrix) if kind else matrix  # earlier: the kind it was given
+    return getattr(scipy.sparse, matrix.format + kind)(matrix) if kind else matrix

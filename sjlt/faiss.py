@@ -1,4 +1,4 @@
-"""Sketches as vector transforms of faiss."""
+"""Export sketches as vector transforms of faiss."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import numpy as np
 
 from .sketch import Sketch
 
-MAX_DIMENSION = 2**31 - 1  # faiss counts in int
+MAX_DIMENSION = 2**31 - 1  # faiss stores dimensions as int
 
 
 def transform(sketch: Sketch) -> Any:
-    """A `faiss.LinearTransform` that projects as the sketch does.
+    """Make a `faiss.LinearTransform` that applies the same projection as the sketch.
 
-    It can precede any index (``faiss.IndexPreTransform``). faiss saves and loads both without sjlt.
+    It can precede any index (``faiss.IndexPreTransform``). faiss can save and load both without sjlt.
 
     Parameters
     ----------
     sketch : Sketch
-        Its dense matrix, n_features * n_components float32, is stored in the transform.
+        It is stored in the transform as a dense matrix of n_features * n_components float32.
 
     Returns
     -------
     faiss.LinearTransform
-        From n_features to n_components dimensions, trained.
+        Trained, from n_features to n_components dimensions.
 
     Raises
     ------
     TypeError
-        For anything but a Sketch.
+        If `sketch` is not a Sketch.
     ImportError
-        Without faiss, which ``sjlt-triton[faiss]`` installs.
+        If faiss is missing: install ``sjlt-triton[faiss]``.
     ValueError
-        For n_features above 2^31 - 1.
+        If n_features exceeds 2^31 - 1.
 
     Examples
     --------
@@ -48,10 +48,10 @@ def transform(sketch: Sketch) -> Any:
     try:
         import faiss
     except ImportError as e:
-        raise ImportError("transforms of faiss need faiss: pip install 'sjlt-triton[faiss]'") from e
+        raise ImportError("sjlt.faiss needs faiss: pip install 'sjlt-triton[faiss]'") from e
     if sketch.n_features > MAX_DIMENSION:
         raise ValueError(f"faiss accepts at most {MAX_DIMENSION} dimensions, got n_features = {sketch.n_features}")
-    made = faiss.LinearTransform(sketch.n_features, sketch.n_components, False)
-    faiss.copy_array_to_vector(sketch.toarray(np.float32).ravel(), made.A)
-    made.is_trained = True
-    return made
+    linear = faiss.LinearTransform(sketch.n_features, sketch.n_components, False)
+    faiss.copy_array_to_vector(sketch.toarray(np.float32).ravel(), linear.A)
+    linear.is_trained = True
+    return linear

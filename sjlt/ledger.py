@@ -1,4 +1,4 @@
-"""A ledger of the parts of the data that a sum has already seen."""
+"""A record of which parts of the data have been added to a sum."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .inputs.checks import integer
 
 
 class Ledger:
-    """A set of integers, kept as half-open ranges, to which each may be added once.
+    """A set of integers, stored as half-open ranges, to which each integer may be added once.
 
-    Sums of sketches cannot undo an addition, so an update that is retried must be refused instead of added again.
+    An addition to a sum of sketches cannot be undone, so a retried update must be rejected instead of added again.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ class Ledger:
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()):
         self._starts: list[int] = []
         self._stops: list[int] = []
-        self._is_current = True  # False while the sums and the ledger change
+        self._is_current = True  # False while the sums and the ledger are updated
         for start, stop in ranges:
             self.add(start, stop)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The ranges (start, stop), ascending; ranges that touch are one."""
+        """The ranges (start, stop) in ascending order; adjacent ranges are merged."""
         return iter(zip(self._starts, self._stops, strict=True))
 
     def __len__(self) -> int:
@@ -53,9 +53,9 @@ class Ledger:
         return f"Ledger({list(self)})"
 
     def check(self, start: int, stop: int) -> None:
-        """Raise ValueError unless 0 <= start <= stop and nothing from start to stop - 1 was added before.
+        """Raise ValueError unless 0 <= start <= stop and none of start, ..., stop - 1 was added before.
 
-        TypeError for numbers that are not integers.
+        Raise TypeError if start or stop is not an integer.
         """
         start, stop = _integers(start, stop)
         if not 0 <= start <= stop:
@@ -74,13 +74,13 @@ class Ledger:
         Raises
         ------
         TypeError, ValueError
-            As `check`; nothing is added then.
+            As in `check`; then nothing is added.
         """
         start, stop = _integers(start, stop)
         self.check(start, stop)
         if start == stop:
             return
-        i = bisect_right(self._stops, start - 1)  # the first range that ends at `start` or later
+        i = bisect_right(self._stops, start - 1)  # the first range with stop >= start
         joins_left = i < len(self._stops) and self._stops[i] == start
         j = i + joins_left
         joins_right = j < len(self._starts) and self._starts[j] == stop
@@ -92,7 +92,7 @@ class Ledger:
         self._stops[i : j + joins_right] = [stop]
 
     def merge(self, other: Ledger) -> None:
-        """Add all of another ledger, or raise ValueError and add nothing."""
+        """Add all ranges of another ledger, or raise ValueError and add none."""
         for start, stop in other:
             self.check(start, stop)
         for start, stop in list(other):
@@ -100,33 +100,33 @@ class Ledger:
 
     @contextlib.contextmanager
     def adding(self, ranges: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """A context in which the terms of ranges that `check` allows are added to the sums.
+        """A context in which to add the data of these ranges, which `check` has accepted, to the sums.
 
-        If it is left by an exception, the sums may hold a part of them, and `check_current` raises from then on.
+        An exception inside may leave the sums partly updated, so `check_current` raises from then on.
         """
-        self._is_current = False  # remains so if the process goes on after an interruption between these lines
+        self._is_current = False  # and stays so if an exception interrupts the lines below
         for start, stop in ranges:
             self.add(start, stop)
         yield
         self._is_current = True
 
     def check_current(self) -> None:
-        """Raise RuntimeError unless every context of `adding` was left as it should be."""
+        """Raise RuntimeError if an exception interrupted a context of `adding`."""
         if not self._is_current:
-            raise RuntimeError("an update was interrupted while it was added: return to the last saved state")
+            raise RuntimeError("an update was interrupted while it was being added: return to the last saved state")
 
     def covers(self, start: int, stop: int) -> bool:
-        """Whether all of start, ..., stop - 1 were added."""
+        """Whether start, ..., stop - 1 were all added."""
         return start >= stop or any(a <= start and stop <= b for a, b in self)
 
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The ranges from start to stop - 1 that were not added."""
-        gaps, at = [], start
+        """The ranges within start, ..., stop - 1 that were not added."""
+        gaps, position = [], start
         for a, b in self:
-            if a > at and at < stop:
-                gaps.append((at, min(a, stop)))
-            at = max(at, b)
-        return gaps if at >= stop else [*gaps, (at, stop)]
+            if a > position and position < stop:
+                gaps.append((position, min(a, stop)))
+            position = max(position, b)
+        return gaps if position >= stop else [*gaps, (position, stop)]
 
 
 def _integers(start: int, stop: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Sketches in ONNX graphs: a matrix product with a constant."""
+"""Export sketches to ONNX as matrix products with a constant."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import numpy as np
 from .laws.spec import SketchSpec
 from .sketch import Sketch
 
-MAX_ENTRIES = 2**29  # of a constant: protobuf ends at 2 GiB
+MAX_ENTRIES = 2**29  # of a float32 constant: protobuf messages are limited to 2 GiB
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """The translation table with which `torch.onnx.export` exports models that contain sketches.
+    """Return the translation table with which `torch.onnx.export` can export models that contain sketches.
 
     Returns
     -------
     dict
-        To be passed as `custom_translation_table`. Each product by a sketch, as from `sjlt.nn.SparseProjection` or
-        ``x @ S.T``, becomes a MatMul with the dense matrix as a constant, so that the model runs without sjlt.
+        The argument `custom_translation_table`. Each product with a sketch, as in `sjlt.nn.SparseProjection` or
+        ``x @ S.T``, becomes a MatMul with the dense matrix as a constant, so the exported model runs without sjlt.
 
     Raises
     ------
     ImportError
-        Without onnxscript, which ``sjlt-triton[onnx]`` installs.
+        If onnxscript is missing: install ``sjlt-triton[onnx]``.
 
     Notes
     -----
-    The matrix has n_features * n_components numbers. Matrices of more than 2^29 are refused.
+    The matrix has n_features * n_components entries. The export fails if these are more than 2^29.
 
     Examples
     --------
-    Export a model that ends in a projection::
+    Export a model that ends with a projection::
 
         model = torch.nn.Sequential(torch.nn.Linear(384, 4096), sjlt.nn.SparseProjection(4096, 64, seed=0))
         torch.onnx.export(
@@ -68,7 +68,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
             if n_features * n_components > MAX_ENTRIES:
                 raise ValueError(
                     f"the matrix of a sketch of shape ({n_components}, {n_features}) has more than {MAX_ENTRIES} "
-                    "numbers: it cannot be a constant of an ONNX graph"
+                    "entries: it cannot be a constant of an ONNX graph"
                 )
             spec = SketchSpec(n_features, n_components, nnz, stacks, lane_bits, threshold, seed, feature_offset)
             matrix = sketch_of(spec).toarray(np.float32)

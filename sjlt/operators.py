@@ -1,4 +1,4 @@
-"""The behaviour that a sketch and its transpose share: linear operators for NumPy, SciPy and torch."""
+"""Base class of a sketch and its transpose: a linear operator for NumPy, SciPy and torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Operator:
-    """A linear operator of `shape` (m, n): products from either side, and SciPy's LinearOperator protocol."""
+    """A linear operator of `shape` (m, n): ``@`` from either side, and SciPy's LinearOperator protocol."""
 
     shape: tuple[int, int]
 
     __array_ufunc__ = None  # makes ndarray @ operator call the operator
     __array_priority__ = 1000  # respected by numpy.matrix and scipy.sparse
     ndim = 2
-    dtype = np.dtype(np.float64)  # in which SciPy's solvers should work; results have the dtype of the data
+    dtype = np.dtype(np.float64)  # the working dtype of SciPy's solvers; results have the dtype of the data
 
     @property
     def T(self) -> Operator:
@@ -61,47 +61,47 @@ class Operator:
         raise NotImplementedError
 
     def matvec(self, x: ArrayLike) -> NDArray[Any]:
-        """The operator times a vector of shape (n,) or (n, 1)."""
+        """Multiply a vector of shape (n,) or (n, 1)."""
         return np.asarray(self._multiply(x))
 
     def rmatvec(self, y: ArrayLike) -> NDArray[Any]:
-        """The transpose times a vector of shape (m,) or (m, 1)."""
+        """Multiply a vector of shape (m,) or (m, 1) by the transpose."""
         return np.asarray(self.T._multiply(y))
 
     def matmat(self, a: ArrayLike) -> NDArray[Any]:
-        """The operator times a matrix of shape (n, columns)."""
+        """Multiply a matrix of shape (n, columns)."""
         return np.asarray(self._multiply(a))
 
     def rmatmat(self, b: ArrayLike) -> NDArray[Any]:
-        """The transpose times a matrix of shape (m, columns)."""
+        """Multiply a matrix of shape (m, columns) by the transpose."""
         return np.asarray(self.T._multiply(b))
 
-    # --------------------------------------------------------------------------------- conversions that are refused
+    # --------------------------------------------------------------------------------- unsupported conversions
 
-    if not TYPE_CHECKING:  # type checkers would take the operator for an array
+    if not TYPE_CHECKING:  # type checkers would treat the operator as an array
 
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-            """Refuse the implicit conversion to an array, which would hold all of the sketch's zeros."""
+            """Raise TypeError: implicit conversion would store all of the sketch's zeros."""
             caller = sys._getframe(1)
             if caller.f_code.co_name == "_matmul_dispatch" and caller.f_globals["__name__"].startswith("scipy.sparse"):
-                # SciPy hands a product over to its right operand only if NumPy cannot convert that operand.
-                handed_over = np.empty((), object)
-                handed_over[()] = self
-                return handed_over
+                # scipy.sparse calls __rmatmul__ of its right operand only if NumPy cannot convert that operand.
+                unconverted = np.empty((), object)
+                unconverted[()] = self
+                return unconverted
             raise TypeError(
                 f"{self!r} is not converted to an array implicitly: call S.toarray() or S.to_scipy() for the matrix, "
                 "S.project(X) or X @ S.T to project an array, and S.project(df) to project a data frame"
             )
 
     def __fx_create_arg__(self, tracer: Any) -> NoReturn:
-        """Refuse a product of a symbolic value, as in torch.fx.symbolic_trace."""
+        """Raise TypeError for a product with a symbolic value, as in torch.fx.symbolic_trace."""
         frontends.refuse_symbolic()
 
     # --------------------------------------------------------------------------------- torch
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let the operator compute tensor @ operator and torch.matmul."""
+        """Implement tensor @ operator and torch.matmul."""
         if function.__name__ != "matmul" or len(args) != 2 or kwargs:
             return NotImplemented
         import torch
@@ -110,16 +110,16 @@ class Operator:
         if isinstance(left, Operator):
             return left._multiply(right)
         if function is not torch.matmul and torch.compiler.is_dynamo_compiling():
-            return right._multiply_on_fitting_side(left)
+            return right._multiply_by_shape(left)
         return right._multiply_from_left(left)
 
-    def _multiply_on_fitting_side(self, x: Any) -> Any:
-        """x @ self or self @ x, by their shapes: torch.compile does not tell which of the two it saw."""
+    def _multiply_by_shape(self, x: Any) -> Any:
+        """x @ self or self @ x, whichever the shapes allow: torch.compile reports both in the same way."""
         m, n = self.shape
         fits_right, fits_left = x.ndim in (1, 2) and x.shape[0] == n, x.ndim > 0 and x.shape[-1] == m
         if fits_right and fits_left:
             raise ValueError(
-                f"torch.compile cannot tell A @ S from S @ A where both are possible, with shapes {tuple(x.shape)} and "
+                f"torch.compile cannot tell A @ S from S @ A if both are possible, as with shapes {tuple(x.shape)} and "
                 f"{self.shape}: call S.project(X) for X @ S.T, S.project_adjoint(Y) for Y @ S, and torch.matmul(S, A)"
             )
         return self._multiply(x) if fits_right else self._multiply_from_left(x)
@@ -143,7 +143,7 @@ class Transposed(Operator):
         return f"{self.sketch!r}.T"
 
     def _multiply(self, b: Any) -> Any:
-        """S.T @ B for B (n_components,) or (n_components, n)."""
+        """S.T @ B for B of shape (n_components,) or (n_components, n)."""
         return frontends.multiply_transposed(self.sketch.spec, b)
 
     def _multiply_from_left(self, x: Any) -> Any:
@@ -151,9 +151,9 @@ class Transposed(Operator):
         return frontends.project(self.sketch.spec, x)
 
     def to_scipy(self, format: Literal["csc", "csr", "coo"] = "csr", dtype: DTypeLike = np.float64) -> Any:
-        """The transpose as a `scipy.sparse` array of shape (n_features, n_components)."""
+        """Return the transpose as a `scipy.sparse` array of shape (n_features, n_components)."""
         return self.sketch.to_scipy(dtype=dtype).T.asformat(format)
 
     def toarray(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
-        """The transpose as a dense array of shape (n_features, n_components)."""
+        """Return the transpose as a dense array of shape (n_features, n_components)."""
         return self.sketch.toarray(dtype).T

@@ -1,4 +1,4 @@
-"""The products of a sketch with data: `Sketch.project`, its adjoint and its trees."""
+"""Products of a sketch with data: `Sketch.project`, its adjoint, and both for trees of tensors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class SketchProducts(Operator):
-    """The products of an operator that `spec` describes."""
+    """The products of the sketch that `spec` describes."""
 
     spec: SketchSpec
 
     def _multiply(self, a: Any) -> Any:
-        """S @ A for A (n_features,) or (n_features, n): dense, in A's dtype (integers in an array become fp64)."""
+        """S @ A for A of shape (n_features,) or (n_features, n): dense, in A's dtype (fp64 for arrays of integers)."""
         return frontends.multiply(self.spec, a)
 
     def _multiply_from_left(self, y: Any) -> Any:
@@ -57,53 +57,54 @@ class SketchProducts(Operator):
         Parameters
         ----------
         x : {ndarray, tensor, CSR or CSC matrix or array, dask array} of shape (..., n_features)
-            Tensors on the CPU or on CUDA. fp16, bf16 (torch only), fp32 and fp64 keep their dtype; fp16 and bf16 are
-            summed in fp32. Integers and bool become fp64 in arrays and are refused in tensors, as in torch.matmul.
-            Any strides are accepted without a copy. Sparse input has two dimensions: SciPy's, or torch's CSR, CSC or
-            COO, whose values are differentiable (COO is coalesced first, and CSC on CUDA becomes CSR: copies). A dask
-            array, of dense, CSR or CSC blocks, gives a lazy one: chunks of features become partial sums.
+            Data vectors along the last axis, with any strides (no copy is made). Tensors may be on the CPU or on CUDA.
+            fp16, bf16 (torch only), fp32 and fp64 keep their dtype; fp16 and bf16 are summed in fp32. Integers and bool
+            are converted to fp64 in arrays and rejected in tensors, as in torch.matmul. Sparse input must have two
+            dimensions: SciPy's CSR and CSC, or torch's CSR, CSC and COO, which are differentiable in their values (COO
+            is coalesced first, and CSC on CUDA is converted to CSR: these are copies). A dask array, with dense, CSR or
+            CSC blocks, gives a lazy dask array; chunks along the features give partial sums.
         out : {ndarray, tensor on x's device} of shape (..., n_components), fp16, bf16, fp32 or fp64, optional
             Where to write the result. It must not share memory with x.
         accumulate : bool, default False
-            Add the result to `out` (fp32 or fp64), so that features can be processed slice by slice:
+            Add the result to `out` (fp32 or fp64), so that features can be processed in slices:
             ``S[:, a:b].project(x[:, a:b], out=y, accumulate=True)``.
         dense_output : bool, default True
-            If False, sparse x gives a CSR matrix (for a sparse array, an array) with sorted indices. CSC input is
-            copied to CSR first.
+            If False, sparse x gives a CSR matrix (or a CSR array, if x is a sparse array) with sorted indices. CSC
+            input is copied to CSR first.
 
         Returns
         -------
         {ndarray, tensor, CSR matrix} of shape (..., n_components)
-            `out` if given, else new memory on x's device. The leading axes of a new tensor lie in memory in the order
-            of x's.
+            `out` if given, else new memory on x's device. The leading axes of a new tensor have the same memory order
+            as those of x.
 
         Raises
         ------
         TypeError
-            For unsupported dtypes (complex, object, longdouble), devices and containers.
+            If the dtype (such as complex, object, longdouble), device or container is not supported.
         ValueError
-            For wrong shapes.
+            If a shape is wrong.
         RuntimeError
-            For `out` together with tensors that require gradients, as in torch's own functions.
+            If `out` is given and a tensor requires a gradient, as in torch's own functions.
 
         Notes
         -----
-        On the CPU, component r of the result is within c u sum_j |S_rj x_j| of its exact value for every input whose
-        numbers are at most 1/64 of the largest finite one; u is the unit roundoff of the sums (2^-24, or 2^-53 for
-        fp64) and c = 68 for dense data (`sjlt.backends.cpu.dense_kernels` derives it). On ordinary data the largest
-        error measured, on GPUs too, is below 1e-6 ||x|| for fp32 and 1e-14 ||x|| for fp64. On the CPU results do not
-        depend, to the bit, on the number of threads or on which rows are projected together, and a non-finite number
-        reaches exactly the nnz components of its feature. (With independent entries it may reach all components of its
-        data vector, on every device.)
+        On the CPU, component r of the result is within c u sum_j |S_rj x_j| of its exact value if no element exceeds
+        1/64 of the largest finite number in magnitude; u is the unit roundoff of the sums (2^-24, or 2^-53 for fp64)
+        and c = 68 for dense data (derived in `sjlt.backends.cpu.dense_kernels`). On ordinary data the largest error
+        measured, on GPUs as well, is below 1e-6 ||x|| for fp32 and 1e-14 ||x|| for fp64. CPU results are bitwise
+        independent of the number of threads and of which rows are projected together. A non-finite element affects
+        exactly the nnz components of its feature. (With independent entries it may affect all components of its data
+        vector, on every device.)
 
-        CUDA tensors are projected on their own device, in the current stream, by the same entries. Results on one
-        device with data of one shape and layout are bitwise reproducible. fp32 is as accurate as on the CPU unless
-        `torch.set_float32_matmul_precision` permits faster, less accurate products. A non-finite number reaches the
-        nnz components of its feature and may reach others among the 128 around them, but no other data vector.
+        CUDA tensors are projected on their device, in the current stream, with the same entries. On one device, results
+        for data of the same shape and layout are bitwise reproducible. fp32 is as accurate as on the CPU unless
+        `torch.set_float32_matmul_precision` permits faster, less accurate products. A non-finite element affects the
+        nnz components of its feature and may affect others among the 128 around each, but no other data vector.
 
-        In torch it is an operator (``torch.ops.sjlt.project``): gradients of every order, `torch.func`'s
-        transforms, `torch.compile` (with dynamic shapes, other seeds, slices and numbers of rows do not recompile),
-        `torch.export`, CUDA graphs and autocast work as for a matrix product. Nothing is saved for the backward
+        In torch, this is an operator (``torch.ops.sjlt.project``). It supports gradients of every order, the transforms
+        of `torch.func`, `torch.compile` (with dynamic shapes, a change of seed, slice or number of rows does not
+        recompile), `torch.export`, CUDA graphs and autocast, like a matrix product. No tensor is saved for the backward
         pass.
         """
         return frontends.project(self.spec, x, out=out, accumulate=accumulate, dense_output=dense_output)
@@ -128,7 +129,7 @@ class SketchProducts(Operator):
         y : {ndarray, tensor, CSR or CSC matrix or array} of shape (..., n_components)
         out : {ndarray, tensor on y's device} of shape (..., n_features), fp16, bf16, fp32 or fp64, optional
         accumulate : bool, default False
-            As in `project`, as are dtypes, devices, strides and errors.
+            As in `project`; so are the supported dtypes, devices and strides, and the errors.
 
         Returns
         -------
@@ -136,13 +137,13 @@ class SketchProducts(Operator):
 
         Notes
         -----
-        As for `project`. A non-finite number reaches the features that have an entry in its component; on a GPU it
-        may reach others of the same data vector.
+        As for `project`. A non-finite element affects the features with a nonzero in its component; on a GPU it may
+        affect other features of the same data vector.
         """
         return frontends.project_adjoint(self.spec, y, out=out, accumulate=accumulate)
 
     def project_tree(self, tensors: Any, *, out: torch.Tensor | None = None, batched: bool = False) -> torch.Tensor:
-        """Project the numbers of several tensors, such as a model's gradients, as if concatenated.
+        """Project several tensors, such as a model's gradients, as if flattened and concatenated.
 
         Nothing is concatenated, staged or copied: each tensor is read in place and multiplied by its own columns of
         the sketch.
@@ -150,13 +151,14 @@ class SketchProducts(Operator):
         Parameters
         ----------
         tensors : dict or list of torch tensors, possibly nested, on one device
-            n_features numbers in all, in the order of ``torch.cat([t.reshape(-1) for t in tensors])``: the values of a
-            dict in insertion order (as in `named_parameters`), each tensor in its logical order whatever its strides.
-            The first tensor corresponds to the columns ``S[:, :t.numel()]``, the next to those that follow. (A tensor
-            whose numbers are not evenly spaced in that order, such as a transposed one, is read in several pieces.)
-            DTensors (FSDP2, tensor parallelism; sharded evenly or not, replicated, or partial sums) are accepted: each
-            rank projects what it holds, and partial sketches are added in the order of ranks, so that all ranks have
-            the same bits. Every rank of the mesh must make the call. Sparse tensors are those of `project`.
+            Tensors with n_features elements in total, in the order of ``torch.cat([t.reshape(-1) for t in tensors])``:
+            the values of a dict in insertion order (as in `named_parameters`), each tensor in its logical order
+            whatever its strides. The first tensor is multiplied by the columns ``S[:, :t.numel()]``, the next by the
+            following ones. (A tensor whose elements are not evenly spaced in that order, such as a transposed one, is
+            read in several pieces.) DTensors (FSDP2, tensor parallelism; sharded evenly or not, replicated, or partial
+            sums) are accepted: each rank projects the part that it holds, and partial sketches are added in rank order,
+            so that the results of all ranks are bitwise equal. Every rank of the mesh must make the call. Sparse
+            tensors are accepted as in `project`.
         out : tensor of shape (n_components,) or (batch, n_components), optional
             Where to write the result.
         batched : bool, default False
@@ -165,14 +167,14 @@ class SketchProducts(Operator):
         Returns
         -------
         tensor of shape (n_components,), or (batch, n_components) if batched
-            Its dtype is the one that the tensors' dtypes promote to. Sums run in fp32 or fp64.
+            Its dtype is the one to which the tensors' dtypes promote. Sums are computed in fp32 or fp64.
 
         Raises
         ------
         TypeError, ValueError
-            As `project`, and if the tensors do not hold n_features numbers or lie on several devices.
+            As in `project`, and if the tensors do not have n_features elements in total or are on several devices.
         RuntimeError
-            For `out` together with tensors that require gradients.
+            If `out` is given and a tensor requires a gradient.
         """
         return frontends.project_tree(self.spec, tensors, out, batched)  # type: ignore[no-any-return]
 
@@ -182,22 +184,22 @@ class SketchProducts(Operator):
         Parameters
         ----------
         y : tensor of shape (n_components,), or (batch, n_components) if batched
-            On the device of the tree, and the same on every rank.
+            On the device of the tensors in `like`; equal on all ranks.
         like : dict or list of torch tensors, possibly nested
-            As `tensors` of `project_tree`. Only shapes, dtypes, devices and placements are used.
+            As `tensors` in `project_tree`. Only shapes, dtypes, devices and placements are used.
         batched : bool, default False
             As in `project_tree`.
 
         Returns
         -------
         tree of dicts, lists and tuples
-            ``y @ S`` cut into tensors like those of `like`, each in its dtype. For a DTensor, each rank computes the
-            part that it holds; a partial placement becomes a replicated one.
+            ``y @ S``, split into tensors with the shapes and dtypes of those in `like`. For a DTensor, each rank
+            computes the part that it holds; partial placements become replicated.
 
         Raises
         ------
         TypeError, ValueError
-            As `project_tree`.
+            As in `project_tree`.
 
         Examples
         --------

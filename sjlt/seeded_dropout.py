@@ -1,4 +1,4 @@
-"""Seeded dropout: a seed decides which elements are kept, and no mask is stored. `sjlt.laws.dropout` has the law."""
+"""Seeded dropout: the mask is computed from a seed and never stored. `sjlt.laws.dropout` defines it."""
 
 from __future__ import annotations
 
@@ -31,52 +31,54 @@ def dropout(
 ) -> Data:
     """Set each element of x to 0 with probability p, and scale the others by 1 / (1 - p).
 
-    The mask is a function of (seed, step) and an element's logical place. It is computed where it is used: in forward,
-    in backward and when a forward is recomputed, with the same bits on every device and for every dtype and memory
-    layout. With x seen as 2-D, (product of leading dimensions, last dimension), element (row, col) has the index
-    ``offset + row * row_stride + col``. A shard of a larger tensor therefore gets that tensor's mask if it passes the
-    index of its first element (`offset`) and, for a shard of columns, the row length of the whole (`row_stride`).
+    The mask depends only on (seed, step) and the logical index of an element. It is recomputed whenever it is needed
+    (in forward, in backward, in a recomputed forward) and is the same on every device, for every dtype and memory
+    layout. For x viewed as 2-D, (product of leading dimensions, last dimension), element (row, col) has the index
+    ``offset + row * row_stride + col``. A shard of a larger tensor thus gets the mask of that tensor if it passes the
+    index of its first element (`offset`) and, for a shard of columns, the row length of the full tensor (`row_stride`).
 
     Parameters
     ----------
     x : ndarray or torch tensor of any shape and strides
         fp16, fp32, fp64 or, in torch, bf16; on the CPU or on CUDA.
     p : float, 0 <= p <= 1
-        The probability to drop an element, rounded to the nearest multiple of 2^-bits; kept elements are scaled by the
-        rounded probability. p = 0 copies x bit for bit and p = 1 gives zeros; any other p that would round to 0 or 1
-        is refused.
+        The probability of dropping an element, rounded to the nearest multiple of 2^-bits; kept elements are scaled
+        according to the rounded probability. p = 0 copies x bit for bit and p = 1 gives zeros; any other p that would
+        round to 0 or 1 is rejected.
     seed : int, -2^63 <= seed < 2^64, or int64 array or tensor
-        An array holds one seed per row. With shape (x.shape[0],), an element's index is counted within x[i]; with
-        shape x.shape[:-1], it is ``offset + col``. A tensor must lie on x's device and is read there without
-        synchronisation. Shape () is one seed for all.
-    step : int, 0 <= step < 2^32, or an array or tensor of one integer
-        Gives new masks from one seed. A tensor must lie on x's device and is read there, mod 2^32, so a CUDA graph can
-        advance it between replays.
-    offset : int >= 0
-        The index of x's first element. No index may exceed 2^63 - 1.
+        An array holds one seed for each x[i], with shape (x.shape[0],), or for each row, with shape x.shape[:-1].
+        Indices are then counted within x[i], or are ``offset + col``. With shape (), it is one seed for all of x. A
+        tensor must be on x's device and is read there without synchronisation.
+    step : int, 0 <= step < 2^32, or an array or tensor of one integer, default 0
+        Each step gives a new mask from the same seed. A tensor must be on x's device and is read there, mod 2^32, so a
+        CUDA graph can advance it between replays.
+    offset : int >= 0, default 0
+        The index of the first element of x. No index may exceed 2^63 - 1.
     row_stride : int >= 0, default x.shape[-1]
-        The distance between the indices of consecutive rows. Elements share decisions if it is smaller than the row
-        length.
-    bits : 8, 16 or 32
-        Random bits per element. Fewer bits are faster where the call is bound by arithmetic.
-    training : bool
+        The difference between the indices of consecutive rows. If it is smaller than the row length, some elements have
+        the same index and are dropped together.
+    bits : 8, 16 or 32, default 16
+        Random bits per element. Fewer bits are faster if the call is limited by arithmetic.
+    training : bool, default True
         If False, return x unchanged, as `torch.nn.functional.dropout` does.
-    inplace : bool
-        Write the result into x and return x. No two elements of x may share memory, nor may x and an array of seeds.
+    inplace : bool, default False
+        Write the result into x and return x. The elements of x must not share memory with each other or with an array
+        of seeds.
 
     Returns
     -------
     out : array or tensor like x
-        For a tensor, backward applies the same mask to the gradient; only tensors of seeds and step are saved for it.
+        For a tensor, backward applies the same mask to the gradient; only seeds and step are saved for it, if they are
+        tensors.
 
     Raises
     ------
     TypeError
-        If x does not have one of the dtypes above, or seeds or step are not integers.
+        If x has another dtype, or if seeds or step are not integers.
     ValueError
-        If p, bits, seed, step, offset or row_stride is out of range, seeds have another shape, or x cannot be written.
+        If p, bits, seed, step, offset or row_stride is out of range, seeds have another shape, or x is not writable.
     RuntimeError
-        In place, for a leaf tensor that requires grad and for views that autograd cannot track.
+        If inplace=True and x is a leaf tensor that requires grad, or a view that autograd cannot track.
 
     References
     ----------
@@ -109,7 +111,7 @@ def dropout_add(
     bits: int = 16,
     training: bool = True,
 ) -> Data:
-    """``residual + dropout(x, ...)`` in one pass, as in transformer blocks: two tensors are read and one is written.
+    """Compute ``residual + dropout(x, ...)``, as in transformer blocks, in one pass over memory.
 
     Parameters
     ----------
@@ -124,15 +126,15 @@ def dropout_add(
     Returns
     -------
     out : array or tensor
-        In fp32 and fp64 it equals `residual` plus the result of `dropout` bit for bit. In fp16 and bf16 the sum is
-        rounded once, without rounding the result of `dropout` first.
+        In fp32 and fp64, bitwise equal to `residual` plus the result of `dropout`. In fp16 and bf16 only the sum is
+        rounded, not the result of `dropout`.
 
     Raises
     ------
     TypeError, RuntimeError
-        As `dropout`.
+        As in `dropout`.
     ValueError
-        As `dropout`, and for a residual of another shape or on another device.
+        As in `dropout`, or if the residual has another shape or is on another device.
 
     Examples
     --------
@@ -144,7 +146,7 @@ def dropout_add(
 
 
 def masked_dropout(x: Data, keep: Data, p: float, bits: int | None = None) -> Data:
-    """Dropout with a given mask, the stored form that seeded dropout replaces.
+    """Apply dropout with a given mask: the stored form, which seeded dropout replaces.
 
     Parameters
     ----------
@@ -155,7 +157,7 @@ def masked_dropout(x: Data, keep: Data, p: float, bits: int | None = None) -> Da
     p : float, 0 <= p <= 1
         The probability with which elements were dropped. Kept elements are scaled by 1 / (1 - p); p = 1 gives zeros.
     bits : 8, 16 or 32, optional
-        Scale by the probability that `dropout` realises with this many bits, so that the results are equal.
+        Round p as `dropout` does with this many bits, so that the results are equal.
 
     Returns
     -------
@@ -165,7 +167,7 @@ def masked_dropout(x: Data, keep: Data, p: float, bits: int | None = None) -> Da
     Raises
     ------
     TypeError
-        If x has a dtype that `dropout` refuses, or keep is not bool.
+        If x has a dtype that `dropout` does not support, or keep is not bool.
     ValueError
         If p or bits is out of range or the shapes differ.
 
@@ -225,9 +227,9 @@ def dropout_mask(
     bits: int = 16,
     device: Any = None,
 ) -> Any:
-    """The mask of `dropout` for a tensor of this shape: True where an element is kept.
+    """Return the mask of `dropout` for a tensor of this shape: True where an element is kept.
 
-    For tests, debugging and other frameworks; `dropout` itself stores no mask.
+    This is for tests, debugging and other frameworks; `dropout` itself stores no mask.
 
     Parameters
     ----------
@@ -244,7 +246,7 @@ def dropout_mask(
     Raises
     ------
     TypeError, ValueError
-        As `dropout`.
+        As in `dropout`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sketches as modules of sentence-transformers."""
+"""Export sketches as modules of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .sketch import Sketch
 
 
 def dense(sketch: Sketch) -> Any:
-    """A `Dense` module of sentence-transformers that projects embeddings as the sketch does.
+    """Make a `Dense` module of sentence-transformers that applies the same projection as the sketch.
 
-    Append it to a model: ``model.append(sjlt.sentence_transformers.dense(S))``. sentence-transformers saves and
-    loads the model without sjlt.
+    Append it to a model: ``model.append(sjlt.sentence_transformers.dense(S))``. sentence-transformers can save and
+    load the model without sjlt.
 
     Parameters
     ----------
     sketch : Sketch
-        n_features is the length of the model's embeddings. The dense matrix, n_features * n_components float32,
-        is stored in the module.
+        Its n_features must be the length of the model's embeddings. It is stored in the module as a dense matrix of
+        n_features * n_components float32.
 
     Returns
     -------
@@ -29,9 +29,9 @@ def dense(sketch: Sketch) -> Any:
     Raises
     ------
     TypeError
-        For anything but a Sketch.
+        If `sketch` is not a Sketch.
     ImportError
-        Without sentence-transformers, which ``sjlt-triton[sentence-transformers]`` installs.
+        If sentence-transformers is missing: install ``sjlt-triton[sentence-transformers]``.
 
     Examples
     --------

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from .operators import Data
 
 MAX_FEATURES = 2**63 - 1
-STEP_ENTRIES = 1 << 22  # entries unpacked at a time: between two steps an interrupt is seen
+STEP_ENTRIES = 1 << 22  # entries unpacked between two checks for interrupts
 
 
 def _parts(n: int, step: int) -> Iterator[slice]:
-    """Slices of a range of n, of at most `step` each."""
+    """Slices of length `step` or less that cover range(n)."""
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
 def _bounds(part: slice, n: int) -> tuple[int, int]:
-    """``part.indices(n)`` for a slice of step 1, in operations that torch.compile can trace."""
+    """(start, stop) of ``part.indices(n)`` for a slice of step 1, in operations that torch.compile can trace."""
     if part.step is not None and operator.index(part.step) != 1:
-        raise ValueError(f"a sketch has slices of step 1 only, got step {part.step}")
+        raise ValueError(f"a sketch can be sliced with step 1 only, got step {part.step}")
     start, stop = part.start if part.start is not None else 0, part.stop if part.stop is not None else n
-    if not (type(start) is type(stop) is int):  # under torch.compile, operator.index would fix the numbers
+    if not (type(start) is type(stop) is int):  # torch.compile would turn the results of operator.index into constants
         start, stop = operator.index(start), operator.index(stop)
     return (max(start + n, 0) if start < 0 else min(start, n)), (max(stop + n, 0) if stop < 0 else min(stop, n))
 
@@ -46,47 +46,47 @@ class Sketch(SketchProducts):
     """A sparse Johnson-Lindenstrauss transform S of shape (n_components, n_features), regenerated from its seed.
 
     Each column has exactly `nnz` nonzeros +-1/sqrt(nnz) in distinct rows, placed by Philox4x32-10, so E||Sx||^2 =
-    ||x||^2 and Var||Sx||^2 <= 2/n_components for unit x (slightly more where n_components does not divide evenly).
-    With `density` instead of `nnz`, entries are independent. The object is about a hundred bytes; equal arguments
-    give equal entries on every machine. The laws of both kinds of entries are specified, with test vectors, in
-    `sjlt/laws/README.md`; `sjlt.laws.exact` and `sjlt.laws.iid` implement them.
+    ||x||^2 and Var||Sx||^2 <= 2/n_components for unit x (slightly more if n_components does not divide evenly).
+    If `density` is given instead of `nnz`, entries are independent. The object takes about a hundred bytes; equal
+    arguments give equal entries on every machine. Both laws are specified, with test vectors, in
+    `sjlt/laws/README.md`, and implemented in `sjlt.laws.exact` and `sjlt.laws.iid`.
 
     Parameters
     ----------
     n_features : int, 0 to 2^63 - 1
-        Columns of S: the length of a data vector.
+        Number of columns of S: the length of a data vector.
     n_components : int, 1 to 8,388,480
-        Rows of S: the length of a projected vector.
+        Number of rows of S: the length of a projected vector.
     nnz : int or "auto", default "auto"
         Nonzeros per column (s in the literature), from 1 to floor(k / ceil(k/128)) for k = n_components.
-        "auto" is 4, or that bound where it is smaller. nnz=1 is the CountSketch.
+        "auto" is 4, or that upper bound if it is smaller. nnz=1 is the CountSketch.
     stacks : int, default 1
-        The sketch consists of this many independent ones with n_components / stacks rows and nnz / stacks nonzeros per
-        column each, one below the other; a divisor of n_components and of nnz. Use 4 where a whole subspace has to
-        survive (least squares, low rank) or single features matter (one-hot, rare terms): with 1, which is fastest,
-        isolated blocks of neighbouring features may become dependent. nnz="auto" is then the least multiple of
-        `stacks` that is at least 4, if allowed. stacks=nnz is the SparseStack of the literature.
+        Number of independent sketches of which S is the vertical concatenation, each with n_components / stacks rows
+        and nnz / stacks nonzeros per column. Must divide n_components and nnz. Use 4 to preserve a whole subspace
+        (least squares, low rank) or single features (one-hot, rare terms): with 1, which is fastest, isolated blocks of
+        neighbouring features may become dependent. With stacks > 1, nnz="auto" is the smallest multiple of `stacks`
+        that is at least 4, if allowed. stacks=nnz is the SparseStack of the literature.
     density : float in (0, 1] or "auto", optional
-        Instead of nnz: entries are independent, +-sqrt(1/(k density)) with probability density/2 each and otherwise 0,
-        the distribution of scikit-learn's random projections. "auto" is 1/sqrt(n_features); 1 leaves no zeros. The
-        density is rounded to a multiple of 2^-7, or of 2^-15 below 1/16, and refused below 2^-16.
+        Draw independent entries, an alternative to nnz: +-sqrt(1/(k density)) with probability density/2 each and
+        otherwise 0, the distribution of scikit-learn's random projections. "auto" is 1/sqrt(n_features); 1 gives no
+        zeros. The density is rounded to a multiple of 2^-7, or of 2^-15 below 1/16; below 2^-16 it is rejected.
     seed : int, -2^63 to 2^64 - 1, default 0
-        Taken mod 2^64.
+        Reduced mod 2^64.
     feature_offset : int, default 0
-        The law's index of column 0, where a slice ``S[:, a:b]`` begins. At most 2^63 - 1 - n_features.
+        Index of column 0 in the random law. A slice ``S[:, a:b]`` has feature_offset a. At most 2^63 - 1 - n_features.
 
     Attributes
     ----------
     shape : (n_components, n_features)
-    nnz : int, or None for independent entries
-    density : float, the realised probability of a nonzero, or None if every column has nnz nonzeros
+    nnz : int, or None if entries are independent
+    density : float, the probability of a nonzero after rounding, or None if every column has nnz nonzeros
     is_iid : bool, whether entries are independent
     T : the transpose
 
     Raises
     ------
     TypeError, ValueError
-        For arguments of a wrong type or out of range, and if both nnz and density are given.
+        If an argument has the wrong type or is out of range, or if both nnz and density are given.
 
     References
     ----------
@@ -163,11 +163,11 @@ class Sketch(SketchProducts):
         return f"{whole}[:, {self.feature_offset}:{end}]" if self.feature_offset else whole
 
     def to_dict(self) -> dict[str, Any]:
-        """The sketch as a dict of numbers that JSON can hold, from which `from_dict` makes an equal sketch.
+        """Describe the sketch in a JSON-serialisable dict, from which `from_dict` makes an equal sketch.
 
-        Keys: "law" (the version), "n_features", "n_components", "seed", "feature_offset", and "nnz" (with "stacks" if
-        there are several), or for independent entries "bits" and "threshold", which define the law, and the "density"
-        that they realise.
+        The keys are "law" (its version), "n_features", "n_components", "seed", "feature_offset", and "nnz" (and
+        "stacks", if greater than 1). For independent entries, instead of "nnz", they are "bits" and "threshold", which
+        define the law, and the resulting "density".
         """
         entries = {**self.spec.lanes._asdict(), "density": self.density} if self.is_iid else {"nnz": self.nnz}
         if self.stacks > 1:
@@ -177,14 +177,14 @@ class Sketch(SketchProducts):
 
     @classmethod
     def from_dict(cls, description: Mapping[str, Any]) -> Sketch:
-        """The sketch that a dict from `to_dict` describes. The keys "density" and "stacks" (then 1) may be absent.
+        """Make the sketch that a dict from `to_dict` describes. "density" and "stacks" (default 1) may be missing.
 
         Raises
         ------
         TypeError
-            If the description is no mapping or a value is no integer.
+            If the description is not a mapping or a value is not an integer.
         ValueError
-            For another version of the law, missing or unknown keys, and values that contradict each other.
+            If the law has another version, keys are missing or unknown, or values contradict each other.
         """
         return cls(**sketch_arguments(description))
 
@@ -194,7 +194,7 @@ class Sketch(SketchProducts):
     # --------------------------------------------------------------------------------- slices
 
     def __getitem__(self, key: Any) -> Sketch:
-        """``S[:, a:b]``: the sketch of features a to b - 1, which counts its own columns from 0."""
+        """``S[:, a:b]``: the sketch of features a to b - 1, as columns 0 to b - a - 1."""
         if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(part, slice) for part in key)) or (
             key[0] != slice(None)
         ):
@@ -203,7 +203,10 @@ class Sketch(SketchProducts):
         return self._part(max(0, stop - start), self.feature_offset + start)
 
     def _part(self, n_features: int, feature_offset: int) -> Sketch:
-        """A slice without checks, which torch.compile would turn into guards and recompile for each slice and seed."""
+        """A slice, without the checks of the constructor.
+
+        torch.compile would turn them into guards, and recompile for each slice and seed.
+        """
         part = object.__new__(type(self))
         for name in ("n_components", "nnz", "stacks", "density", "seed"):
             object.__setattr__(part, name, getattr(self, name))
@@ -220,7 +223,7 @@ class Sketch(SketchProducts):
     # --------------------------------------------------------------------------------- entries
 
     def entries(self, start: int = 0, stop: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
-        """The nonzeros of columns `start` to `stop` - 1 (default: all), before scaling by 1/sqrt(nnz).
+        """Return the nonzeros of columns `start` to `stop` - 1 (default: all), before scaling by 1/sqrt(nnz).
 
         Returns
         -------
@@ -230,7 +233,7 @@ class Sketch(SketchProducts):
         Raises
         ------
         ValueError
-            For independent entries, whose number differs between columns.
+            If entries are independent: columns then differ in their number of nonzeros.
         """
         from .backends.cpu import exact
 
@@ -248,7 +251,7 @@ class Sketch(SketchProducts):
         return rows, signs
 
     def to_scipy(self, format: Literal["csc", "csr", "coo"] = "csc", dtype: DTypeLike = np.float64) -> Any:
-        """The sketch as a `scipy.sparse` array of shape (n_components, n_features), indices sorted."""
+        """Return the sketch as a `scipy.sparse` array of shape (n_components, n_features), with sorted indices."""
         import scipy.sparse
 
         from .backends import cpu_backend
@@ -265,7 +268,7 @@ class Sketch(SketchProducts):
         return matrix.asformat(format)
 
     def toarray(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
-        """The sketch as a dense array of shape (n_components, n_features)."""
+        """Return the sketch as a dense array of shape (n_components, n_features)."""
         return np.asarray(self.to_scipy(dtype=dtype).toarray())
 
 
@@ -280,8 +283,8 @@ def project(
 ) -> Data:
     """Project the last axis of `x` to `n_components`: ``Sketch(x.shape[-1], n_components, ...).project(x)``.
 
-    Parameters and the returned value are those of `Sketch` and `Sketch.project`: arrays give arrays, and CUDA tensors
-    give tensors of their dtype on their device.
+    For the parameters and the result see `Sketch` and `Sketch.project`: an array gives an array, and a CUDA tensor a
+    tensor of the same dtype on the same device.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""torch layers whose state is a seed: projection and dropout."""
+"""torch layers without parameters: projection and seeded dropout."""
 
 from .dropout import SeededDropout as SeededDropout
 from .projection import SparseProjection as SparseProjection

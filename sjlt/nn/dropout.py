@@ -12,8 +12,9 @@ from ..inputs.dropout import check_bits, check_p
 from ..seeded_dropout import dropout
 from ..torch_ops.compat import is_in_backward
 
-# A copy of the counter. An operator is opaque to torch.compile, so a compiled backward uses the value that the forward
-# read instead of the counter, which has advanced since. A recomputed forward calls it again, and is detected there.
+# Copy the counter. This is an operator because those are opaque to torch.compile: a compiled backward then uses the
+# value that the forward read, not the counter, which has advanced since. A recomputed forward calls the operator again,
+# where it is detected.
 _library = torch.library.Library("sjlt", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("take_step(Tensor counter) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
 
@@ -21,9 +22,9 @@ _library.define("take_step(Tensor counter) -> Tensor", tags=(torch.Tag.pt2_compl
 def _take_step(counter: Tensor) -> Tensor:
     if is_in_backward():
         raise RuntimeError(
-            "SeededDropout was called in a backward pass, as activation checkpointing does to recompute a forward: its "
-            "counter has advanced since, so the mask would differ. Use SeededDropout(..., advance='manual') and call "
-            ".advance() once per training step, or pass step= to its forward"
+            "SeededDropout was called in a backward pass, probably by activation checkpointing to recompute a forward: "
+            "its counter has advanced since, so the mask would differ. Use SeededDropout(..., advance='manual') and "
+            "call .advance() once per training step, or pass step= to its forward"
         )
     return counter.clone()
 
@@ -33,16 +34,17 @@ torch.library.register_fake("sjlt::take_step", torch.empty_like, lib=_library)
 
 
 class SeededDropout(nn.Module):
-    """Dropout that stores no mask, a drop-in replacement for `torch.nn.Dropout` built on `sjlt.dropout`.
+    """Dropout that stores no mask: a drop-in replacement for `torch.nn.Dropout`, based on `sjlt.dropout`.
 
-    In training, the mask is that of (seed, step), and each forward uses the next step of a counter. Seed and counter
-    are buffers: they move with the module, and the state dict holds them and `bits`, so a resumed run continues with
-    the masks that it would have had. They are read on their device: no forward synchronises, each replay of a CUDA
-    graph has a new mask, and one compiled module serves all seeds and steps. In eval mode the layer is the identity.
+    In training, the mask is determined by (seed, step), and each forward uses the next step of a counter. Seed and
+    counter are buffers: they move with the module and are saved in its state dict with `bits`, so a resumed run
+    continues with the masks of an uninterrupted one. They are read on their device: forward does not synchronise, each
+    replay of a CUDA graph has a new mask, and a compiled module is reused for all seeds and steps. In eval mode the
+    layer is the identity.
 
-    **Activation checkpointing** recomputes a forward during backward, which needs the same mask. In the default mode
-    the counter has advanced by then, so the layer raises a RuntimeError when called in a backward pass. Use
-    ``advance="manual"``, or pass ``step``:
+    **Activation checkpointing** recomputes a forward during backward, and this must produce the same mask. In the
+    default mode the counter has advanced by then, so the layer raises a RuntimeError if it is called in a backward
+    pass. Use ``advance="manual"``, or pass ``step``:
 
     >>> import torch
     >>> from torch.utils.checkpoint import checkpoint
@@ -60,27 +62,27 @@ class SeededDropout(nn.Module):
     Parameters
     ----------
     p : float, 0 <= p <= 1, default 0.5
-        The probability to drop an element, as in `sjlt.dropout`.
+        The probability of dropping an element, as in `sjlt.dropout`.
     seed : int, -2^63 to 2^64 - 1, optional
-        By default 64 bits from torch's default generator. Layers with one seed drop the same elements.
+        By default 64 bits from torch's default generator. Layers with equal seeds drop the same elements.
     bits : 8, 16 or 32, default 16
         Random bits per element.
     advance : "forward" or "manual", default "forward"
-        "forward": each forward in training without an explicit step uses the counter and advances it. "manual": only
-        `advance` does, and forwards until then have the same mask, so each place in a model needs its own layer.
+        "forward": each forward in training without an explicit step uses the counter, then advances it. "manual": only
+        calls of `advance` do. All forwards between them have the same mask, so do not use a layer twice in a model.
 
     Raises
     ------
     ValueError
-        If p, `bits`, `advance` or the seed is out of range, or `bits` cannot realise p.
+        If p, `bits`, `advance` or the seed is out of range, or if p rounds to 0 or 1 with this number of bits.
     RuntimeError
         If called in a backward pass without a step, unless ``advance="manual"``.
 
     Notes
     -----
-    Copies of a layer (`copy.deepcopy`, which `torch.nn.TransformerEncoder` applies to its layer) share its seed and
-    counter, and thus its masks; `reset_parameters` draws a new seed. DistributedDataParallel keeps the buffers of all
-    processes equal, so without an ``offset`` they drop the same elements of their parts of a batch.
+    A copy of a layer (by `copy.deepcopy`, as in `torch.nn.TransformerEncoder`) has the same seed and counter, and thus
+    the same masks; `reset_parameters` draws a new seed. DistributedDataParallel keeps the buffers of all processes
+    equal, so all processes drop the same elements of their part of a batch unless they pass different offsets.
     """
 
     seed: Tensor
@@ -106,7 +108,7 @@ class SeededDropout(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Return to step 0, with the given seed or, if there was none, a new one."""
+        """Return to step 0 and to the given seed, or draw a new seed if none was given."""
         seed = self._given_seed
         if seed is None:
             seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None))
@@ -120,7 +122,7 @@ class SeededDropout(nn.Module):
     def forward(
         self, x: Tensor, step: int | Tensor | None = None, *, offset: int = 0, row_stride: int | None = None
     ) -> Tensor:
-        """Dropout of x in training, else x.
+        """Apply dropout to x in training; return x in eval mode.
 
         Parameters
         ----------
@@ -128,7 +130,7 @@ class SeededDropout(nn.Module):
         step : int, 0 <= step < 2^32, or 0-d integer tensor on x's device, optional
             Used instead of the counter, which then does not advance.
         offset, row_stride : int, optional
-            The place of x in a larger tensor, for parts of one mask on several devices: see `sjlt.dropout`.
+            The position of x in a larger tensor, to use one mask across devices: see `sjlt.dropout`.
         """
         if not self.training:
             return x
@@ -140,7 +142,7 @@ class SeededDropout(nn.Module):
         return dropout(x, self.p, self.seed, step=step, offset=offset, row_stride=row_stride, bits=self.bits)
 
     def get_extra_state(self) -> Tensor:
-        """`bits`, for the state dict."""
+        """Return `bits`, for the state dict."""
         return torch.tensor(self.bits, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:

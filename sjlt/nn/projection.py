@@ -1,4 +1,4 @@
-"""The projection and its adjoint as layers."""
+"""The projection and its adjoint as torch layers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class _Layer(nn.Module):
         super().__init__()
         self.sketch = sketch
         self._checks_device, self._checks_dtype = device is not None, dtype is not None
-        # Empty: it records the device and dtype that `.to()`, `.cuda()`, `.half()` and the like set.
+        # An empty tensor that tracks the device and dtype set by `.to()`, `.cuda()`, `.half()` etc.
         self.register_buffer("_like", torch.empty(0, device=device, dtype=dtype), persistent=False)
 
-    def _place(self) -> dict[str, Any]:
+    def _device_and_dtype(self) -> dict[str, Any]:
         return {
             "device": self._like.device if self._checks_device else None,
             "dtype": self._like.dtype if self._checks_dtype else None,
@@ -35,41 +35,41 @@ class _Layer(nn.Module):
             raise RuntimeError(f"the layer has dtype {self._like.dtype}, its input {x.dtype}")
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The description of the sketch (`Sketch.to_dict`), the only content of the state dict."""
+        """Return the description of the sketch (`Sketch.to_dict`), the only content of the state dict."""
         return self.sketch.to_dict()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for the state of another sketch, whose results would differ."""
+        """Raise ValueError if the state is that of another sketch, because results would differ."""
         loaded = Sketch.from_dict(state)
         if loaded != self.sketch:
             raise ValueError(f"the state dict belongs to {loaded!r}, the layer to {self.sketch!r}")
 
 
 def _casts(device: str) -> bool:
-    """Whether a region of autocast is active for a device type; "meta" has none."""
+    """Whether autocast is enabled for a device type ("meta" does not support it)."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 class SparseProjection(_Layer):
-    """A layer that applies a sparse Johnson-Lindenstrauss transform: ``x @ S.T`` (`sjlt.Sketch`).
+    """A layer that applies a sparse Johnson-Lindenstrauss transform, ``x @ S.T`` (see `sjlt.Sketch`).
 
-    It has no parameters: the seed regenerates the entries, so the layer costs no memory, no optimizer state and no
-    communication. Gradients pass through it to its input. Its state dict holds the description of the sketch; loading
-    that of another sketch raises a ValueError that shows both.
+    It has no parameters: entries are regenerated from the seed, so the layer needs no memory, no optimizer state and no
+    communication. Gradients propagate to its input. Its state dict contains the description of the sketch; loading that
+    of another sketch raises a ValueError that shows both.
 
     Parameters
     ----------
     in_features, out_features : int
         `n_features` and `n_components` of the sketch.
     nnz : int or "auto", default "auto"
-        Nonzeros per column, as for `Sketch`.
+        Nonzeros per column, as in `Sketch`.
     stacks : int, default 1
-        As for `Sketch`: 4 where a whole subspace or single features have to survive.
+        As in `Sketch`: use 4 to preserve a whole subspace or single features.
     seed : int
-        There is no default: layers with the same seed and out_features have the same entries.
+        Required, because layers with the same seed and out_features have the same entries.
     device, dtype : optional
-        The device and dtype required of inputs, as for a layer with weights (RuntimeError otherwise); `.to()` changes
-        them. By default inputs may be on any device, in any dtype of `Sketch.project`.
+        If given, inputs must have this device and dtype, as for a layer with weights (RuntimeError otherwise); `.to()`
+        changes them. By default inputs may have any device and dtype that `Sketch.project` accepts.
 
     Shape
     -----
@@ -101,7 +101,7 @@ class SparseProjection(_Layer):
     @property
     def T(self) -> SparseProjectionAdjoint:
         """The transpose as a layer, (..., out_features) -> (..., in_features)."""
-        return SparseProjectionAdjoint(self.sketch, **self._place())
+        return SparseProjectionAdjoint(self.sketch, **self._device_and_dtype())
 
     adjoint = T
 
@@ -115,19 +115,19 @@ class SparseProjection(_Layer):
 
 
 class SparseProjectionAdjoint(_Layer):
-    """The transpose of a `SparseProjection`, as from `SparseProjection.T`: ``y @ S``.
+    """The transpose of a `SparseProjection`, ``y @ S``, as returned by `SparseProjection.T`.
 
     Shape
     -----
-    (..., out_features) -> (..., in_features), in the terms of the `SparseProjection`
+    (..., out_features) -> (..., in_features), with the names of the `SparseProjection`
     """
 
     @property
     def T(self) -> SparseProjection:
-        """The layer whose transpose this is."""
+        """The `SparseProjection` of which this layer is the transpose."""
         s = self.sketch
         return SparseProjection(
-            s.n_features, s.n_components, nnz=s.spec.nnz, stacks=s.stacks, seed=s.seed, **self._place()
+            s.n_features, s.n_components, nnz=s.spec.nnz, stacks=s.stacks, seed=s.seed, **self._device_and_dtype()
         )
 
     adjoint = T

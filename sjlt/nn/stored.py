@@ -1,4 +1,4 @@
-"""`SJLTProjection`: a projection by stored tables, the class of another package that has the import name ``sjlt``."""
+"""`SJLTProjection`: a projection with stored tables, compatible with another package of the import name ``sjlt``."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor, nn
 
 from ..inputs.checks import integer
 
-BLOCK = 1 << 22  # numbers of signed data in memory at a time
+BLOCK = 1 << 22  # elements of signed data in memory at a time
 
 
 class SJLTProjection(nn.Module):
-    """A bridge for code written for the CUDA extension ``sjlt`` of PyPI, whose import name this package shares.
+    """Run code written for the CUDA extension ``sjlt`` on PyPI, which has the same import name as this package.
 
-    Arguments, tables and results are those of its class of this name, on the CPU as well and without nvcc; results are
-    differentiable. Each feature is added with a sign to `c` components drawn with replacement, so that a component may
-    be drawn twice. The tables cost 9 c bytes per feature and have no seed of their own. `Sketch` stores nothing, has
-    distinct components, and accepts data of any shape::
+    Arguments, tables and results are those of its class of the same name. This one also runs on the CPU, does not need
+    nvcc, and is differentiable. Each feature is added with a sign to `c` components drawn with replacement, so a
+    component may be drawn twice. The tables take 9 c bytes per feature and cannot be regenerated from a seed of their
+    own. New code should use `Sketch`, which stores nothing, has distinct components, and accepts data of any shape::
 
         SJLTProjection(d, k, c)(x)  ->  sjlt.Sketch(d, k, nnz=c, seed=0).project(x)
         projection.transpose(y)     ->  sketch.project_adjoint(y)
 
-    Sums run in float32 (float64 for float64) and on CUDA by atomic additions, unless
-    ``torch.use_deterministic_algorithms(True)``.
+    Sums are computed in float32 (float64 for float64 input); on CUDA with atomic additions, unless
+    ``torch.use_deterministic_algorithms(True)`` is set.
 
     Parameters
     ----------
@@ -33,21 +33,22 @@ class SJLTProjection(nn.Module):
     c : int, 1 to proj_dim, default 1
         Components per feature.
     threads, fixed_blocks : int
-        Accepted and kept; without effect.
+        Accepted for compatibility; they have no effect.
     device : str or torch.device, optional
-        Where the tables are; by default on CUDA if available, else on the CPU.
+        Device of the tables; by default CUDA if available, else the CPU.
 
     Attributes
     ----------
     rand_indices : int64 tensor of shape (original_dim, c), from 0 to proj_dim - 1
     rand_signs : int8 tensor of shape (original_dim, c), 1 or -1
-        Buffers, drawn in this order by ``torch.randint``, so ``torch.manual_seed`` repeats them. They may be assigned.
+        Buffers, drawn in this order by ``torch.randint``, so ``torch.manual_seed`` reproduces them. They may be
+        assigned.
     normalization_factor : float, 1/sqrt(c)
 
     Raises
     ------
     ValueError
-        For dimensions and `c` out of range.
+        If a dimension or `c` is out of range.
 
     References
     ----------
@@ -80,18 +81,18 @@ class SJLTProjection(nn.Module):
         self.c = integer("c", c, 1, self.proj_dim, f" for proj_dim = {self.proj_dim}")
         self.threads, self.fixed_blocks = threads, fixed_blocks
         self.normalization_factor = 1 / sqrt(self.c)
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         shape = (self.original_dim, self.c)
-        self.register_buffer("rand_indices", torch.randint(0, self.proj_dim, shape, device=place))
-        self.register_buffer("rand_signs", (torch.randint(0, 2, shape, device=place) * 2 - 1).to(torch.int8))
+        self.register_buffer("rand_indices", torch.randint(0, self.proj_dim, shape, device=device))
+        self.register_buffer("rand_signs", (torch.randint(0, 2, shape, device=device) * 2 - 1).to(torch.int8))
 
     @property
     def device(self) -> torch.device:
-        """Where the tables are. Data elsewhere is copied there."""
+        """The device of the tables, to which data on other devices is copied."""
         return self.rand_indices.device
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project x of shape (batch, original_dim): a tensor of shape (batch, proj_dim) of its dtype."""
+        """Project x of shape (batch, original_dim) to shape (batch, proj_dim), in the dtype of x."""
         x = self._checked(x, self.original_dim, "original_dim")
         sums = x.new_zeros((len(x), self.proj_dim), dtype=_sum_dtype(x))
         for start, stop in self._blocks(x):
@@ -101,7 +102,7 @@ class SJLTProjection(nn.Module):
         return (sums * self.normalization_factor).to(x.dtype)
 
     def transpose(self, y: Tensor) -> Tensor:
-        """The adjoint of y of shape (batch, proj_dim): a tensor of shape (batch, original_dim) of its dtype."""
+        """Apply the adjoint to y of shape (batch, proj_dim); the result has shape (batch, original_dim) and y's dtype."""
         y = self._checked(y, self.proj_dim, "proj_dim")
         wide = y.to(_sum_dtype(y)) * self.normalization_factor
         parts = []
@@ -111,11 +112,11 @@ class SJLTProjection(nn.Module):
         return torch.cat(parts, 1)
 
     def get_compression_ratio(self) -> float:
-        """original_dim / proj_dim."""
+        """Return original_dim / proj_dim."""
         return self.original_dim / self.proj_dim
 
     def get_sparsity_ratio(self) -> float:
-        """The fraction of zeros among the entries, not counting components drawn twice: 1 - c / proj_dim."""
+        """Return 1 - c / proj_dim: the fraction of zeros among the entries if no component is drawn twice."""
         return 1 - self.c / self.proj_dim
 
     def extra_repr(self) -> str:
@@ -123,9 +124,9 @@ class SJLTProjection(nn.Module):
 
     def _checked(self, x: Tensor, width: int, name: str) -> Tensor:
         if x.ndim != 2 or x.shape[1] != width:
-            raise ValueError(f"a tensor of shape (batch, {name} = {width}) is needed, got {tuple(x.shape)}")
+            raise ValueError(f"a tensor of shape (batch, {name} = {width}) is required, got {tuple(x.shape)}")
         if not x.is_floating_point():
-            raise TypeError(f"a floating tensor is needed, got {x.dtype}")
+            raise TypeError(f"a floating-point tensor is required, got {x.dtype}")
         return x.to(self.device)
 
     def _blocks(self, x: Tensor) -> list[tuple[int, int]]:
@@ -138,7 +139,7 @@ class SJLTProjection(nn.Module):
 
 
 def get_cuda_info() -> dict[str, Any]:
-    """torch's CUDA devices, under the keys of the extension's function of this name. Here no extension is needed."""
+    """Describe torch's CUDA devices in a dict with the keys of the extension's function of the same name."""
     available = torch.cuda.is_available()
     info: dict[str, Any] = {"cuda_available": available, "extension_available": available}
     if available:
