@@ -76,7 +76,7 @@ def test_refusals():
         TrakProjector(D, K, 0, "normal", "cpu")
     with pytest.raises(ValueError, match="proj_type must be 'sjlt', got 'sjlt law 1, nnz 4, seed 1'"):
         TrakProjector(D, K, 0, "sjlt law 1, nnz 4, seed 1", "cpu")
-    with pytest.raises(ValueError, match="n_features = 37 numbers per element of the batch, got 36"):
+    with pytest.raises(ValueError, match="n_features = 37 elements per element of the batch, got 36"):
         projector.project(torch.zeros(5, 36), 0)
     with pytest.raises(ValueError, match=r"must have shape \(batch, 37\), got \(37,\)"):
         projector.project(torch.zeros(37), 0)

@@ -156,7 +156,7 @@ def test_refusals_are_immediate(no_compute):
         S.project(X[:, 1:])
     with pytest.raises(ValueError, match="out= and accumulate="):
         S.project(X, out=np.empty((N, K), np.float32))
-    with pytest.raises(ValueError, match="dense_output=False needs blocks"):
+    with pytest.raises(ValueError, match="dense_output=False requires blocks"):
         S.project(X, dense_output=False)
     with pytest.raises(TypeError, match="complex128"):
         S.project(X.astype(complex))

@@ -20,9 +20,9 @@ X = np.ones((4, 6), np.float32)
         (ValueError, "p must be from 0 to 1, got nan", {"p": math.nan}),
         (TypeError, "p must be a number, got '0.5'", {"p": "0.5"}),
         (TypeError, "p must be a number, got (array|tensor)", {"p": np.array([0.1, 0.5])}),
-        (ValueError, r"p = 0.001 is too close to 0 for bits=8.*bits=16 would do", {"p": 0.001, "bits": 8}),
-        (ValueError, r"p = 0.999999 is too close to 1 for bits=16.*bits=32 would do", {"p": 0.999999}),
-        (ValueError, r"too close to 0 for bits=32.*no width would do", {"p": 1e-12, "bits": 32}),
+        (ValueError, r"p = 0.001 is too close to 0 for bits=8.*use bits=16", {"p": 0.001, "bits": 8}),
+        (ValueError, r"p = 0.999999 is too close to 1 for bits=16.*use bits=32", {"p": 0.999999}),
+        (ValueError, r"too close to 0 for bits=32.*even bits=32", {"p": 1e-12, "bits": 32}),
         (ValueError, "bits must be 8, 16 or 32, got 4", {"bits": 4}),
         (ValueError, f"seed must be from {-(2**63)} to {2**64 - 1}, got {2**64}", {"seed": 2**64}),
         (TypeError, "seed must be an integer, got 1.5", {"seed": 1.5}),
@@ -114,13 +114,13 @@ def test_tensor_refusals():
         sjlt.dropout(x, 0.5, np.ones(4, np.int64))
     with pytest.raises(TypeError, match="torch tensor, but x is an array"):
         sjlt.dropout(X, 0.5, torch.ones(4, dtype=torch.int64))
-    with pytest.raises(ValueError, match="seed must lie on cpu, as x does, got meta"):
+    with pytest.raises(ValueError, match="seed must be on cpu, like x, got meta"):
         sjlt.dropout(x, 0.5, torch.ones(4, dtype=torch.int64, device="meta"))
     with pytest.raises(TypeError, match="p must be a number"):
         sjlt.dropout(x, torch.tensor(0.5), 1)
     with pytest.raises(ValueError, match=r"residual must have the shape of x, \(4, 6\), got \(6,\)"):
         sjlt.dropout_add(x, x[0], 0.5, 1)
-    with pytest.raises(TypeError, match="residual must be a torch tensor, as x is, got ndarray"):
+    with pytest.raises(TypeError, match="residual must be a torch tensor, like x, got ndarray"):
         sjlt.dropout_add(x, X, 0.5, 1)
     with pytest.raises(TypeError, match=r"keep must have dtype torch.bool, got torch.float32"):
         sjlt.masked_dropout(x, x, 0.5)

@@ -179,7 +179,7 @@ def test_onnx_model_ending_in_a_projection(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_onnx_refuses_too_large_matrices(tmp_path):
     layer = sjlt.nn.SparseProjection(2**28, 4, seed=0)
-    with pytest.raises(Exception, match=r"\(4, 268435456\) has more than 536870912 numbers"):
+    with pytest.raises(Exception, match=r"\(4, 268435456\) has more than 536870912 entries"):
         exported(layer, torch.ones(2, 2**28, device="meta"), tmp_path / "layer.onnx")
 
 

@@ -187,7 +187,7 @@ def test_repr():
         ({"p": -0.1}, ValueError, r"from 0 to 1, got -0\.1"),
         ({"p": 1.5}, ValueError, r"from 0 to 1, got 1\.5"),
         ({"p": math.nan}, ValueError, "from 0 to 1, got nan"),
-        ({"p": 1e-4, "bits": 8}, ValueError, "bits=16 would do"),
+        ({"p": 1e-4, "bits": 8}, ValueError, "use bits=16"),
         ({"bits": 12}, ValueError, "12"),
         ({"seed": 2**64}, ValueError, str(2**64)),
         ({"seed": -(2**63) - 1}, ValueError, str(-(2**63) - 1)),

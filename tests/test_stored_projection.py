@@ -90,9 +90,9 @@ def test_refusals():
             SJLTProjection(*arguments, device="cpu")
     projection = SJLTProjection(10, 5, 2, device="cpu")
     for x in (torch.randn(5, 20), torch.randn(10)):
-        with pytest.raises(ValueError, match=r"shape \(batch, original_dim = 10\) is needed, got"):
+        with pytest.raises(ValueError, match=r"shape \(batch, original_dim = 10\) is required, got"):
             projection(x)
-        with pytest.raises(ValueError, match=r"shape \(batch, proj_dim = 5\) is needed, got"):
+        with pytest.raises(ValueError, match=r"shape \(batch, proj_dim = 5\) is required, got"):
             projection.transpose(x)
-    with pytest.raises(TypeError, match=r"floating tensor is needed, got torch.int64"):
+    with pytest.raises(TypeError, match=r"floating-point tensor is required, got torch.int64"):
         projection(torch.ones(2, 10, dtype=torch.int64))

@@ -130,11 +130,11 @@ def test_refusals(device):
     a, b = torch.zeros((3, 4), device=device), torch.zeros(5, device=device)
     S = Sketch(17, 40)
     for error, message, call in (
-        (ValueError, r"n_features = 17 numbers, got 12", lambda: S.project_tree([a])),
-        (ValueError, r"n_features = 17 numbers, got 29", lambda: S.project_tree({"a": a, "b": b, "c": a})),
+        (ValueError, r"n_features = 17 elements, got 12", lambda: S.project_tree([a])),
+        (ValueError, r"n_features = 17 elements, got 29", lambda: S.project_tree({"a": a, "b": b, "c": a})),
         (ValueError, r"\[\(3,\), \(5,\)\]", lambda: S.project_tree([a, b], batched=True)),
         (ValueError, r"leading dimension", lambda: S.project_tree([torch.tensor(1.0, device=device)], batched=True)),
-        (ValueError, r"17 numbers per element of the batch, got 8", lambda: S.project_tree([a, a], batched=True)),
+        (ValueError, r"17 elements per element of the batch, got 8", lambda: S.project_tree([a, a], batched=True)),
         (ValueError, r"at least one tensor", lambda: S.project_tree({})),
         (TypeError, r"ndarray", lambda: S.project_tree([a, np.zeros(5)])),
         (TypeError, r"int64", lambda: S.project_tree([a, b.long()])),
@@ -186,10 +186,10 @@ def test_adjoint_tree_refusals(device):
     for error, message, call in (
         (ValueError, r"needs y of shape \(4,\) for this tree, got \(5,\)",
          lambda: S.adjoint_tree(torch.zeros(5, device=device), like)),
-        (ValueError, r"n_features = 6 numbers, got 7", lambda: S.adjoint_tree(torch.zeros(4), [torch.zeros(7)])),
+        (ValueError, r"n_features = 6 elements, got 7", lambda: S.adjoint_tree(torch.zeros(4), [torch.zeros(7)])),
         (TypeError, "got ndarray", lambda: S.adjoint_tree(np.zeros(4), like)),
         (TypeError, "dtype torch.int64 is refused", lambda: S.adjoint_tree(torch.zeros(4).long(), like)),
-        (ValueError, "y must lie on", lambda: S.adjoint_tree(torch.zeros(4, device="meta"), like)),
+        (ValueError, "y must be on", lambda: S.adjoint_tree(torch.zeros(4, device="meta"), like)),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()

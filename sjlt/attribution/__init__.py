@@ -1,4 +1,4 @@
-"""Projectors for libraries that trace a model's behaviour to its training data, TRAK (`traker`) and `dattri`.
+"""Projectors for libraries that trace a model's behaviour to its training data: TRAK (`traker`) and `dattri`.
 
 >>> from sjlt.attribution import TrakProjector
 >>> projector = TrakProjector(grad_dim=11_689_512, proj_dim=2048, seed=0, device="cpu")

@@ -1,6 +1,6 @@
 """Projectors of per-example gradients with the constructors and methods that `traker` and `dattri` expect.
 
-Neither package is imported here. Both accept any object with the methods of their abstract classes.
+Neither package is imported: both accept any object with the methods of their abstract classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..inputs.checks import integer, seed_number
 from ..laws.exact import VERSION
 from ..sketch import Sketch
 
-MODEL_STEP = 2**32  # between the seeds of models: those made from seeds below it differ
+MODEL_STEP = 2**32  # difference between the seeds of models, so that projector seeds below it give distinct ones
 
 
 class _Projector:
@@ -30,7 +30,7 @@ class _Projector:
     ----------
     proj_dim, seed, device : as given
     proj_type : str
-        The law of the entries and the seed, which together with both dimensions identify the matrix.
+        The law of the entries and the seed. With the two dimensions, these identify the matrix.
     """
 
     _model_name = "model_id"
@@ -42,17 +42,17 @@ class _Projector:
         self.proj_type = _description(self.sketch)
         if str(proj_type) not in ("sjlt", self.proj_type):
             raise ValueError(
-                f"proj_type must be 'sjlt', got {str(proj_type)!r}: the entries follow nnz, stacks and density "
-                "(density=1 draws independent signs, the law that others call 'rademacher')"
+                f"proj_type must be 'sjlt', got {str(proj_type)!r}: entries are determined by nnz, stacks and density "
+                "(density=1 gives independent signs, known as 'rademacher')"
             )
 
     def _sketch_of(self, model: int) -> Sketch:
-        """The sketch of a model: its seed is `seed` + 2^32 times the model's number."""
+        """The sketch of a model, with seed ``seed + 2**32 * model`` mod 2^64."""
         seed = self.sketch.seed + MODEL_STEP * integer(self._model_name, model, 0, 2**31 - 1)
         return Sketch.from_dict({**self.sketch.to_dict(), "seed": seed % 2**64})
 
     def _project(self, gradients: Any, model: int, scale: float) -> Tensor:
-        """New memory, at least fp32: the sketch of each example's gradients, times `scale`."""
+        """The sketch of each example's gradients, times `scale`, in a new tensor of at least fp32."""
         sketch = self._sketch_of(model)
         tree = gradients if isinstance(gradients, Mapping) else {"gradients": gradients}
         if not tree or not all(isinstance(leaf, Tensor) for leaf in tree.values()):
@@ -71,33 +71,33 @@ class _Projector:
             return sketch.project_tree(leaves, batched=True, out=result).mul_(scale)
 
     def free_memory(self) -> None:
-        """Do nothing: there is no matrix in memory."""
+        """Do nothing: no matrix is stored."""
 
 
 class TrakProjector(_Projector):
     """A projector for ``trak.TRAKer(projector=...)`` that stores no matrix.
 
     TRAK expects entries of variance 1, so results are sqrt(proj_dim) times those of `Sketch`. Each model has its own
-    sketch, of seed ``seed + 2**32 * model_id`` mod 2^64.
+    sketch, with seed ``seed + 2**32 * model_id`` mod 2^64.
 
     Parameters
     ----------
     grad_dim : int
-        Number of parameters of the model (of those in `grad_wrt`, if TRAK is given one).
+        Number of parameters of the model (of those in `grad_wrt`, if it is passed to TRAK).
     proj_dim : int, 1 to 8,388,480
     seed : int, -2^63 to 2^64 - 1, default 0
     proj_type : "sjlt", default "sjlt"
-        Others are refused. As an attribute it describes the law and the seed: TRAK stores it and refuses to continue a
-        folder of another one.
+        No other value is accepted. The attribute describes the law and the seed: TRAK stores it, and does not continue a
+        folder that has another value.
     device : str or torch.device, default "cuda"
-        Device of the results; gradients on other devices are copied there.
+        Device of the results; gradients on other devices are copied to it.
     nnz, stacks, density : as in `Sketch`
-        density=1 has the distribution of TRAK's "rademacher".
+        density=1 gives the distribution of TRAK's "rademacher".
 
     Raises
     ------
     TypeError, ValueError
-        As `Sketch`.
+        As in `Sketch`.
 
     References
     ----------
@@ -134,27 +134,28 @@ class TrakProjector(_Projector):
         Parameters
         ----------
         grads : dict of tensors of shape (batch, ...), or tensor of shape (batch, grad_dim)
-            A parameter that is a scalar has shape (batch,). A dict is projected tensor by tensor, without a copy.
+            The gradients of a scalar parameter have shape (batch,). A dict is projected tensor by tensor, without a
+            copy.
         model_id : int, 0 to 2^31 - 1
 
         Returns
         -------
         tensor of shape (batch, proj_dim)
-            New memory, float32, or float64 for gradients in float64.
+            A new tensor, float32, or float64 if the gradients are.
 
         Raises
         ------
         TypeError, ValueError
-            For other types, and unless each example has grad_dim numbers.
+            If `grads` has another type, or if an example does not have grad_dim elements.
         """
         return self._project(grads, model_id, sqrt(self.proj_dim))
 
 
 class DattriProjector(_Projector):
-    """A projector of `dattri` (its AbstractProjector) that stores no matrix, with the scale of `Sketch`.
+    """A projector for `dattri` (its AbstractProjector) that stores no matrix, with the scale of `Sketch`.
 
-    `dattri_projections` makes dattri use it. Each ensemble has its own sketch, of seed ``seed + 2**32 * ensemble_id``
-    mod 2^64.
+    Use `dattri_projections` to make dattri use it. Each ensemble has its own sketch, with seed
+    ``seed + 2**32 * ensemble_id`` mod 2^64.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ class DattriProjector(_Projector):
     Raises
     ------
     TypeError, ValueError
-        As `Sketch`.
+        As in `Sketch`.
 
     References
     ----------
@@ -198,7 +199,7 @@ class DattriProjector(_Projector):
         self.feature_dim = self.sketch.n_features
 
     def project(self, features: Any, ensemble_id: int = 0) -> Tensor:
-        """Project the features, such as gradients, of a batch: `TrakProjector.project` without its factor."""
+        """Project a batch of features, such as gradients: like `TrakProjector.project`, without its scale."""
         return self._project(features, ensemble_id, 1.0)
 
 
@@ -209,13 +210,13 @@ def dattri_projections(
     stacks: int = 1,
     density: float | Literal["auto"] | None = None,
 ) -> Iterator[None]:
-    """Within the context, the random projections that `dattri` makes are sketches that are never stored.
+    """A context in which the random projections of `dattri` are sketches that are never stored.
 
-    ``dattri.func.projection.random_project`` then builds a `DattriProjector` for the types "normal", "rademacher" and
-    "sjlt", wherever it is called from, such as dattri's attributors; other types ("identity", "random_mask", "grass")
-    remain dattri's own. Functions built within it keep their projector afterwards. The change is to dattri's module, so
-    it reaches every thread. Contexts may overlap, in one thread or in several: of those that are active, the one
-    entered last applies.
+    In the context, ``dattri.func.projection.random_project`` builds a `DattriProjector` for the types "normal",
+    "rademacher" and "sjlt", also if it is called by dattri's attributors; other types ("identity", "random_mask",
+    "grass") are unchanged. Functions built in the context keep their projector afterwards. The context patches dattri's
+    module, so it affects every thread. Contexts may overlap, in one thread or several; of those that are active, the
+    one entered last applies.
 
     Parameters
     ----------
@@ -224,7 +225,7 @@ def dattri_projections(
     Raises
     ------
     ImportError
-        Without dattri, which ``sjlt-triton[attribution]`` installs.
+        If dattri is missing: install ``sjlt-triton[attribution]``.
 
     Examples
     --------
@@ -248,19 +249,19 @@ def dattri_projections(
 
 
 class _Replacement:
-    """Stands for dattri's ``make_random_projector`` while contexts are active, whose laws are in `laws`."""
+    """Replaces dattri's ``make_random_projector`` while contexts are active; `laws` has the law of each context."""
 
-    def __init__(self, theirs: Any) -> None:
-        self.theirs = theirs
+    def __init__(self, original: Any) -> None:
+        self.original = original
         self.laws: list[dict[str, Any]] = []
 
     def __call__(self, param_shape_list: Any, *args: Any, **kwargs: Any) -> Any:
-        call = inspect.signature(self.theirs).bind(param_shape_list, *args, **kwargs)
+        call = inspect.signature(self.original).bind(param_shape_list, *args, **kwargs)
         call.apply_defaults()
         given = call.arguments
-        laws = self.laws[-1:]  # one reading: another thread may leave its context now
+        laws = self.laws[-1:]  # read once: another thread may leave its context at any time
         if not laws or given["proj_type"] not in ("normal", "rademacher", "sjlt"):
-            return self.theirs(param_shape_list, *args, **kwargs)
+            return self.original(param_shape_list, *args, **kwargs)
         dim = int(sum(param_shape_list))
         return DattriProjector(dim, given["proj_dim"], given["proj_seed"], device=given["device"], **laws[0])
 
@@ -286,8 +287,8 @@ def _leave(projection: Any, law: dict[str, Any]) -> None:
         laws.pop(next(i for i, active in enumerate(laws) if active is law))
         if laws:
             return
-        if projection.make_random_projector is _replacement:  # not replaced by someone else meanwhile
-            projection.make_random_projector = _replacement.theirs
+        if projection.make_random_projector is _replacement:  # otherwise someone else has patched it since
+            projection.make_random_projector = _replacement.original
         _replacement = None
 
 

@@ -1,7 +1,7 @@
-"""The projection and its adjoint on any container.
+"""The projection and its adjoint of any container.
 
-`arrays` is for NumPy and SciPy, `tensors` and `trees` for torch, `dask_arrays` for dask. `tensors` imports torch, so it
-is loaded only once a caller holds a tensor.
+`arrays` handles NumPy and SciPy, `tensors` and `trees` torch, `dask_arrays` dask. The modules for torch import it, so
+they are loaded only if the data is a tensor.
 """
 
 from __future__ import annotations
@@ -79,6 +79,6 @@ def _dask_arrays() -> Any:
 
 
 def _tensors() -> Any:
-    import sjlt.frontends.tensors as tensors  # the fastest form of an import that was made before
+    import sjlt.frontends.tensors as tensors  # the fastest way to look up a module that is already imported
 
     return tensors

@@ -1,7 +1,7 @@
-"""The projection and its adjoint on NumPy arrays and SciPy sparse matrices.
+"""The projection and its adjoint of NumPy arrays and SciPy sparse matrices.
 
-Check the arguments, view the data as 2-D, call the backend, restore the shape. The caller has made sure that the data
-is not a torch tensor.
+Validate the arguments, view the data as 2-D, call the CPU backend, restore the shape. The data must not be a torch
+tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..inputs.containers import (
 if TYPE_CHECKING:
     from ..laws.spec import SketchSpec
 
-DENSE_BYTES = 4 << 20  # of sparse rows converted to dense at a time, for the adjoint
+DENSE_BYTES = 4 << 20  # bytes of sparse rows converted to dense at a time, for the adjoint
 
 
 def project_array(spec: SketchSpec, x: Any, out: Any, accumulate: bool, dense_output: bool) -> Any:
@@ -111,9 +111,9 @@ def _project_dense(
 
 
 def _adjoint_sparse(spec: SketchSpec, y: Any, out: np.ndarray, accumulate: bool) -> None:
-    """out (n, d) = y (n, k) S, or out += y S, for y in CSR or CSC, converted to dense a few rows at a time."""
+    """out (n, d) = y (n, k) S, or out += y S, for a CSR or CSC matrix y, converted to dense a few rows at a time."""
     adjoint, step = cpu_backend(spec).adjoint, max(1, DENSE_BYTES // (8 * spec.n_components))
-    y = y.tocsr()  # each run of rows of CSC data would be searched for in all of it
+    y = y.tocsr()  # slicing rows of a CSC matrix searches the whole matrix each time
     for i in range(0, y.shape[0], step):
         adjoint(spec, y[i : i + step].toarray(), out[i : i + step], accumulate)
 
@@ -121,7 +121,7 @@ def _adjoint_sparse(spec: SketchSpec, y: Any, out: np.ndarray, accumulate: bool)
 def _result(
     name: str, out: Any, shape: tuple[int, ...], dtype: np.dtype, accumulate: bool, *inputs: np.ndarray
 ) -> np.ndarray:
-    """`out` if it can hold a result of this shape and shares no memory with `inputs`, or a new array if it is None."""
+    """`out`, if it can hold a result of this shape and shares no memory with `inputs`; a new array if it is None."""
     if out is None:
         if accumulate:
             raise ValueError(f"{name} with accumulate=True needs out=, the array of shape {shape} to add to")
@@ -149,7 +149,7 @@ def _arrays_of(x: Any) -> tuple[np.ndarray, ...]:
 
 
 def _matrices(x: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """x (..., d) and out (..., k) as pairs of 2-D views: as few as their strides allow, no copies."""
+    """Split x (..., d) and out (..., k) into pairs of 2-D views, as few as their strides allow, without copies."""
     if x.ndim <= 2:
         yield np.atleast_2d(x), np.atleast_2d(out)
         return
@@ -159,7 +159,7 @@ def _matrices(x: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
             x.reshape(n, x.shape[-1], copy=False),
             out.reshape(n, out.shape[-1], copy=False),
         )
-    except ValueError:  # no strides describe one matrix: split along the shortest leading axis
+    except ValueError:  # not a view of one matrix: split along the shortest leading axis
         axis = int(np.argmin(x.shape[:-1]))
         for rows, result in zip(np.moveaxis(x, axis, 0), np.moveaxis(out, axis, 0), strict=True):
             yield from _matrices(rows, result)

@@ -1,7 +1,7 @@
-"""The projection and its adjoint on dask arrays, lazily: one task per block, partial sums over chunks of features.
+"""Lazy projection and adjoint of dask arrays: one task per block, and partial sums over chunks of features.
 
 Shapes, dtypes and chunks of results are known before anything is computed. Blocks are NumPy arrays or SciPy sparse
-matrices. A task holds one block and its result.
+matrices. A task holds one block and its result in memory.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def project_dask(
 ) -> Any:
     """x S' along the last axis of x; see `Sketch.project`.
 
-    With `finite`, blocks that hold NaN or infinity raise ValueError when they are computed.
+    If `finite`, a block that contains NaN or infinity raises ValueError when it is computed.
     """
     _refuse_out(out, accumulate)
     check_width("project", x, spec.n_features, "n_features", spec.n_components)
     if not dense_output and not is_sparse(x._meta):
-        raise ValueError("dense_output=False needs blocks that are SciPy sparse matrices")
+        raise ValueError("dense_output=False requires blocks that are SciPy sparse matrices")
     dtype, summing = _dtypes(x)
     chunks = (*x.chunks[:-1], (spec.n_components,))
     meta = None if dense_output else _csr_meta(x, summing)
@@ -47,7 +47,7 @@ def project_dask(
 
 
 def check_matrix(x: Any) -> None:
-    """Check dimensions and dtype of a dask array of data vectors, without computing anything."""
+    """Check the number of dimensions and the dtype of a dask array, without computing anything."""
     if x.ndim != 2:
         raise ValueError(f"expected a 2-D dask array, (n_samples, n_features), got one of shape {x.shape}")
     if x.dtype.kind not in "iubf":
@@ -107,13 +107,13 @@ def _project_block(spec: SketchSpec, summing: np.dtype, dense_output: bool, fini
     return arrays.project_array(spec, block, out, False, True)
 
 
-def _check_finite(numbers: np.ndarray) -> None:
+def _check_finite(values: np.ndarray) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.sum(numbers, dtype=np.float64)):  # without memory for a mask
+        if np.isfinite(np.sum(values, dtype=np.float64)):  # needs no memory for a mask
             return
-    if np.isnan(numbers).any():
+    if np.isnan(values).any():
         raise ValueError("Input X contains NaN.")
-    if np.isinf(numbers).any():
+    if np.isinf(values).any():
         raise ValueError("Input X contains infinity.")
 
 
@@ -134,31 +134,31 @@ def _multiply_transposed_block(spec: SketchSpec, block: Any) -> Any:
 
 def _refuse_out(out: Any, accumulate: bool) -> None:
     if out is not None or accumulate:
-        raise ValueError("dask arrays give lazy results: out= and accumulate= need arrays in memory")
+        raise ValueError("results of dask arrays are lazy: out= and accumulate= require arrays in memory")
 
 
 def _dtypes(x: Any) -> tuple[np.dtype, np.dtype]:
-    """The dtype of the result and that of partial sums over chunks of features."""
+    """(the dtype of the result, the dtype of partial sums over chunks of features)."""
     dtype = result_dtype(x.dtype)
     return dtype, np.promote_types(dtype, np.float32)
 
 
 def _along(x: Any, axis: int) -> list[tuple[int, int, Any]]:
-    """(start, stop, the blocks) for each chunk along an axis."""
+    """(start, stop, blocks) for each chunk along an axis."""
     sizes = x.chunks[axis]
     if any(math.isnan(size) for size in sizes):
         raise ValueError(f"axis {axis} has chunks of unknown sizes: call compute_chunk_sizes() first")
     stops = np.cumsum(sizes).tolist()
     index = [slice(None)] * x.ndim
-    found = []
+    chunks = []
     for i, (size, stop) in enumerate(zip(sizes, stops, strict=True)):
         index[axis] = slice(i, i + 1)
-        found.append((stop - size, stop, x.blocks[tuple(index)] if len(sizes) > 1 else x))
-    return found
+        chunks.append((stop - size, stop, x.blocks[tuple(index)] if len(sizes) > 1 else x))
+    return chunks
 
 
 def _feature_chunks(spec: SketchSpec, others: tuple[Any, ...], dtype: np.dtype) -> list[tuple[int, int]]:
-    """The columns of S in chunks, so that blocks of an adjoint's result have about dask's chunk size."""
+    """(start, stop) of chunks of S's columns such that the blocks of an adjoint have about dask's chunk size."""
     from dask.array.core import normalize_chunks
 
     sizes = tuple(1 if any(math.isnan(n) for n in chunks) else max(1, max(chunks, default=1)) for chunks in others)
@@ -169,14 +169,14 @@ def _feature_chunks(spec: SketchSpec, others: tuple[Any, ...], dtype: np.dtype) 
 
 
 def _mapped(function: Callable[..., Any], x: Any, chunks: Any, dtype: np.dtype, meta: Any = None) -> Any:
-    """The array of the function's results for each block."""
+    """The array of the results of `function` for each block of x."""
     if meta is None:
         meta = np.empty((0,) * x.ndim, dtype)
     return x.map_blocks(function, chunks=chunks, dtype=dtype, meta=meta)
 
 
 def _csr_meta(x: Any, dtype: np.dtype) -> Any:
-    """An empty CSR matrix, or array where the blocks are arrays."""
+    """An empty CSR matrix, or a CSR array if the blocks of x are sparse arrays."""
     import scipy.sparse
 
     kind = scipy.sparse.csr_array if isinstance(x._meta, scipy.sparse.sparray) else scipy.sparse.csr_matrix
@@ -184,7 +184,7 @@ def _csr_meta(x: Any, dtype: np.dtype) -> Any:
 
 
 def _total(parts: list[Any], dtype: np.dtype) -> Any:
-    """The sum, pairwise, in the dtype."""
+    """The pairwise sum of `parts`, cast to `dtype`."""
     while len(parts) > 1:
         pairs = [a + b for a, b in zip(parts[::2], parts[1::2], strict=False)]
         parts = pairs + parts[2 * len(pairs) :]

@@ -1,6 +1,6 @@
-"""Seeded dropout on NumPy arrays, and the choice between them and torch tensors.
+"""Seeded dropout of NumPy arrays and torch tensors.
 
-Check the arguments, then call the CPU backend for arrays and the operators of `sjlt.torch_ops.dropout` for tensors.
+Validate the arguments, then call the CPU backend for arrays or the operators of `sjlt.torch_ops.dropout` for tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def dropout(
 ) -> Any:
     """See `sjlt.dropout`."""
     if is_tensor(x):
-        import sjlt.torch_ops.dropout as ops  # the fastest form of an import that was made before
+        import sjlt.torch_ops.dropout as ops  # the fastest way to look up a module that is already imported
 
         ops.checks.check_tensor(x, "dropout")
         arguments = checked_arguments(x, x.shape, p, seed, step, offset, row_stride, bits)
@@ -50,7 +50,7 @@ def dropout_add(
         from ..torch_ops import dropout as ops
 
         ops.checks.check_tensor(x, "dropout")
-        ops.checks.check_beside("residual", residual, x)
+        ops.checks.check_like("residual", residual, x)
         ops.checks.check_tensor(residual, "dropout")
         arguments = checked_arguments(x, x.shape, p, seed, step, offset, row_stride, bits)
         return ops.drop_add(x, residual, arguments) if training else x + residual
@@ -66,24 +66,24 @@ def dropout_add(
 
 def masked_dropout(x: Any, keep: Any, p: Any, bits: Any) -> Any:
     """See `sjlt.masked_dropout`."""
-    by = factor(p, bits)
+    scale = factor(p, bits)
     if is_tensor(x):
         from ..torch_ops import dropout as ops
 
         ops.checks.check_tensor(x, "dropout")
-        ops.checks.check_beside("keep", keep, x)
+        ops.checks.check_like("keep", keep, x)
         ops.checks.check_bool(keep)
-        return ops.masked(x, keep, by)
+        return ops.masked(x, keep, scale)
     x, keep = _array(x), np.asarray(keep)
     if keep.dtype != np.bool_:
         raise TypeError(f"keep must have dtype bool, got {keep.dtype}")
     check_shape("keep", keep, x)
     x = _native(x)
     out = np.empty_like(x, subok=False)
-    if by == 0:
+    if scale == 0:
         out[...] = 0
     else:
-        _cpu().drop_stored(by, x, keep, out)
+        _cpu().drop_stored(scale, x, keep, out)
     return out
 
 
@@ -119,11 +119,11 @@ def _array(x: Any, name: str = "x") -> Any:
 
 
 def _writable_array(x: Any, *read: Any) -> Any:
-    """x, if it can be written and shares no memory with the arrays in `read`."""
+    """x, if it is writable and shares no memory with the arrays in `read`."""
     if not isinstance(x, np.ndarray):
         raise TypeError(f"inplace=True needs a numpy array or a tensor, got {type(x).__name__}")
     if not _array(x).flags.writeable:
-        raise ValueError("x is read-only: inplace=True cannot write it")
+        raise ValueError("x is read-only, so inplace=True cannot write to it")
     check_writable(x, x.strides, x.itemsize)
     if any(isinstance(a, np.ndarray) and arrays_overlap(x, a) for a in read):
         raise ValueError("seed or step shares memory with x, which inplace=True overwrites: pass a copy of it")
@@ -131,7 +131,7 @@ def _writable_array(x: Any, *read: Any) -> Any:
 
 
 def _native(x: np.ndarray) -> np.ndarray:
-    """x, or a copy of it in native byte order and alignment."""
+    """x, or a copy of it if it is not aligned and in native byte order."""
     return x if x.dtype.isnative and x.flags.aligned else x.astype(x.dtype.newbyteorder("="))
 
 
@@ -142,7 +142,7 @@ def _drop(arguments: DropoutArguments, x: np.ndarray, residual: np.ndarray | Non
         if residual is None:
             out[...] = x if t == 0 else 0
         else:
-            out[...] = residual + (x if t == 0 else 0)  # -0 + 0 is 0
+            out[...] = residual + (x if t == 0 else 0)  # not a copy of the residual: -0 + 0 is 0
     elif residual is None:
         _cpu().drop(rule, x, out)
     else:
@@ -151,13 +151,13 @@ def _drop(arguments: DropoutArguments, x: np.ndarray, residual: np.ndarray | Non
 
 
 def _cpu() -> Any:
-    from ..backends.cpu import dropout  # loads or compiles machine code, so only when needed
+    from ..backends.cpu import dropout  # imported late: this loads or compiles machine code
 
     return dropout
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    if isinstance(shape, int):  # more checks would fix a number that torch.compile traces
+    if isinstance(shape, int):  # the checks below would make torch.compile specialise on it
         shape = [shape]
     lengths = shape if isinstance(shape, Sequence) or getattr(shape, "ndim", 0) > 0 else [shape]
     return tuple(integer("a length of shape", n, 0, LAST) for n in lengths)

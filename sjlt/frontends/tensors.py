@@ -1,7 +1,6 @@
-"""The projection and its adjoint on torch tensors: check the arguments, then call the operator.
+"""The projection and its adjoint of torch tensors: validate the arguments, then call the operator.
 
-The caller has made sure that the data is a tensor. On a small tensor the host's time dominates, so checks are few and
-cheap.
+The data must be a tensor. For small tensors, host time dominates, so checks are few and cheap.
 """
 
 from __future__ import annotations

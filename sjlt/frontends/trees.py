@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor:
-    """The tensors of `tree`, as if flattened and concatenated, projected leaf by leaf."""
+    """Project the tensors of `tree` leaf by leaf, as if flattened and concatenated."""
     leaves = list(leaves_of(tree))
     sharded = [leaf for leaf in leaves if sharding.is_sharded(leaf)]
     if sharded:
@@ -31,17 +31,17 @@ def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor
         dtype, like = _prepared(spec, leaves, out, batched)
     summing = torch.promote_types(dtype, torch.float32)
     total: Any = 0
-    partial: dict[Any, Any] = {}  # sums of what this rank holds, by the mesh that holds the rest
+    partial: dict[Any, Any] = {}  # for each mesh, the sum over the shards that this rank holds
     start = 0
     for leaf in leaves:
         columns = spec.columns(start, start + prod(leaf.shape[batched:]))
         start += columns.n_features
         if sharding.is_sharded(leaf):
-            if leaf.device_mesh not in partial:  # also on a rank that holds nothing
+            if leaf.device_mesh not in partial:  # even if this rank holds no elements
                 shape = (*like.shape[:-1], spec.n_components)
                 partial[leaf.device_mesh] = torch.zeros(shape, dtype=summing, device=like.device)
-            for run, numbers in sharding.runs(columns, leaf, batched):
-                partial[leaf.device_mesh] += _project_leaf(run, numbers, batched, summing)
+            for run_columns, run in sharding.runs(columns, leaf, batched):
+                partial[leaf.device_mesh] += _project_leaf(run_columns, run, batched, summing)
         else:
             total = total + _project_leaf(columns, leaf, batched, summing)
     for mesh, part in partial.items():
@@ -50,7 +50,7 @@ def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor
 
 
 def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
-    """y S as tensors of the shapes, dtypes and places of the tree `like`."""
+    """y S, split into tensors with the shapes, dtypes and placements of those in the tree `like`."""
     leaves = list(leaves_of(like))
     _check_tree(spec, leaves, batched)
     if not isinstance(y, Tensor) or sharding.is_sharded(y):
@@ -60,7 +60,7 @@ def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
     if y.shape != shape:
         raise ValueError(f"adjoint_tree needs y of shape {shape} for this tree, got {tuple(y.shape)}")
     if y.device != leaves[0].device:
-        raise ValueError(f"y must lie on {leaves[0].device}, as the tree does, got {y.device}")
+        raise ValueError(f"y must be on {leaves[0].device}, like the tree, got {y.device}")
     starts = iter([0, *accumulate(prod(leaf.shape[batched:]) for leaf in leaves)])
 
     def adjoint(leaf: Tensor) -> Tensor:
@@ -68,14 +68,13 @@ def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
         columns = spec.columns(start, start + prod(leaf.shape[batched:]))
         if sharding.is_sharded(leaf):
             return sharding.adjoint(columns, y, leaf, batched)  # type: ignore[no-any-return]
-        numbers = ops.call(ops.project_adjoint, y, columns, -1, leaf.dtype)
-        return numbers.view(leaf.shape)
+        return ops.call(ops.project_adjoint, y, columns, -1, leaf.dtype).view(leaf.shape)
 
     return _mapped(adjoint, like)
 
 
 def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """A tree of plain dicts, lists and tuples with the results of `function`, called in the order of `leaves_of`."""
+    """A tree of dicts, lists and tuples with the results of `function`, which is called in the order of `leaves_of`."""
     if isinstance(tree, Mapping):
         return {key: _mapped(function, branch) for key, branch in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -85,7 +84,7 @@ def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def _project_leaf(columns: SketchSpec, leaf: Tensor, batched: bool, summing: torch.dtype) -> Any:
-    """The numbers of a leaf times its columns of S'."""
+    """The projection of a leaf by its columns of the sketch."""
     if sparse.is_sparse(leaf):
         rows = sparse.flattened(leaf, batched)
         sketched = sparse.project(columns, rows._replace(values=rows.values.to(summing)))
@@ -100,6 +99,7 @@ def _project_leaf(columns: SketchSpec, leaf: Tensor, batched: bool, summing: tor
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
+    """The leaves of nested mappings, lists and tuples, in order."""
     if isinstance(tree, Mapping):
         tree = tree.values()
     elif not isinstance(tree, (list, tuple)):
@@ -110,7 +110,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
 
 
 def _prepared(spec: SketchSpec, leaves: list[Any], out: Any, batched: bool) -> tuple[torch.dtype, Tensor]:
-    """(the dtype of the result, an empty tensor of its device and leading shape), of arguments that are right."""
+    """Validate the arguments; return the dtype of the result and an empty tensor of its device and leading shape."""
     _check_tree(spec, leaves, batched)
     dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
     like = torch.empty((*leaves[0].shape[:batched], 0), dtype=dtype, device=leaves[0].device)
@@ -127,7 +127,7 @@ def _prepared(spec: SketchSpec, leaves: list[Any], out: Any, batched: bool) -> t
 def _check_tree(spec: SketchSpec, leaves: list[Any], batched: bool) -> None:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
-            raise TypeError(f"project_tree needs a dict or list of torch tensors, got a {type(leaf).__name__} in it")
+            raise TypeError(f"a tree must be a dict or list of torch tensors, got one containing {type(leaf).__name__}")
         if sharding.is_sharded(leaf):
             sharding.check_sharded(leaf, batched)
         elif sparse.is_sparse(leaf):
@@ -138,18 +138,18 @@ def _check_tree(spec: SketchSpec, leaves: list[Any], batched: bool) -> None:
         raise ValueError("project_tree needs at least one tensor")
     devices = sorted({str(leaf.device) for leaf in leaves})
     if len(devices) > 1:
-        raise ValueError(f"the tensors must lie on one device, got {', '.join(devices)}")
+        raise ValueError(f"the tensors must be on one device, got {', '.join(devices)}")
     batches = {tuple(leaf.shape[:batched]) for leaf in leaves}
     if len(batches) > 1 or (batched and () in batches):
         raise ValueError(f"batched=True needs the same leading dimension everywhere, got {sorted(batches)}")
     n_features = sum(prod(leaf.shape[batched:]) for leaf in leaves)
     if n_features != spec.n_features:
         each = " per element of the batch" if batched else ""
-        raise ValueError(f"the tensors must have n_features = {spec.n_features} numbers{each}, got {n_features}")
+        raise ValueError(f"the tensors must have n_features = {spec.n_features} elements{each}, got {n_features}")
 
 
 def _flat(leaf: Tensor, batch_ndim: int) -> Iterator[Tensor]:
-    """The leaf's numbers in logical order along a last axis: as few views as its strides allow."""
+    """The elements of the leaf in logical order along the last axis of as few views as its strides allow."""
     shape, strides = leaf.shape[batch_ndim:], leaf.stride()[batch_ndim:]
     axes = [axis for axis, n in enumerate(shape) if n != 1]
     evenly = all(strides[a] == shape[b] * strides[b] for a, b in pairwise(axes))

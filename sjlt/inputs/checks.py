@@ -1,4 +1,4 @@
-"""Checks of the arguments that several public functions share."""
+"""Validation of arguments that several public functions share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..laws import iid as iid_law
 
 
 def integer(name: str, value: Any, low: int, high: int, condition: str = "") -> int:
-    """`value` as an int from `low` to `high`, or a TypeError or ValueError that shows it."""
+    """`value` as an int from `low` to `high`; otherwise raise a TypeError or ValueError that shows it."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got the bool {value}")
     try:
@@ -26,17 +26,17 @@ def integer(name: str, value: Any, low: int, high: int, condition: str = "") -> 
 
 
 def below_one(name: str, value: Any) -> float:
-    """`value` as a float from 0 to below 1, or a TypeError or ValueError that shows it."""
+    """`value` as a float in [0, 1); otherwise raise a TypeError or ValueError that shows it."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
     number = float(value)
     if not 0 <= number < 1:
-        raise ValueError(f"{name} must be from 0 to below 1, got {value}")
+        raise ValueError(f"{name} must be at least 0 and less than 1, got {value}")
     return number
 
 
 def stack_count(stacks: Any, n_components: int) -> int:
-    """A number of stacks that divides n_components."""
+    """`stacks` as an int that divides n_components."""
     number = integer("stacks", stacks, 1, n_components, f" for n_components = {n_components}")
     if n_components % number:
         raise ValueError(f"stacks must divide n_components, got stacks = {number} and n_components = {n_components}")
@@ -44,12 +44,12 @@ def stack_count(stacks: Any, n_components: int) -> int:
 
 
 def seed_number(seed: Any) -> int:
-    """A seed as an int, -2^63 <= seed < 2^64."""
+    """`seed` as an int, -2^63 <= seed < 2^64."""
     return integer("seed", seed, -(2**63), 2**64 - 1)
 
 
 def signed(seed: int) -> int:
-    """A seed, -2^63 <= seed < 2^64, as the signed 64-bit number of the same bits, which torch and Triton accept."""
+    """A seed, -2^63 <= seed < 2^64, as the signed 64-bit integer with the same bits, as torch and Triton require."""
     return seed - 2**64 if seed >= 2**63 else seed
 
 

@@ -10,25 +10,25 @@ import numpy as np
 
 
 def is_sparse(x: Any) -> bool:
-    """Whether x is a SciPy sparse matrix or array. A caller that holds one has imported scipy.sparse."""
+    """Whether x is a SciPy sparse matrix or array. Does not import scipy.sparse: if x is one, the caller has."""
     sparse = sys.modules.get("scipy.sparse")
     return sparse is not None and bool(sparse.issparse(x))
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether x is a torch tensor. A caller that holds one has imported torch."""
+    """Whether x is a torch tensor. Does not import torch: if x is one, the caller has."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, getattr(torch, "Tensor", ()))
 
 
 def is_dask(x: Any) -> bool:
-    """Whether x is a dask array. A caller that holds one has imported dask.array."""
+    """Whether x is a dask array. Does not import dask.array: if x is one, the caller has."""
     dask = sys.modules.get("dask.array")
     return dask is not None and isinstance(x, getattr(dask, "Array", ()))
 
 
 def as_container(x: Any) -> Any:
-    """`x` itself if it is sparse, else an ndarray of numbers; TypeError for anything else."""
+    """`x` itself if it is sparse, else as an ndarray of real numbers; TypeError if that is impossible."""
     if is_sparse(x):
         return x
     if type(x) is not np.ndarray:
@@ -43,7 +43,7 @@ def as_container(x: Any) -> Any:
 
 
 def refuse_foreign(x: Any) -> None:
-    """Raise TypeError for data that NumPy would silently convert to something else."""
+    """Raise TypeError for containers whose conversion to an array would silently lose something."""
     if type(x).__module__ == "torch.fx.proxy":
         refuse_symbolic()
     if isinstance(x, np.ma.MaskedArray):
@@ -71,7 +71,7 @@ def refuse_symbolic() -> NoReturn:
 
 
 def _refuse_contents(x: Any, array: np.ndarray) -> None:
-    """TypeError for data that is no array of real numbers, naming the column of a data frame."""
+    """Raise TypeError for data other than real numbers. For a data frame, the message names the column."""
     if array.ndim == 0 and array.dtype.kind in "OSU":
         raise TypeError(f"expected an array, sparse matrix or tensor, got {x!r} of type {type(x).__name__}")
     columns = getattr(x, "columns", None)
@@ -84,7 +84,7 @@ def _refuse_contents(x: Any, array: np.ndarray) -> None:
 
 
 def result_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of results: fp16, fp32 and fp64 stay, integers and bool become fp64, others are refused."""
+    """The dtype of results: fp16, fp32 and fp64 for themselves, fp64 for integers and bool, else TypeError."""
     if dtype.kind in "iub":
         return np.dtype(np.float64)
     if dtype.kind == "f" and dtype.itemsize <= 8:
@@ -95,33 +95,36 @@ def result_dtype(dtype: np.dtype) -> np.dtype:
 # ------------------------------------------------------------------------------------- shapes
 
 
-def _described(x: Any) -> str:
+def _description(x: Any) -> str:
     kind = "a sparse matrix" if is_sparse(x) else "a tensor" if is_tensor(x) else "an array"
     return f"{kind} of shape {tuple(x.shape)}"
 
 
 def check_shape(name: str, given: Any, x: Any) -> None:
-    """`given` has the shape of x."""
+    """Raise ValueError unless `given` has the shape of x."""
     if given.shape != x.shape:
         raise ValueError(f"{name} must have the shape of x, {tuple(x.shape)}, got {tuple(given.shape)}")
 
 
 def check_width(name: str, x: Any, width: int, meaning: str, other: int) -> None:
-    """The last axis of x, along which data vectors lie, has length `width`, not `other`, that of the transpose."""
+    """Raise ValueError unless the last axis of x has length `width`.
+
+    If it has length `other`, that of the transpose's argument, the message suggests the transpose.
+    """
     if x.ndim == 0 or x.shape[-1] != width:
         fits = x.ndim > 0 and x.shape[-1] == other
         hint = (": use X @ S.T or S.project(X)" if meaning == "n_components" else ": use Y @ S") if fits else ""
-        raise ValueError(f"{name} needs a last axis of {meaning} = {width}, got {_described(x)}{hint}")
+        raise ValueError(f"{name} needs a last axis of {meaning} = {width}, got {_description(x)}{hint}")
 
 
 def check_height(name: str, a: Any, shape: tuple[int, int]) -> None:
-    """The vector or matrix `a` can be multiplied by an operator of that shape."""
+    """Raise ValueError unless an operator of this shape can be applied to the vector or matrix `a` from the left."""
     if a.ndim not in (1, 2) or a.shape[0] != shape[1]:
         in_rows = a.ndim == 2 and a.shape[1] == shape[1]
         hint = f": for vectors in rows, use X @ {'S.T' if name == 'S' else 'S'}" if in_rows else ""
         raise ValueError(
             f"{name} @ A needs A of shape ({shape[1]},) or ({shape[1]}, n) for the operator's shape {shape}, "
-            f"got {_described(a)}{hint}"
+            f"got {_description(a)}{hint}"
         )
 
 
@@ -129,9 +132,9 @@ def check_height(name: str, a: Any, shape: tuple[int, int]) -> None:
 
 
 def elements_overlap(shape: Sequence[int], strides: Sequence[int], size: int = 1) -> bool:
-    """Whether elements may share memory: some stride does not exceed what the axes of smaller strides span.
+    """Whether elements may share memory: some stride is at most the extent of all axes with smaller strides.
 
-    `size` is the size of an element in the unit of the strides.
+    `size` is the size of an element, in the unit of the strides.
     """
     if 0 in shape:
         return False
@@ -144,7 +147,7 @@ def elements_overlap(shape: Sequence[int], strides: Sequence[int], size: int = 1
 
 
 def arrays_overlap(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays share memory. True as well where an exact answer takes too long."""
+    """Whether two arrays share memory; also True if the exact answer would take too long."""
     try:
         return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]  # any int is accepted
     except np.exceptions.TooHardError:
@@ -155,11 +158,11 @@ def arrays_overlap(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def checked_sparse(x: Any) -> Any:
-    """`x`, a CSR or CSC matrix, with indices that are safe to follow and arrays that kernels can read."""
+    """`x`, a CSR or CSC matrix, with validated indices, its arrays copied only if the kernels cannot read them."""
     if x.format not in ("csr", "csc"):
         raise TypeError(f"sparse input must be CSR or CSC, got {x.format.upper()}: convert it with .tocsr()")
     if x.ndim != 2:
-        raise ValueError(f"sparse input must have 2 dimensions, got {_described(x)}")
+        raise ValueError(f"sparse input must have 2 dimensions, got {_description(x)}")
     if result_dtype(x.dtype) == np.float16:
         raise TypeError("sparse float16 is refused, as in scipy.sparse: convert it with .astype(np.float32)")
     _check_indices(x)
@@ -172,7 +175,7 @@ def checked_sparse(x: Any) -> Any:
 
 
 def _contiguous(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`a` itself or a copy that is contiguous, aligned and of that dtype, made in steps that an interrupt may end."""
+    """`a`, or a contiguous and aligned copy of this dtype, made in steps so that it can be interrupted."""
     if a.dtype == dtype and a.flags.c_contiguous and a.flags.aligned:
         return a
     copy, step = np.empty(a.shape, dtype), 1 << 22
@@ -182,7 +185,7 @@ def _contiguous(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _check_indices(x: Any) -> None:
-    # scipy's own check_format may rewrite the caller's arrays.
+    # SciPy's own check_format may modify the caller's arrays.
     name_of_format = x.format.upper()
     for name in ("indices", "indptr"):
         if getattr(x, name).dtype.kind not in "iu":
@@ -191,14 +194,16 @@ def _check_indices(x: Any) -> None:
     indptr, step = x.indptr, 1 << 20
     parts = (indptr[i : i + step + 1] for i in range(0, rows, step))
     if indptr.shape != (rows + 1,) or indptr[0] != 0 or any((part[1:] < part[:-1]).any() for part in parts):
-        raise ValueError(f"malformed {name_of_format}: indptr must be {rows + 1} ascending numbers that begin with 0")
+        raise ValueError(
+            f"malformed {name_of_format}: indptr must have {rows + 1} elements in ascending order, starting with 0"
+        )
     stored = int(x.indptr[-1])
     if stored > min(x.indices.size, x.data.size):
         raise ValueError(
             f"malformed {name_of_format}: indptr ends at {stored}, but there are {x.indices.size} indices and "
-            f"{x.data.size} numbers"
+            f"{x.data.size} values"
         )
     used = [x.indices[i : min(i + step, stored)] for i in range(0, stored, step)]
     low, high = min((int(part.min()) for part in used), default=0), max((int(part.max()) for part in used), default=-1)
     if stored and not (low >= 0 and high < columns):
-        raise ValueError(f"malformed {name_of_format}: indices from {low} to {high}, allowed are 0 to {columns - 1}")
+        raise ValueError(f"malformed {name_of_format}: indices must be from 0 to {columns - 1}, got {low} to {high}")

@@ -1,4 +1,4 @@
-"""Read the description of a sketch, the dict that `Sketch.to_dict` returns."""
+"""Validate the description of a sketch, the dict that `Sketch.to_dict` returns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ INDEPENDENT = ("bits", "threshold")
 
 
 def sketch_arguments(description: Any) -> dict[str, Any]:
-    """The keyword arguments of `Sketch` that a description stands for.
+    """The keyword arguments with which `Sketch` makes the sketch of a description.
 
     Raises
     ------
-    TypeError : the description is no mapping, or a value is no integer.
-    ValueError : another version of the law, missing or unknown keys, or values that contradict each other.
+    TypeError
+        If the description is not a mapping or a value is not an integer.
+    ValueError
+        If the law has another version, keys are missing or unknown, or values contradict each other.
     """
     if not isinstance(description, Mapping):
         raise TypeError(f"a sketch's description is a dict as from Sketch.to_dict(), got {description!r}")

@@ -1,4 +1,4 @@
-"""Checks of dropout's arguments, for arrays and tensors alike."""
+"""Validation of dropout's arguments, for both arrays and tensors."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from . import checks
 from .containers import elements_overlap, is_tensor
 from .dropout_axes import last_index
 
-LAST = 2**63 - 1  # the largest index of an element
+LAST = 2**63 - 1  # the largest allowed index of an element
 
 
 class DropoutArguments(NamedTuple):
-    """The checked arguments of one call.
+    """The validated arguments of one call.
 
     Attributes
     ----------
     threshold : int
-        The law's threshold, below which a lane drops its element: 0 drops none, 2^bits all.
+        An element is dropped if its random bits are below this: 0 drops none, 2^bits drops all.
     seeds : int64 array or tensor on the device of the data, or None
-        One seed per row, or a 0-d array of one seed.
+        One seed per row, or a 0-d array with one seed.
     seed : int
-        The seed as a signed 64-bit number, where `seeds` is None.
-    steps : array or tensor of one integer, on the device of the data, or None
+        The seed as a signed 64-bit integer, if `seeds` is None.
+    steps : array or tensor with one integer, on the device of the data, or None
     step : int
-        The step, where `steps` is None.
+        The step, if `steps` is None.
     offset : int
-        The law's index of the first element.
+        The index of the first element.
     row_stride : int or None
-        The law's distance between rows. None stands for the length of the last axis.
+        The difference between the indices of consecutive rows. None means the length of the last axis.
     bits : int
         Random bits per element.
     """
@@ -51,7 +51,7 @@ class DropoutArguments(NamedTuple):
 def checked_arguments(
     x: Any, shape: Sequence[int], p: Any, seed: Any, step: Any, offset: Any, row_stride: Any, bits: Any
 ) -> DropoutArguments:
-    """Check the arguments of a call on x of `shape`. Seeds and steps remain arrays or tensors on the device of x."""
+    """Validate the arguments of a call on x of `shape`. seed and step may be arrays, or tensors on the device of x."""
     bits = check_bits(bits)
     t = _checked_threshold(_probability(p), bits)
     seeds, steps = None, None
@@ -66,17 +66,18 @@ def checked_arguments(
     offset = _integer("offset", offset, 0, LAST)
     if row_stride is not None:
         row_stride = _integer("row_stride", row_stride, 0, LAST)
-    if offset or row_stride is not None:  # without them the shape of a tensor that exists is in range
+    if offset or row_stride is not None:  # otherwise no tensor that exists is large enough to exceed the range
         _check_last(shape, 0 if seeds is None else seeds.ndim, offset, row_stride)
     return DropoutArguments(t, seeds, seed, steps, step, offset, row_stride, bits)
 
 
-def _check_last(shape: Sequence[int], n_seeds: int, offset: int, row_stride: int | None) -> None:
-    if row_stride is None and not n_seeds:
+def _check_last(shape: Sequence[int], seeds_ndim: int, offset: int, row_stride: int | None) -> None:
+    """Raise ValueError if the index of the last element exceeds `LAST`."""
+    if row_stride is None and not seeds_ndim:
         last = prod(shape) - 1
     else:
         row_step = row_stride if row_stride is not None else shape[-1] if len(shape) else 1
-        last = last_index(shape, row_step, n_seeds) if 0 not in shape else 0
+        last = last_index(shape, row_step, seeds_ndim) if 0 not in shape else 0
     if offset + last > LAST:
         given = f"offset {offset}" if row_stride is None else f"offset {offset} with row_stride {row_stride}"
         raise ValueError(
@@ -86,7 +87,7 @@ def _check_last(shape: Sequence[int], n_seeds: int, offset: int, row_stride: int
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if type(value) is int and low <= value <= high:  # more checks would fix a number that torch.compile traces
+    if type(value) is int and low <= value <= high:  # checks.integer would make torch.compile specialise on the value
         return value
     return checks.integer(name, value, low, high)
 
@@ -101,21 +102,21 @@ def check_bits(bits: Any) -> int:
 
 
 def check_p(p: Any, bits: int) -> float:
-    """p as a float that lanes of `bits` bits, 8, 16 or 32, can realise."""
+    """`p` as a float; ValueError if it would round to 0 or 1 with `bits` (8, 16 or 32) random bits."""
     p = _probability(p)
     _checked_threshold(p, bits)
     return p  # type: ignore[no-any-return]
 
 
 def _checked_threshold(p: float, bits: int) -> int:
-    """The law's threshold for p; ValueError where it would turn p into 0 or 1."""
+    """The threshold for p; ValueError if p, which is neither, would round to 0 or 1."""
     t = threshold(p, bits)
     if 0 < p < 1 and not 0 < t < 2**bits:
         wider = next((b for b in WIDTHS if 0 < threshold(p, b) < 2**b), None)
-        advice = f"bits={wider} would do" if wider else f"no width would do: the finest is {2.0**-32:.3g}"
+        advice = f"use bits={wider}" if wider else f"even bits=32 gives only multiples of {2.0**-32:.3g}"
         raise ValueError(
-            f"p = {p} is too close to {round(p)} for bits={bits}: it would become {round(p)}, as multiples of "
-            f"{2.0**-bits:.3g} are drawn; {advice}"
+            f"p = {p} is too close to {round(p)} for bits={bits}: it would be rounded to {round(p)}, a multiple of "
+            f"{2.0**-bits:.3g}; {advice}"
         )
     return t
 
@@ -132,7 +133,7 @@ def _probability(p: Any) -> float:
 
 
 def factor(p: Any, bits: int | None) -> float:
-    """The scale of kept elements, or 0 where p is 1."""
+    """The scale of kept elements, or 0 if p is 1."""
     if bits is not None:
         bits = check_bits(bits)
     p = _probability(p)
@@ -143,8 +144,8 @@ def factor(p: Any, bits: int | None) -> float:
 
 
 def _checked_seeds(x: Any, shape: Sequence[int], seeds: Any) -> Any:
-    """Seeds of an allowed shape, on the device of x."""
-    seeds = _beside("seed", x, seeds)
+    """`seeds`, if they have an allowed shape and dtype and are on the device of x."""
+    seeds = _on_device_of(x, "seed", seeds)
     if str(seeds.dtype).removeprefix("torch.") != "int64":
         raise TypeError(f"an array of seeds must have dtype int64, got {seeds.dtype}")
     allowed = [(), tuple(shape[:1]), tuple(shape[:-1])] if len(shape) else [()]
@@ -157,7 +158,7 @@ def _checked_seeds(x: Any, shape: Sequence[int], seeds: Any) -> Any:
 
 
 def _checked_step(x: Any, step: Any) -> Any:
-    step = _beside("step", x, step)
+    step = _on_device_of(x, "step", step)
     name = str(step.dtype).removeprefix("torch.")
     if not name.lstrip("u").startswith("int"):
         raise TypeError(f"step must be an integer, got {name}")
@@ -166,21 +167,21 @@ def _checked_step(x: Any, step: Any) -> Any:
     return step
 
 
-def _beside(name: str, x: Any, numbers: Any) -> Any:
-    """`numbers`, an array where x is one, or a tensor on the device of the tensor x."""
+def _on_device_of(x: Any, name: str, value: Any) -> Any:
+    """`value` as an array if x is an array or None; otherwise it must be a tensor on the device of the tensor x."""
     if x is None or isinstance(x, np.ndarray):
-        if is_tensor(numbers):
+        if is_tensor(value):
             raise TypeError(f"{name} is a torch tensor, but x is an array: pass {name}.numpy()")
-        return np.asarray(numbers)
-    if not is_tensor(numbers):
-        raise TypeError(f"{name} must be an integer or a torch tensor, as x is, got {type(numbers).__name__}")
-    if numbers.device != x.device:
-        raise ValueError(f"{name} must lie on {x.device}, as x does, got {numbers.device}: move it, or pass an int")
-    return numbers
+        return np.asarray(value)
+    if not is_tensor(value):
+        raise TypeError(f"{name} must be an integer or a torch tensor, like x, got {type(value).__name__}")
+    if value.device != x.device:
+        raise ValueError(f"{name} must be on {x.device}, like x, got {value.device}: move it, or pass an int")
+    return value
 
 
 def check_writable(x: Any, strides: Sequence[int], size: int = 1) -> None:
-    """No two elements of x share memory. `size` is the size of an element in the unit of the strides."""
+    """Raise ValueError if elements of x share memory. `size` is the size of an element, in the unit of the strides."""
     if elements_overlap(x.shape, strides, size):
         raise ValueError(
             f"x of shape {tuple(x.shape)} has elements that share memory (strides {tuple(strides)}): inplace=True "
@@ -189,7 +190,7 @@ def check_writable(x: Any, strides: Sequence[int], size: int = 1) -> None:
 
 
 def rule_of(arguments: DropoutArguments) -> tuple[Rule | None, int]:
-    """(the rule that backends apply, its threshold). The rule is None where nothing or everything is dropped."""
+    """(the rule for the backends, the threshold). The rule is None if no or all elements are dropped."""
     t, seeds, seed, steps, step, offset, row_stride, bits = arguments
     if t in (0, 2**bits):
         return None, t

@@ -1,7 +1,7 @@
-"""How the elements of a tensor lie in memory and in the law's index: axes, merged until few are left.
+"""The axes of a dropout call, with their strides in memory and in the index of the law, merged where possible.
 
-An axis is (length, step in the law's index, step in the seeds, step in the memory of each operand). Steps may be 0
-(expanded tensors, and axes that seeds distinguish) or negative (NumPy). Units are the caller's.
+An axis is (length, step in the index, step in the seeds, step in the memory of each operand). Steps may be 0 (expanded
+tensors, and the index along axes of the seeds) or negative (NumPy). The caller chooses the unit of memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Grid(NamedTuple):
 
     Attributes
     ----------
-    columns : the axis along which the law's index grows by 1
-    rows : the remaining axis with the smallest step in the result
-    others : the remaining axes, the longest first
+    columns : the axis along which the index increases by 1
+    rows : of the remaining axes, the one with the smallest step in the result
+    others : all other axes, the longest first
     """
 
     columns: Axis
@@ -31,7 +31,7 @@ class Grid(NamedTuple):
 
     @property
     def flat(self) -> bool:
-        """Whether every operand's elements lie side by side in the order of the law's indices."""
+        """Whether the elements of every operand are contiguous, in the order of their indices."""
         steps = self.columns[OPERANDS:]
         return self.rows[LENGTH] == 1 and not self.others and all(step == 1 for step in steps)
 
@@ -45,10 +45,10 @@ def grid(
 ) -> Grid:
     """The axes of a call.
 
-    shape : the logical shape; none of its lengths is 0.
-    row_stride : the law's step from row to row of (product of leading dimensions, last dimension).
-    seeds : the strides of the tensor of seeds, of shape ``shape[:len(seeds)]``; () for one seed.
-    operands : each tensor's strides.
+    shape : the logical shape, without zeros.
+    row_stride : the difference between the indices of consecutive rows.
+    seeds : the strides of the tensor of seeds, which has shape ``shape[:len(seeds)]``; () for a single seed.
+    operands : the strides of each tensor; the result is the last one.
     """
     seed_steps = (*seeds, *(0,) * (len(shape) - len(seeds)))
     axes = list(zip(shape, _index_steps(shape, row_stride, len(seeds)), seed_steps, *operands, strict=True))
@@ -63,16 +63,16 @@ def grid(
             merged.append(axis)
     none = (0,) * len(operands)
     columns: Axis = merged.pop(0) if merged and merged[0][INDEX] == 1 else (1, 1, 0, *(1 for _ in operands))
-    merged.sort(key=lambda axis: (abs(axis[-1]), -axis[LENGTH]))  # by the result's steps
+    merged.sort(key=lambda axis: (abs(axis[-1]), -axis[LENGTH]))  # by step in the result
     rows: Axis = merged.pop(0) if merged else (1, 0, 0, *none)
     return Grid(columns, rows, tuple(sorted(merged, reverse=True)))
 
 
-def _index_steps(shape: Sequence[int], row_stride: int, n_seeds: int) -> list[int]:
-    """Steps in the law's index; axes of the seeds have none."""
+def _index_steps(shape: Sequence[int], row_stride: int, seeds_ndim: int) -> list[int]:
+    """The step in the index along each axis, which is 0 along the axes of the seeds."""
     steps, step = [], row_stride
     for axis in reversed(range(len(shape))):
-        if axis < n_seeds:
+        if axis < seeds_ndim:
             steps.append(0)
         elif axis == len(shape) - 1:
             steps.append(1)
@@ -82,15 +82,15 @@ def _index_steps(shape: Sequence[int], row_stride: int, n_seeds: int) -> list[in
     return steps[::-1]
 
 
-def last_index(shape: Sequence[int], row_stride: int, n_seeds: int) -> int:
-    """The largest index of an element, the offset aside; no length of the shape is 0."""
-    return sum((n - 1) * step for n, step in zip(shape, _index_steps(shape, row_stride, n_seeds), strict=True))
+def last_index(shape: Sequence[int], row_stride: int, seeds_ndim: int) -> int:
+    """The largest index of an element, not counting the offset; `shape` must not contain 0."""
+    return sum((n - 1) * step for n, step in zip(shape, _index_steps(shape, row_stride, seeds_ndim), strict=True))
 
 
 def offsets(axes: Sequence[Axis]) -> Iterator[tuple[int, ...]]:
-    """The offset of each place on these axes: in the law's index, in the seeds and in each operand."""
-    for place in product(*(range(axis[LENGTH]) for axis in axes)):
-        yield tuple(sum(i * step for i, step in zip(place, steps, strict=True)) for steps in _by_step(axes))
+    """The offset of each position on these axes: in the index, in the seeds and in each operand."""
+    for position in product(*(range(axis[LENGTH]) for axis in axes)):
+        yield tuple(sum(i * step for i, step in zip(position, steps, strict=True)) for steps in _by_step(axes))
 
 
 def _by_step(axes: Sequence[Axis]) -> list[tuple[int, ...]]:

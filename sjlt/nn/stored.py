@@ -102,7 +102,7 @@ class SJLTProjection(nn.Module):
         return (sums * self.normalization_factor).to(x.dtype)
 
     def transpose(self, y: Tensor) -> Tensor:
-        """Apply the adjoint to y of shape (batch, proj_dim); the result has shape (batch, original_dim) and y's dtype."""
+        """Apply the adjoint: y of shape (batch, proj_dim) to shape (batch, original_dim), in the dtype of y."""
         y = self._checked(y, self.proj_dim, "proj_dim")
         wide = y.to(_sum_dtype(y)) * self.normalization_factor
         parts = []

@@ -1,1 +1,1 @@
-"""The projection and dropout as torch operators."""
+"""Projection and dropout as torch operators."""

@@ -1,8 +1,7 @@
-"""The private names of torch that the operators use, all of them here.
+"""All private names of torch that the operators use.
 
-torch may rename or remove any of these. A name with a public or slower equivalent falls back to it. A name without
-one raises an ImportError, or where only one feature needs it a RuntimeError from that feature, that carries torch's
-version.
+torch may rename or remove any of these. If one is missing, a public or slower equivalent is used if there is one.
+Otherwise an ImportError that names the torch version is raised, or a RuntimeError if only one feature needs the name.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.autograd import forward_ad
 
 
 def _find(name: str) -> Any:
-    """``torch.<name>``, or None where this version of torch has no such name."""
+    """``torch.<name>``, or None if this version of torch does not have it."""
     try:
         return attrgetter(name)(torch)
     except AttributeError:
@@ -37,7 +36,8 @@ def _required(name: str, purpose: str) -> Any:
     return found
 
 
-# An autograd.Function of one level, as torch's own operators are: what lies below it is dispatched again.
+# An autograd.Function that handles one level of derivatives, like torch's own operators; lower levels are dispatched
+# again.
 if TYPE_CHECKING:
     from torch.autograd.function import _SingleLevelFunction
 
@@ -89,8 +89,8 @@ def is_plain(x: Tensor) -> bool:
     """Whether nothing in torch except backward and autocast needs to see a call on x.
 
     False when the dispatcher must see the call: compilation, tracing, profiling, modes, transforms, tensor subclasses.
-    A call through a Python operator passes the dispatcher twice, which costs as much as the launch of a kernel. Where
-    torch lacks one of the private checks, every call takes that route.
+    A Python operator passes the dispatcher twice, which costs as much as a kernel launch. If torch lacks one of the
+    private checks, this is always False.
     """
     return (
         not torch.compiler.is_compiling()
@@ -105,24 +105,24 @@ def is_plain(x: Tensor) -> bool:
         and not _tracing_state()
         and not _profiler_enabled()
         and not x.is_neg()
-        and not _is_zero_tensor(x)  # a tangent of zeros, which has no memory
+        and not _is_zero_tensor(x)  # a zero tangent, which has no memory
     )
 
 
 def plain_apply(function: type[torch.autograd.Function]) -> Any:
-    """``function.apply`` for plain calls: without its preparations for the transforms of torch.func, 3 µs of Python."""
+    """``function.apply`` for plain calls, without its preparations for torch.func's transforms (3 µs of Python)."""
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
 def single_level() -> AbstractContextManager[Any]:
-    """The region in which torch.func's transforms accept a `SingleLevelFunction`."""
+    """A context in which torch.func's transforms accept a `SingleLevelFunction`."""
     if _transforms_active is None or _transforms_active():
         return _single_level_in_transforms()  # type: ignore[no-any-return]
     return nullcontext()
 
 
 def is_differentiated(x: Tensor) -> bool:
-    """Whether a derivative of x is being taken, in backward or in forward mode."""
+    """Whether a derivative with respect to x is being computed, in reverse or forward mode."""
     if x.requires_grad and torch.is_grad_enabled():
         return True
     levels_are_known = _current_dual_level is not None and _transforms_active is not None
@@ -135,25 +135,25 @@ def is_differentiated(x: Tensor) -> bool:
 
 
 def is_batched(x: Tensor) -> bool:
-    """Whether torch.vmap is mapping over x. False where torch cannot tell; operators then refuse by themselves."""
+    """Whether torch.vmap is mapping over x. False if torch cannot tell; the operators then raise errors themselves."""
     return _is_batched is not None and bool(_is_batched(x))
 
 
 def call_below_autograd(op: Any, *arguments: Any) -> Any:
-    """Call `op` below autograd. The remaining levels of torch.func are dispatched again, each with its derivative."""
+    """Call `op` below autograd. The remaining levels of torch.func are dispatched again, with their derivatives."""
     with torch.enable_grad(), forward_derivatives_enabled(True), below_autograd():
         return op(*arguments)
 
 
 def is_autocast_enabled() -> bool:
-    """Whether a region of autocast is active for any device that the operators run on."""
+    """Whether autocast is enabled for any device that the operators support."""
     if _any_autocast is None:
         return any(torch.is_autocast_enabled(device) for device in _AUTOCAST_KEYS)
     return _any_autocast()  # type: ignore[no-any-return]
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """The region in which calls skip autocast, for "cpu" or "cuda"."""
+    """A context in which calls skip autocast, for device "cpu" or "cuda"."""
     key = _AUTOCAST_KEYS[device]
     if None in (_exclude_keys, _key_set, key):
         return torch.autocast(device, enabled=False)
@@ -161,9 +161,9 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def may_refuse_writing(x: Tensor) -> bool:
-    """Whether x is a view that autograd may refuse to have written, which it would say only after the write.
+    """Whether x is a view that autograd may not allow to be modified, which it would report only afterwards.
 
-    True for every tensor where torch cannot tell.
+    Always True if torch cannot tell.
     """
     if None in (_creation_meta, _ordinary_view, _is_view, _base):
         return True

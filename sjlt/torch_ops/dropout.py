@@ -1,11 +1,11 @@
 """Seeded dropout as torch operators: ``dropout``, ``dropout_add``, ``masked_dropout``, ``dropout_mask`` of `sjlt`.
 
-One set serves CPU and CUDA, with fakes, derivatives and batching. `sjlt.seeded_dropout` has checked the arguments.
-Dropout is linear and its own transpose, so a derivative is the same call on another tensor and backward needs no saved
-tensor except those of seeds and steps.
+The same operators work on CPU and CUDA, with fakes, derivatives and batching. Their arguments must be validated.
+Dropout is linear and its own transpose, so its derivative is the same call on another tensor, and only tensors of seeds
+and steps are saved for backward.
 
-A call that nothing in torch needs to see (no derivative, compiler, mode or transform) goes straight to the backend:
-on a small tensor an operator takes a quarter of the time.
+A call that nothing in torch needs to see (no derivative, compiler, mode or transform) goes directly to the backend: on
+a small tensor, passing through an operator is a quarter of the time.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ def drop(x: Tensor, arguments: DropoutArguments) -> Tensor:
 
 def drop_in_place(x: Tensor, arguments: DropoutArguments) -> Tensor:
     """Dropout of x, written into x."""
-    if not is_plain(x):  # a compiler cannot trace the check of strides; copy_ has its own
+    if not is_plain(x):  # compilers cannot trace check_writable; copy_ has a check of its own
         return x.copy_(_dropout(x, *arguments))
     check_writable(x, x.stride())
     if any(t is not None and share_memory(x, t) for t in (arguments.seeds, arguments.steps)):
         raise ValueError("seed or step shares memory with x, which inplace=True overwrites: pass a copy of it")
     if x.requires_grad and torch.is_grad_enabled():
-        if x.is_leaf:  # before it is written
+        if x.is_leaf:  # autograd would raise only after x is overwritten
             raise RuntimeError("a leaf tensor that requires grad cannot be dropped in place")
         if compat.may_refuse_writing(x):
             return x.copy_(drop(x, arguments))
         return _apply(x, None, True, arguments)  # type: ignore[no-any-return]
     if not x.is_inference():
-        torch.autograd.graph.increment_version(x)  # a backward pass that needs the old values then fails
+        torch.autograd.graph.increment_version(x)  # so a backward pass that needs the old values raises an error
     return _into(x, x, None, *arguments)
 
 
@@ -80,26 +80,26 @@ def drop_add(x: Tensor, residual: Tensor, arguments: DropoutArguments) -> Tensor
 
 
 def masked(x: Tensor, keep: Tensor, factor: float) -> Tensor:
-    """x times factor where keep, else 0."""
+    """x * factor where keep is True, else 0."""
     plain = is_plain(x) and is_plain(keep) and not x.requires_grad
     call = _compute_masked if plain else _masked
     return call(x, keep, factor)
 
 
 def tensor_on(device: Any) -> Tensor:
-    """An empty tensor on a device that has a backend."""
+    """An empty tensor on a device, which must be supported."""
     like = torch.empty(0, device=device)
     checks.check_tensor(like, "dropout")
     return like
 
 
 def mask(shape: tuple[int, ...], like: Tensor, arguments: DropoutArguments) -> Tensor:
-    """The elements of a tensor of this shape that are kept."""
+    """The mask for a tensor of this shape: True where an element is kept."""
     return _ops.dropout_mask.default(shape, like.device, *arguments)  # type: ignore[no-any-return]
 
 
 def _recorded(*tensors: Tensor) -> bool:
-    """Whether autograd records a call on the tensors."""
+    """Whether autograd records a call on these tensors."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
@@ -127,7 +127,7 @@ def _into(out: Tensor, x: Tensor, residual: Tensor | None, *arguments: Any) -> T
     if rule is None:
         if residual is None:
             return out.copy_(x) if t == 0 else out.zero_()
-        return torch.add(residual, x if t == 0 else 0, out=out)  # -0 + 0 is 0
+        return torch.add(residual, x if t == 0 else 0, out=out)  # not a copy of the residual: -0 + 0 is 0
     if x.is_cuda:
         backend = _triton()
         if residual is None:
@@ -174,7 +174,7 @@ def _compute_mask(shape: Any, device: torch.device, *arguments: Any) -> Tensor:
 
 
 def _on_cpu(rule: Any) -> Any:
-    """The rule with arrays in place of tensors."""
+    """The rule, with tensors as arrays."""
     arrays = (None if t is None else t.detach().numpy() for t in (rule.seeds, rule.steps))
     return rule._replace(**dict(zip(("seeds", "steps"), arrays, strict=True)))
 
@@ -198,14 +198,14 @@ _COMPUTED = {_dropout: _compute, _dropout_add: _compute_add, _masked: _compute_m
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout, with an optional residual, for plain calls: without the overhead of an operator."""
+    """Dropout with an optional residual for plain calls, without the overhead of an operator."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, in_place: bool, arguments: DropoutArguments) -> Tensor:
         ctx.arguments = arguments
         seeds, steps = arguments.seeds, arguments.steps
         if seeds is not None or steps is not None:
-            ctx.save_for_backward(seeds, steps)  # torch then detects changes to them before backward
+            ctx.save_for_backward(seeds, steps)  # lets torch detect in-place changes before backward
             ctx.arguments = arguments._replace(seeds=None, steps=None)
         ctx.dtype = x.dtype
         if in_place:
@@ -218,7 +218,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        saved = ctx.saved_tensors  # read once: under checkpointing, each read recomputes
+        saved = ctx.saved_tensors  # read once: with checkpointing, each read recomputes them
         arguments = ctx.arguments._replace(seeds=saved[0], steps=saved[1]) if saved else ctx.arguments
         x_gradient = residual_gradient = None
         if ctx.needs_input_grad[0]:
@@ -234,7 +234,7 @@ _apply = compat.plain_apply(_Dropout)
 class _DropoutFunction(compat.SingleLevelFunction):
     """The derivatives of an operator that is linear in its first `linear` arguments.
 
-    Tensors among the remaining arguments are saved for backward.
+    Any tensors among the other arguments are saved for backward.
     """
 
     @staticmethod
@@ -245,34 +245,35 @@ class _DropoutFunction(compat.SingleLevelFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.op, linear, *arguments = inputs
         ctx.dtypes = [x.dtype for x in arguments[:linear]]
-        given = arguments[linear:]
-        tensors = [a for a in given if isinstance(a, Tensor)]
-        ctx.given = [None if isinstance(a, Tensor) else a for a in given]
-        ctx.places = [i for i, a in enumerate(given) if isinstance(a, Tensor)]
+        constants = arguments[linear:]
+        tensors = [a for a in constants if isinstance(a, Tensor)]
+        ctx.constants = [None if isinstance(a, Tensor) else a for a in constants]
+        ctx.positions = [i for i, a in enumerate(constants) if isinstance(a, Tensor)]
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def _given(ctx: Any) -> list[Any]:
-        given = list(ctx.given)
-        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
-            given[place] = tensor
-        return given
+    def _constants(ctx: Any) -> list[Any]:
+        """The arguments after the linear ones."""
+        constants = list(ctx.constants)
+        for position, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
+            constants[position] = tensor
+        return constants
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        given = _DropoutFunction._given(ctx)
+        constants = _DropoutFunction._constants(ctx)
         op = _masked if ctx.op is _masked else _dropout
-        x_gradient = op(gradient, *given).to(ctx.dtypes[0]) if ctx.needs_input_grad[2] else None
+        x_gradient = op(gradient, *constants).to(ctx.dtypes[0]) if ctx.needs_input_grad[2] else None
         others = [gradient.to(dtype) for dtype in ctx.dtypes[1:]]
-        return None, None, x_gradient, *others, *(None for _ in given)
+        return None, None, x_gradient, *others, *(None for _ in constants)
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, *tangents: Any) -> Any:
         linear = tangents[: len(ctx.dtypes)]
-        # torch disables forward derivatives here, which would cut an outer level's derivative.
+        # torch disables forward derivatives here, which would lose the derivative of an outer level.
         with compat.forward_derivatives_enabled(True):
-            return ctx.op(*linear, *_DropoutFunction._given(ctx))
+            return ctx.op(*linear, *_DropoutFunction._constants(ctx))
 
 
 def _differentiable(op: Any, linear: int, *arguments: Any) -> Any:
@@ -289,11 +290,11 @@ def _differentiable(op: Any, linear: int, *arguments: Any) -> Any:
 
 
 def _batched(info: Any, in_dims: Any, x: Tensor, threshold: int, seeds: Any, seed: int, steps: Any, *rest: Any) -> Any:
-    """An additional axis of x or seeds becomes the axis of one seed per row, each row with the seed it has alone."""
+    """Dropout over an additional axis of x or seeds: one call with an array of seeds, if these allow it."""
     x_axis, _, seeds_axis, _, steps_axis, *_ = in_dims
-    n_seeds = 0 if seeds is None else seeds.ndim - (seeds_axis is not None)
-    one_a_row = n_seeds > 0 and n_seeds == x.ndim - (x_axis is not None) - 1
-    if steps_axis is not None or not (n_seeds == 0 or one_a_row):
+    seeds_ndim = 0 if seeds is None else seeds.ndim - (seeds_axis is not None)
+    one_per_row = seeds_ndim > 0 and seeds_ndim == x.ndim - (x_axis is not None) - 1
+    if steps_axis is not None or not (seeds_ndim == 0 or one_per_row):
         return _one_by_one(_dropout, info.batch_size, in_dims, (x, threshold, seeds, seed, steps, *rest))
     x = x.expand(info.batch_size, *x.shape) if x_axis is None else x.movedim(x_axis, 0)
     if seeds is None:

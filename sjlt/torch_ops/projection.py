@@ -1,11 +1,11 @@
 """The projection and its adjoint as torch operators: ``torch.ops.sjlt.project`` and ``project_adjoint``.
 
-One pair serves CPU and CUDA, with result shapes (fakes), derivatives, batching and autocast. `sjlt.frontends.tensors`
-has checked the arguments.
+The same operators work on CPU and CUDA, with result shapes (fakes), derivatives, batching and autocast. Their arguments
+must be validated (`sjlt.frontends.tensors`).
 
-Both operators are linear and each is the transpose of the other, so a derivative needs only the sketch's description
-and no tensor is saved for backward. ``project_into`` and ``project_adjoint_into`` write into a given tensor and have
-no derivatives.
+Both are linear, and each is the transpose of the other, so derivatives need only the description of the sketch and no
+tensor is saved for backward. ``project_into`` and ``project_adjoint_into`` write into a given tensor and have no
+derivatives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import checks, compat, views
 from .schema import SKETCH
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
-# Inputs may have any strides, but the strides of a result depend on them, so a compiler must not change them.
+# Inputs may have any strides, but those of the result depend on them, so compilers must not change them.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 for _name in ("project", "project_adjoint"):
     _library.define(f"{_name}(Tensor x, {SKETCH}, int axis, ScalarType? dtype) -> Tensor", tags=_TAGS)
@@ -36,7 +36,7 @@ _INTO = {project: project_into, project_adjoint: project_adjoint_into}
 
 
 def call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
-    """Call `op`, without torch's dispatcher where nothing in torch needs to see the call."""
+    """Call `op`, bypassing torch's dispatcher if nothing in torch needs to see the call."""
     if compat.is_plain(x) and not compat.is_autocast_enabled():
         return _plain_call(op, x, spec, axis, dtype)
     return op(x, *spec, axis, dtype)  # type: ignore[no-any-return]
@@ -49,7 +49,7 @@ def _plain_call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dt
 
 
 def call_into(op: Any, x: Tensor, out: Tensor, spec: SketchSpec, accumulate: bool) -> None:
-    """Call `op`, which is `project` or `project_adjoint`, to write into `out`; likewise."""
+    """Call `op`, `project` or `project_adjoint`, to write into `out`, bypassing the dispatcher likewise."""
     if compat.is_plain(x) and compat.is_plain(out) and not (x.requires_grad or out.requires_grad):
         _compute_into(op, x, out, spec, accumulate)
         if not out.is_inference():
@@ -125,7 +125,7 @@ _apply = compat.plain_apply(_Projection)
 
 
 class _ProjectionFunction(compat.SingleLevelFunction):
-    """The derivatives of both operators, for calls that torch's dispatcher has to see."""
+    """The derivatives of both operators, for calls that torch's dispatcher must see."""
 
     @staticmethod
     def forward(op: Any, x: Tensor, *arguments: Any) -> Any:
@@ -144,7 +144,7 @@ class _ProjectionFunction(compat.SingleLevelFunction):
 
     @staticmethod
     def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> Any:
-        # torch disables forward derivatives here, which would cut an outer level's derivative.
+        # torch disables forward derivatives here, which would lose the derivative of an outer level.
         with compat.forward_derivatives_enabled(True):
             return ctx.op(tangent, *ctx.description, ctx.axis, ctx.result_dtype)
 
@@ -165,11 +165,11 @@ def _not_differentiable(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> Non
     with compat.below_autograd():
         op(x, out, *arguments)
     if not out.is_inference():
-        torch.autograd.graph.increment_version(out)  # a backward pass that needs the old values then fails
+        torch.autograd.graph.increment_version(out)  # so a backward pass that needs the old values raises an error
 
 
 def _negated(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
-    """Views that negate their memory. (torch's own fallback clones, and requires operators to return their out.)"""
+    """Handle lazily negated views. (torch's own fallback clones, and requires operators to return `out`.)"""
     plain = out.resolve_neg()
     op(x.resolve_neg(), plain, *arguments)
     if plain is not out:
@@ -191,9 +191,9 @@ def _batched(op: Any, info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments
 
 
 def _autocast(op: Any, device: str, x: Tensor, *arguments: Any) -> Tensor:
-    """As in torch.matmul, a region of autocast casts everything except fp64 to the region's dtype.
+    """Cast inputs other than fp64 to the autocast dtype, as torch.matmul does.
 
-    A given result dtype, as for sums over several tensors, disables the cast.
+    An explicit result dtype, as for sums over several tensors, disables the cast.
     """
     if x.dtype != torch.float64 and arguments[-1] is None:
         x = x.to(torch.get_autocast_dtype(device))

@@ -1,8 +1,8 @@
 """The projection of torch's sparse tensors: ``torch.ops.sjlt.project_sparse`` and ``adjoint_at``.
 
-X (n, n_features) is given as the arrays of CSR, or of CSC with ``by_columns``. Results are dense. Both operators are
-linear and each is the transpose of the other: the derivative of X S' in the values of X is the adjoint of the gradient,
-G S, at the places of these values, and at no others.
+X (n, n_features) is passed as the arrays of CSR, or of CSC if ``by_columns``. Results are dense. Both operators are
+linear, and each is the transpose of the other: the derivative of X S' with respect to the values of X is the adjoint of
+the gradient, G S, evaluated only at the positions of these values.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ..backends import cpu_backend, triton_backend
 from ..inputs.containers import checked_sparse
 from ..laws.spec import SketchSpec
 from . import compat
-from .checks import check_dtype, check_place, refuse_derivatives
+from .checks import check_dtype, check_device, refuse_derivatives
 from .schema import SKETCH
 
-_PLACES = "Tensor indptr, Tensor indices, bool by_columns, SymInt n"
-GATHERED = 1 << 20  # terms of the adjoint's sums at a time
-CODES = 1 << 22  # entries of the sketch generated at a time, about
+_PATTERN = "Tensor indptr, Tensor indices, bool by_columns, SymInt n"
+GATHERED = 1 << 20  # terms of the adjoint's sums in memory at a time
+CODES = 1 << 22  # approximate number of the sketch's entries generated at a time
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
 for _schema in (
-    f"project_sparse(Tensor values, {_PLACES}, {SKETCH}) -> Tensor",
-    f"adjoint_at(Tensor gradient, {_PLACES}, {SKETCH}) -> Tensor",
+    f"project_sparse(Tensor values, {_PATTERN}, {SKETCH}) -> Tensor",
+    f"adjoint_at(Tensor gradient, {_PATTERN}, {SKETCH}) -> Tensor",
 ):
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 project_sparse, adjoint_at = torch.ops.sjlt.project_sparse.default, torch.ops.sjlt.adjoint_at.default
 _TRANSPOSE = {project_sparse: adjoint_at, adjoint_at: project_sparse}
-_VMAP = "torch.vmap of sparse tensors is refused: loop over them, or pass x.to_dense()"
+_VMAP = "torch.vmap of sparse tensors is not supported: loop over them, or pass x.to_dense()"
 
 
 class SparseMatrix(NamedTuple):
-    """A sparse matrix of shape (n, n_features) as the arrays of CSR, or of CSC with `by_columns`."""
+    """A sparse matrix of shape (n, n_features) as the arrays of CSR, or of CSC if `by_columns`."""
 
     values: Tensor
     indptr: Tensor
@@ -55,19 +55,21 @@ def is_sparse(x: Tensor) -> bool:
 
 
 def check_sparse(x: Tensor, ndim: int | None = 2) -> None:
-    """x is a sparse tensor that can be projected."""
+    """Raise an error unless the sparse tensor x can be projected."""
     if compat.is_batched(x):
         raise RuntimeError(_VMAP)
     check_dtype(x, "a sketch")
-    check_place(x, "a sketch")
+    check_device(x, "a sketch")
     if x.dense_dim():
-        raise ValueError(f"hybrid sparse tensors are refused, got {x.dense_dim()} dense dimensions: pass x.to_dense()")
+        raise ValueError(
+            f"hybrid sparse tensors are not supported, got {x.dense_dim()} dense dimensions: pass x.to_dense()"
+        )
     if ndim is not None and x.ndim != ndim:
         raise ValueError(f"a sparse tensor must have {ndim} dimensions, got shape {tuple(x.shape)}")
 
 
 def matrix(x: Tensor) -> SparseMatrix:
-    """A sparse tensor of two dimensions. The values are differentiable."""
+    """A 2-D sparse tensor as a `SparseMatrix` whose values are differentiable."""
     if x.layout is torch.sparse_csr:
         return SparseMatrix(x.values(), x.crow_indices(), x.col_indices(), False, x.shape[0])
     if x.layout is torch.sparse_csc:
@@ -78,37 +80,37 @@ def matrix(x: Tensor) -> SparseMatrix:
 
 
 def _pointers(rows: Tensor, n: int) -> Tensor:
-    """Row pointers: the start of each of n rows among ascending row numbers, and the end of the last one."""
+    """The row pointers of n rows, given the row of each nonzero in ascending order."""
     return torch.searchsorted(rows.contiguous(), torch.arange(n + 1, device=rows.device))
 
 
 def _expanded(indptr: Tensor, count: int) -> Tensor:
-    """The row of each of `count` nonzeros (of CSC: the column)."""
+    """The row (for CSC, the column) of each of `count` nonzeros."""
     rows = torch.arange(len(indptr) - 1, device=indptr.device)
-    return torch.repeat_interleave(rows, indptr.diff(), output_size=count)  # without waiting for a GPU
+    return torch.repeat_interleave(rows, indptr.diff(), output_size=count)  # output_size avoids a synchronisation
 
 
 def transposed(x: SparseMatrix, n: int) -> SparseMatrix:
-    """The transpose of a matrix of n columns, from the same arrays."""
+    """The transpose of a matrix with n columns, with the same arrays."""
     return x._replace(by_columns=not x.by_columns, n=n)
 
 
 def flattened(x: Tensor, batched: bool) -> SparseMatrix:
-    """The numbers of a sparse tensor in logical order as one row, or if `batched` as one row per leading index."""
+    """A sparse tensor flattened in logical order to one row, or if `batched` to one row per leading index."""
     if batched and x.ndim == 2:
         return matrix(x)
     if x.layout is not torch.sparse_coo:
         values, indptr, indices, by_columns, _ = matrix(x)
         compressed = _expanded(indptr, len(indices))
-        places = torch.stack((indices, compressed) if by_columns else (compressed, indices))
+        coordinates = torch.stack((indices, compressed) if by_columns else (compressed, indices))
     else:
         x = x.coalesce()
-        values, places = x.values(), x.indices()
-    linear = torch.zeros_like(places[0])
+        values, coordinates = x.values(), x.indices()
+    linear = torch.zeros_like(coordinates[0])
     for axis in range(int(batched), x.ndim):
-        linear = linear * x.shape[axis] + places[axis]
+        linear = linear * x.shape[axis] + coordinates[axis]
     if batched:
-        return SparseMatrix(values, _pointers(places[0], x.shape[0]), linear, False, x.shape[0])
+        return SparseMatrix(values, _pointers(coordinates[0], x.shape[0]), linear, False, x.shape[0])
     return SparseMatrix(values, torch.tensor([0, len(linear)], device=linear.device), linear, False, 1)
 
 
@@ -121,7 +123,7 @@ def project(spec: SketchSpec, x: SparseMatrix) -> Tensor:
 
 
 def project_into(spec: SketchSpec, x: SparseMatrix, out: Tensor, accumulate: bool) -> None:
-    """out = x S', or out += x S'. Without derivatives."""
+    """out = x S', or out += x S', without derivatives."""
     refuse_derivatives(x.values, out)
     result = project(spec, x._replace(values=x.values.to(torch.promote_types(x.values.dtype, torch.float32))))
     if accumulate:
@@ -144,7 +146,7 @@ def _compute_project(
 ) -> Tensor:
     spec = SketchSpec(*description)
     compute = torch.promote_types(values.dtype, torch.float32)
-    # NumPy allocates in huge pages, which saves a fifth of the time.
+    # Allocated by NumPy, which uses huge pages: saves a fifth of the time.
     out = np.empty((n, spec.n_components), str(compute).removeprefix("torch."))
     x = _scipy_matrix(values.to(compute), indptr, indices, by_columns, (n, spec.n_features))
     cpu_backend(spec).project_sparse(spec, x, out, False)
@@ -155,7 +157,7 @@ def _compute_project_cuda(
     values: Tensor, indptr: Tensor, indices: Tensor, by_columns: bool, n: int, *description: Any
 ) -> Tensor:
     spec = SketchSpec(*description)
-    if by_columns:  # to CSR: the nonzeros of a row in the order of its columns
+    if by_columns:  # convert to CSR, with the nonzeros of a row in the order of columns
         rows, order = torch.sort(indices, stable=True)
         values, indices, indptr = values[order], _expanded(indptr, len(indices))[order], _pointers(rows, n)
     out = values.new_empty((n, spec.n_components))
@@ -165,7 +167,7 @@ def _compute_project_cuda(
 
 
 def _scipy_matrix(values: Tensor, indptr: Tensor, indices: Tensor, by_columns: bool, shape: tuple[int, int]) -> Any:
-    """The matrix in SciPy's form, on the same memory, with indices that are safe to follow."""
+    """The matrix as a SciPy array on the same memory, with validated indices."""
     import scipy.sparse
 
     x = scipy.sparse.csc_array(shape) if by_columns else scipy.sparse.csr_array(shape)
@@ -176,13 +178,13 @@ def _scipy_matrix(values: Tensor, indptr: Tensor, indices: Tensor, by_columns: b
 def _compute_adjoint(
     gradient: Tensor, indptr: Tensor, indices: Tensor, by_columns: bool, n: int, *description: Any
 ) -> Tensor:
-    """(gradient S) at the places of the nonzeros, in fp64, column by column of S."""
+    """(gradient S) at the positions of the nonzeros, in fp64, processed in the order of S's columns."""
     spec = SketchSpec(*description)
     x = _scipy_matrix(torch.zeros(len(indices)), indptr, indices, by_columns, (n, spec.n_features))
     compressed = np.repeat(np.arange(len(x.indptr) - 1), np.diff(x.indptr))
     rows, columns = (x.indices, compressed) if by_columns else (compressed, x.indices)
     by_column = np.argsort(columns, kind="stable")
-    numbers = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32)).contiguous().numpy()
+    dense = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32)).contiguous().numpy()
     result = np.zeros(len(columns))
     start, ordered = 0, columns[by_column]
     step = max(1, int(CODES / spec.entries_per_column))
@@ -191,9 +193,9 @@ def _compute_adjoint(
         last = min(first + step, spec.n_features)
         stop = int(np.searchsorted(ordered, last))
         last = int(ordered[stop - 1]) + 1
-        places = by_column[start:stop]
+        part = by_column[start:stop]
         entries = cpu_backend(spec).columns(spec.columns(first, last))
-        result[places] = _gather(numbers, rows[places], columns[places] - first, *entries)
+        result[part] = _gather(dense, rows[part], columns[part] - first, *entries)
         start = stop
     return torch.from_numpy(result).to(gradient.dtype)
 
@@ -210,9 +212,9 @@ def _compute_adjoint_cuda(
 
 
 def _gather(
-    numbers: np.ndarray, rows: np.ndarray, columns: np.ndarray, codes: Any, starts: Any, scale: float
+    dense: np.ndarray, rows: np.ndarray, columns: np.ndarray, codes: Any, starts: Any, scale: float
 ) -> np.ndarray:
-    """Sums over the entries of each of the columns times numbers[row], in pieces of bounded memory."""
+    """For each (row, column), the product of dense[row] and that column of the sketch, in pieces of bounded memory."""
     lengths = np.diff(starts)[columns]
     ends = np.cumsum(lengths)
     sums = np.zeros(len(columns))
@@ -223,7 +225,7 @@ def _gather(
         part = lengths[begin:end]
         which = np.repeat(np.arange(begin, end), part)
         entry = np.arange(len(which)) - np.repeat(np.cumsum(part) - part, part) + starts[columns[which]]
-        terms = numbers[rows[which], codes[entry] >> 1].astype(np.float64)
+        terms = dense[rows[which], codes[entry] >> 1].astype(np.float64)
         np.add.at(sums, which, np.where(codes[entry] & 1, -terms, terms))
         begin = end
     return scale * sums
@@ -233,7 +235,7 @@ def _gather(
 
 
 class _SparseFunction(compat.SingleLevelFunction):
-    """The derivatives of both operators in their first argument."""
+    """The derivatives of both operators with respect to their first argument."""
 
     @staticmethod
     def forward(op: Any, x: Tensor, *arguments: Any) -> Any:

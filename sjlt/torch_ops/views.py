@@ -1,4 +1,4 @@
-"""Tensors of any shape as the 2-D views that backends accept, and the memory of results."""
+"""2-D views of tensors for the backends, and the allocation of results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..inputs.containers import arrays_overlap
 
 
 def new_result(x: Tensor, width: int, axis: int, dtype: torch.dtype | None) -> Tensor:
-    """A tensor like x with `width` numbers along `axis`, which is the last axis, or the first of at most two.
+    """A tensor like x of length `width` along `axis`, which is the last axis, or the first of at most two.
 
-    Its leading axes lie in memory in the order of x's, as in torch's own functions, so the rows of a transposed batch
-    remain one matrix. Axes of stride 0 come first.
+    Its leading axes have the same memory order as those of x, as in torch's own functions, so that the rows of a
+    transposed batch remain one matrix. Axes of stride 0 are outermost.
     """
     if axis == 0:
         return _new(x, (width, *x.shape[1:]), dtype)
@@ -36,13 +36,13 @@ def new_result(x: Tensor, width: int, axis: int, dtype: torch.dtype | None) -> T
 def _new(x: Tensor, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
     if dtype is not None:
         return x.new_empty(shape, dtype=dtype)
-    if len(shape) == 2 and type(shape[1]) is int:  # given strides and no dtype, torch takes half the time
+    if len(shape) == 2 and type(shape[1]) is int:  # with strides and without a dtype, twice as fast as new_empty
         return x.new_empty_strided(shape, (max(shape[1], 1), 1))
     return x.new_empty(shape)
 
 
 def matrices(x: Tensor, out: Tensor, axis: int) -> Iterable[tuple[Tensor, Tensor]]:
-    """x and out as pairs of matrices whose rows are the vectors along `axis`: as few as strides allow, no copies."""
+    """Split x and out into pairs of matrices with the vectors along `axis` as rows: as few as possible, no copies."""
     if x.ndim == 2:
         return ((x, out),) if axis else ((x.t(), out.t()),)
     if x.ndim == 1:
@@ -70,9 +70,9 @@ def _strided_matrices(x: Tensor, out: Tensor) -> Iterator[tuple[Tensor, Tensor]]
 
 
 def _merged(shape: Sequence[int], x_strides: Sequence[int], out_strides: Sequence[int]) -> list[tuple[int, int, int]]:
-    """At least one axis as (length, x's stride, out's stride), merged where the strides of both tensors allow it.
+    """The axes as (length, x's stride, out's stride), merged where the strides of both tensors allow it; at least one.
 
-    The order of rows is free, so axes are sorted by out's strides.
+    The order of rows does not matter, so axes are sorted by out's strides.
     """
     merged = [(1, 0, 0)]
     for n, i, j in sorted(zip(shape, x_strides, out_strides, strict=True), key=lambda axis: axis[2]):
@@ -90,7 +90,7 @@ def _merged(shape: Sequence[int], x_strides: Sequence[int], out_strides: Sequenc
 
 
 def array(x: Tensor) -> Any:
-    """A CPU tensor's memory as an array. NumPy has no bf16; the CPU backend's own dtype holds its bits."""
+    """A CPU tensor as an array on the same memory. NumPy has no bf16, so the CPU backend defines a dtype for it."""
     x = x.detach()
     if x.dtype != torch.bfloat16:
         return x.numpy()
@@ -100,7 +100,7 @@ def array(x: Tensor) -> Any:
 
 
 def check_memory(name: str, x: Tensor) -> None:
-    """Refuse a tensor whose memory was released, as that of sharded parameters is between uses."""
+    """Raise RuntimeError if the tensor's memory was released, like that of sharded parameters between uses."""
     if not x.data_ptr() and x.numel():
         raise RuntimeError(f"{name} has {x.numel()} elements, but no memory is allocated for them")
 
@@ -110,13 +110,13 @@ def share_memory(x: Tensor, out: Tensor) -> bool:
     if not (x.numel() and out.numel()):
         return False
     x_start, out_start = x.data_ptr(), out.data_ptr()
-    if x_start + _reach(x) <= out_start or out_start + _reach(out) <= x_start:
+    if x_start + _extent(x) <= out_start or out_start + _extent(out) <= x_start:
         return False
     return arrays_overlap(np.asarray(_Addresses(x)), np.asarray(_Addresses(out)))
 
 
 class _Addresses:
-    """A tensor's addresses as a NumPy array, to be compared and never read: they may be those of another device."""
+    """A tensor's memory as a NumPy array whose addresses can be compared, but not read: it may be device memory."""
 
     def __init__(self, x: Tensor) -> None:
         self.__array_interface__ = {
@@ -128,6 +128,6 @@ class _Addresses:
         }
 
 
-def _reach(x: Tensor) -> int:
-    """Bytes from the first element of a tensor, which must have one, to the end of its last."""
+def _extent(x: Tensor) -> int:
+    """Bytes from the start of a non-empty tensor's first element to the end of its last."""
     return x.itemsize * (1 + sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True)))

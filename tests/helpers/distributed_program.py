@@ -157,12 +157,12 @@ def refusals(mesh):
     leaf = x.detach().requires_grad_()
     refused(RuntimeError, "automatic differentiation", lambda: Sketch(48, 4).project_tree([leaf]))
     average = DTensor.from_local(whole(8, 6), mesh, [Partial("avg")])
-    refused(ValueError, "partial must be so by sums", lambda: Sketch(48, 4).project_tree([average]))
+    refused(ValueError, "a partial DTensor must have reduce_op 'sum'", lambda: Sketch(48, 4).project_tree([average]))
     refused(TypeError, "not sharded", lambda: Sketch(48, 8).adjoint_tree(x, like=[x]))
 
     # Only the last rank is wrong; its own error says how.
     last, S = RANK == WORLD - 1, Sketch(48, 20)
-    own = lambda message: message if last else "another rank refused its arguments"  # noqa: E731
+    own = lambda message: message if last else "another rank rejected its arguments"  # noqa: E731
     refused(ValueError, own("n_features = 47"), lambda: Sketch(48 - last, 20).project_tree([x]))
     refused(ValueError, own("n_features = 5,"), lambda: Sketch(6 - last, 4).project(x))
     foreign = [x, torch.empty(0, device="meta")] if last else [x]
