@@ -1,9 +1,9 @@
-"""Where exactly sparse sketches keep distances better than independent entries, and where all laws agree.
+"""For which data exactly sparse sketches preserve distances better than independent entries, and where all laws agree.
 
-Three kinds of data: patches of photographs; tf-idf vectors of the docstrings of the installed Python packages; and
-adversarial inputs whose mass lies in few features. On spread-out data every law behaves like a dense Gaussian matrix
-(Achlioptas 2003). On sparse data thin independent entries do worse (Li, Hastie, Church 2006): the number of nonzeros
-that a large coordinate meets varies, where an exact sketch has `nnz` in every column.
+There are three kinds of data: patches of photographs, tf-idf vectors of the docstrings of installed Python packages,
+and adversarial inputs whose mass is in few features. On spread-out data every law behaves like a dense Gaussian matrix
+(Achlioptas 2003). On sparse data, independent entries of low density are worse (Li, Hastie, Church 2006), because the
+number of nonzeros that a large coordinate meets varies, while an exact sketch has `nnz` in every column.
 
     python examples/distance_preservation.py [PLOT.png [RECORD.json]]
 """
@@ -41,7 +41,7 @@ def patches(stride: int = 6) -> np.ndarray:
 
 
 def docstrings(least_words: int = 12) -> Iterator[str]:
-    """Docstrings of the standard library and of the installed packages; sources are parsed, never imported."""
+    """Docstrings of the standard library and installed packages, whose sources are parsed but not imported."""
     paths = sysconfig.get_paths()
     for root in dict.fromkeys((paths["purelib"], paths["platlib"], paths["stdlib"])):
         for path in sorted(Path(root).rglob("*.py")):
@@ -49,9 +49,9 @@ def docstrings(least_words: int = 12) -> Iterator[str]:
                 continue
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the compiler's warnings about other people's sources
+                    warnings.simplefilter("ignore")  # warnings about third-party sources
                     tree = ast.parse(path.read_bytes())
-            except (OSError, SyntaxError, ValueError):  # templates, other versions of Python
+            except (OSError, SyntaxError, ValueError):  # such as templates and other versions of Python
                 continue
             for node in ast.walk(tree):
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -62,16 +62,16 @@ def docstrings(least_words: int = 12) -> Iterator[str]:
 
 def text(documents: int = 6000) -> scipy.sparse.csr_matrix:
     """tf-idf of distinct docstrings, (documents, words), rows of norm 1."""
-    found: dict[str, None] = {}
+    distinct: dict[str, None] = {}
     for docstring in docstrings():
-        found[docstring] = None
-        if len(found) == documents:
+        distinct[docstring] = None
+        if len(distinct) == documents:
             break
-    return TfidfVectorizer(sublinear_tf=True, min_df=2, dtype=np.float32).fit_transform(found)
+    return TfidfVectorizer(sublinear_tf=True, min_df=2, dtype=np.float32).fit_transform(distinct)
 
 
 def two_sparse(rows: int = 600, features: int = 16_384) -> scipy.sparse.csr_array:
-    """Two entries of equal size per row, so that a distance meets four columns of the sketch."""
+    """Two entries of equal magnitude per row, so that each distance depends on four columns of the sketch."""
     rng = np.random.default_rng(0)
     first = rng.integers(0, features, rows)
     second = (first + rng.integers(1, features, rows)) % features
@@ -79,13 +79,13 @@ def two_sparse(rows: int = 600, features: int = 16_384) -> scipy.sparse.csr_arra
 
 
 def local(rows: int = 600, features: int = 16_384, width: int = 64) -> scipy.sparse.csr_array:
-    """`width` neighbouring features per row, as in a signal of limited support."""
+    """Rows with `width` neighbouring nonzero features, like signals of limited support."""
     start = np.random.default_rng(0).integers(0, features - width, (rows, 1))
     return _sparse(start + np.arange(width), features)
 
 
 def power_law(rows: int = 400, features: int = 4096) -> np.ndarray:
-    """Entries 1, 1/2, 1/3, ... at shuffled positions, so that few features hold most of the mass of a row."""
+    """Rows with the entries 1, 1/2, 1/3, ... at shuffled positions: few features have most of the mass."""
     return np.random.default_rng(0).permuted(np.tile(1 / np.arange(1, features + 1), (rows, 1)), axis=1)
 
 
@@ -131,7 +131,7 @@ def main(
 
 
 def record(reports: dict[str, sjlt.evaluation.quality.Report]) -> dict[str, Any]:
-    """The record from which the tables of examples/README.md are written."""
+    """The record from which the tables in examples/README.md are generated."""
     kept = ("name", "n_components", "ratio_std", "ratio_std_error", "outside", "recall")
     return {
         name: {

@@ -1,9 +1,9 @@
 """Per-example gradients of a transformer, projected to 4096 dimensions without concatenating them.
 
 Methods that compare training examples by their gradients (influence functions, data attribution, data selection) need
-inner products between per-example gradients, each as long as the model. Here `torch.func` computes the gradients of a
-batch, `Sketch.project_tree` reads them tensor by tensor, and the inner products of the sketches are compared with the
-true ones. The training text is the source of a module of Python's standard library.
+inner products of per-example gradients, each with as many elements as the model has parameters. Here `torch.func`
+computes the gradients of a batch, `Sketch.project_tree` projects them tensor by tensor, and the inner products of the
+sketches are compared with the true ones. The training text is the source of a module of Python's standard library.
 
     python examples/gradient_projection.py [--examples 32] [--width 128]
 """
@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sjlt
 
-CONTEXT = 64  # characters of an example
+CONTEXT = 64  # characters per example
 N_COMPONENTS = 4096
 
 
@@ -44,24 +44,24 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, layers: int = 2, heads: int = 4) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(128, width), nn.Embedding(CONTEXT, width)
+        self.tokens, self.positions = nn.Embedding(128, width), nn.Embedding(CONTEXT, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.head = nn.Linear(width, 128)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(text) + self.places(torch.arange(text.shape[-1], device=text.device))
+        x = self.tokens(text) + self.positions(torch.arange(text.shape[-1], device=text.device))
         return self.head(self.blocks(x))
 
 
 def examples_of_text(n: int) -> torch.Tensor:
-    """(n, CONTEXT + 1) characters: pieces of the text, evenly spaced."""
+    """Evenly spaced pieces of the text, of shape (n, CONTEXT + 1)."""
     text = torch.frombuffer(bytearray(inspect.getsource(argparse).encode("ascii", "replace")), dtype=torch.uint8)
     starts = torch.linspace(0, len(text) - CONTEXT - 1, n).long()
     return text[starts[:, None] + torch.arange(CONTEXT + 1)].long()
 
 
 def per_example_gradients(model: nn.Module, text: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Gradients of shape (examples, *shape of the parameter), by the parameter's name."""
+    """Gradients of shape (examples, *shape of the parameter), by name of the parameter."""
 
     def loss(parameters: dict[str, torch.Tensor], text: torch.Tensor) -> torch.Tensor:
         logits = functional_call(model, parameters, (text[None, :-1],))
@@ -73,7 +73,7 @@ def per_example_gradients(model: nn.Module, text: torch.Tensor) -> dict[str, tor
 
 
 def nearest(products: torch.Tensor) -> torch.Tensor:
-    """For each example, the other one with the largest cosine."""
+    """For each example, the index of the other example with the largest cosine."""
     norms = products.diagonal().sqrt()
     return (products / norms - torch.diag(torch.full_like(norms, torch.inf))).argmax(1)
 
@@ -86,7 +86,7 @@ def main(examples: int = 32, width: int = 128) -> None:
 
     n_features = sum(parameter.numel() for parameter in model.parameters())
     S = sjlt.Sketch(n_features, N_COMPONENTS, seed=0)
-    S.project_tree(gradients, batched=True)  # compiles, or loads, the kernels
+    S.project_tree(gradients, batched=True)  # compiles or loads the kernels
     start = time.perf_counter()
     sketches = S.project_tree(gradients, batched=True)  # (examples, N_COMPONENTS)
     if device == "cuda":
@@ -94,17 +94,17 @@ def main(examples: int = 32, width: int = 128) -> None:
     seconds = time.perf_counter() - start
 
     after = sketches @ sketches.T
-    flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)  # the sketch needs no such tensor
+    flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)  # only for comparison
     before = flat @ flat.T
     norms = before.diagonal().sqrt()
     error = (after - before) / (norms[:, None] * norms)
     same = (nearest(before) == nearest(after)).float().mean()
-    print(f"{examples} gradients of {n_features:,} numbers in {len(gradients)} tensors, on {device}")
-    print(f"{1e3 * seconds:.1f} ms to {N_COMPONENTS} numbers each: {n_features / N_COMPONENTS:.0f} times less memory")
-    print(f"error of cosines: standard deviation {error.std():.4f}, at most {error.abs().max():.4f}")
-    print(f"    (for unrelated vectors 1/sqrt({N_COMPONENTS}) = {N_COMPONENTS**-0.5:.4f} is expected)")
-    print(f"squared norms: within {error.diagonal().abs().max():.2%}")
-    print(f"the nearest other example is the same for {same:.0%}")
+    print(f"{examples} gradients of {n_features:,} elements in {len(gradients)} tensors, on {device}")
+    print(f"projected to {N_COMPONENTS} elements ({n_features / N_COMPONENTS:.0f}x smaller) in {1e3 * seconds:.1f} ms")
+    print(f"error of cosines: standard deviation {error.std():.4f}, maximum {error.abs().max():.4f}")
+    print(f"    (expected for unrelated vectors: 1/sqrt({N_COMPONENTS}) = {N_COMPONENTS**-0.5:.4f})")
+    print(f"error of squared norms: at most {error.diagonal().abs().max():.2%}")
+    print(f"nearest other example unchanged for {same:.0%}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Least squares for tall matrices: `sjlt.linalg.lstsq` beside LAPACK, the normal equations and LSQR.
+"""Least squares for tall matrices: `sjlt.linalg.lstsq` compared with LAPACK, the normal equations and LSQR.
 
-Each solver gets the same well-conditioned and the same ill-conditioned problem. Time is one half of the answer. The
-other is the backward error: the smallest relative change of A and b for which x is the exact solution (by the estimate
-of Karlson and Walden). A backward stable method has about 1e-16 whatever the condition of A.
+All solvers are given the same well-conditioned and ill-conditioned problems, and compared by time and backward error:
+the smallest relative change of A and b for which x is the exact solution (estimated by the method of Karlson and
+Walden). For a backward stable method, this is about 1e-16 whatever the condition number of A.
 
     python examples/least_squares.py
 """
@@ -33,7 +33,7 @@ def lapack_pivoted(A: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def normal_equations(A: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The fastest where it works; it squares the condition number."""
+    """The fastest method if it works, but it squares the condition number."""
     return scipy.linalg.cho_solve(scipy.linalg.cho_factor(A.T @ A), A.T @ b)
 
 
@@ -42,9 +42,9 @@ def plain_lsqr(A: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def preconditioned_lsqr(A: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """With SA = QR for a sketch S, A R^-1 is well conditioned, and LSQR needs few steps: Blendenpik, and its relatives.
+    """LSQR on A R^-1, where SA = QR for a sketch S, as in Blendenpik: well conditioned, so few steps suffice.
 
-    Started from zero, it is not backward stable: the loss is the condition number's, though much less than above.
+    Started from zero, it is not backward stable: the error grows with the condition number, though less than above.
     """
     m, n = A.shape
     S = sjlt.Sketch(m, 4 * n, nnz=8, stacks=4)
@@ -71,7 +71,7 @@ SOLVERS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def problem(m: int, n: int, condition: float) -> tuple[np.ndarray, np.ndarray]:
-    """A of that condition number, up to a small factor, and b with a residual of norm 1e-3."""
+    """A with this condition number, up to a small factor, and b with a residual of norm 1e-3."""
     rng = np.random.default_rng(0)
     V = np.linalg.qr(rng.standard_normal((n, n)))[0]
     A = rng.standard_normal((m, n)) / np.sqrt(m) * np.geomspace(1, 1 / condition, n) @ V.T
@@ -80,7 +80,7 @@ def problem(m: int, n: int, condition: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def singular(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A's singular values and right singular vectors."""
+    """The singular values and right singular vectors of A."""
     _, s, Vh = np.linalg.svd(np.linalg.qr(A, mode="r"))
     return s, Vh
 
@@ -101,24 +101,24 @@ def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndarray, V
 
 
 def compare(m: int, n: int, condition: float) -> dict[str, tuple[float, float]]:
-    """(seconds, backward error) of each solver; NaN where it gives up."""
+    """(seconds, backward error) of each solver, NaN if it fails."""
     A, b = problem(m, n, condition)
-    known = singular(A)
-    found = {}
+    s, Vh = singular(A)
+    results = {}
     for name, solve in SOLVERS.items():
         start = time.perf_counter()
         try:
             x = solve(A, b)
         except np.linalg.LinAlgError:
-            found[name] = np.nan, np.nan
+            results[name] = np.nan, np.nan
         else:
-            found[name] = time.perf_counter() - start, backward_error(A, b, x, *known)
-    return found
+            results[name] = time.perf_counter() - start, backward_error(A, b, x, s, Vh)
+    return results
 
 
 def main(m: int = 100_000, n: int = 300) -> None:
     rng = np.random.default_rng(0)
-    for solve in SOLVERS.values():  # compile, and start threads, outside the clock
+    for solve in SOLVERS.values():  # compile and start threads before timing
         solve(rng.standard_normal((5000, 20)), rng.standard_normal(5000))
     for condition in (1e2, 1e10):
         print(f"A of shape ({m}, {n}), condition number {condition:.0e}")

@@ -1,11 +1,11 @@
-"""Dropout without a mask in memory: three tables on ten numbers, then the memory that a deep model saves.
+"""Dropout without a mask in memory: three tables for ten numbers, then the memory used by a deep model.
 
 The tables are those of Triton's tutorial "Low-Memory Dropout", whose kernels `sjlt.dropout` replaces: a stored mask,
-the same mask from a seed, and another seed. The model is a 24-layer MLP, trained with `torch.nn.functional.dropout`,
-which stores one mask per layer, and with `sjlt.nn.SeededDropout`, which stores a seed; both with and without activation
-checkpointing, which recomputes each layer's forward pass during backward.
+the same mask from a seed, and another seed. The model is a 24-layer MLP. It is trained with
+`torch.nn.functional.dropout`, which stores one mask per layer, and with `sjlt.nn.SeededDropout`, which stores a seed;
+both with and without activation checkpointing, which recomputes the forward pass of each layer during backward.
 
-    python examples/low_memory_dropout.py       (without a GPU: smaller)
+    python examples/low_memory_dropout.py       (without a GPU: small tensors)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sjlt.nn import SeededDropout
 LAYERS, P = 24, 0.1
 
 
-# ------------------------------------------------------------------------------------ the tutorial
+# ------------------------------------------------------------------------------------ tutorial
 
 
 def tables(p: float = 0.5) -> list[Table]:
@@ -49,7 +49,7 @@ def table(title: str, *rows: tuple[str, Tensor]) -> Table:
     return result
 
 
-# --------------------------------------------------------------------------------------- the model
+# --------------------------------------------------------------------------------------- model
 
 
 class Layer(nn.Module):
@@ -58,7 +58,7 @@ class Layer(nn.Module):
     def __init__(self, width: int, seeded: bool) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
-        # Checkpointing repeats forward passes, so the step is advanced by hand, once per training step.
+        # Checkpointing repeats forward passes, so the counter is advanced explicitly, once per training step.
         self.dropout = SeededDropout(P, advance="manual") if seeded else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Layer(nn.Module):
 
 def forward(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> Tensor:
     for layer in layers:
-        if checkpointed:  # torch has to save the state of its generator to repeat its masks
+        if checkpointed:  # to repeat torch's masks, the state of its generator must be saved
             x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=layer.dropout is None)
         else:
             x = layer(x)
@@ -91,7 +91,7 @@ def make(width: int, seeded: bool) -> nn.ModuleList:
 
 
 def peak_bytes(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> int:
-    """Peak bytes of a training step beyond weights, gradients and input; on a GPU as measured, else `saved_bytes`."""
+    """Peak memory of a training step beyond weights, gradients and input on a GPU; `saved_bytes` on a CPU."""
     if not x.is_cuda:
         return saved_bytes(layers, x, checkpointed)
     train_step(layers, x, checkpointed)  # allocates the gradients
@@ -103,24 +103,24 @@ def peak_bytes(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> int:
 
 
 def saved_bytes(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> int:
-    """Bytes saved for backward. Checkpointing saves the inputs of all layers and the tensors of one layer at a time."""
+    """Bytes saved for backward; with checkpointing, the inputs of all layers and the tensors of one layer at a time."""
     if checkpointed:
         return LAYERS * x.nbytes + saved_bytes(layers[:1], x, False)
     weights = {weight.data_ptr() for weight in layers.parameters()}
-    saved = {}  # by address, as several operators may save one tensor
+    saved = {}  # by address, because several operators may save the same tensor
 
-    def note(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         saved[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         y = forward(layers, x, False)
     del y
     return sum(size for pointer, size in saved.items() if pointer not in weights)
 
 
 def milliseconds(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> float:
-    """The time of a training step: the best of five."""
+    """The time of a training step, best of five."""
     times = []
     for _ in range(5):
         start = time.perf_counter()
@@ -133,10 +133,10 @@ def milliseconds(layers: nn.ModuleList, x: Tensor, checkpointed: bool) -> float:
 
 def compare(rows: int, width: int, device: str) -> Table:
     """Memory and time of an MLP of width `width` on `rows` rows, with torch's dropout and with sjlt's."""
-    held = "peak memory" if device == "cuda" else "saved for backward"
+    memory = "peak memory" if device == "cuda" else "saved for backward"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     result = Table(title=f"{LAYERS} layers, {rows} rows of {width}, {dtype}, on {device}", title_justify="left")
-    for column in ("dropout", "checkpointed", held, "a training step"):
+    for column in ("dropout", "checkpointed", memory, "training step"):
         result.add_column(column, justify="left" if column == "dropout" else "right")
     x = torch.randn(rows, width, device=device, dtype=dtype)
     for checkpointed in (False, True):

@@ -1,9 +1,9 @@
-"""The training examples nearest to a query by their gradients, with the model sharded over two processes by FSDP2.
+"""Find the training examples whose gradients are nearest to a query's, with a model sharded over two processes (FSDP2).
 
-Each process computes the gradients of its half of the training examples (`torch.func`, one example per row of a batch)
-and projects them. A query goes through the sharded model: its gradient exists in shards only, each process projects
-the shard it holds, and the sum is the sketch of the whole. Seeds make both sketches of one kind, so they can be
-compared. The queries are training examples with a tenth of the characters changed.
+Each process computes and projects the gradients of half of the training examples (`torch.func`, one example per row of
+a batch). A query goes through the sharded model, so its gradient exists only in shards: each process projects its own
+shard, and the sum is the sketch of the full gradient. Both use the same seed, so their sketches can be compared. The
+queries are training examples with a tenth of the characters replaced.
 
     python examples/sharded_gradients.py [--examples 32] [--width 64]
 """
@@ -36,7 +36,7 @@ def changed(text: torch.Tensor) -> torch.Tensor:
 
 
 def training_sketches(S: sjlt.Sketch, model: torch.nn.Module, text: torch.Tensor) -> torch.Tensor:
-    """(examples, N_COMPONENTS), each process having projected its share."""
+    """Sketches of shape (examples, N_COMPONENTS); each process projects its share."""
     rank, world = dist.get_rank(), dist.get_world_size()
     mine = S.project_tree(per_example_gradients(model, text[rank::world]), batched=True)
     parts = [torch.empty_like(mine) for _ in range(world)]
@@ -53,7 +53,7 @@ def query_sketch(S: sjlt.Sketch, sharded: torch.nn.Module, piece: torch.Tensor) 
 
 def run(rank: int, port: int, examples: int, width: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(PROCESSES))
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing changes the view in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # it is not modified in place
     cuda = torch.cuda.device_count() >= PROCESSES
     if cuda:
         torch.cuda.set_device(rank)
@@ -72,17 +72,18 @@ def run(rank: int, port: int, examples: int, width: int) -> None:
     known = F.normalize(training_sketches(S, model, text), dim=1)
     queries = torch.stack([query_sketch(S, sharded, piece) for piece in changed(text.cpu()).to(device)])
     cosines = F.normalize(queries, dim=1) @ known.T
-    found = cosines.argmax(1).cpu() == torch.arange(examples)
-    held = sum(parameter.grad.to_local().numel() for parameter in sharded.parameters())
+    correct = cosines.argmax(1).cpu() == torch.arange(examples)
+    shard_size = sum(parameter.grad.to_local().numel() for parameter in sharded.parameters())
     if rank == 0:
         print(f"{examples} training examples, {S.n_features:,} parameters, on {PROCESSES} processes ({device})")
-        print(f"a query's gradient is never whole: process 0 holds {held:,} of its numbers")
-        print(f"cosine with its own original {cosines.diagonal().mean():.2f}, with the others {_others(cosines):.2f}")
-        print(f"the nearest training example is the query's original for {int(found.sum())} of {examples}")
+        print(f"no process holds a query's full gradient: process 0 holds {shard_size:,} of its elements")
+        print(f"mean cosine with the original example {cosines.diagonal().mean():.2f}, others {_others(cosines):.2f}")
+        print(f"the nearest training example is the query's original for {int(correct.sum())} of {examples}")
     dist.destroy_process_group()
 
 
 def _others(cosines: torch.Tensor) -> float:
+    """The mean of the off-diagonal elements."""
     return float((cosines.sum() - cosines.diagonal().sum()) / (cosines.numel() - len(cosines)))
 
 

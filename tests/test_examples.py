@@ -58,7 +58,7 @@ def test_sharded_gradients():
     command = [sys.executable, str(EXAMPLES / "sharded_gradients.py"), "--examples", "16", "--width", "32"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert result.returncode == 0, result.stderr
-    assert "process 0 holds 17,888 of its numbers" in result.stdout
+    assert "process 0 holds 17,888 of its elements" in result.stdout
     assert "the query's original for 16 of 16" in result.stdout
 
 

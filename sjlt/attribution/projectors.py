@@ -87,8 +87,8 @@ class TrakProjector(_Projector):
     proj_dim : int, 1 to 8,388,480
     seed : int, -2^63 to 2^64 - 1, default 0
     proj_type : "sjlt", default "sjlt"
-        No other value is accepted. The attribute describes the law and the seed: TRAK stores it, and does not continue a
-        folder that has another value.
+        No other value is accepted. The attribute describes the law and the seed: TRAK stores it, and does not continue
+        a folder that has another value.
     device : str or torch.device, default "cuda"
         Device of the results; gradients on other devices are copied to it.
     nnz, stacks, density : as in `Sketch`
