@@ -235,7 +235,7 @@ def test_foreign_containers_are_refused_by_name():
     pa = pytest.importorskip("pyarrow")
     lists = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), D)
     for foreign in (lists, pa.table({"v": lists}), pa.chunked_array([lists])):
-        with pytest.raises(TypeError, match=r"pyarrow's \w+ is refused: call sjlt\.arrow\.Projector"):
+        with pytest.raises(TypeError, match=r"pyarrow's \w+ is not supported: call sjlt\.arrow\.Projector"):
             S.project(foreign)
 
 
@@ -244,7 +244,7 @@ def test_xarray_and_polars():
     xr, pl = pytest.importorskip("xarray"), pytest.importorskip("polars")
     S, x = sjlt.Sketch(D, K), integers((N, D))
     array = xr.DataArray(x, dims=["row", "feature"])
-    with pytest.raises(TypeError, match=r"xarray's DataArray is refused.*apply_ufunc"):
+    with pytest.raises(TypeError, match=r"xarray's DataArray is not supported.*apply_ufunc"):
         S.project(array)
     projected = xr.apply_ufunc(S.project, array, input_core_dims=[["feature"]], output_core_dims=[["component"]])
     assert projected.dims == ("row", "component")
@@ -252,7 +252,7 @@ def test_xarray_and_polars():
     lazy = array.chunk(row=20).data @ S.T
     assert isinstance(lazy, da.Array)
     assert np.array_equal(S.project(pl.DataFrame(x)), S.project(x))
-    with pytest.raises(TypeError, match="polars's Series is refused"):
+    with pytest.raises(TypeError, match="polars's Series is not supported"):
         S.project(pl.Series("v", x))
     frame = pl.DataFrame({"v": x}).to_arrow()
     result = pl.from_arrow(sjlt.arrow.Projector("v", K)(frame))
@@ -260,7 +260,7 @@ def test_xarray_and_polars():
 
 
 def test_dask_arrays_are_refused_rather_than_loaded():
-    with pytest.raises(TypeError, match=r"dask's Array is refused: compute it first \(x.compute\(\)\)"):
+    with pytest.raises(TypeError, match=r"dask's Array is not supported: compute it first \(x.compute\(\)\)"):
         sjlt.dropout(da.ones((N, D)), 0.5, 1)
 
 
@@ -270,7 +270,7 @@ def test_dask_frames_are_refused_by_name():
 
     frame = dd.from_pandas(pd.DataFrame(integers((N, D))), npartitions=3)
     S = sjlt.Sketch(D, K)
-    with pytest.raises(TypeError, match=r"dask's DataFrame is refused.*to_dask_array"):
+    with pytest.raises(TypeError, match=r"dask's DataFrame is not supported.*to_dask_array"):
         S.project(frame)
     lazy = S.project(frame.to_dask_array(lengths=True))
     assert np.array_equal(lazy.compute(), S.project(integers((N, D))))

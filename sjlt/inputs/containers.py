@@ -47,11 +47,11 @@ def refuse_foreign(x: Any) -> None:
     if type(x).__module__ == "torch.fx.proxy":
         refuse_symbolic()
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError("masked arrays are refused: the mask would be lost; fill it first (x.filled(0))")
+        raise TypeError("masked arrays are not supported: the mask would be lost; fill it first (x.filled(0))")
     package, kind = type(x).__module__.partition(".")[0], type(x).__name__
     if package in _INSTEAD and not (package == "polars" and kind == "DataFrame"):
         instead = "compute it first (x.compute())" if (package, kind) == ("dask", "Array") else _INSTEAD[package]
-        raise TypeError(f"{package}'s {kind} is refused: {instead}")
+        raise TypeError(f"{package}'s {kind} is not supported: {instead}")
 
 
 _INSTEAD = {
@@ -89,7 +89,7 @@ def result_dtype(dtype: np.dtype) -> np.dtype:
         return np.dtype(np.float64)
     if dtype.kind == "f" and dtype.itemsize <= 8:
         return dtype.newbyteorder("=")
-    raise TypeError(f"dtype {dtype} is refused: a sketch accepts float16, float32, float64, integers and bool")
+    raise TypeError(f"dtype {dtype} is not supported: a sketch accepts float16, float32, float64, integers and bool")
 
 
 # ------------------------------------------------------------------------------------- shapes

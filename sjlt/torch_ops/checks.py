@@ -32,22 +32,23 @@ def check_tensor(x: Tensor, operation: str) -> None:
 def check_dtype(x: Tensor, operation: str) -> None:
     if x.dtype not in DTYPES:
         raise TypeError(
-            f"dtype {x.dtype} is refused: {operation} accepts {listed(DTYPES)} tensors; convert it, as with x.float()"
+            f"dtype {x.dtype} is not supported: {operation} accepts {listed(DTYPES)} tensors; convert it, for example by "
+            "x.float()"
         )
 
 
 def check_device(x: Tensor, operation: str) -> None:
     """Raise TypeError unless x is on a supported device."""
     if not (x.is_cuda or x.is_cpu or x.is_meta):
-        raise TypeError(f"tensors on the device {x.device} are refused: {operation} accepts CPU and CUDA tensors")
+        raise TypeError(f"tensors on the device {x.device} are not supported: {operation} accepts CPU and CUDA tensors")
 
 
 def check_layout(x: Tensor) -> None:
     """Raise TypeError unless x is a dense, strided tensor."""
     if x.layout is not torch.strided:
-        raise TypeError(f"layout {x.layout} is refused: pass a dense tensor, as from x.to_dense()")
+        raise TypeError(f"layout {x.layout} is not supported: pass a dense tensor, such as x.to_dense()")
     if x.is_nested:
-        raise TypeError("nested tensors are refused: pass x.to_padded_tensor(0), or the tensors one by one")
+        raise TypeError("nested tensors are not supported: pass x.to_padded_tensor(0), or the tensors one by one")
 
 
 def check_like(name: str, given: Any, x: Tensor) -> None:

@@ -18,7 +18,7 @@ from ..backends import cpu_backend, triton_backend
 from ..inputs.containers import checked_sparse
 from ..laws.spec import SketchSpec
 from . import compat
-from .checks import check_dtype, check_device, refuse_derivatives
+from .checks import check_device, check_dtype, refuse_derivatives
 from .schema import SKETCH
 
 _PATTERN = "Tensor indptr, Tensor indices, bool by_columns, SymInt n"
