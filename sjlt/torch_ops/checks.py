@@ -32,8 +32,8 @@ def check_tensor(x: Tensor, operation: str) -> None:
 def check_dtype(x: Tensor, operation: str) -> None:
     if x.dtype not in DTYPES:
         raise TypeError(
-            f"dtype {x.dtype} is not supported: {operation} accepts {listed(DTYPES)} tensors; convert it, for example by "
-            "x.float()"
+            f"dtype {x.dtype} is not supported: {operation} accepts {listed(DTYPES)} tensors; convert it, for example "
+            "with x.float()"
         )
 
 
