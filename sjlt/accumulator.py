@@ -162,19 +162,19 @@ class Accumulator:
         """Make an accumulator from a `state_dict`; ValueError for anything else."""
         try:
             if integer("format", state["format"], 0, 2**63 - 1) != FORMAT:
-                raise ValueError(f"format {state['format']}, this version of sjlt reads {FORMAT}")
+                raise ValueError(f"format {state['format']}, but this version of sjlt supports {FORMAT}")
             total, shape = _checked_sum(state["sum"]), tuple(state["shape"])
             S = Sketch.from_dict(state["sketch"])
             if tuple(total.shape) != (*shape, S.n_components):
                 raise ValueError(f"a sum of shape {tuple(total.shape)} for vectors of shape {shape} and {S!r}")
-            made = cls(S, shape, dtype=total.dtype, device=total.device if is_tensor(total) else None)
-            made.seen = Ledger((start, stop) for start, stop in state["ranges"])
-            if any(stop > S.n_features for _, stop in made.seen):
-                raise ValueError(f"ranges {list(made.seen)} beyond n_features = {S.n_features}")
+            accumulator = cls(S, shape, dtype=total.dtype, device=total.device if is_tensor(total) else None)
+            accumulator.seen = Ledger((start, stop) for start, stop in state["ranges"])
+            if any(stop > S.n_features for _, stop in accumulator.seen):
+                raise ValueError(f"ranges {list(accumulator.seen)} exceed n_features = {S.n_features}")
         except (KeyError, TypeError, AttributeError, ValueError) as e:
             raise ValueError(f"not the state of an Accumulator: {type(e).__name__}: {e}") from None
-        made._sum = total.detach().clone() if is_tensor(total) else np.array(total, made.dtype)
-        return made
+        accumulator._sum = total.detach().clone() if is_tensor(total) else np.array(total, accumulator.dtype)
+        return accumulator
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the accumulator to a file, atomically: even after a crash, it has this state or the previous one."""
@@ -197,8 +197,8 @@ class Accumulator:
         """
         content = Path(path).read_bytes()
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as held:
-                state = {**json.loads(held["header"].tobytes()), "sum": held["sum"]}
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                state = {**json.loads(arrays["header"].tobytes()), "sum": arrays["sum"]}
         except Exception:  # NumPy's own messages recommend allow_pickle
             raise ValueError(f"{path}: not a file that Accumulator.save wrote") from None
         if device is not None:

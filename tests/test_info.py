@@ -66,4 +66,4 @@ def test_info_of_another_law(run: Run) -> None:
     Path("y.npy.json").write_text(json.dumps(content))
     result = run("info", "y.npy")
     assert result.code == 2
-    assert "knows sketch law 1, the description has 2" in result.err
+    assert "supports sketch law 1, but the description has 2" in result.err

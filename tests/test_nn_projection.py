@@ -65,7 +65,7 @@ def test_state_of_another_sketch_is_refused(other):
         layer().load_state_dict(state)
     assert repr(S) in str(refusal.value)
     assert repr(layer(**other).sketch) in str(refusal.value)
-    with pytest.raises(ValueError, match="law 1, the description has 2"):
+    with pytest.raises(ValueError, match="law 1, but the description has 2"):
         layer().load_state_dict({"_extra_state": {**S.to_dict(), "law": 2}})
     with pytest.raises(RuntimeError, match="_extra_state"):
         layer().load_state_dict({})

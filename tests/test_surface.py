@@ -169,9 +169,9 @@ def test_descriptions_carry_the_density():
 @pytest.mark.parametrize(
     ("description", "error", "message"),
     [
-        ({}, ValueError, 'has the key "law", got no keys'),
-        (None, TypeError, "a dict as from Sketch.to_dict.*got None"),
-        ([("law", 1)], TypeError, "a dict as from Sketch.to_dict"),
+        ({}, ValueError, 'must have the key "law", got no keys'),
+        (None, TypeError, "a dict from Sketch.to_dict.*got None"),
+        ([("law", 1)], TypeError, "a dict from Sketch.to_dict"),
         ({"law": 1}, ValueError, "lacks the keys 'feature_offset', 'n_components', 'n_features', 'nnz', 'seed'"),
         ({"law": True}, ValueError, "the description has True"),
         ({**S.to_dict(), "density": 0.5}, ValueError, "also has the key 'density'"),

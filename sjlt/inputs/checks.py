@@ -37,10 +37,10 @@ def below_one(name: str, value: Any) -> float:
 
 def stack_count(stacks: Any, n_components: int) -> int:
     """`stacks` as an int that divides n_components."""
-    number = integer("stacks", stacks, 1, n_components, f" for n_components = {n_components}")
-    if n_components % number:
-        raise ValueError(f"stacks must divide n_components, got stacks = {number} and n_components = {n_components}")
-    return number
+    count = integer("stacks", stacks, 1, n_components, f" for n_components = {n_components}")
+    if n_components % count:
+        raise ValueError(f"stacks must divide n_components, got stacks = {count} and n_components = {n_components}")
+    return count
 
 
 def seed_number(seed: Any) -> int:

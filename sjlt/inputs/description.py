@@ -26,13 +26,15 @@ def sketch_arguments(description: Any) -> dict[str, Any]:
         If the law has another version, keys are missing or unknown, or values contradict each other.
     """
     if not isinstance(description, Mapping):
-        raise TypeError(f"a sketch's description is a dict as from Sketch.to_dict(), got {description!r}")
+        raise TypeError(f"the description of a sketch must be a dict from Sketch.to_dict(), got {description!r}")
     given = dict(description)
     if "law" not in given:
-        raise ValueError(f'a sketch\'s description has the key "law", got {_listed(given)}')
+        raise ValueError(f'the description of a sketch must have the key "law", got {_listed(given)}')
     version = given.pop("law")
     if isinstance(version, bool) or not isinstance(version, Integral) or version != exact_law.VERSION:
-        raise ValueError(f"this version of sjlt knows sketch law {exact_law.VERSION}, the description has {version!r}")
+        raise ValueError(
+            f"this version of sjlt supports sketch law {exact_law.VERSION}, but the description has {version!r}"
+        )
     independent = "nnz" not in given and not given.keys().isdisjoint((*INDEPENDENT, "density"))
     entries = INDEPENDENT if independent else ("nnz",)
     expected = {*SHAPE, *entries, *POSITION}
@@ -42,16 +44,17 @@ def sketch_arguments(description: Any) -> dict[str, Any]:
         problems = [f"lacks {_listed(missing)}"] if missing else []
         problems += [f"also has {_listed(unknown)}"] if unknown else []
         raise ValueError(
-            f"a sketch's description has {_listed(['law', *sorted(expected)])}; this one {' and '.join(problems)}"
+            f"the description of a sketch must have {_listed(['law', *sorted(expected)])}; "
+            f"this one {' and '.join(problems)}"
         )
     density = given.pop("density", None)
-    numbers = {name: integer(name, value, -(2**63), 2**64 - 1) for name, value in given.items()}
+    integers = {name: integer(name, value, -(2**63), 2**64 - 1) for name, value in given.items()}
     if not independent:
-        return numbers
-    lanes = iid_law.checked(numbers.pop("bits"), numbers.pop("threshold"))
+        return integers
+    lanes = iid_law.checked(integers.pop("bits"), integers.pop("threshold"))
     if density is not None and not (isinstance(density, Real) and density == lanes.density):
-        raise ValueError(f"density {density!r} contradicts {lanes}, which realises {lanes.density}")
-    return {**numbers, "density": lanes.density}
+        raise ValueError(f"density {density!r} contradicts {lanes}, which gives {lanes.density}")
+    return {**integers, "density": lanes.density}
 
 
 def _listed(keys: Any) -> str:
