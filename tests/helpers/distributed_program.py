@@ -153,7 +153,7 @@ def refusals(mesh):
     refused(ValueError, "n_features = 47", lambda: Sketch(47, 20).project_tree([x]))
     refused(ValueError, "n_features = 5,", lambda: Sketch(5, 4).project(x))
     refused(TypeError, "out= and accumulate= are not", lambda: Sketch(6, 4).project(x, out=torch.zeros(8, 4)))
-    refused(ValueError, "sharded along it", lambda: Sketch(6, 4).project_tree([x], batched=True))
+    refused(ValueError, "sharded along the leading dimension", lambda: Sketch(6, 4).project_tree([x], batched=True))
     leaf = x.detach().requires_grad_()
     refused(RuntimeError, "automatic differentiation", lambda: Sketch(48, 4).project_tree([leaf]))
     average = DTensor.from_local(whole(8, 6), mesh, [Partial("avg")])
@@ -166,8 +166,8 @@ def refusals(mesh):
     refused(ValueError, own("n_features = 47"), lambda: Sketch(48 - last, 20).project_tree([x]))
     refused(ValueError, own("n_features = 5,"), lambda: Sketch(6 - last, 4).project(x))
     foreign = [x, torch.empty(0, device="meta")] if last else [x]
-    refused(ValueError, own("must lie on one device, got .*, meta"), lambda: S.project_tree(foreign))
-    refused(TypeError if last else ValueError, own("got a str"), lambda: S.project_tree([x, "x"] if last else [x]))
+    refused(ValueError, own("must be on one device, got .*, meta"), lambda: S.project_tree(foreign))
+    refused(TypeError if last else ValueError, own("containing str"), lambda: S.project_tree([x, "x"] if last else [x]))
     other = distribute_tensor(whole(8, 6), mesh, [Replicate()])
     refused(ValueError, "ranks disagree in placements", lambda: S.project_tree([other if last else x]))
     order = [x, whole(2)] if last else [whole(2), x]
