@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sjlt import Sketch
 from sjlt.backends.triton import exact as triton_exact
-from sjlt.kernels.config import arithmetic, hopper, hopper_codes, one_tile
+from sjlt.kernels.config import arithmetic, hopper, hopper_codes, one_tile, scattered_sums, staged_gather
 from sjlt.kernels.config import exact as config
 from sjlt.kernels.config.arithmetic import BF16_TRIPLE, FP16_PAIR, NATIVE
 from sjlt.kernels.config.product import (
@@ -67,7 +67,7 @@ def every_launch(p):
 @CASES
 @given(p=wide_products())
 @example(p=LARGE)
-def test_choice_is_a_portable_launch(p):
+def test_chosen_kernel_can_run_the_product(p):
     chosen = config.choose(p)
     if isinstance(chosen, config.Hopper):
         assert p.plain
@@ -82,6 +82,12 @@ def test_choice_is_a_portable_launch(p):
     elif isinstance(chosen, config.OneTile):
         assert one_tile.eligible(p)
         assert 1 <= chosen.splits <= 65_535
+    elif isinstance(chosen, config.ScatteredSums):
+        assert scattered_sums.eligible(p) or scattered_sums.eligible_many(p)
+    elif isinstance(chosen, config.StagedGather):
+        assert staged_gather.eligible(p)
+    elif config.is_small_gather(p):
+        assert chosen == config.few_vectors(p)
     else:
         assert chosen == config.choose_on_the_fly(p)
         assert chosen in list(every_launch(p))
