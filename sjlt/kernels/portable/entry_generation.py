@@ -1,12 +1,13 @@
-"""Entries for a step of GROUPS_PER_STEP groups of chunks, for kernels whose programs own one tile and many vectors.
+"""Entries for kernels whose programs own one tile and many vectors, GROUPS_PER_STEP groups of chunks at a time.
 
-Philox runs once per step, one group per lane, in tensors of axes
+`step_words` runs Philox once per step, with one group per lane, in tensors of shape
 
-    [sub-block or sign word, 1, 4, GROUPS_PER_STEP]:  in registers, registers, warps, lanes,
+    [sub-blocks or sign words, 1, 4, GROUPS_PER_STEP],
 
-and shuffles (gathers within a warp) bring a chunk's words to the rows of its tile: row r of the tile is lane r mod 32
-of warp r div 32. Evaluating Philox for each row, or once per warp and chunk, took as long as all the rest of a
-projection (H200).
+whose last two axes are distributed over the 4 warps and their lanes, the others over registers. `entries` then
+distributes the words of a chunk to the rows of its tile by shuffles (gathers within a warp): row r of the tile belongs
+to lane r mod 32 of warp r div 32. Running Philox for each row, or once per warp and chunk, took as long as all the rest
+of a projection (H200).
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ TILE = tl.constexpr(law.TILE_ROWS)
 
 @triton.jit
 def pin_layout(z):
-    """z [..., 128] through a shuffle onto itself: the compiler moves no computation past one."""
-    U: tl.constexpr = z.numel // TILE
-    lane = tl.broadcast_to(tl.arange(0, GROUPS_PER_STEP)[None, None, :], U, 4, GROUPS_PER_STEP)
-    return tl.reshape(tl.gather(tl.reshape(z, U, 4, GROUPS_PER_STEP), lane, 2), z.shape)
+    """z [..., 128], shuffled onto itself: a no-op past which the compiler moves no computation."""
+    SIZE: tl.constexpr = z.numel // TILE
+    lane = tl.broadcast_to(tl.arange(0, GROUPS_PER_STEP)[None, None, :], SIZE, 4, GROUPS_PER_STEP)
+    return tl.reshape(tl.gather(tl.reshape(z, SIZE, 4, GROUPS_PER_STEP), lane, 2), z.shape)
 
 
 @triton.jit
@@ -64,36 +65,39 @@ def _sub_block(m, t, GEOMETRY: tl.constexpr):
 
 @triton.jit
 def step_words(m, group, k0, k1, GEOMETRY: tl.constexpr, ROW_OF_PLACE: tl.constexpr = False, stack=0):
-    """The words of tile m for GROUPS_PER_STEP groups from `group` on: (columns, (keys, thetas, sign words)).
+    """The words of tile m for GROUPS_PER_STEP groups, from `group` on: (chunk columns, (keys, thetas, sign words)).
 
-    stack : the tile's, read where GEOMETRY has several of them.
+    stack : the stack of the tile, used only where GEOMETRY.fused > 1.
 
-    columns : [GROUPS_PER_STEP], the first column of each group's chunk that meets the tile, or -1.  keys, thetas :
-    [n_keys, 1, 4, GROUPS_PER_STEP]; keys map rows to places or, with ROW_OF_PLACE, places to rows.  sign words :
-    [n_sign_words, 1, 4, GROUPS_PER_STEP].  In power-of-two geometries each block of 32 rows (axis of length 4) has only
-    the few sub-blocks and sign words that it needs; in others it has all.
+    chunk columns : [GROUPS_PER_STEP], the first column of each group's chunk that meets the tile, or -1.
+    keys, thetas : [n_keys, 1, 4, GROUPS_PER_STEP]. Keys (see `law.permute`) map the rows of a sub-block to columns of
+    the chunk or, with ROW_OF_PLACE, columns to rows.
+    sign words : [n_sign_words, 1, 4, GROUPS_PER_STEP].
+
+    In power-of-two geometries, each warp (third axis) has only the few keys and sign words that its 32 rows need;
+    otherwise it has those of all sub-blocks.
     """
     N_TILES: tl.constexpr = GEOMETRY.n_tiles
     LOG_GROUP: tl.constexpr = GEOMETRY.log_group
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
     NNZ: tl.constexpr = GEOMETRY.nnz
-    # Loads use the columns one step ahead of the entries and in other threads: computing them twice is cheaper than
-    # converting the layout.
+    # The chunks are located twice, here for loads, which need the columns in other threads and one step ahead of the
+    # entries: that is cheaper than converting the layout.
     g = group + tl.arange(0, GROUPS_PER_STEP)
     place, found = tile_place(m, g, N_TILES, LOG_GROUP, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack)
-    column = tl.where(found, ((g << LOG_GROUP) + place.to(tl.int64)) << LOG_CHUNK, -1)
+    chunk_columns = tl.where(found, ((g << LOG_GROUP) + place.to(tl.int64)) << LOG_CHUNK, -1)
 
     g = group + tl.arange(0, GROUPS_PER_STEP)[None, None, None, :]
-    h = tl.arange(0, 4).to(tl.uint32)[None, None, :, None]
+    warp = tl.arange(0, 4).to(tl.uint32)[None, None, :, None]
     place, found = tile_place(
-        m, g + (h * 0).to(tl.int64), N_TILES, LOG_GROUP, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack
+        m, g + (warp * 0).to(tl.int64), N_TILES, LOG_GROUP, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack
     )
     c = (g << LOG_GROUP) + place.to(tl.int64)
     t = tl.arange(0, GEOMETRY.n_keys).to(tl.uint32)[:, None, None, None]
     word = tl.arange(0, GEOMETRY.n_sign_words).to(tl.uint32)[:, None, None, None]
     if GEOMETRY.power_of_two:
-        t += h * NNZ // 4
-        word += h * NNZ // 4 << LOG_CHUNK >> 5
+        t += warp * NNZ // 4
+        word += warp * NNZ // 4 << LOG_CHUNK >> 5
     w0, w1, w2, w3 = chunk_keys(c, t >> 2, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack)
     w = select_word(t & 3, w0, w1, w2, w3)
     theta = w
@@ -102,51 +106,57 @@ def step_words(m, group, k0, k1, GEOMETRY: tl.constexpr, ROW_OF_PLACE: tl.conste
         theta = row_theta(w, b)
     g0, g1, g2, g3 = chunk_signs(c, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack)
     keys = forward_keys(w, LOG_CHUNK) if ROW_OF_PLACE else inverse_keys(w, LOG_CHUNK)
-    return column, (keys, theta, select_word(word, g0, g1, g2, g3))
+    return chunk_columns, (keys, theta, select_word(word, g0, g1, g2, g3))
 
 
 @triton.jit
 def word_of_rows(z, chunk, which):
-    """Entry `which` [U, 128] of z [Z, 1, 4, GROUPS_PER_STEP], for the step's chunks `chunk` to `chunk` + U - 1."""
-    Z: tl.constexpr = z.shape[0]
-    U: tl.constexpr = which.shape[0]
-    index = chunk + tl.arange(0, U)[None, :, None, None]
-    z = tl.gather(tl.broadcast_to(z, Z, U, 4, GROUPS_PER_STEP), tl.broadcast_to(index, Z, U, 4, GROUPS_PER_STEP), 3)
-    if Z == 1:
-        z = tl.reshape(z, U, TILE)
+    """The word of each row for the step's chunks from index `chunk` on: [chunks, 128].
+
+    z : [words, 1, 4, GROUPS_PER_STEP], from `step_words`.  which : [chunks, 128], which of the words a row needs.
+    """
+    WORDS: tl.constexpr = z.shape[0]
+    CHUNKS: tl.constexpr = which.shape[0]
+    index = chunk + tl.arange(0, CHUNKS)[None, :, None, None]
+    z = tl.broadcast_to(z, WORDS, CHUNKS, 4, GROUPS_PER_STEP)
+    z = tl.gather(z, tl.broadcast_to(index, z.shape), 3)
+    if WORDS == 1:
+        z = tl.reshape(z, CHUNKS, TILE)
     else:
-        which = tl.reshape(which, 1, U, 4, GROUPS_PER_STEP).to(tl.int32)
-        z = tl.where(which == tl.arange(0, Z)[:, None, None, None], z, 0)
-        z = tl.reshape(tl.sum(z, 0), U, TILE)
+        which = tl.reshape(which, 1, CHUNKS, 4, GROUPS_PER_STEP).to(tl.int32)
+        z = tl.where(which == tl.arange(0, WORDS)[:, None, None, None], z, 0)
+        z = tl.reshape(tl.sum(z, 0), CHUNKS, TILE)
     return z
 
 
 @triton.jit
-def entries(chunk, words, m, GEOMETRY: tl.constexpr, U: tl.constexpr):
-    """(place, negative) of each row's entry in the step's chunks `chunk` to `chunk` + U - 1, both [U, 128].
+def entries(chunk, words, m, GEOMETRY: tl.constexpr, CHUNKS: tl.constexpr):
+    """(column, negative) of each row's entry in CHUNKS of the step's chunks, from index `chunk` on: both [CHUNKS, 128].
 
-    words : the second result of `step_words`.  A row without an entry has place 2^log_chunk.
+    words : the second result of `step_words`.
+
+    Columns are counted within the chunk; a row without an entry has column 2^log_chunk.
     """
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
-    B: tl.constexpr = 1 << LOG_CHUNK
+    CHUNK: tl.constexpr = 1 << LOG_CHUNK
     keys, thetas, signs = words
-    r = tl.broadcast_to(tl.arange(0, TILE).to(tl.uint32)[None, :], U, TILE)
+    r = tl.broadcast_to(tl.arange(0, TILE).to(tl.uint32)[None, :], CHUNKS, TILE)
     if GEOMETRY.power_of_two:
         t = r >> LOG_CHUNK
-        i = permute(r & (B - 1), word_of_rows(keys, chunk, t % keys.shape[0]), LOG_CHUNK)
+        i = permute(r & (CHUNK - 1), word_of_rows(keys, chunk, t % keys.shape[0]), LOG_CHUNK)
     else:
-        tile_row, tile_end = rows_of_tile(m, GEOMETRY)
-        rows = (tile_end - tile_row).to(tl.uint32)
+        tile_begin, tile_end = rows_of_tile(m, GEOMETRY)
+        rows = (tile_end - tile_begin).to(tl.uint32)
         inside = r < rows
         t = tl.where(inside, sub_block_of_row(r, GEOMETRY.nnz, rows), 0)
         first, b = _sub_block(m, t, GEOMETRY)
         theta = word_of_rows(thetas, chunk, t)
         slot = unscale_index(r - first, b, theta, LOG_CHUNK)
-        there = inside & (scale_index(slot, b, theta, LOG_CHUNK) == r - first)
-        i = tl.where(there, permute(slot, word_of_rows(keys, chunk, t), LOG_CHUNK), B)
-    if U > 1:
-        # Without this, LLVM packs the comparisons in `tensor_core` into bits, at twice the instructions: past a shuffle
-        # it sees no vector of chunks.
+        has_entry = inside & (scale_index(slot, b, theta, LOG_CHUNK) == r - first)
+        i = tl.where(has_entry, permute(slot, word_of_rows(keys, chunk, t), LOG_CHUNK), CHUNK)
+    if CHUNKS > 1:
+        # Otherwise LLVM vectorizes the comparisons in `tensor_core` over chunks and packs them into bits, at twice the
+        # instructions.
         i = pin_layout(i)
     e = (t << LOG_CHUNK) + i
     word = word_of_rows(signs, chunk, (e >> 5) % signs.shape[0])

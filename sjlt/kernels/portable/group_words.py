@@ -1,7 +1,7 @@
-"""The entries of a sketch by group of chunks: where in the group each row of a tile reads.
+"""The entries of a sketch by group of chunks: which column of the group each row of a tile reads.
 
-A word is the offset of the row's column within the group, in bytes of a copy of it whose columns lie `row_bytes` apart,
-with the sign in bit 31 (1 is negative). A row without an entry there reads beyond the last column, which is 0.
+A word holds the byte offset of the row's column in a copy of the group whose columns are `row_bytes` apart, and in bit
+31 the sign (1 is negative). A row without an entry in the group reads an additional column of zeros after the last one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def encode_groups(
     row_bytes: tl.int32,
     SUB_BLOCKS: tl.constexpr,
 ):
-    """words (groups, tiles of all stacks and padding, 128) int32; grid (batches of CHUNKS groups, tiles and padding).
+    """Write words (groups, tiles of all stacks and padding, 128) int32; grid (blocks of CHUNKS groups, those tiles).
 
-    k, nnz, n_tiles : of one stack.  lists : tiles of all stacks.
+    k, nnz, n_tiles : of one stack.  lists : the number of tiles of all stacks, without padding.
     """
     k0, k1 = seed_words(seed)
     tile_of_stacks = tl.program_id(1)
@@ -50,9 +50,9 @@ def encode_groups(
     c = (group << log_group.to(tl.int64)) + place.to(tl.int64)
     rows = tile_rows(m, k, n_tiles)
     words_of_chunks = chunk_words(c, rows, s, k0, k1, stack, SUB_BLOCKS)
-    i, negative, there = chunk_entries(q, words_of_chunks, sub_blocks_of_rows(rows, s), p, SUB_BLOCKS)
+    i, negative, has_entry = chunk_entries(q, words_of_chunks, sub_blocks_of_rows(rows, s), p, SUB_BLOCKS)
     column = (place << p)[:, None].to(tl.int32) + i.to(tl.int32)
-    none = (1 << (log_group + log_chunk)) + q[:, None] * 0
-    word = tl.where(found[:, None] & there, column * row_bytes | (negative << 31).to(tl.int32), none * row_bytes)
+    zeros = (1 << (log_group + log_chunk)) + q[:, None] * 0  # the column of zeros
+    word = tl.where(found[:, None] & has_entry, column * row_bytes | (negative << 31).to(tl.int32), zeros * row_bytes)
     to = words + (g[:, None].to(tl.int64) * tl.num_programs(1) + tile_of_stacks) * TILE + tl.arange(0, TILE)[None, :]
     tl.store(to, word, mask=(g < groups)[:, None])

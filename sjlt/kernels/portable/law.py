@@ -1,4 +1,7 @@
-"""The exact law bound to Triton: words are uint32, indices of chunks and of groups of chunks int64."""
+"""The exact law compiled by Triton, and faster forms of some of its functions.
+
+Words are uint32; indices of chunks and of groups of chunks are int64.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _WEYL_0, _WEYL_1 = tl.constexpr(philox.WEYL_0), tl.constexpr(philox.WEYL_1)
 
 @triton.jit
 def philox_words(c0, c1, c2, c3, k0, k1):
-    """`sjlt.laws.philox.philox` with 32-bit words: GPUs compute the high half of their product in one instruction.
+    """`sjlt.laws.philox.philox` in 32-bit words: GPUs compute the high half of a product in one instruction.
 
     With 64-bit words, whole projections take up to 1.2 times as long (H200).
     """
@@ -30,7 +33,7 @@ def philox_words(c0, c1, c2, c3, k0, k1):
 
 @triton.jit
 def select_word(i, w0, w1, w2, w3):
-    """`sjlt.laws.exact.select_word` by comparison, since Triton has no array of words to index."""
+    """`sjlt.laws.exact.select_word` by comparisons instead of 64-bit arithmetic."""
     return tl.where((i & 2) == 0, tl.where((i & 1) == 0, w0, w1), tl.where((i & 1) == 0, w2, w3))
 
 
@@ -39,31 +42,27 @@ words = philox.define(
     law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=philox_words, select_word=select_word, tl=tl
 )
 part_start, row_theta, sub_block_of_row = words.part_start, words.row_theta, words.sub_block_of_row
-chunk_tile, chunk_keys, chunk_signs, tile_place = (
-    words.chunk_tile,
-    words.chunk_keys,
-    words.chunk_signs,
-    words.tile_place,
-)
+chunk_tile, chunk_keys = words.chunk_tile, words.chunk_keys
+chunk_signs, tile_place = words.chunk_signs, words.tile_place
 scale_index, unscale_index = words.scale_index, words.unscale_index
 beta, group_words, tile_theta = words.beta, words.group_words, words.tile_theta
 
 
 @triton.jit
 def reciprocal_of(b):
-    """The number with which ``z // b == z * reciprocal_of(b) >> 22`` for integers 0 <= z < b (b + 1), b <= 128."""
+    """The integer for which ``z // b == z * reciprocal_of(b) >> 22``, if 0 <= z < b (b + 1) and b <= 128."""
     return ((1 << 22) + b - 1) // b
 
 
 @triton.jit
 def unscale_by(row, b, theta, reciprocal, p):
-    """`unscale_index` of a row of b >= 2^p, by the reciprocal of b instead of a division."""
+    """`unscale_index` of a row of a sub-block of b >= 2^p rows, by `reciprocal_of` b instead of a division."""
     return ((row << p) + (b - 1 - theta)) * reciprocal >> 22
 
 
 @triton.jit
 def seed_words(seed):
-    """Philox's key (low word, high word) of a 64-bit seed."""
+    """Philox's key (low word, high word), from a 64-bit seed."""
     seed = seed.to(tl.int64)
     return (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
 
@@ -76,7 +75,7 @@ def pair(low, high):
 
 @triton.jit
 def key_pair(a1, b1, a2, b2, LOG_CHUNK: tl.constexpr):
-    """The keys with which `permute` computes x -> a1 x + b1, the xor-shift, and x -> a2 x + b2, mod 2^LOG_CHUNK."""
+    """The keys with which `permute` computes a1 x + b1, the xor-shift and a2 x + b2, mod 2^LOG_CHUNK."""
     MASK: tl.constexpr = (1 << LOG_CHUNK) - 1
     if LOG_CHUNK == 0:
         keys = pair(a1 & 0, a1 & 0)
@@ -88,13 +87,13 @@ def key_pair(a1, b1, a2, b2, LOG_CHUNK: tl.constexpr):
 
 @triton.jit
 def forward_keys(w, LOG_CHUNK: tl.constexpr):
-    """The keys with which `permute` is the law's `beta` under word w."""
+    """The keys with which `permute` is the law's `beta` for key word w."""
     return key_pair(w | 1, w >> 8, (w >> 16) | 1, w >> 24, LOG_CHUNK)
 
 
 @triton.jit
 def odd_inverse(a, LOG_CHUNK: tl.constexpr):
-    """The inverse of an odd a mod 2^LOG_CHUNK, LOG_CHUNK <= 7; higher bits are arbitrary."""
+    """The inverse of an odd a mod 2^LOG_CHUNK, for LOG_CHUNK <= 7; higher bits are arbitrary."""
     x = (a * 3) ^ 2
     if LOG_CHUNK > 5:
         x = x * (2 - a * x)
@@ -103,17 +102,19 @@ def odd_inverse(a, LOG_CHUNK: tl.constexpr):
 
 @triton.jit
 def inverse_keys(w, LOG_CHUNK: tl.constexpr):
-    """The keys with which `permute` is the inverse of the law's `beta` under word w."""
+    """The keys with which `permute` is the inverse of the law's `beta` for key word w."""
     a, b = odd_inverse((w >> 16) | 1, LOG_CHUNK), odd_inverse(w | 1, LOG_CHUNK)
     return key_pair(a, a * (0 - (w >> 24)), b, b * (0 - (w >> 8)), LOG_CHUNK)
 
 
 @triton.jit
 def permute(x, keys, LOG_CHUNK: tl.constexpr):
-    """The law's `beta` in few instructions: a number mod 2^p, p = LOG_CHUNK, is kept in the top p bits of a word.
+    """The law's `beta` or its inverse in few instructions; keys from `forward_keys` or `inverse_keys`.
 
-    Multiplying such a number, with 1 in its lowest bit, by 2^(32-p) b + a computes a x + b in one instruction. The
-    first key carries that 1 as well, and neither the products nor the xor carry into the places of the 1 or x.
+    Between its two multiplications, a number mod 2^p, p = LOG_CHUNK, is kept in the top p bits of a word whose lowest
+    bit is 1. Multiplying this word by 2^(32-p) b + a computes a x + b in one instruction: the lowest bit contributes b.
+    The first multiplication takes x in bits 8 and up, and its key contributes the lowest bit of the product. No carry
+    reaches the top p bits or the lowest one.
     """
     TOP: tl.constexpr = 32 - LOG_CHUNK
     if LOG_CHUNK == 0:

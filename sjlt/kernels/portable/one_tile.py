@@ -1,10 +1,10 @@
 """Kernels for sketches of one tile (up to 128 rows) and many data vectors: plain matrix products on tensor cores.
 
-Every chunk of columns meets the one tile, so `tensor_core` saves no products here, and spends its time on making the
-entries anew for every block of vectors, above all in geometries that are not powers of two. `write_entries` writes them
-once, for the length of one call, as 16-bit numbers that stay in the L2 cache: at most 256 bytes per column. The kernels
-that multiply by them know neither the law nor its geometry, so one compilation serves all sketches. (With several
-tiles, products are too short for this: 1.3 to 2.2 times the time of the others on an H200.)
+Every chunk of columns meets the one tile, so `tensor_core` skips no work here, and spends its time generating the
+entries again for every block of vectors, above all in geometries that are not powers of two. `write_entries` instead
+stores the entries once per call, as 16-bit numbers that stay in the L2 cache: at most 256 bytes per column. The kernels
+that multiply by them depend neither on the law nor on its geometry, so one compilation serves all sketches. (With
+several tiles the products are too short: 1.3 to 2.2 times the time of the other kernels on an H200.)
 """
 
 from __future__ import annotations
@@ -35,48 +35,48 @@ def write_entries(
     entries, seed: tl.int64, first_chunk: tl.int64, chunks: tl.int32, chunks_per_program: tl.int32, k: tl.int32,
     nnz: tl.int32, log_chunk: tl.int32, one: tl.int32, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The unscaled entries of chunks of columns, from first_chunk on; grid parts of chunks_per_program chunks.
+    """Write the unscaled entries of `chunks` chunks, from first_chunk on; grid (blocks of chunks_per_program chunks,).
 
-    entries : uint16 (chunks * 2^log_chunk, ROWS), the bits of 0, 1 (which are `one`) and -1. ROWS : at least k.
-    chunks_per_program, SUB_BLOCKS : from `config.chunk_codes.encoding`.
+    entries : uint16 (chunks * 2^log_chunk, ROWS), the bits of 0, 1 and -1 in a 16-bit floating-point type.  one : the
+    bits of 1.  ROWS : at least k.  chunks_per_program, SUB_BLOCKS : from `config.chunk_codes.encoding`.
     """
-    HELD: tl.constexpr = max(MAX_KEYS // SUB_BLOCKS, CHUNKS)
+    HELD_CHUNKS: tl.constexpr = max(MAX_KEYS // SUB_BLOCKS, CHUNKS)  # whose words a program derives at once
     k0, k1 = seed_words(seed)
     first = tl.program_id(0) * chunks_per_program
-    c = first_chunk + first.to(tl.int64) + tl.arange(0, HELD)
+    c = first_chunk + first.to(tl.int64) + tl.arange(0, HELD_CHUNKS)
     rows, s, p = k.to(tl.uint32), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
     rows_in_tile = sub_blocks_of_rows(rows, s)
     words = chunk_words(c, rows, s, k0, k1, (first * 0).to(tl.uint32), SUB_BLOCKS)
     r = tl.arange(0, TILE)
     for batch in range(0, tl.minimum(chunks_per_program, chunks - first), CHUNKS):
         q = batch + tl.arange(0, CHUNKS)
-        i, negative, there = chunk_entries(q, words, rows_in_tile, p, SUB_BLOCKS)
+        i, negative, has_entry = chunk_entries(q, words, rows_in_tile, p, SUB_BLOCKS)
         value = (negative.to(tl.int32) << 15) | one
-        i = tl.where(there, i.to(tl.int32), -1)
+        i = tl.where(has_entry, i.to(tl.int32), -1)
         keep = (first + q < chunks)[:, None] & (r < ROWS)[None, :]
-        to = ((first + q).to(tl.int64) << log_chunk.to(tl.int64))[:, None] * ROWS + r[None, :]
-        for place in range(1 << log_chunk):
-            tl.store(entries + to + place * ROWS, tl.where(i == place, value, 0).to(tl.uint16), mask=keep)
+        offset = ((first + q).to(tl.int64) << log_chunk.to(tl.int64))[:, None] * ROWS + r[None, :]
+        for column in range(1 << log_chunk):
+            tl.store(entries + offset + column * ROWS, tl.where(i == column, value, 0).to(tl.uint16), mask=keep)
 
 
 @triton.jit
 def _step_columns(q, stop, first_column, d, ALIGN: tl.constexpr):
-    """(columns in the data, whether they exist) of the STEP columns of entries from q on."""
+    """(columns of the data, whether they exist) for the STEP columns of entries from q on."""
     j = first_column + q + tl.arange(0, STEP)
     if ALIGN > 1:
         j = tl.max_contiguous(tl.multiple_of(j, ALIGN), ALIGN)
-    known = (q + tl.arange(0, STEP) < stop) & (j >= 0) & (j < d)
+    exists = (q + tl.arange(0, STEP) < stop) & (j >= 0) & (j < d)
     if ALIGN > 1:
-        known = tl.max_constancy(known, ALIGN)
-    return j, known
+        exists = tl.max_constancy(exists, ALIGN)
+    return j, exists
 
 
 @triton.jit
 def _load_entries(entries, q, stop, ROWS: tl.constexpr, STORED: tl.constexpr):
     """The STEP columns of entries from q on: [STEP, ROWS]."""
-    place = q + tl.arange(0, STEP)
-    address = entries + (place.to(tl.int64) * ROWS)[:, None] + tl.arange(0, ROWS)[None, :]
-    return tl.load(address, mask=(place < stop)[:, None], other=0).to(STORED, bitcast=True)
+    column = q + tl.arange(0, STEP)
+    address = entries + (column.to(tl.int64) * ROWS)[:, None] + tl.arange(0, ROWS)[None, :]
+    return tl.load(address, mask=(column < stop)[:, None], other=0).to(STORED, bitcast=True)
 
 
 @triton.jit
@@ -84,16 +84,19 @@ def _sum_of_columns(
     data, v, factor, entries, start, stop, first_column, span, ROWS: tl.constexpr, ALIGN: tl.constexpr,
     CHUNKED_SUM: tl.constexpr, MODE: tl.constexpr, STORED: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """X times the entries of columns start to stop - 1: [V, ROWS] fp32. Sums of `span` columns are added in fp32."""
+    """X times the entries of columns start to stop - 1: [vectors, ROWS] fp32.
+
+    CHUNKED_SUM : tensor cores sum `span` columns at a time; these sums are added in fp32.
+    """
     x, n, d, stride_xv, stride_xf = data
     DTYPE: tl.constexpr = STORED if (MODE == NATIVE) | (MODE == FP16_PAIR) else tl.bfloat16
     acc = tl.zeros((v.shape[0], ROWS), tl.float32)
     sums = tl.zeros_like(acc)
     for first in range(start, stop, span):
         for q in range(first, tl.minimum(first + span, stop), STEP):
-            j, known = _step_columns(q, stop, first_column, d, ALIGN)
+            j, exists = _step_columns(q, stop, first_column, d, ALIGN)
             address = x + v[:, None] * stride_xv + (j * stride_xf)[None, :]
-            z = tl.load(address, mask=(v < n)[:, None] & known[None, :], other=0.0)
+            z = tl.load(address, mask=(v < n)[:, None] & exists[None, :], other=0.0)
             block = _load_entries(entries, q, stop, ROWS, STORED).to(DTYPE)
             acc = multiply_split(z, factor, block, acc, MODE, False, INTERPRETED)
         if CHUNKED_SUM:
@@ -102,10 +105,10 @@ def _sum_of_columns(
     return sums if CHUNKED_SUM else acc
 
 
-NUMBERS = ["k", "columns", "columns_per_split", "first_column", "span", "scale"]
+INTEGERS = ["k", "columns", "columns_per_split", "first_column", "span", "scale"]
 
 
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=INTEGERS)
 def project_one_tile(
     x,
     entries,
@@ -135,11 +138,11 @@ def project_one_tile(
     PROGRAMMATIC_LAUNCH: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """out[split, v, r] = sum over a split's columns j of x[v, j] S[r, j]; grid (blocks of vectors, splits).
+    """out[split, v, r] = sum over the split's columns j of x[v, j] S[r, j]; grid (blocks of vectors, splits).
 
-    entries : from `write_entries`, (columns, ROWS); column 0 is the data's column first_column, which may be negative.
-    STORED : their dtype.  span : columns that tensor cores sum, with CHUNKED_SUM.  Other arguments are as in
-    `project_tensor_core`.
+    entries : (columns, ROWS), from `write_entries`; their first column is column first_column of the data, which may be
+    negative.  STORED : dtype of the entries.  span : with CHUNKED_SUM, the columns that tensor cores sum at a time.
+    Other arguments are as in `project_tensor_core`.
     """
     start_dependents(PROGRAMMATIC_LAUNCH)
     v = tl.program_id(0).to(tl.int64) * BLOCK_VECTORS + tl.arange(0, BLOCK_VECTORS)
@@ -166,7 +169,7 @@ def project_one_tile(
     store_sums(acc, out, keep, scale, SINGLE_SPLIT, ACCUMULATE)
 
 
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=INTEGERS)
 def adjoint_one_tile(
     y,
     entries,
@@ -203,8 +206,8 @@ def adjoint_one_tile(
     start = tl.program_id(1) * columns_per_split
     stop = tl.minimum(start + columns_per_split, columns)
     for q in range(start, stop, STEP):
-        j, known = _step_columns(q, stop, first_column, d, ALIGN)
+        j, exists = _step_columns(q, stop, first_column, d, ALIGN)
         block = tl.trans(_load_entries(entries, q, stop, ROWS, STORED))
         acc = multiply_vectors(high, low, factor, block, MODE, INTERPRETED) * scale
         pointers = out + v[:, None] * stride_ov + (j * stride_of)[None, :]
-        store_result(acc, pointers, (v < n)[:, None] & known[None, :], ACCUMULATE)
+        store_result(acc, pointers, (v < n)[:, None] & exists[None, :], ACCUMULATE)

@@ -1,8 +1,8 @@
-"""The sum of partial sums in a fixed order: results are bitwise identical on every run.
+"""Adds up partial sums in a fixed order, so that results are bitwise identical on every run.
 
-With PROGRAMMATIC_LAUNCH (NVIDIA's programmatic dependent launch) its programs start while the last programs of the
-previous kernel still run, and wait for what those write: this saves 4 % of the time of S A with A (16384, 1024),
-k = 1024 (H200).
+With PROGRAMMATIC_LAUNCH (NVIDIA's programmatic dependent launch), programs start while the last programs of the
+previous kernel still run, and wait for their results. This saves 4 % of the time of S A with A (16384, 1024), k = 1024
+(H200).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def reduce_partial_sums(
     LANES: tl.constexpr,
     PROGRAMMATIC_LAUNCH: tl.constexpr,
 ):
-    """out = scale * sum of partial over its first axis (+ out); grid (blocks of ROWS, blocks of COLUMNS).
+    """out = scale * sum of `partial` over its first axis (+ out); grid (blocks of ROWS, blocks of COLUMNS).
 
     partial : (splits, rows, columns), of SUM_DTYPE, contiguous along columns.  out : (rows, columns), rounded once.
-    ALIGN : divides columns, stride_ps, stride_pr and stride_or.
+    ALIGN : divides columns, stride_ps, stride_pr and stride_or.  LANES : number of sums computed side by side, each
+    over every LANES-th split, and added last; more than 1 where the results are too few to occupy the device.
 
-    UNROLL splits have their loads in flight together. They are added in order, and their sums with compensation: what
-    each addition loses (Knuth's TwoSum) is kept and added at the end. LANES : sums that run side by side, each of every
-    LANES-th split, and are added last; more than 1 where results are too few to occupy the device.
+    The loads of UNROLL splits are in flight together. These splits are added in order, and the sums of UNROLL splits
+    with compensation: the rounding error of each addition (Knuth's TwoSum) is kept and added at the end.
     """
     if PROGRAMMATIC_LAUNCH:
         tl.extra.cuda.gdc_wait()
@@ -68,10 +68,10 @@ def reduce_partial_sums(
         total = before + part
         rest = total - before
         lost += (before - (total - rest)) + (part - rest)
-    total += tl.where(lost == lost, lost, 0)  # NaN beside an infinite total
+    total += tl.where(lost == lost, lost, 0)  # not NaN, which it is if the total is infinite
     if LANES > 1:
         total = tl.sum(tl.reshape(total, LANES, ROWS, COLUMNS), 0)
         r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         inside = (r < rows)[:, None] & (c < columns)[None, :]
-    total *= tl.full((), scale, tl.float64).to(SUM_DTYPE)  # a cast would make it fp32 in Triton's interpreter
+    total *= tl.full((), scale, tl.float64).to(SUM_DTYPE)  # Triton's interpreter would cast `scale` to fp32
     store_result(total, out + (r[:, None] * stride_or + c[None, :] * stride_oc), inside, ACCUMULATE)

@@ -1,15 +1,15 @@
-"""Kernels of sparse data: X (n, n_features) in CSR, whose sums need no floating-point atomics.
+"""Kernels for sparse data, X (n, n_features) in CSR, that need no floating-point atomics.
 
-Under the exact law each nonzero is added to few components. `encode_columns` generates their codes, 2 row + (1 where
-negative), one nonzero per thread, and `project_sparse` adds the nonzeros of a row one after the other to sums in
-memory, ROWS rows at a time, so that a step's addresses all differ. The order of a row's additions is that of its
-nonzeros, whatever the launch: results repeat to the bit. A long row is cut into parts with sums of their own.
+Under the exact law, each nonzero is added to nnz components. `encode_columns` writes their codes, 2 row + (1 where
+negative), one nonzero per thread. `project_sparse` adds the nonzeros of a row one after the other to sums in memory,
+for ROWS rows side by side, so that all addresses of a step differ. A row is always summed in the order of its nonzeros,
+so results are bitwise reproducible. Long rows are split into parts that have sums of their own.
 
-Under the iid law a nonzero reaches any component: programs own a block of components of one row, and keep sums in
-registers.
+Under the iid law, a nonzero may be added to any component: programs own a block of components of one row, and keep
+their sums in registers.
 
-A part of m nonzeros is summed with at most m roundings, the parts with few more (`reduce`): c <= m + 4, besides one
-rounding to the result.
+A part of m nonzeros is summed with at most m roundings, and adding the parts (`reduce`) takes few more: c <= m + 4 in the
+error bound, besides one rounding of the result.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ entry_words, lane = _iid.entry_words, _iid.lane
 
 @triton.jit
 def column_codes(column, t: tl.constexpr, k0, k1, GEOMETRY: tl.constexpr, stack: tl.constexpr):
-    """2 row + (1 where negative) of the columns' entries in sub-block t of a stack, whose rows count from 0: [E]."""
+    """Codes of the entries of columns [E] in sub-block t of a stack: 2 row + (1 where negative), rows within the stack."""
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
     c = column >> LOG_CHUNK
-    place = (column & ((1 << LOG_CHUNK) - 1)).to(tl.uint32)
+    i = (column & ((1 << LOG_CHUNK) - 1)).to(tl.uint32)
     m = chunk_tile(c, GEOMETRY.n_tiles, GEOMETRY.log_group, k0, k1, stack).to(tl.int64)
     first = part_start(m, GEOMETRY.k, GEOMETRY.n_tiles)
     rows = (part_start(m + 1, GEOMETRY.k, GEOMETRY.n_tiles) - first).to(tl.uint32)
@@ -48,8 +48,8 @@ def column_codes(column, t: tl.constexpr, k0, k1, GEOMETRY: tl.constexpr, stack:
     w0, w1, w2, w3 = chunk_keys(c, (rows * 0 + (t >> 2)), k0, k1, stack)
     w = select_word(rows * 0 + (t & 3), w0, w1, w2, w3)
     g0, g1, g2, g3 = chunk_signs(c, k0, k1, stack)
-    row = first.to(tl.uint32) + begin + row_in_sub_block(place, w, size, LOG_CHUNK)
-    return (row << 1) | sign_bit(place, t, LOG_CHUNK, g0, g1, g2, g3)
+    row = first.to(tl.uint32) + begin + row_in_sub_block(i, w, size, LOG_CHUNK)
+    return (row << 1) | sign_bit(i, t, LOG_CHUNK, g0, g1, g2, g3)
 
 
 @triton.jit(do_not_specialize=["count", "feature_offset", "seed"])
@@ -57,9 +57,10 @@ def encode_columns(
     columns, codes, count, feature_offset: tl.int64, seed: tl.int64, GEOMETRY: tl.constexpr, STACKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """codes[e] = the codes of the column of nonzero e, stack by stack: (count, STACKS nnz) int32; grid blocks of e.
+    """codes[e] = the codes of the column of nonzero e, stack by stack; grid (blocks of e,).
 
-    columns : None for a table of all columns, where e is the column.
+    codes : (count, STACKS nnz) int32.  columns : the column of each nonzero, or None for a table of all columns, where
+    e is the column.
     """
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = e < count
@@ -75,7 +76,7 @@ def encode_columns(
 
 @triton.jit
 def part_of_row(indptr, row, split, splits, inside):
-    """(begin, end) of a split's nonzeros of a row, none where not `inside`."""
+    """(begin, end) of a split's nonzeros of a row; an empty range where not `inside`."""
     start = tl.load(indptr + row, mask=inside, other=0).to(tl.int64)
     length = tl.load(indptr + row + 1, mask=inside, other=0).to(tl.int64) - start
     return start + length * split // splits, start + length * (split + 1) // splits
@@ -86,9 +87,9 @@ def project_sparse(
     values, indptr, codes, target, rows, splits, first, stop, stride_ts, stride_tr, stride_tk, SCALE: tl.constexpr,
     SUM_DTYPE: tl.constexpr, NNZ: tl.constexpr, NNZ_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Add the nonzeros first .. stop - 1 to target (splits, rows, k); grid blocks of ROWS (row, split) pairs.
+    """Add the nonzeros first .. stop - 1 to target (splits, rows, k); grid (blocks of ROWS (row, split) pairs,).
 
-    codes : those of the nonzeros from `first` on.  NNZ_BLOCK : NNZ as a power of two.
+    codes : from `encode_columns`, for the nonzeros from `first` on.  NNZ_BLOCK : NNZ rounded up to a power of two.
     """
     pair = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = pair < rows.to(tl.int64) * splits
@@ -107,7 +108,7 @@ def project_sparse(
         pointers = base[:, None] + (code >> 1).to(tl.int64) * stride_tk
         sums = tl.load(pointers, mask=keep, other=0)
         tl.store(pointers, sums + tl.where((code & 1) == 1, -x[:, None], x[:, None]), mask=keep)
-        tl.debug_barrier()  # the next step may meet the same components in other threads
+        tl.debug_barrier()  # other threads may add to the same components in the next step
 
 
 @triton.jit(do_not_specialize=["count", "feature_offset", "seed"])
@@ -115,7 +116,7 @@ def gather_sparse(
     gradient, rows, columns, out, count, stride_gr, stride_gk, feature_offset: tl.int64, seed: tl.int64,
     SCALE: tl.constexpr, SUM_DTYPE: tl.constexpr, GEOMETRY: tl.constexpr, STACKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[e] = SCALE * (gradient S)[rows[e], columns[e]]; grid blocks of e."""
+    """out[e] = SCALE * (gradient S)[rows[e], columns[e]]; grid (blocks of e,)."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = e < count
     column = tl.load(columns + e, mask=inside, other=0).to(tl.int64) + feature_offset
@@ -148,7 +149,7 @@ def project_sparse_iid(
     values, indptr, columns, target, splits, k, stride_ts, stride_tr, stride_tk, feature_offset: tl.int64,
     seed: tl.int64, threshold, SCALE: tl.constexpr, SUM_DTYPE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Add to target (splits, rows, k); grid ((row, split) pairs, blocks of CALLS 128/BITS components)."""
+    """Add X Sᵀ to target (splits, rows, k); grid ((row, split) pairs, blocks of CALLS * 128/BITS components)."""
     LANES: tl.constexpr = 128 // BITS
     pair = tl.program_id(0).to(tl.int64)
     row, split = pair // splits, pair % splits
@@ -173,7 +174,7 @@ def gather_sparse_iid(
     gradient, rows, columns, out, k, stride_gr, stride_gk, feature_offset: tl.int64, seed: tl.int64, threshold,
     SCALE: tl.constexpr, SUM_DTYPE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """out[e] = SCALE * (gradient S)[rows[e], columns[e]]; grid of one program per e."""
+    """out[e] = SCALE * (gradient S)[rows[e], columns[e]]; grid (count,)."""
     LANES: tl.constexpr = 128 // BITS
     e = tl.program_id(0).to(tl.int64)
     column = tl.load(columns + e).to(tl.int64) + feature_offset
