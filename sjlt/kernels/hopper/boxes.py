@@ -1,7 +1,8 @@
-"""Boxes of data that `project_codes_hopper` loads without the tensor memory accelerator: parts of a step, any layout.
+"""Loads of `project_codes_hopper` without the tensor memory accelerator, for data of any strides.
 
-A step has STEP_COLUMNS columns in panels, of which some blocks of codes lie side by side; a box is a panel's columns of
-half the vectors or, where vectors are contiguous, of a part of a half.
+The STEP_COLUMNS columns of a step are divided into panels of 2^log_panel columns, each of one or more whole blocks of
+codes. A box consists of a panel's columns for half the program's vectors or, where vectors are contiguous, for one of
+the SIDES equal parts of a half.
 """
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
@@ -17,35 +18,41 @@ NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
 
 @gluon.jit
 def panel_columns(columns, done, count, start, box_f, CHOSEN: gl.constexpr, PANELS: gl.constexpr):
-    """The columns of each panel of the step whose blocks begin with `done`; NO_COLUMN or more where there is none."""
+    """The columns of each panel of the step that begins with block `done`; NO_COLUMN or more past the last block.
+
+    box_f : the columns of a box, counted from its first.
+    """
     result: gl.tuple = ()
     for q in gl.static_range(PANELS):
-        place = (q << CHOSEN.log_panel) + box_f
+        step_f = (q << CHOSEN.log_panel) + box_f
         if CHOSEN.one_tile:
-            result += (start + (done << CHOSEN.log_block) + place,)
+            result += (start + (done << CHOSEN.log_block) + step_f,)
         else:
-            i = done + (place >> CHOSEN.log_block)
+            i = done + (step_f >> CHOSEN.log_block)
             column = gl.load(columns + i, mask=i < count, other=NO_COLUMN)
-            result += (column + (place & ((1 << CHOSEN.log_block) - 1)),)
+            result += (column + (step_f & ((1 << CHOSEN.log_block) - 1)),)
     return result
 
 
 @gluon.jit
 def box_pointers(x, base, rows, j, v, n, d, stride_v, stride_f, CHOSEN: gl.constexpr):
-    """(pointers, mask) of a box of data: columns j of vectors v if those are contiguous, else of rows from base on."""
+    """(pointers, mask) of columns j of a box: of vectors v if vectors are contiguous, else of base + `rows`.
+
+    rows : the offset of each row of the data from `base`.
+    """
     VECTOR: gl.constexpr = CHOSEN.vector
     BYTES: gl.constexpr = VECTOR * x.dtype.element_ty.primitive_bitwidth // 8
-    known = (j >= 0) & (j < d)
+    mask = (j >= 0) & (j < d)
     along = j.to(gl.int64) * stride_f
     if CHOSEN.vectors_contiguous:
-        known = known & (v < n)
+        mask = mask & (v < n)
         pointers = (x + v.to(gl.int64) * stride_v) + along
     else:
         pointers = (base + along) + rows
     if VECTOR > 1:
         pointers = gl.max_contiguous(gl.multiple_of(pointers, [1, BYTES]), [1, VECTOR])
-        known = gl.max_constancy(known, [1, VECTOR])
-    return pointers, known
+        mask = gl.max_constancy(mask, [1, VECTOR])
+    return pointers, mask
 
 
 @gluon.jit
@@ -53,12 +60,15 @@ def load_boxes(
     x, base, rows, columns, v, n, d, more, stride_v, stride_f,
     CHOSEN: gl.constexpr, SIDES: gl.constexpr, PANELS: gl.constexpr,
 ):  # fmt: skip
-    """A step's data at these columns of its panels, in registers; nothing is loaded unless `more`."""
+    """A step's data in registers, box by box; nothing is loaded unless `more`.
+
+    columns : from `panel_columns`, one tensor per panel.  rows : one tensor per half of the vectors.
+    """
     result: gl.tuple = ()
     for box in gl.static_range(2 * SIDES * PANELS):
-        pointers, known = box_pointers(
+        pointers, mask = box_pointers(
             x, base, rows[box // (PANELS * SIDES)], columns[box % PANELS], v + box // PANELS * (HALF // SIDES), n, d,
             stride_v, stride_f, CHOSEN,
         )  # fmt: skip
-        result += (gl.load(pointers, mask=known & more, other=0.0),)
+        result += (gl.load(pointers, mask=mask & more, other=0.0),)
     return result

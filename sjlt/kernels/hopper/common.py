@@ -1,12 +1,13 @@
-"""Functions that the Hopper kernels share. They are written in Gluon, Triton's lower level.
+"""Functions shared by the Hopper kernels, which are written in Gluon, Triton's lower-level language.
 
-A Gluon program assigns roles to its warps and says what they wait for, so that their work overlaps. Producer warps make
-entries, into a ring of slots in shared memory, and have the data loaded there by the tensor memory accelerator (TMA);
-consumer warps multiply what is in the slots. Barriers in shared memory signal when a slot is full and when it is empty.
+A Gluon program assigns roles to its warps and controls what each waits for, so that their work overlaps. Producer warps
+write entries to a ring of slots in shared memory, and start loads of the data to the same slots by the tensor memory
+accelerator (TMA). Consumer warps multiply the contents of the slots. For each slot, two barriers in shared memory
+signal when it is `full` and when it is `empty`.
 
-Entries here are those of sketches with k = 128 2^a and nnz 1, 2, 4 or 8. They are made and multiplied in blocks: a
-chunk or, where it is wider, MAX_COLUMNS columns of it. Words are derived for GROUPS_PER_STEP lanes at a time. A block
-occupies one lane or, with nnz 8, where 32 rows have two sub-blocks, one lane for each.
+The entries are those of sketches with k = 128 2^a and nnz 1, 2, 4 or 8. They are generated and multiplied in blocks: a
+block is a chunk or, for wider chunks, MAX_COLUMNS columns of one. Words are derived for GROUPS_PER_STEP lanes at a
+time; a block occupies one lane or, for nnz 8, where 32 rows belong to two sub-blocks, two lanes.
 """
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
@@ -29,7 +30,7 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 
 
 
 def gluon_functions(*functions):
-    """Triton device functions for use in Gluon, those that earlier ones call among them."""
+    """Triton device functions compiled by Gluon; each may call those before it."""
     return philox.define([f.fn for f in functions], gluon.jit, gl.constexpr, gl.static_range, tl=tl)
 
 
@@ -52,30 +53,26 @@ seed_words = gluon.jit(portable_law.seed_words.fn)
 largest_of, scale_of, inverse, pair_of = (
     gluon.jit(f.fn) for f in (fp32_split.largest_of, fp32_split.scale_of, fp32_split.inverse, fp32_split.pair_of)
 )
-_tile_place, _chunk_keys, _chunk_signs, _select_word = (
-    _law.tile_place,
-    _law.chunk_keys,
-    _law.chunk_signs,
-    _law.select_word,
-)
+_tile_place, _select_word = _law.tile_place, _law.select_word
+_chunk_keys, _chunk_signs = _law.chunk_keys, _law.chunk_signs
 _inverse_keys, _permute = _permutation.inverse_keys, _permutation.permute
 
 
 @gluon.constexpr_function
 def lanes_per_block(LOG_CHUNK):
-    """Lanes that a block occupies: the sub-blocks that 32 rows lie in."""
+    """Lanes that a block occupies: the number of sub-blocks that 32 rows belong to."""
     return max(1, GROUPS_PER_STEP >> LOG_CHUNK)
 
 
 @gluon.constexpr_function
 def blocks_per_chunk(LOG_CHUNK):
-    """Blocks of a chunk."""
+    """The number of blocks in a chunk."""
     return max(1, (1 << LOG_CHUNK) // MAX_COLUMNS)
 
 
 @gluon.jit
 def _chunks(m, block, k0, k1, offset, GEOMETRY: gl.constexpr):
-    """The chunks that the given blocks of tile m lie in."""
+    """The chunks of the given blocks of tile m, numbered from the group of column 0 on."""
     LOG_GROUP: gl.constexpr = GEOMETRY.log_group
     LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
     g = (offset >> LOG_GROUP + LOG_CHUNK) + (block // blocks_per_chunk(LOG_CHUNK)).to(gl.int64)
@@ -85,7 +82,7 @@ def _chunks(m, block, k0, k1, offset, GEOMETRY: gl.constexpr):
 
 @gluon.jit
 def columns(m, start, seed, offset, GEOMETRY: gl.constexpr):
-    """The first column, in the data, of each block of tile m from `start` on: [GROUPS_PER_STEP]."""
+    """The first column of the data of each block of tile m from `start` on: [GROUPS_PER_STEP], by lane."""
     LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
     k0, k1 = seed_words(seed)
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -102,7 +99,7 @@ def lane_value(z, lane):
 
 @gluon.jit
 def entry_words(m, start, seed, offset, GEOMETRY: gl.constexpr):
-    """(keys, sign words) of the blocks of tile m from `start` on: [4, GROUPS_PER_STEP], one warp per 32 rows."""
+    """(keys, sign words) of the blocks of tile m from `start` on: [4, GROUPS_PER_STEP], for 32 rows per warp."""
     LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
     LANES: gl.constexpr = lanes_per_block(LOG_CHUNK)
     BLOCKS: gl.constexpr = blocks_per_chunk(LOG_CHUNK)
@@ -121,9 +118,9 @@ def entry_words(m, start, seed, offset, GEOMETRY: gl.constexpr):
 
 @gluon.jit
 def entries(keys, signs, block, LOG_CHUNK: gl.constexpr, DTYPE: gl.constexpr):
-    """A block's 16-bit entries, two to a word: [TILE, half of its columns], one row per thread.
+    """A block's 16-bit entries, two per 32-bit word: [TILE, columns / 2], one row per thread.
 
-    block : its index among those that keys and signs are for.
+    block : its index among the blocks of keys and signs, from `entry_words`.
     """
     ONE: gl.constexpr = 0x3F80 if gl.bfloat16 == DTYPE else 0x3C00
     CHUNK: gl.constexpr = 1 << LOG_CHUNK
@@ -136,7 +133,7 @@ def entries(keys, signs, block, LOG_CHUNK: gl.constexpr, DTYPE: gl.constexpr):
     i = _permute(row % CHUNK, gl.gather(keys, index, 1), LOG_CHUNK)
     negative = (gl.gather(signs, index, 1) >> (row // CHUNK * CHUNK + i) % 32) & 1
     pair = (negative << 15 | ONE) << ((i & 1) << 4)
-    i -= (block % blocks_per_chunk(LOG_CHUNK) * COLUMNS).to(gl.uint32)  # out of range in another block
+    i -= (block % blocks_per_chunk(LOG_CHUNK) * COLUMNS).to(gl.uint32)  # out of range unless in this block
     i = gl.convert_layout(gl.reshape(i >> 1, [TILE]), gl.SliceLayout(1, layout))
     pair = gl.convert_layout(gl.reshape(pair, [TILE]), gl.SliceLayout(1, layout))
     j = gl.arange(0, COLUMNS // 2, layout=gl.SliceLayout(0, layout)).to(gl.uint32)
@@ -145,6 +142,6 @@ def entries(keys, signs, block, LOG_CHUNK: gl.constexpr, DTYPE: gl.constexpr):
 
 @gluon.jit
 def next_slot(slot, phase, SLOTS: gl.constexpr):
-    """The next slot of the ring, and the phase of its barriers."""
+    """(the next slot of the ring, the phase of its barriers); the phase flips with each round of the ring."""
     last = slot == SLOTS - 1
     return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)

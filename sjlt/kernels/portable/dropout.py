@@ -1,20 +1,21 @@
-"""Dropout without a stored mask: read x, decide by the law (`sjlt.laws.dropout`), write; each element once.
+"""Dropout without a stored mask: each element is read, kept or dropped by the law (`sjlt.laws.dropout`), and written.
 
-Two kernels share one body. `dropout_flat` handles memory that lies in the order of the law's indices; `dropout_tiles`
-handles four axes of any strides: tiles of rows and columns, where the law's index grows by 1 along columns, whichever
-of the two is contiguous in memory, and two more axes. Philox runs once for the LANES = 128 / BITS elements of a group
-of consecutive columns, in a tensor of groups that joins expand to elements: the thread that computes a group then holds
-its lanes in registers, and where the order of memory requires it the compiler exchanges decisions of one byte.
+Two kernels share their body. `dropout_flat` processes memory in the order of the law's indices. `dropout_tiles`
+processes four axes of any strides: tiles of rows and columns, either of which may be contiguous in memory, and two
+outer axes. The law's index increases by 1 along columns. Philox runs once for each group of LANES = 128 / BITS elements
+in consecutive columns, in a tensor of groups that joins expand to elements. The thread that computes a group therefore
+holds its lanes in registers; where the order in memory requires it, the compiler exchanges the decisions, one byte
+each, between threads.
 
-MODE, here and in the backend, is what is done with the decisions:
+MODE, here and in the backend, selects the operation:
 
-- DROP: out = x * scale, or 0.
-- ADD: out = other + the same, rounded in the computation's precision as two operations.
+- DROP: out = x * scale where kept, else 0.
+- ADD: out = other + the value of DROP, with the product and the sum rounded separately.
 - STORED: like DROP, but an element is kept where `other`, bytes, is not 0.
-- MASK: out = 1 or 0, bytes; x is not read.
+- MASK: out = 1 where kept, else 0, bytes; x is not read.
 
-`seed` and `step` are numbers or, with SEEDS and STEPS, read from memory. No argument that changes from call to call of
-one shape is specialized, so that one compiled kernel serves them all (and another one offsets that begin within a call
+`seed` and `step` are integers or, with SEEDS and STEPS, read from memory. Arguments that change between calls of one
+shape are not specialized, so one compiled kernel serves all calls (a second one serves offsets that begin within a call
 of Philox).
 """
 
@@ -32,7 +33,7 @@ DROP, ADD, STORED, MASK = (tl.constexpr(mode) for mode in range(4))
 
 @triton.jit
 def _words(seed, index, step, CALLS: tl.constexpr):
-    """The words of CALLS calls from each index on, [..., G] -> [..., G CALLS], a group's in one thread."""
+    """The words of CALLS calls of Philox from each index on, [..., G] -> [..., G CALLS]; threads hold whole groups."""
     w0, w1, w2, w3 = dropout_words(seed, index, step)
     if CALLS == 2:
         v0, v1, v2, v3 = dropout_words(seed, index + 1, step)
@@ -43,7 +44,7 @@ def _words(seed, index, step, CALLS: tl.constexpr):
 
 @triton.jit
 def _straddling_words(seed, e, step, BITS: tl.constexpr, LOG: tl.constexpr):
-    """The lanes from e on, as one call's words: 128 of two calls' 256 bits, from bit `shift` on."""
+    """The lanes of 128 / BITS elements from e on, in four words: 128 bits of two calls' 256, from bit `shift` on."""
     w0, w1, w2, w3 = dropout_words(seed, e >> LOG, step)
     w4, w5, w6, w7 = dropout_words(seed, (e >> LOG) + 1, step)
     shift = (e & ((1 << LOG) - 1)).to(tl.uint32) * BITS
@@ -62,9 +63,10 @@ def _straddling_words(seed, e, step, BITS: tl.constexpr, LOG: tl.constexpr):
 
 @triton.jit
 def _keep(seed, e, step, threshold, BITS: tl.constexpr, CALLS: tl.constexpr):
-    """Whether each element is kept, for groups that begin at the indices e [..., G]: [..., G LANES CALLS].
+    """Whether each element is kept, for groups of elements that begin at indices e [..., G]: [..., G * group].
 
-    CALLS : calls of Philox per group, or 0 for groups of LANES elements that may begin anywhere.
+    CALLS : calls of Philox per group, which then has LANES * CALLS elements, or 0 for groups of LANES elements that may
+    begin anywhere.
     """
     LOG: tl.constexpr = 2 if BITS == 32 else (3 if BITS == 16 else 4)
     if CALLS == 0:
@@ -84,7 +86,10 @@ def _write(
     x, other, out, live, seed, e, step, threshold, scale,
     MODE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Process the elements at the pointers x, other, out, in groups of indices from e on; if MASKED, the live ones."""
+    """Process the elements at the pointers x, other and out; if MASKED, only where `live`.
+
+    e : the index of the first element of each group.
+    """
     COMPUTE: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
     if MODE == MASK:
         value = _keep(seed, e, step, threshold, BITS, CALLS)
@@ -115,7 +120,7 @@ def dropout_flat(
     offset: tl.int64, n: tl.int64, MODE: tl.constexpr, BITS: tl.constexpr, CALLS: tl.constexpr, STEPS: tl.constexpr,
     SEEDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """n elements, contiguous in every tensor, with indices from `offset` on; a program processes BLOCK of them."""
+    """Process n elements, contiguous in every tensor, with indices from `offset` on; grid (blocks of BLOCK,)."""
     GROUP: tl.constexpr = 128 // BITS * (CALLS if CALLS else 1)
     if STEPS:
         step = tl.load(steps).to(tl.int64)
@@ -126,7 +131,7 @@ def dropout_flat(
     e = offset + start + tl.arange(0, BLOCK // GROUP) * GROUP
     x, other, out = x + start + i, other + start + i, out + start + i
     live = i < n - start
-    if start + BLOCK <= n:  # without masks: with them, accesses are element by element if 16 does not divide n
+    if start + BLOCK <= n:  # unmasked: masked accesses are element by element unless 16 divides n
         _write(x, other, out, live, seed, e, step, threshold, scale, MODE, BITS, CALLS, False)
     else:
         _write(x, other, out, live, seed, e, step, threshold, scale, MODE, BITS, CALLS, True)
@@ -136,26 +141,26 @@ def dropout_flat(
 def _place(
     rows, columns, outer, ROWS_CONTIGUOUS: tl.constexpr, SHAPE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """This program's tile along rows, columns, outer and far; the axis contiguous in memory counts fastest.
+    """This program's indices: of its tile along rows and along columns, and along the axes outer and far.
 
-    SHAPE : 0 for one tile along the contiguous axis and no further axes, 1 for no further axes, 2 for all; 0 and 1
-    spare divisions.
+    Tiles along the axis contiguous in memory vary fastest.  SHAPE : 0 if there is one tile along the contiguous axis
+    and no outer axes, 1 if there are no outer axes, 2 otherwise; 0 and 1 save divisions.
     """
     tile = tl.program_id(0)
-    outer_place, far = (tile * 0).to(tl.int64), (tile * 0).to(tl.int64)
+    outer_index, far = (tile * 0).to(tl.int64), (tile * 0).to(tl.int64)
     if SHAPE == 0:
         row, column = (tile * 0, tile) if ROWS_CONTIGUOUS else (tile, tile * 0)
     else:
-        row_tiles, column_tiles = (rows - 1) // ROWS + 1, (columns - 1) // COLUMNS + 1  # tl.cdiv's sum may pass 2^31
+        row_tiles, column_tiles = (rows - 1) // ROWS + 1, (columns - 1) // COLUMNS + 1  # tl.cdiv may overflow
         if SHAPE == 2:
             rest = tile // (row_tiles * column_tiles)
             tile = tile % (row_tiles * column_tiles)
-            outer_place, far = (rest % outer).to(tl.int64), (rest // outer).to(tl.int64)
+            outer_index, far = (rest % outer).to(tl.int64), (rest // outer).to(tl.int64)
         if ROWS_CONTIGUOUS:
             row, column = tile % row_tiles, tile // row_tiles
         else:
             row, column = tile // column_tiles, tile % column_tiles
-    return row, column, outer_place, far
+    return row, column, outer_index, far
 
 
 @triton.jit(do_not_specialize=[*_CHANGING, "e_row", "e_outer", "e_far"])
@@ -168,11 +173,12 @@ def dropout_tiles(
     ROWS_CONTIGUOUS: tl.constexpr, SHAPE: tl.constexpr, UNMASKED: tl.constexpr, ALIGN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Elements (far, outer, row, column), with strides in x, other, out, in the law's index (e_) and in seeds (s_).
+    """Process elements (far, outer, row, column), with strides in x, other and out, in the law's index (e_) and in
+    seeds (s_).
 
-    A program processes a tile of ROWS x COLUMNS.  ROWS_CONTIGUOUS : rows are contiguous in memory, not columns.
-    UNMASKED : all tiles are whole.  ALIGN : a power of two that divides the length of the contiguous axis and all
-    strides but those along it.
+    A program processes a tile of ROWS x COLUMNS.  ROWS_CONTIGUOUS : consecutive rows, not columns, are neighbours in
+    memory.  UNMASKED : all tiles are full.  ALIGN : a power of two that divides the length of the contiguous axis and
+    all strides except those along it.
     """
     GROUP: tl.constexpr = 128 // BITS * (CALLS if CALLS else 1)
     if STEPS:
@@ -186,18 +192,18 @@ def dropout_tiles(
     else:
         x_row, other_row = known_multiple(x_row, ALIGN), known_multiple(other_row, ALIGN)
         out_row, columns = known_multiple(out_row, ALIGN), known_multiple(columns, ALIGN)
-    row, column, outer_place, far = _place(rows, columns, outer, ROWS_CONTIGUOUS, SHAPE, ROWS, COLUMNS)
+    row, column, outer_index, far = _place(rows, columns, outer, ROWS_CONTIGUOUS, SHAPE, ROWS, COLUMNS)
     row = row.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     start = column.to(tl.int64) * COLUMNS
     column = start + tl.arange(0, COLUMNS)
     live = (row < rows)[:, None] & (column < columns)[None, :]
     if SEEDS:
-        seed = tl.load(seeds + far * s_far + outer_place * s_outer + row * s_row, mask=row < rows, other=0)[:, None]
-    e = (offset + far * e_far + outer_place * e_outer + start + row * e_row)[:, None]
+        seed = tl.load(seeds + far * s_far + outer_index * s_outer + row * s_row, mask=row < rows, other=0)[:, None]
+    e = (offset + far * e_far + outer_index * e_outer + start + row * e_row)[:, None]
     e += (tl.arange(0, COLUMNS // GROUP) * GROUP)[None, :]
-    x += far * x_far + outer_place * x_outer
-    other += far * other_far + outer_place * other_outer
-    out += far * out_far + outer_place * out_outer
+    x += far * x_far + outer_index * x_outer
+    other += far * other_far + outer_index * other_outer
+    out += far * out_far + outer_index * out_outer
     x = x + (row * x_row)[:, None] + (column * x_column)[None, :]
     other = other + (row * other_row)[:, None] + (column * other_column)[None, :]
     out = out + (row * out_row)[:, None] + (column * out_column)[None, :]

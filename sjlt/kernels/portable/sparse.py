@@ -8,8 +8,8 @@ so results are bitwise reproducible. Long rows are split into parts that have su
 Under the iid law, a nonzero may be added to any component: programs own a block of components of one row, and keep
 their sums in registers.
 
-A part of m nonzeros is summed with at most m roundings, and adding the parts (`reduce`) takes few more: c <= m + 4 in the
-error bound, besides one rounding of the result.
+A part of m nonzeros is summed with at most m roundings, and adding the parts (`reduce`) takes few more: c <= m + 4 in
+the error bound, besides one rounding of the result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ entry_words, lane = _iid.entry_words, _iid.lane
 
 @triton.jit
 def column_codes(column, t: tl.constexpr, k0, k1, GEOMETRY: tl.constexpr, stack: tl.constexpr):
-    """Codes of the entries of columns [E] in sub-block t of a stack: 2 row + (1 where negative), rows within the stack."""
+    """2 row + (1 where negative) of the entries of columns [E] in sub-block t of a stack; rows count from the stack's."""
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
     c = column >> LOG_CHUNK
     i = (column & ((1 << LOG_CHUNK) - 1)).to(tl.uint32)
