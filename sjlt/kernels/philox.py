@@ -1,8 +1,8 @@
 """The random numbers of seeded dropout, for your own Triton kernels.
 
 These functions keep and drop exactly the elements that `sjlt.dropout` and `sjlt.dropout_mask` do, on every device
-(`sjlt.laws.dropout` has the law). So a kernel may regenerate a mask in its backward pass, tile by tile, in another order
-or with another tile size, and a test may compare it with `sjlt.dropout_mask`.
+(`sjlt.laws.dropout` has the law). So a kernel may regenerate a mask in its backward pass, tile by tile, in another
+order or with another tile size, and a test may compare it with `sjlt.dropout_mask`.
 
 One call of Philox4x32-10 returns the lanes of LANES = 128 // BITS elements with consecutive indices: random unsigned
 integers of BITS bits, 16, 8 or 4 of them for BITS = 8, 16 or 32. Philox takes about 60 instructions, so a

@@ -1,13 +1,13 @@
 """Y S on Hopper for many data vectors in fp32: entries, products and stores overlap.
 
-As in `project_hopper`, 4 warps of a program (the producer) make entries, and two groups of 4 (the consumers) multiply,
-each for WARPGROUP_VECTORS vectors and one tile. A program works through the products of vectors and tiles in turn, and
-runs over the chunks of the tiles. Results are stored by the tensor memory accelerator; when threads store them, the
-path between registers and caches binds (87 % busy, H200).
+As in `project_hopper`, 4 warps of a program (the producer) generate entries, and two groups of 4 (the consumers)
+multiply, each for WARPGROUP_VECTORS vectors and one tile. A program processes one product after another, a block of
+vectors and one or two tiles, for which it runs over the chunks of the tiles. Results are stored by the tensor memory
+accelerator; stores by threads are limited by the path between registers and caches (87 % busy, H200).
 
-Writing to memory binds here. Chunks of 32 features in rows 3 KB apart are written at 3.1 TB/s, where a fill reaches
-4.7. If the sketch has two tiles, a program therefore does both for the same vectors, whose chunks are neighbours: 1.21
-times the memory floor instead of 1.29. (With four tiles it is 1.40 instead of 1.37.)
+Writes to memory limit this kernel. Chunks of 32 features in rows 3 KB apart are written at 3.1 TB/s, where a fill
+reaches 4.7. If the sketch has two tiles, a program therefore computes both for the same vectors, because their chunks
+are neighbours in memory: 1.21 times the memory floor instead of 1.29. (With four tiles: 1.40 instead of 1.37.)
 """
 
 from triton.experimental import gluon
@@ -37,18 +37,18 @@ from .common import (
     scale_of,
 )
 
-OUT_BUFFERS = gl.constexpr(2)  # chunks of a result that are being stored
+OUT_BUFFERS = gl.constexpr(2)  # per consumer: blocks of the result that are being stored
 
 
 @gluon.jit
-def _share(product, N_TILES: gl.constexpr, TILES: gl.constexpr, WHICH: gl.constexpr):
-    """(tile, first vector) of one consumer's share of a product."""
+def _share(product, N_TILES: gl.constexpr, TILES: gl.constexpr, CONSUMER: gl.constexpr):
+    """(tile, first vector) of a consumer's share of a product: one of two tiles or, if TILES is 1, half the vectors."""
     PARTS: gl.constexpr = N_TILES // TILES
     m, first = product % PARTS * TILES, product // PARTS * (2 // TILES)
     if TILES == 2:
-        m += WHICH
+        m += CONSUMER
     else:
-        first += WHICH
+        first += CONSUMER
     return m, first * WARPGROUP_VECTORS
 
 
@@ -57,9 +57,9 @@ def _produce(
     y, ys, tiles, full, empty, y_full, y_empty, products, blocks, seed, offset,
     GEOMETRY: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr,
 ):  # fmt: skip
-    """Load a product's data, and fill the slots with entries, block by block."""
+    """The producer: load each product's data, and fill slots with entries, one block per slot."""
     LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
-    slot, phase, y_phase = 0, 1, 1  # a barrier that has not completed a phase counts as past phase 1: all is empty
+    slot, phase, y_phase = 0, 1, 1  # waiting for phase 1 of a new barrier returns at once: all is empty
     product = gl.program_id(0)
     while product < products:
         m0, first0 = _share(product, GEOMETRY.n_tiles, TILES, 0)
@@ -87,32 +87,32 @@ def _produce(
 @gluon.jit
 def _consume(
     ys, tiles, full, empty, y_full, y_empty, out, outs, products, blocks, seed, offset,
-    GEOMETRY: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr, WHICH: gl.constexpr,
+    GEOMETRY: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """Multiply this consumer's share of each product by the entries in each slot, and store the results."""
+    """Consumer 0 or 1: multiply its share of each product by the entries of each slot, and store the results."""
     SCALE: gl.constexpr = GEOMETRY.scale
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAX_COLUMNS, 16])
-    factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
+    sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAX_COLUMNS, 16])
+    operand_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout, 2)
     tile_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, MAX_COLUMNS], gl.float16)
-    slot, phase, y_phase, place = 0, 0, 0, 0
+    slot, phase, y_phase, buffer = 0, 0, 0, 0
     product = gl.program_id(0)
     while product < products:
-        m, first = _share(product, GEOMETRY.n_tiles, TILES, WHICH)
+        m, first = _share(product, GEOMETRY.n_tiles, TILES, CONSUMER)
         mbarrier.wait(y_full, y_phase)
         y_phase ^= 1
-        z = ys.index(WHICH).load(factor)
+        z = ys.index(CONSUMER).load(operand_layout)
         scale = scale_of(largest_of(z), 14)
         high, low = pair_of(z, scale)
         barrier()
         mbarrier.arrive(y_empty, count=1)
-        back = gl.convert_layout(inverse(scale), gl.SliceLayout(1, sums)) * SCALE
+        result_scale = gl.convert_layout(inverse(scale), gl.SliceLayout(1, sums_layout)) * SCALE
         for start in range(0, blocks, GROUPS_PER_STEP):
             column = columns(m, start, seed, offset, GEOMETRY)
             for block in range(gl.minimum(blocks - start, GROUPS_PER_STEP)):
                 mbarrier.wait(full.index(slot), phase)
-                tile = tiles.index(slot * TILES + WHICH * (TILES - 1))
+                tile = tiles.index(slot * TILES + CONSUMER * (TILES - 1))
                 tile = tile._reinterpret(gl.float16, [TILE, MAX_COLUMNS], tile_shared)
-                acc = gl.zeros((WARPGROUP_VECTORS, MAX_COLUMNS), gl.float32, layout=sums)
+                acc = gl.zeros((WARPGROUP_VECTORS, MAX_COLUMNS), gl.float32, layout=sums_layout)
                 acc = warpgroup_mma(high, tile, acc, use_acc=False, is_async=True)
                 acc = warpgroup_mma(low, tile, acc, is_async=True)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
@@ -120,12 +120,12 @@ def _consume(
                 barrier()
                 mbarrier.arrive(empty.index(slot), count=1)
                 slot, phase = next_slot(slot, phase, SLOTS)
-                part = outs.index(WHICH * OUT_BUFFERS + place)
-                part.store(acc * back[:, None])
+                part = outs.index(CONSUMER * OUT_BUFFERS + buffer)
+                part.store(acc * result_scale[:, None])
                 fence_async_shared()
                 barrier()
                 tma.async_copy_shared_to_global(out, [first, lane_value(column, block)], part)
-                place = gl.where(place == OUT_BUFFERS - 1, 0, place + 1)
+                buffer = gl.where(buffer == OUT_BUFFERS - 1, 0, buffer + 1)
         product += gl.num_programs(0)
     tma.store_wait(0)
 
@@ -142,11 +142,13 @@ def adjoint_hopper(
     SLOTS: gl.constexpr,
     TILES: gl.constexpr,
 ):
-    """out[v, j] = sum_r y[v, r] S[r, j]. Any number of programs.
+    """out[v, j] = sum_r y[v, r] S[r, j]. Grid: any number of programs.
 
     y, out : fp32 tensor descriptors of blocks [WARPGROUP_VECTORS, TILE] and [WARPGROUP_VECTORS, MAX_COLUMNS].  blocks :
-    the number of blocks of a tile that the columns lie in; column 0 is the first of a group.  TILES : tiles of a
-    product, 1 or 2, for 2 WARPGROUP_VECTORS / TILES vectors.  nnz is 1, 2 or 4; rows of out are multiples of 16 bytes.
+    the number of blocks of a tile that contain the columns; column 0 is the first of a group.  TILES : tiles per
+    product, 1 or 2, for 2 * WARPGROUP_VECTORS / TILES vectors.
+
+    nnz must be 1, 2 or 4, and the byte length of rows of out a multiple of 16.
     """
     products = GEOMETRY.n_tiles // TILES * gl.cdiv(n, 2 // TILES * WARPGROUP_VECTORS)
     words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, MAX_COLUMNS // 2], gl.uint32)
@@ -159,7 +161,7 @@ def adjoint_hopper(
     y_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for s in gl.static_range(SLOTS):
         mbarrier.init(full.index(s), count=1)
-        mbarrier.init(empty.index(s), count=2)  # either consumer
+        mbarrier.init(empty.index(s), count=2)  # one arrival per consumer
     mbarrier.init(y_full, count=1)
     mbarrier.init(y_empty, count=2)
     fence_async_shared()

@@ -8,9 +8,12 @@ the SIDES equal parts of a half.
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..config import hopper
 from ..portable import chunk_codes
+from .common import lane_value
 
 HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
@@ -72,3 +75,54 @@ def load_boxes(
         )  # fmt: skip
         result += (gl.load(pointers, mask=mask & more, other=0.0),)
     return result
+
+
+@gluon.jit
+def store_boxes(xs, slot, boxes, BOXES: gl.constexpr):
+    """Store a step's data, from `load_boxes`, to a slot."""
+    for box in gl.static_range(BOXES):
+        xs.index(slot * BOXES + box).store(boxes[box])
+
+
+@gluon.jit
+def copy_boxes(
+    xs, full, slot, x, base, rows, columns, first, box_v, n, d, stride_v, stride_f,
+    CHOSEN: gl.constexpr, SIDES: gl.constexpr, PANELS: gl.constexpr,
+):  # fmt: skip
+    """Start asynchronous copies of a step's data to a slot; `full` receives an arrival from each thread.
+
+    first : the first vector.  box_v : the vectors of a box, counted from its first.  Others are as in `load_boxes`.
+    """
+    BOXES: gl.constexpr = 2 * SIDES * PANELS
+    for box in gl.static_range(BOXES):
+        v = first + box // PANELS * (HALF // SIDES) + box_v
+        pointers, mask = box_pointers(
+            x, base, rows[box // (PANELS * SIDES)], columns[box % PANELS], v, n, d, stride_v, stride_f, CHOSEN
+        )
+        async_copy.async_copy_global_to_shared(xs.index(slot * BOXES + box), pointers, mask=mask)
+    async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+
+
+@gluon.jit
+def load_boxes_by_tma(
+    xs, full, slot, x, column, first, start, done,
+    CHOSEN: gl.constexpr, SIDES: gl.constexpr, PANELS: gl.constexpr, LIST: gl.constexpr,
+):  # fmt: skip
+    """Start the TMA's loads of a step's data to a slot; `full` receives one arrival, with the bytes.
+
+    column : the first columns of LIST blocks, by lane, used if the sketch has several tiles.  start : the first column
+    of all, otherwise.  done : blocks of earlier steps.
+    """
+    BOXES: gl.constexpr = 2 * SIDES * PANELS
+    mbarrier.expect(full.index(slot), BOXES * x.block_type.nbytes)
+    for q in gl.static_range(PANELS):
+        if CHOSEN.one_tile:
+            j = start + (done << CHOSEN.log_block) + (q << CHOSEN.log_panel)
+        else:
+            j = lane_value(column, done % LIST + q)
+        for side in gl.static_range(2 * SIDES):
+            v, box = first + side * (HALF // SIDES), xs.index(slot * BOXES + side * PANELS + q)
+            if CHOSEN.vectors_contiguous:
+                tma.async_copy_global_to_shared(x, [j, v], full.index(slot), box)
+            else:
+                tma.async_copy_global_to_shared(x, [v, j], full.index(slot), box)

@@ -72,7 +72,7 @@ def blocks_per_chunk(LOG_CHUNK):
 
 @gluon.jit
 def _chunks(m, block, k0, k1, offset, GEOMETRY: gl.constexpr):
-    """The chunks of the given blocks of tile m, numbered from the group of column 0 on."""
+    """The chunks of blocks `block` of tile m. Block 0 lies in the group of the first column of the data."""
     LOG_GROUP: gl.constexpr = GEOMETRY.log_group
     LOG_CHUNK: gl.constexpr = GEOMETRY.log_chunk
     g = (offset >> LOG_GROUP + LOG_CHUNK) + (block // blocks_per_chunk(LOG_CHUNK)).to(gl.int64)

@@ -1,1 +1,1 @@
-"""Triton kernels for NVIDIA's GPUs, compute capability 8 and later, that address shared memory themselves."""
+"""Triton kernels for NVIDIA GPUs of compute capability 8 and later that address shared memory explicitly."""

@@ -1,8 +1,8 @@
 """Reads and writes of shared memory at addresses that each thread computes, which Triton does not offer.
 
-A kernel of this room has SHARED_BYTES of shared memory beyond Triton's own, at the end of all of it; the launcher adds
-them (`backends.triton.launcher`). Addresses are 32-bit numbers. Triton does not see these accesses: kernels put
-barriers between them themselves.
+A kernel of this folder has SHARED_BYTES of shared memory after Triton's own; the launcher allocates them
+(`backends.triton.launcher`). Addresses are 32-bit integers. Triton does not know of these accesses, so the kernels
+must place the barriers between them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def shared_begin(size, _semantic=None):
 
 @triton.jit
 def copy_async(address, source, count, BYTES: tl.constexpr):
-    """Begin to copy `count` bytes from `source` and zeros beyond them, BYTES in all: 4, 8 or 16, aligned."""
+    """Start to copy BYTES (4, 8 or 16, aligned) to `address`: `count` bytes from `source`, then zeros."""
     if BYTES == 16:
         tl.inline_asm_elementwise(
             "cp.async.cg.shared.global [$1], [$2], 16, $3; mov.u32 $0, 0;", "=r,r,l,r", [address, source, count],
@@ -45,13 +45,13 @@ def copy_async(address, source, count, BYTES: tl.constexpr):
 
 @triton.jit
 def commit_copies(anything):
-    """End the group of copies begun since the last call. `anything` : an integer, which is not used."""
+    """Close the group of copies started since the last call. `anything` : any integer tensor; not used."""
     tl.inline_asm_elementwise("cp.async.commit_group; mov.u32 $0, $1;", "=r,r", [anything], tl.int32, False, 1)
 
 
 @triton.jit
 def wait_for_copies(anything, PENDING: tl.constexpr):
-    """Wait for all groups of this thread's copies but the last PENDING, 0 to 2. `anything` : as above."""
+    """Wait for all groups of this thread's copies but the last PENDING, 0 to 2. `anything` : not used."""
     tl.static_assert(PENDING <= 2)
     if PENDING == 0:
         tl.inline_asm_elementwise("cp.async.wait_group 0; mov.u32 $0, $1;", "=r,r", [anything], tl.int32, False, 1)
@@ -63,19 +63,19 @@ def wait_for_copies(anything, PENDING: tl.constexpr):
 
 @triton.jit
 def synchronize_warp(anything):
-    """What the lanes of each warp wrote is there for all of them. `anything` : as above."""
+    """Synchronize each warp: its lanes then see what the others have written. `anything` : not used."""
     tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.u32 $0, $1;", "=r,r", [anything], tl.int32, False, 1)
 
 
 @triton.jit
 def load_word(address):
-    """The 32-bit words at `address`."""
+    """Load a 32-bit word from each `address`."""
     return tl.inline_asm_elementwise("ld.shared.b32 $0, [$1];", "=r,r", [address], tl.int32, False, 1)
 
 
 @triton.jit
 def store_number(address, value):
-    """Write fp32 or fp64 numbers."""
+    """Store an fp32 or fp64 number to each `address`."""
     if value.dtype == tl.float64:
         tl.inline_asm_elementwise(
             "st.shared.f64 [$1], $2; mov.u32 $0, 0;", "=r,r,d", [address, value], tl.int32, False, 1
@@ -88,7 +88,7 @@ def store_number(address, value):
 
 @triton.jit
 def load_number(address, DTYPE: tl.constexpr):
-    """The fp32 or fp64 numbers at `address`."""
+    """Load an fp32 or fp64 number from each `address`."""
     if DTYPE.primitive_bitwidth == 64:
         number = tl.inline_asm_elementwise("ld.shared.f64 $0, [$1];", "=d,r", [address], tl.float64, False, 1)
     else:
@@ -98,7 +98,7 @@ def load_number(address, DTYPE: tl.constexpr):
 
 @triton.jit
 def add_number(address, value, keep):
-    """Add fp32 or fp64 numbers to those at `address` where `keep`; threads have different addresses."""
+    """Add `value` (fp32 or fp64) to the number at `address` where `keep`; all threads must have different addresses."""
     if value.dtype.primitive_bitwidth == 64:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; .reg .f64 s; setp.ne.s32 p, $3, 0; @p ld.shared.f64 s, [$1]; @p add.f64 s, s, $2; "
@@ -115,7 +115,7 @@ def add_number(address, value, keep):
 
 @triton.jit
 def load_vector(address, DTYPE: tl.constexpr):
-    """A tuple of the four fp32 or two fp64 numbers at each `address`, a multiple of 16."""
+    """Load four fp32 or two fp64 numbers from each `address`, a multiple of 16, as a tuple."""
     if DTYPE.primitive_bitwidth == 64:
         vector = tl.inline_asm_elementwise(
             "ld.shared.v2.f64 {$0, $1}, [$2];", "=d,=d,r", [address], (tl.float64, tl.float64), False, 1
@@ -130,7 +130,7 @@ def load_vector(address, DTYPE: tl.constexpr):
 
 @triton.jit
 def load_words(address):
-    """A tuple of the four 32-bit words at each `address`, a multiple of 16."""
+    """Load four 32-bit words from each `address`, a multiple of 16, as a tuple."""
     return tl.inline_asm_elementwise(
         "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r", [address],
         (tl.uint32, tl.uint32, tl.uint32, tl.uint32), False, 1,
@@ -139,7 +139,7 @@ def load_words(address):
 
 @triton.jit
 def store_words(address, w0, w1, w2, w3):
-    """Write four 32-bit words to each `address`, a multiple of 16."""
+    """Store four 32-bit words to each `address`, a multiple of 16."""
     tl.inline_asm_elementwise(
         "st.shared.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;", "=r,r,r,r,r,r", [address, w0, w1, w2, w3],
         tl.int32, False, 1,

@@ -36,7 +36,7 @@ entry_words, lane = _iid.entry_words, _iid.lane
 
 @triton.jit
 def column_codes(column, t: tl.constexpr, k0, k1, GEOMETRY: tl.constexpr, stack: tl.constexpr):
-    """2 row + (1 where negative) of the entries of columns [E] in sub-block t of a stack; rows count from the stack's."""
+    """2 row + (1 where negative) of the entries of columns [E] in sub-block t of a stack, with rows of the stack."""
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
     c = column >> LOG_CHUNK
     i = (column & ((1 << LOG_CHUNK) - 1)).to(tl.uint32)
