@@ -3,9 +3,9 @@
 If an operand of a tensor-core product comes from registers, Triton waits for the product before it continues; Gluon,
 its lower-level language, leaves that to the program. Half of a program's warps (the producer) write entries to a ring
 of slots in shared memory, and start loads of the data to the same slots by the tensor memory accelerator; the other
-half (the consumer) only multiply. Barriers signal when a slot is full and when it is empty. Results are bitwise equal to
-those of `portable.iid.multiply_iid` where that kernel does not split its sums, in 0.72 to 0.78 of its time (H200, bf16;
-0.79 to 0.82 if the same warps do both in turns).
+half (the consumer) only multiply. Barriers signal when a slot is full and when it is empty. Results are bitwise equal
+to those of `portable.iid.multiply_iid` where that kernel does not split its sums, in 0.72 to 0.78 of its time (H200,
+bf16; 0.79 to 0.82 if the same warps do both in turns).
 
 A program processes one product after another, BLOCK_VECTORS vectors by BLOCK_OUT components, at BLOCK_REDUCE features
 per step. Entries are stored two per 32-bit word, in the layout in which tensor cores read them as 16-bit elements.

@@ -1,13 +1,13 @@
-"""X Sᵀ of few long vectors under the exact law: each column adds its numbers to sums in shared memory.
+"""X Sᵀ of few long vectors under the exact law: every column is added to its nnz sums in shared memory.
 
-A warp reads 32 columns of one group of chunks at a time, a column per lane. The chunks of a group meet different tiles,
-and a chunk's columns meet different rows of a sub-block, so that all additions of a step go to different sums. Warps
-have sums of their own, or share them where shared memory would hold too few: a team divides the sub-blocks among its
-warps, or all warps keep to one group of chunks between two barriers. At the end sums are added in a fixed order, so
-that results repeat to the bit.
+A warp reads 32 columns of one group of chunks at a time, one per lane. The chunks of a group meet different tiles, and
+the columns of a chunk meet different rows of a sub-block, so all additions of a step go to different sums. Each warp
+has sums of its own if shared memory suffices. Otherwise a team of warps shares sums and divides the sub-blocks among
+its members (TEAM), or all warps share sums and process the same group of chunks between two barriers (SHARED_SUMS). At
+the end, sums are added in a fixed order, so results are bitwise reproducible.
 
-A program derives the words of a batch of chunks first, a chunk per thread, and keeps them in a table in shared memory,
-with 16 bytes for every sub-block and 32 columns.
+A program first derives the words of a batch of chunks, one chunk per thread, and keeps them in a table in shared
+memory, in entries of 16 bytes for each sub-block and up to 32 columns.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ INTEGERS += ["batches_per_program", "stride_ts", "stride_tv", "stride_tk", "seed
 
 @triton.jit
 def _table_entry(w, first_row, b, p):
-    """Three words from which a place of a chunk finds its row, for key words w and sub-blocks of b rows.
+    """Three words from which `_row_and_sign` finds the row of a column, for key words w and sub-blocks of b rows.
 
-    Numbers mod 2^p are kept in the top p bits of a word, as in `portable.law.permute`. The second word's other bits
-    are a fraction of 2^(32 - p) that lies between theta / b and (theta + 1) / b, and end in the factor: the high word
-    of the product of slot and fraction with b is then (slot * b + theta) >> p, the row.
+    Numbers mod 2^p are kept in the top p bits of a word, as in `portable.law.permute`. The lower 32 - p bits of the
+    second word are a fraction, of 2^(32 - p), between theta / b and (theta + 1) / b; its lowest p bits are replaced by
+    the multiplier. The high word of the product of b and the word (slot, fraction) is then (slot * b + theta) >> p, the
+    row.
     """
     mask = (tl.full((), 1, tl.uint32) << p) - 1
     top = 31 - p
     first = (((w >> 8) & mask) << top << 1) | (((w | 1) & mask) << (24 - p)) | 1
     theta = row_theta(w, b)
-    width = (1 << top).to(tl.float32) * 2.0  # 2^(32 - p)
-    fraction = ((theta.to(tl.float32) + 0.5) / b.to(tl.float32) * width).to(tl.uint32)
+    whole = (1 << top).to(tl.float32) * 2.0  # 2^(32 - p)
+    fraction = ((theta.to(tl.float32) + 0.5) / b.to(tl.float32) * whole).to(tl.uint32)
     second = (((w >> 24) & mask) << top << 1) | ((fraction | mask) ^ mask) | (((w >> 16) | 1) & mask)
     return first, second, (first_row << 8) | b
 
@@ -58,7 +59,7 @@ def _table_entry(w, first_row, b, p):
 @triton.jit
 def _tile(c, n_tiles, pm, k0, k1, stack):
     """The law's `chunk_tile` in 32-bit words."""
-    place = c.to(tl.uint32) & ((tl.full((), 1, tl.uint32) << pm) - 1)
+    place = c.to(tl.uint32) & ((tl.full((), 1, tl.uint32) << pm) - 1)  # of the chunk in its group
     w0, w1, w2, w3 = group_words(c >> pm.to(tl.int64), k0, k1, stack)
     return scale_index(beta(place, w0, w1, w2, w3, pm), n_tiles, tile_theta(w1, n_tiles), pm)
 
@@ -68,11 +69,11 @@ def _write_table(
     table, first_chunk, thread, k, n_tiles, pm, p, k0, k1, NNZ: tl.constexpr, STACKS: tl.constexpr,
     CHUNKS: tl.constexpr, LOG_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Write the table of CHUNKS chunks: for each sub-block of all stacks, and each chunk or 32 columns of one."""
-    SIZE: tl.constexpr = (CHUNKS << LOG_PARTS) * ENTRY_BYTES  # of a sub-block's part
+    """Write the table of CHUNKS chunks, ordered by sub-block of all stacks, by chunk, and by part of 32 columns."""
+    TABLE_BYTES: tl.constexpr = (CHUNKS << LOG_PARTS) * ENTRY_BYTES  # per sub-block
     q = thread % CHUNKS
     c = first_chunk + q
-    to = table + (q << LOG_PARTS) * ENTRY_BYTES
+    entry = table + (q << LOG_PARTS) * ENTRY_BYTES
     for stack in tl.static_range(STACKS):
         m = c.to(tl.uint32) * 0
         if n_tiles > 1:
@@ -90,18 +91,21 @@ def _write_table(
             for h in tl.static_range(1 << LOG_PARTS):
                 e = (tl.full((), t, tl.uint32) << p) + h * LANES
                 sign = select_word((e >> 5) & 3, s0, s1, s2, s3) >> (e & 31)
-                store_words(to + ((stack * NNZ + t) * SIZE + h * ENTRY_BYTES), first, second, row, sign)
+                store_words(entry + ((stack * NNZ + t) * TABLE_BYTES + h * ENTRY_BYTES), first, second, row, sign)
 
 
 @triton.jit
 def _block_offset(i: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr):
-    """The columns from a lane's first to that in its block i: windows have TOGETHER blocks of each set of warps."""
+    """The distance from a lane's first column to its column in block i.
+
+    The sets of warps process windows of TOGETHER blocks in turn.
+    """
     return (i // TOGETHER * SETS * TOGETHER + i % TOGETHER) * LANES
 
 
 @triton.jit
 def _load_run(pointer, inside, WIDTH: tl.constexpr):
-    """A tuple of the WIDTH numbers that follow each other at each pointer, read as one word; zeros if not `inside`."""
+    """WIDTH consecutive elements from each pointer, read as one word, as a tuple; zeros where not `inside`."""
     DTYPE: tl.constexpr = pointer.dtype.element_ty
     BITS: tl.constexpr = DTYPE.primitive_bitwidth
     run = ()
@@ -121,36 +125,39 @@ def _load_blocks(
     x, column, v, n, d, stride_x, LOADED: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr,
     VECTORS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The numbers of LOADED blocks of 32 columns, for VECTORS vectors from v on; zeros beyond the data."""
+    """LOADED blocks of 32 columns of VECTORS vectors, from vector v on, as a tuple; zeros outside the data.
+
+    Each tensor has one vector's elements of one block, a column per lane; vectors vary fastest.
+    """
     loaded = ()
     for i in tl.static_range(LOADED):
-        at = column + _block_offset(i, TOGETHER, SETS)
-        inside = at.to(tl.uint32) < d.to(tl.uint32)
+        j = column + _block_offset(i, TOGETHER, SETS)
+        inside = j.to(tl.uint32) < d.to(tl.uint32)
         if WIDTH == 0:
-            for j in tl.static_range(VECTORS):
-                row = x + (v + j).to(tl.int64) * stride_x
-                loaded += (tl.load(row + at, mask=inside & (v + j < n), other=0),)  # type: ignore[assignment]
+            for u in tl.static_range(VECTORS):
+                row = x + (v + u).to(tl.int64) * stride_x
+                loaded += (tl.load(row + j, mask=inside & (v + u < n), other=0),)  # type: ignore[assignment]
         else:
-            for j in tl.static_range(0, VECTORS, WIDTH):
-                pointer = x + at.to(tl.int64) * stride_x + (v + j)
-                loaded += _load_run(pointer, inside & (v + j < n), WIDTH)
+            for u in tl.static_range(0, VECTORS, WIDTH):
+                pointer = x + j.to(tl.int64) * stride_x + (v + u)
+                loaded += _load_run(pointer, inside & (v + u < n), WIDTH)
     return loaded
 
 
 @triton.jit
-def _row_and_sign(entry, place, p):
-    """(row, word whose highest bit is the sign) of columns at `place` of their chunks, from their table entry."""
+def _row_and_sign(entry, i, p):
+    """(row, word whose highest bit is the sign) of columns i of their chunks, from the table entries at `entry`."""
     first, second, row, sign = load_words(entry)
     mask = ((tl.full((), 0xFFFFFFFF, tl.uint32) >> p) ^ 0xFFFFFFFF) | 1
-    z = ((place << 8) | 1) * first
+    z = ((i << 8) | 1) * first
     z = (z ^ (z >> tl.maximum((p + 1) >> 1, 1))) & mask
     z = tl.umulhi(z * second, row & 255) + (row >> 8)
-    return z.to(tl.int32), sign << (31 - (place & 31))
+    return z.to(tl.int32), sign << (31 - (i & 31))
 
 
 @triton.jit
 def _with_sign(z, word):
-    """z, negative where the highest bit of `word` is 1."""
+    """z, negated where the highest bit of `word` is 1."""
     if z.dtype == tl.float64:
         z = tl.where(word.to(tl.int32, bitcast=True) < 0, -z, z)
     else:
@@ -160,29 +167,32 @@ def _with_sign(z, word):
 
 @triton.jit
 def _add_blocks(
-    loaded, entries, place, sums, p, DTYPE: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr,
+    loaded, entries, columns, sums, p, DTYPE: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr,
     VECTORS: tl.constexpr, ROUND: tl.constexpr, ROUNDS: tl.constexpr, ROUND_BYTES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Add blocks FIRST .. FIRST + BLOCKS - 1 of `loaded` to the sums of sub-blocks ROUND .. ROUND + ROUNDS - 1.
+    """Add blocks FIRST .. FIRST + BLOCKS - 1 of `loaded` to the sums of rounds ROUND .. ROUND + ROUNDS - 1.
 
-    All of these sums are different ones: they are loaded together, so that latencies overlap.
+    entries : for each block, the addresses of its table entries for round 0.  columns : for each block, its columns
+    within their chunks.
+
+    All of these sums are different, so they are loaded together and latencies overlap.
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     address = ()
     sign = ()
     for i in tl.static_range(FIRST, FIRST + BLOCKS):
         for t in tl.static_range(ROUND, ROUND + ROUNDS):
-            row, word = _row_and_sign(entries[i] + t * ROUND_BYTES, place[i], p)
+            row, word = _row_and_sign(entries[i] + t * ROUND_BYTES, columns[i], p)
             address += (sums + row * ITEM,)  # type: ignore[assignment]
             sign += (word,)  # type: ignore[assignment]
     before = ()
     for i in tl.static_range(BLOCKS * ROUNDS):
-        for j in tl.static_range(VECTORS):
-            before += (load_number(address[i] + j * (ROWS * ITEM), DTYPE),)  # type: ignore[assignment]
+        for u in tl.static_range(VECTORS):
+            before += (load_number(address[i] + u * (ROWS * ITEM), DTYPE),)  # type: ignore[assignment]
     for i in tl.static_range(BLOCKS * ROUNDS):
-        for j in tl.static_range(VECTORS):
-            z = loaded[(FIRST + i // ROUNDS) * VECTORS + j].to(DTYPE)
-            store_number(address[i] + j * (ROWS * ITEM), before[i * VECTORS + j] + _with_sign(z, sign[i]))
+        for u in tl.static_range(VECTORS):
+            z = loaded[(FIRST + i // ROUNDS) * VECTORS + u].to(DTYPE)
+            store_number(address[i] + u * (ROWS * ITEM), before[i * VECTORS + u] + _with_sign(z, sign[i]))
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -218,31 +228,32 @@ def project_scattered(
     WIDTH: tl.constexpr,
     SHARED_BYTES: tl.constexpr,
 ):
-    """target[split, v, r] = sum over a split's columns j of x[v, j] S[r, j], S with entries +-1.
+    """target[split, v, r] = sum over the split's columns j of x[v, j] S[r, j], where S has entries +-1.
 
-    Grid (blocks of VECTORS vectors, splits); 4 warps.
+    Grid: (blocks of VECTORS vectors, splits); 4 warps.
 
-    x : (n, d), contiguous along d or, if WIDTH > 0, along n; stride_x is that of the other dimension.
-    target : (splits, n, k * STACKS), DTYPE.  k, n_tiles, NNZ : of one stack.
-    batches : of CHUNKS chunks, of which the columns offset .. offset + d - 1 take so many.
+    x : (n, d), contiguous along d or, if WIDTH > 0, along n; stride_x is the stride of the other dimension.
+    target : (splits, n, k * STACKS), of DTYPE.  k, n_tiles, NNZ : of one stack.
+    batches : the number of batches of CHUNKS chunks that contain the columns offset to offset + d - 1.
 
-    TEAM : warps that share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums, and work on
-    columns of one group between two barriers.  REPLICAS : of the sums, where a group of chunks has 32 / REPLICAS
-    columns.  ROWS : at least k * STACKS, a multiple of 32.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns, or 32 or
-    fewer.  LOADED : blocks of 32 columns that a warp loads at a time.  TOGETHER : those of them, in one group, whose
-    sums it loads together.  WIDTH : vectors whose numbers one access reads, a divisor of n; 0 if d is contiguous.
+    TEAM : number of warps that share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums and,
+    between two barriers, process columns of one group.  REPLICAS : number of copies of the sums, for lanes of different
+    groups; a group of chunks then has 32 / REPLICAS columns.  ROWS : at least k * STACKS, a multiple of 32.
+    LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if it has fewer than 32.  LOADED : blocks of 32 columns that
+    a warp loads at a time.  TOGETHER : blocks, all in one group, whose sums it loads together; divides LOADED.
+    WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is contiguous along d.
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    ALL: tl.constexpr = NNZ * STACKS
-    SETS: tl.constexpr = 4 // TEAM
-    TABLE_BYTES: tl.constexpr = (CHUNKS << LOG_PARTS) * ENTRY_BYTES  # of a sub-block
+    SUB_BLOCKS: tl.constexpr = NNZ * STACKS
+    SETS: tl.constexpr = 4 // TEAM  # of warps; the warps of a set process the same columns
+    TABLE_BYTES: tl.constexpr = (CHUNKS << LOG_PARTS) * ENTRY_BYTES  # per sub-block
     ROUND_BYTES: tl.constexpr = TABLE_BYTES * TEAM
-    # Replicas are apart by their number of columns, so that neighbours' sums are in different banks.
+    # Replicas are padded by the number of columns of a group, so that neighbours' sums are in different banks.
     REPLICA: tl.constexpr = VECTORS * ROWS + (LANES // REPLICAS if REPLICAS > 1 else 0)
     PARTS: tl.constexpr = (1 if SHARED_SUMS else SETS) * REPLICAS
     SUMS: tl.constexpr = PARTS * REPLICA
     WINDOW: tl.constexpr = LANES * TOGETHER
-    ROUNDS: tl.constexpr = ALL // TEAM
+    ROUNDS: tl.constexpr = SUB_BLOCKS // TEAM  # in round t, member i of a team processes sub-block t TEAM + i
     STEP_ROUNDS: tl.constexpr = min(ROUNDS, 4 if VECTORS <= 8 else 2)
     k0, k1 = seed_words(seed)
     pm, p = log_group.to(tl.uint32), log_chunk.to(tl.uint32)
@@ -250,7 +261,7 @@ def project_scattered(
     lane, member, team = thread % LANES, thread // LANES % TEAM, thread // LANES // TEAM
     v = tl.program_id(0) * VECTORS
     table = shared_begin(SHARED_BYTES) & -16
-    sums = table + ALL * TABLE_BYTES
+    sums = table + SUB_BLOCKS * TABLE_BYTES
     for first in range(0, SUMS, THREADS):
         store_number(sums + tl.minimum(first + thread, SUMS - 1) * ITEM, tl.zeros((THREADS,), DTYPE))
     replica = (lane >> (log_group + log_chunk)) % REPLICAS
@@ -266,7 +277,7 @@ def project_scattered(
     column = column0.to(tl.int32) + team * WINDOW + lane
     ahead = _load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
     for batch in range(start, stop):
-        tl.debug_barrier()  # the table before is not needed any more
+        tl.debug_barrier()  # all warps are done with the previous table
         _write_table(
             table, (batch0 + batch) * CHUNKS, thread, k, n_tiles, pm, p, k0, k1, NNZ, STACKS, CHUNKS, LOG_PARTS
         )
@@ -277,29 +288,29 @@ def project_scattered(
             column += LANES * LOADED * SETS
             ahead = _load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
             entries = ()
-            place = ()
+            columns = ()
             for i in tl.static_range(LOADED):
-                at = in_batch + _block_offset(i, TOGETHER, SETS)
-                entries += (own_table + (at >> log_part) * ENTRY_BYTES,)  # type: ignore[assignment]
-                place += ((at & ((1 << log_chunk) - 1)).to(tl.uint32),)  # type: ignore[assignment]
+                j = in_batch + _block_offset(i, TOGETHER, SETS)
+                entries += (own_table + (j >> log_part) * ENTRY_BYTES,)  # type: ignore[assignment]
+                columns += ((j & ((1 << log_chunk) - 1)).to(tl.uint32),)  # type: ignore[assignment]
             for i in tl.static_range(0, LOADED, TOGETHER):
                 for t in tl.static_range(0, ROUNDS, STEP_ROUNDS):
                     _add_blocks(
-                        loaded, entries, place, own_sums, p, DTYPE, i, TOGETHER, VECTORS, t,
+                        loaded, entries, columns, own_sums, p, DTYPE, i, TOGETHER, VECTORS, t,
                         min(STEP_ROUNDS, ROUNDS - t), ROUND_BYTES, ROWS,
                     )  # fmt: skip
                 if SHARED_SUMS:
-                    tl.debug_barrier()  # the next window may lie in another group
+                    tl.debug_barrier()  # the next window may be in another group
             in_batch += LANES * LOADED * SETS
     tl.debug_barrier()
 
     target += tl.program_id(1).to(tl.int64) * stride_ts
     for r0 in range(0, k * STACKS, THREADS):
         r = r0 + thread
-        for j in tl.static_range(VECTORS):
+        for u in tl.static_range(VECTORS):
             total = tl.zeros((THREADS,), DTYPE)
             for part in range(PARTS):
-                of_part = part * REPLICA + j * ROWS + tl.minimum(r, ROWS - 1)
-                total += load_number(sums + of_part * ITEM, DTYPE)
-            to = target + (v + j).to(tl.int64) * stride_tv + r.to(tl.int64) * stride_tk
-            tl.store(to, total, mask=(r < k * STACKS) & (v + j < n))
+                index = part * REPLICA + u * ROWS + tl.minimum(r, ROWS - 1)
+                total += load_number(sums + index * ITEM, DTYPE)
+            pointers = target + (v + u).to(tl.int64) * stride_tv + r.to(tl.int64) * stride_tk
+            tl.store(pointers, total, mask=(r < k * STACKS) & (v + u < n))

@@ -1,5 +1,5 @@
-; The end of a program's shared memory, for `shared_memory.py`. CUDA gives all such arrays the address of the first one,
-; which may hold what Triton itself keeps there, so a caller's part is counted from the end.
+; The address of the last bytes of a program's shared memory, for `shared_memory.py`. CUDA places all external arrays of
+; shared memory at the same address, where Triton may keep its own data; so the caller's part is counted from the end.
 
 @dynamic = external addrspace(3) global [0 x i8], align 16
 

@@ -1,9 +1,9 @@
-"""Sparse data X (n, n_features) in CSR under the exact law, with the sums of a few rows in shared memory.
+"""X Sᵀ of sparse data X (n, n_features) in CSR under the exact law, with the sums of a few rows in shared memory.
 
-As in `portable.sparse`, the nonzeros of a row are added one after the other, in their order, and those of several rows
-side by side: results repeat to the bit. A program is one warp, whose lanes share the rows evenly. A row's lanes look up
-the codes of a few nonzeros at a time and add them in turn; the next ones are loaded meanwhile. Sums in the memory of
-the device took 6 times as long, where each addition reads and writes a sector (H200).
+As in `portable.sparse`, the nonzeros of a row are added one after the other, in order, and several rows side by side,
+so results are bitwise reproducible. A program is one warp, whose lanes are divided evenly among its rows. The lanes of
+a row look up the codes of a few nonzeros at a time and add them one after the other, while the next ones are loaded.
+Sums in global memory took 6 times as long, because each addition reads and writes a sector (H200).
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ import triton.language as tl
 from ..portable.sparse import part_of_row
 from .shared_memory import add_number, load_number, shared_begin, store_number, synchronize_warp
 
-BLOCK = tl.constexpr(128)  # sums that the warp clears or stores at a time
+BLOCK = tl.constexpr(128)  # sums that a warp clears or stores at a time
 
 
 @triton.jit
-def _load_batch(numbers, i, lane, count, BATCH: tl.constexpr, SHARE: tl.constexpr):
-    """Values or columns of BATCH nonzeros of each row, from i on: in each tensor a row's lanes have one number each."""
+def _load_batch(values, i, lane, count, BATCH: tl.constexpr, SHARE: tl.constexpr):
+    """Values or columns of BATCH nonzeros of each row, from the row's nonzero i on.
+
+    Each tensor of the returned tuple has SHARE nonzeros per row, one per lane.
+    """
     loaded = ()
     for p in tl.static_range(BATCH // SHARE):
-        at = i + p * SHARE + lane % SHARE
-        loaded += (tl.load(numbers + at, mask=at < count, other=0),)  # type: ignore[assignment]
+        e = i + p * SHARE + lane % SHARE
+        loaded += (tl.load(values + e, mask=e < count, other=0),)  # type: ignore[assignment]
     return loaded
 
 
 @triton.jit
-def _of_step(loaded, u: tl.constexpr, lane, SHARE: tl.constexpr, NNZ_BLOCK: tl.constexpr):
-    """The numbers of `_load_batch` for nonzero u of each row and those after it, one per NNZ_BLOCK lanes."""
+def _values_of_step(loaded, u: tl.constexpr, lane, SHARE: tl.constexpr, NNZ_BLOCK: tl.constexpr):
+    """From `_load_batch`, nonzero u of each row and the ones after it, each in NNZ_BLOCK neighbouring lanes."""
     source = lane // SHARE * SHARE + u % SHARE + lane % SHARE // NNZ_BLOCK
     return tl.gather(loaded[u // SHARE], source, 0)
 
@@ -39,15 +42,18 @@ def _load_codes(
     codes, columns, i, lane, count, BATCH: tl.constexpr, SHARE: tl.constexpr, NNZ: tl.constexpr,
     NNZ_BLOCK: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
-    """The codes of the nonzeros that `_load_batch` loaded: a tensor, of a code per lane, for each step."""
+    """The codes of a batch of nonzeros, a tuple of one tensor per step: each lane has one code of one nonzero.
+
+    columns : from `_load_batch`, used with TABLE.
+    """
     STEP: tl.constexpr = SHARE // NNZ_BLOCK
     code = ()
     for u in tl.static_range(0, BATCH, STEP):
         e = i + u + lane % SHARE // NNZ_BLOCK
         keep = (e < count) & (lane % NNZ_BLOCK < NNZ)
         if TABLE:
-            e = _of_step(columns, u, lane, SHARE, NNZ_BLOCK).to(tl.int32)
-        # Past the L1 cache, where each row's next columns and values are.
+            e = _values_of_step(columns, u, lane, SHARE, NNZ_BLOCK).to(tl.int32)
+        # Bypasses the L1 cache, which holds the next columns and values of each row.
         code += (tl.load(codes + (e * NNZ + lane % NNZ_BLOCK), mask=keep, other=0, cache_modifier=".cg"),)  # type: ignore[assignment]
     return code
 
@@ -57,18 +63,18 @@ def _add_batch(
     sums, x, code, i, lane, count, BATCH: tl.constexpr, SHARE: tl.constexpr, NNZ: tl.constexpr,
     NNZ_BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Add the terms to the sums that begin at the addresses `sums`, one nonzero of each row after the other."""
+    """Add a batch of nonzeros to the rows' sums, which begin at addresses `sums`: each row's one after the other."""
     STEP: tl.constexpr = SHARE // NNZ_BLOCK
-    place = lane % SHARE // NNZ_BLOCK
+    nonzero = lane % SHARE // NNZ_BLOCK  # of the step
     for u in tl.static_range(0, BATCH, STEP):
-        value = _of_step(x, u, lane, SHARE, NNZ_BLOCK).to(DTYPE)
-        keep = (i + u + place < count) & (lane % NNZ_BLOCK < NNZ)
+        value = _values_of_step(x, u, lane, SHARE, NNZ_BLOCK).to(DTYPE)
+        keep = (i + u + nonzero < count) & (lane % NNZ_BLOCK < NNZ)
         code_of_step = code[u // STEP]
         address = sums + (code_of_step >> 1) * (DTYPE.primitive_bitwidth // 8)
         value = tl.where((code_of_step & 1) == 1, -value, value)
         for turn in tl.static_range(STEP):
-            add_number(address, value, keep & (place == turn))
-            synchronize_warp(i)  # the next nonzeros may meet the same components in other lanes
+            add_number(address, value, keep & (nonzero == turn))
+            synchronize_warp(i)  # other lanes may add to the same components next
 
 
 @triton.jit(do_not_specialize=["rows", "splits", "first", "stop", "k", "stride_ts", "stride_tr"])
@@ -80,10 +86,11 @@ def project_sparse_shared(
 ):  # fmt: skip
     """Write the sums of the nonzeros first .. stop - 1 to target (splits, rows, k), or add them if ACCUMULATE.
 
-    Grid blocks of 32 / SHARE (row, split) pairs; one warp.
+    Grid: (blocks of 32 / SHARE (row, split) pairs,); one warp.
 
-    codes : with TABLE those of all columns, else of the nonzeros from `first` on.  NNZ_BLOCK : NNZ as a power of two.
-    SHARE : the lanes of a row, a multiple of NNZ_BLOCK, which divides BATCH, the nonzeros of a row loaded at a time.
+    codes : from `encode_columns`: with TABLE, of all columns, else of the nonzeros from `first` on.  NNZ_BLOCK : NNZ
+    rounded up to a power of two.  SHARE : lanes per row; a multiple of NNZ_BLOCK.  BATCH : nonzeros of a row that are
+    loaded at a time; a multiple of SHARE.
     """
     ITEM: tl.constexpr = SUM_DTYPE.primitive_bitwidth // 8
     ROWS: tl.constexpr = 32 // SHARE
@@ -125,10 +132,10 @@ def project_sparse_shared(
             changes = changes & (steps > 0)
         if changes:
             row, split = (pair0 + r) // splits, (pair0 + r) % splits
-            to = target + split * stride_ts + row * stride_tr
+            sums_of_row = target + split * stride_ts + row * stride_tr
             for c in range(0, k, BLOCK):
                 component = c + block
-                pointers, keep = to + component.to(tl.int64) * stride_tk, component < k
+                pointers, keep = sums_of_row + component.to(tl.int64) * stride_tk, component < k
                 z = load_number(begin + (r * k + tl.minimum(component, k - 1)) * ITEM, SUM_DTYPE) * SCALE
                 if ACCUMULATE:
                     z += tl.load(pointers, mask=keep)

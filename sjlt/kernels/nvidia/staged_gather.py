@@ -1,8 +1,9 @@
-"""Products of the exact law in fp32 and fp64 that read data once, whatever the number of stacks.
+"""Projections under the exact law in fp32 and fp64 that read the data once, whatever the number of stacks.
 
-A program owns a block of vectors and the rows of several tiles, up to all those of all stacks, whose sums it keeps in
-registers. It copies the columns of one group of chunks after the other to shared memory, two groups ahead, and there
-each row reads its one column of the group. On tensor cores the entries of T stacks would take T times the time.
+A program owns a block of vectors and the rows of several tiles, up to those of all stacks, and keeps their sums in
+registers. It copies one group of chunks after the other to shared memory, up to two groups ahead, where each row reads
+the one column of the group in which it has an entry. On tensor cores, the entries of T stacks would take T times as
+long.
 """
 
 from __future__ import annotations
@@ -28,20 +29,24 @@ INTEGERS = ["k", "n_tiles", "lists", "first_column", "groups", "groups_per_split
 
 @triton.jit
 def _load_group(x, column, v, n, d, stride_xv):
-    """Columns [G, 32] of vectors v, as [G, 32, V]: rows of X are read in lines of 32 numbers."""
+    """Columns [.., 32] of vectors v, as [.., 32, vectors]: rows of X are read 32 consecutive elements at a time."""
     inside = ((column >= 0) & (column < d))[:, :, None] & (v < n)[None, None, :]
     return tl.load(x + (v.to(tl.int64) * stride_xv)[None, None, :] + column[:, :, None], mask=inside, other=0.0)
 
 
 @triton.jit
 def _copy_group(to, x, column, v, n, d, stride_xf, count, ROW_BYTES: tl.constexpr, COPY_BYTES: tl.constexpr):
-    """Begin to copy columns [C] of vectors v [V / PER], PER of them at a time, where `count` columns are left."""
+    """Start to copy a group's columns [COLUMNS] of a block of vectors to shared memory, at address `to`.
+
+    v : every PER-th vector of the block; one copy covers PER vectors.  count : the number of groups left; if it is not
+    positive, zeros are copied.
+    """
     ITEM: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     PER: tl.constexpr = COPY_BYTES // ITEM
     inside = (column >= 0) & (column < d) & (count > 0)
     column = tl.minimum(tl.maximum(column, 0), d - 1)
     left = tl.minimum(tl.maximum(n - v, 0), PER) * ITEM
-    v = tl.minimum(v, (n - 1) // PER * PER)  # aligned, where nothing is copied, too
+    v = tl.minimum(v, (n - 1) // PER * PER)  # an aligned address even where nothing is copied
     source = x + (column.to(tl.int64) * stride_xf)[:, None] + v[None, :]
     slot = tl.arange(0, column.shape[0])[:, None] * ROW_BYTES + tl.arange(0, v.shape[0])[None, :] * COPY_BYTES
     copy_async(to + slot, source, tl.where(inside, 1, 0)[:, None] * left[None, :], COPY_BYTES)
@@ -49,14 +54,14 @@ def _copy_group(to, x, column, v, n, d, stride_xf, count, ROW_BYTES: tl.constexp
 
 @triton.jit
 def _copy_words(to, words, step, rows, ROWS: tl.constexpr):
-    """Begin to copy the words of a program's rows for a step."""
+    """Start to copy the words of a program's rows for a step to shared memory, at address `to`."""
     quads = tl.arange(0, ROWS // 4) * 4
     copy_async(to + quads * 4, words + step.to(tl.int64) * rows + quads, quads * 0 + 16, 16)
 
 
 @triton.jit
 def _signs(words, DTYPE: tl.constexpr):
-    """1 or -1, as bit 31 of the words says."""
+    """The signs in bit 31 of the words: 1, or -1 where the bit is set."""
     if DTYPE.primitive_bitwidth == 64:
         signs = (((words & -2147483648).to(tl.int64) << 32) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
     else:
@@ -66,28 +71,29 @@ def _signs(words, DTYPE: tl.constexpr):
 
 @triton.jit
 def _zeros(ROWS: tl.constexpr, QUADS: tl.constexpr, DTYPE: tl.constexpr):
-    """Sums of the numbers that `load_vector` returns: a tuple of tensors [ROWS, QUADS], for each place in a vector."""
+    """Zero sums for what `load_vector` returns: a tuple of 2 or 4 tensors [ROWS, QUADS]."""
     zeros = tl.zeros((ROWS, QUADS), DTYPE)
     return (zeros, zeros) if DTYPE.primitive_bitwidth == 64 else (zeros, zeros, zeros, zeros)
 
 
 @triton.jit
-def _add(sums, numbers, signs):
+def _add(sums, vectors, signs):
+    """sums + vectors * signs, for the tuples of `_zeros` and `load_vector`."""
     if signs.dtype == tl.float64:
-        sums = (sums[0] + numbers[0] * signs, sums[1] + numbers[1] * signs)
+        sums = (sums[0] + vectors[0] * signs, sums[1] + vectors[1] * signs)
     else:
         sums = (
-            sums[0] + numbers[0] * signs,
-            sums[1] + numbers[1] * signs,
-            sums[2] + numbers[2] * signs,
-            sums[3] + numbers[3] * signs,
+            sums[0] + vectors[0] * signs,
+            sums[1] + vectors[1] * signs,
+            sums[2] + vectors[2] * signs,
+            sums[3] + vectors[3] * signs,
         )
     return sums
 
 
 @triton.jit
 def _side_by_side(sums):
-    """Sums as [ROWS, QUADS, numbers of a vector], the last in one axis or in two."""
+    """The tuple of sums in one tensor: [ROWS, QUADS, 2], or [ROWS, QUADS, 2, 2] in fp32."""
     if sums[0].dtype == tl.float64:
         joined = tl.join(sums[0], sums[1])
     else:
@@ -97,7 +103,7 @@ def _side_by_side(sums):
 
 @triton.jit
 def _rows_of_result(r, k, n_tiles, lists):
-    """The result's row for row r of all tiles, each of which counts as 128 rows, or -1."""
+    """The row of the result for row r of all tiles, counting 128 rows for each tile; -1 if there is none."""
     tile = tl.minimum(r // TILE, lists - 1)
     stack, m = tile // n_tiles, tile % n_tiles
     row = tile_start(m, k, n_tiles).to(tl.int32) + r % TILE
@@ -136,18 +142,20 @@ def project_staged(
     VECTORS_CONTIGUOUS: tl.constexpr,
     SHARED_BYTES: tl.constexpr,
 ):
-    """target[split, v, r] = scale * sum over a split's columns j of x[v, j] S[r, j]; grid (parts * blocks of VECTORS
-    vectors, splits from first_split on).
+    """target[split, v, r] = scale * sum over the split's columns j of x[v, j] S[r, j].
 
-    words : from `encode_groups`, for `groups` groups of COLUMNS columns each, of which the first begins at column
-    first_column of the data.  k, n_tiles : of one stack.  lists : tiles of all stacks.  rows : of all tiles and
-    padding, 128 for each.  A program has ROWS of them, and COPY_BYTES divides what it reads at a time.
+    Grid: (parts * blocks of VECTORS vectors, splits from first_split on).
+
+    words : from `encode_groups`, for `groups` groups of COLUMNS columns each; the first group begins at column
+    first_column of the data.  k, n_tiles : of one stack.  lists : tiles of all stacks.  rows : 128 for each tile of all
+    stacks and padding, in `parts` parts of ROWS.  COPY_BYTES : bytes that one access to the data
+    covers, 4, 8 or 16.
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     VECTOR: tl.constexpr = 16 // ITEM
     QUADS: tl.constexpr = VECTORS // VECTOR
     ROW_BYTES: tl.constexpr = VECTORS * ITEM
-    DATA_BYTES: tl.constexpr = (COLUMNS + 1) * ROW_BYTES  # with a column of zeros, for rows without an entry
+    DATA_BYTES: tl.constexpr = (COLUMNS + 1) * ROW_BYTES  # including a column of zeros, for rows without an entry
     STAGE: tl.constexpr = DATA_BYTES + 4 * ROWS
     PER: tl.constexpr = COPY_BYTES // ITEM
     part, v0 = tl.program_id(0) % parts, tl.program_id(0) // parts * VECTORS
@@ -155,7 +163,7 @@ def project_staged(
     steps = tl.minimum(groups - first_group, groups_per_split)
     column0 = first_column + first_group * COLUMNS
     if not VECTORS_CONTIGUOUS:
-        column0 = column0 // PER * PER  # which it is: the compiler sees that PER numbers can be read at once
+        column0 = column0 // PER * PER  # a no-op that tells the compiler that PER elements can be read at once
     words += first_group.to(tl.int64) * rows + part * ROWS
     begin = shared_begin(SHARED_BYTES) & -16
     for s in tl.static_range(STAGES):
@@ -165,14 +173,14 @@ def project_staged(
         column = column0 + tl.arange(0, COLUMNS)
         v = v0 + tl.arange(0, VECTORS // PER) * PER
         for s in tl.static_range(STAGES - 1):
-            to = begin + s * STAGE
+            to = begin + s * STAGE  # the address of the stage
             _copy_group(to, x, column + s * COLUMNS, v, n, d, stride_xf, steps - s, ROW_BYTES, COPY_BYTES)
             _copy_words(to + DATA_BYTES, words, tl.minimum(s, steps - 1), rows, ROWS)
             commit_copies(steps)
     else:
         column = column0 + tl.arange(0, COLUMNS // 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
         v, w, c = v0 + tl.arange(0, VECTORS), tl.arange(0, VECTORS), column - column0
-        swizzled = (w // VECTOR)[None, None, :] ^ ((c >> 2) & (QUADS - 1))[:, :, None]  # else threads share banks
+        swizzled = (w // VECTOR)[None, None, :] ^ ((c >> 2) & (QUADS - 1))[:, :, None]  # avoids bank conflicts
         slot = c[:, :, None] * ROW_BYTES + swizzled * 16 + (w % VECTOR)[None, None, :] * ITEM
         store_number(begin + slot, _load_group(x, column, v, n, d, stride_xv))
         _copy_words(begin + DATA_BYTES, words, steps * 0, rows, ROWS)
@@ -184,7 +192,7 @@ def project_staged(
     sums = _zeros(ROWS, QUADS, DTYPE)
     for i in range(steps):
         wait_for_copies(i, STAGES - 2)
-        tl.debug_barrier()  # all threads' copies of this group are there, and their reads of the one before are done
+        tl.debug_barrier()  # all threads have copied this group and read the previous one
         step = i + STAGES - 1
         to = begin + step % STAGES * STAGE
         if VECTORS_CONTIGUOUS:
@@ -196,11 +204,11 @@ def project_staged(
         commit_copies(i)
         stage = i % STAGES * STAGE
         word = load_word(word_at + stage)
-        place = word & 0x7FFFFFFF
+        offset = word & 0x7FFFFFFF
         if VECTORS_CONTIGUOUS:
-            address = begin + stage + place + quad
+            address = begin + stage + offset + quad
         else:
-            address = begin + stage + place + (quad ^ ((place // ROW_BYTES >> 2) & (QUADS - 1)) * 16)
+            address = begin + stage + offset + (quad ^ ((offset // ROW_BYTES >> 2) & (QUADS - 1)) * 16)
         sums = _add(sums, load_vector(address, DTYPE), _signs(word, DTYPE))
     wait_for_copies(steps, 0)
 
