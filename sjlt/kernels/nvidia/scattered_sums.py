@@ -236,9 +236,9 @@ def project_scattered(
     target : (splits, n, k * STACKS), of DTYPE.  k, n_tiles, NNZ : of one stack.
     batches : the number of batches of CHUNKS chunks that contain the columns offset to offset + d - 1.
 
-    TEAM : number of warps that share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums and,
-    between two barriers, process columns of one group.  REPLICAS : number of copies of the sums, for lanes of different
-    groups; a group of chunks then has 32 / REPLICAS columns.  ROWS : at least k * STACKS, a multiple of 32.
+    TEAM : number of warps that share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums
+    and, between two barriers, process columns of one group.  REPLICAS : number of copies of the sums, for lanes of
+    different groups; a group of chunks then has 32 / REPLICAS columns.  ROWS : at least k * STACKS, a multiple of 32.
     LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if it has fewer than 32.  LOADED : blocks of 32 columns that
     a warp loads at a time.  TOGETHER : blocks, all in one group, whose sums it loads together; divides LOADED.
     WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is contiguous along d.

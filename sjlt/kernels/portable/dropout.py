@@ -32,7 +32,7 @@ DROP, ADD, STORED, MASK = (tl.constexpr(mode) for mode in range(4))
 
 
 @triton.jit
-def _words(seed, index, step, CALLS: tl.constexpr):
+def _words_of_calls(seed, index, step, CALLS: tl.constexpr):
     """The words of CALLS calls of Philox from each index on, [..., G] -> [..., G CALLS]; threads hold whole groups."""
     w0, w1, w2, w3 = dropout_words(seed, index, step)
     if CALLS == 2:
@@ -43,11 +43,11 @@ def _words(seed, index, step, CALLS: tl.constexpr):
 
 
 @triton.jit
-def _straddling_words(seed, e, step, BITS: tl.constexpr, LOG: tl.constexpr):
+def _straddling_words(seed, e, step, BITS: tl.constexpr, LOG_LANES: tl.constexpr):
     """The lanes of 128 / BITS elements from e on, in four words: 128 bits of two calls' 256, from bit `shift` on."""
-    w0, w1, w2, w3 = dropout_words(seed, e >> LOG, step)
-    w4, w5, w6, w7 = dropout_words(seed, (e >> LOG) + 1, step)
-    shift = (e & ((1 << LOG) - 1)).to(tl.uint32) * BITS
+    w0, w1, w2, w3 = dropout_words(seed, e >> LOG_LANES, step)
+    w4, w5, w6, w7 = dropout_words(seed, (e >> LOG_LANES) + 1, step)
+    shift = (e & ((1 << LOG_LANES) - 1)).to(tl.uint32) * BITS
     far = (shift & 64) != 0
     w0, w1, w2 = tl.where(far, w2, w0), tl.where(far, w3, w1), tl.where(far, w4, w2)
     w3, w4, w5 = tl.where(far, w5, w3), tl.where(far, w6, w4), tl.where(far, w7, w5)
@@ -68,11 +68,11 @@ def _keep(seed, e, step, threshold, BITS: tl.constexpr, CALLS: tl.constexpr):
     CALLS : calls of Philox per group, which then has LANES * CALLS elements, or 0 for groups of LANES elements that may
     begin anywhere.
     """
-    LOG: tl.constexpr = 2 if BITS == 32 else (3 if BITS == 16 else 4)
+    LOG_LANES: tl.constexpr = 2 if BITS == 32 else (3 if BITS == 16 else 4)
     if CALLS == 0:
-        w0, w1, w2, w3 = _straddling_words(seed, e, step, BITS, LOG)
+        w0, w1, w2, w3 = _straddling_words(seed, e, step, BITS, LOG_LANES)
     else:
-        w0, w1, w2, w3 = _words(seed, e >> LOG, step, CALLS)
+        w0, w1, w2, w3 = _words_of_calls(seed, e >> LOG_LANES, step, CALLS)
     return lanes_at_top(w0, w1, w2, w3, BITS) >= (tl.cast(threshold, tl.uint32) << (32 - BITS))
 
 

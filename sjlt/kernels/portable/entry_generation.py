@@ -64,14 +64,14 @@ def _sub_block(m, t, GEOMETRY: tl.constexpr):
 
 
 @triton.jit
-def step_words(m, group, k0, k1, GEOMETRY: tl.constexpr, ROW_OF_PLACE: tl.constexpr = False, stack=0):
+def step_words(m, group, k0, k1, GEOMETRY: tl.constexpr, COLUMN_TO_ROW: tl.constexpr = False, stack=0):
     """The words of tile m for GROUPS_PER_STEP groups, from `group` on: (chunk columns, (keys, thetas, sign words)).
 
     stack : the stack of the tile, used only where GEOMETRY.fused > 1.
 
     chunk columns : [GROUPS_PER_STEP], the first column of each group's chunk that meets the tile, or -1.
     keys, thetas : [n_keys, 1, 4, GROUPS_PER_STEP]. Keys (see `law.permute`) map the rows of a sub-block to columns of
-    the chunk or, with ROW_OF_PLACE, columns to rows.
+    the chunk or, with COLUMN_TO_ROW, columns to rows.
     sign words : [n_sign_words, 1, 4, GROUPS_PER_STEP].
 
     In power-of-two geometries, each warp (third axis) has only the few keys and sign words that its 32 rows need;
@@ -105,7 +105,7 @@ def step_words(m, group, k0, k1, GEOMETRY: tl.constexpr, ROW_OF_PLACE: tl.conste
         _, b = _sub_block(m, t, GEOMETRY)
         theta = row_theta(w, b)
     g0, g1, g2, g3 = chunk_signs(c, k0, k1, stack if GEOMETRY.fused > 1 else GEOMETRY.stack)
-    keys = forward_keys(w, LOG_CHUNK) if ROW_OF_PLACE else inverse_keys(w, LOG_CHUNK)
+    keys = forward_keys(w, LOG_CHUNK) if COLUMN_TO_ROW else inverse_keys(w, LOG_CHUNK)
     return chunk_columns, (keys, theta, select_word(word, g0, g1, g2, g3))
 
 

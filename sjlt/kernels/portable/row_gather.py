@@ -149,7 +149,7 @@ def adjoint_row_gather(
     t = e >> LOG_CHUNK
     i = tl.arange(0, CHUNK)
     for start in range(0, groups, GROUPS_PER_STEP):
-        chunk_columns, words = step_words(m, first_group + start, k0, k1, GEOMETRY, ROW_OF_PLACE=True)
+        chunk_columns, words = step_words(m, first_group + start, k0, k1, GEOMETRY, COLUMN_TO_ROW=True)
         keys, _, signs = words
         for chunk in range(tl.minimum(GROUPS_PER_STEP, groups - start)):
             which = (t % GEOMETRY.n_keys)[None, :]
