@@ -190,9 +190,7 @@ def _sum_of_blocks(xs, tiles, full, empty, count, slot, phase, CHOSEN: gl.conste
     for _ in range(0, count, STEP >> CHOSEN.log_block):
         mbarrier.wait(full.index(slot), phase)
         tile = tiles.index(slot)._reinterpret(DTYPE, [ROWS, STEP], tile_shared).permute((1, 0))
-        data = xs.index(
-            (slot * 2 + CONSUMER) * BOXES
-        )  # the boxes of a half lie in memory as one tile with this swizzle
+        data = xs.index((slot * 2 + CONSUMER) * BOXES)  # the boxes of a half have the layout of one swizzled tile
         if CHOSEN.vectors_contiguous:
             data = data._reinterpret(xs.dtype, [STEP, HALF], x_shared).permute((1, 0))
         else:

@@ -21,6 +21,7 @@ from .few_vectors_layout import (
     expand,
     key_words,
     row_indices,
+    unflatten,
 )
 from .law import (
     chunk_tile,
@@ -143,8 +144,8 @@ def project_few_vectors(
 
     A split consists of `batches_per_split` batches, a batch of SEGMENTS segments, and a segment of chunks_outer *
     chunks_inner groups, each with at most one chunk for the program's tile. Philox runs once per batch; a segment is
-    one step of loads and sums. To keep sums short, those over the chunks_outer chunks of a segment are added up over
-    BATCHES_PER_SUM batches, and the results to a total.
+    one step of loads and sums. Sums run over the chunks_outer chunks of a segment, then over BATCHES_PER_SUM batches,
+    then over all, which keeps them short.
 
     LOAD_CHUNKS : chunks are loaded whole, coalesced and one segment ahead, and permuted within warps; requires
     rows_outer = 1, and chunks_inner * rows_inner covering all threads. Otherwise each row loads its own element.
@@ -162,7 +163,7 @@ def project_few_vectors(
     NNZ: tl.constexpr = GEOMETRY.nnz
     POWER_OF_TWO: tl.constexpr = GEOMETRY.power_of_two
     CHUNKS: tl.constexpr = SEGMENTS * CHUNKS_OUTER * CHUNKS_INNER  # of a batch
-    # The vectors' axis in tensors, where VECTORS_CONTIGUOUS tells their axis in memory.
+    # Whether the vectors are the last axis of tensors; VECTORS_CONTIGUOUS describes memory.
     VECTORS_LAST: tl.constexpr = VECTORS_CONTIGUOUS and not LOAD_CHUNKS
     CHUNK_AXIS: tl.constexpr = 0 if VECTORS_LAST else 1
     LOG_WIDTH: tl.constexpr = LOG_GROUP + LOG_CHUNK
@@ -218,7 +219,7 @@ def project_few_vectors(
                 place, found = tile_place(
                     m.to(tl.uint32), group + CHUNKS + q, N_TILES, LOG_GROUP, k0, k1, GEOMETRY.stack
                 )
-            # Not unrolled, to spare the instruction cache, unless a load is in flight: unrolling saves copying it.
+            # Not unrolled, to spare the instruction cache, unless loads are in flight: unrolling then saves copies.
             for segment in tl.range(0, SEGMENTS, loop_unroll_factor=SEGMENTS if LOAD_CHUNKS else 1):
                 if LOAD_CHUNKS:  # the next segment's chunks are in flight while this one's are summed
                     z = loaded
@@ -248,14 +249,7 @@ def project_few_vectors(
                         data, live, begin, chunk_column, i, has_entry, segment, GEOMETRY, LAYOUT, WIDTH, NO_MASKS,
                         VECTORS_CONTIGUOUS, OFFSET_DTYPE,
                     )  # fmt: skip
-                    if VECTORS_LAST:
-                        z = tl.reshape(
-                            flat, CHUNKS_OUTER, SUB_BLOCKS, ROWS_OUTER, CHUNKS_INNER, ROWS_INNER, BLOCK_VECTORS
-                        )
-                    else:
-                        z = tl.reshape(
-                            flat, BLOCK_VECTORS, CHUNKS_OUTER, SUB_BLOCKS, ROWS_OUTER, CHUNKS_INNER, ROWS_INNER
-                        )
+                    z = unflatten(flat, BLOCK_VECTORS, LAYOUT, VECTORS_LAST)
                 sign = entry_sign(c, i, segment, GEOMETRY, LAYOUT, SUM_DTYPE, True, k0, k1)
                 acc += tl.sum(z.to(SUM_DTYPE) * expand(sign, VECTORS_LAST), CHUNK_AXIS)
         total += acc
@@ -351,10 +345,7 @@ def adjoint_few_vectors(
     else:
         mask = tl.broadcast_to(along_axis(tl.arange(0, SUB_BLOCKS), 1) < NNZ, row.shape)
         z = tl.load(address, mask=and_vectors(mask, live, VECTORS_CONTIGUOUS), other=0)
-    if VECTORS_CONTIGUOUS:
-        z = tl.reshape(z, CHUNKS_OUTER, SUB_BLOCKS, ROWS_OUTER, CHUNKS_INNER, ROWS_INNER, BLOCK_VECTORS)
-    else:
-        z = tl.reshape(z, BLOCK_VECTORS, CHUNKS_OUTER, SUB_BLOCKS, ROWS_OUTER, CHUNKS_INNER, ROWS_INNER)
+    z = unflatten(z, BLOCK_VECTORS, LAYOUT, VECTORS_CONTIGUOUS)
     sign = entry_sign(c, tl.broadcast_to(i, row.shape), 0, GEOMETRY, LAYOUT, SUM_DTYPE, False, k0, k1)
     z = tl.sum(z.to(SUM_DTYPE) * expand(sign, VECTORS_CONTIGUOUS), SUB_BLOCK_AXIS) * GEOMETRY.scale
 

@@ -114,6 +114,21 @@ def addresses(z, stride, v, VECTORS_CONTIGUOUS: tl.constexpr):
 
 
 @triton.jit
+def unflatten(z, BLOCK_VECTORS: tl.constexpr, LAYOUT: tl.constexpr, VECTORS_LAST: tl.constexpr):
+    """Elements loaded from `addresses`, on the five axes and the vectors' axis, which is the last or the first."""
+    SUB_BLOCKS: tl.constexpr = LAYOUT.sub_blocks
+    ROWS_OUTER: tl.constexpr = LAYOUT.rows_outer
+    ROWS_INNER: tl.constexpr = LAYOUT.rows_inner
+    CHUNKS_OUTER: tl.constexpr = LAYOUT.chunks_outer
+    CHUNKS_INNER: tl.constexpr = LAYOUT.chunks_inner
+    if VECTORS_LAST:
+        z = tl.reshape(z, CHUNKS_OUTER, SUB_BLOCKS, ROWS_OUTER, CHUNKS_INNER, ROWS_INNER, BLOCK_VECTORS)
+    else:
+        z = tl.reshape(z, BLOCK_VECTORS, CHUNKS_OUTER, SUB_BLOCKS, ROWS_OUTER, CHUNKS_INNER, ROWS_INNER)
+    return z
+
+
+@triton.jit
 def and_vectors(z, v, VECTORS_CONTIGUOUS: tl.constexpr):
     """Masks z and v, combined in the shape of `addresses`."""
     z = tl.reshape(z, z.numel)
