@@ -330,9 +330,8 @@ def project_codes_hopper(
         outs = gl.allocate_shared_memory(out.dtype, out_box, out_shared)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    FILLED: gl.constexpr = (
-        2 if CHOSEN.loader == TMA else 129 if CHOSEN.loader == COPY else 1
-    )  # arrivals: of the data, and one of the entries
+    # Arrivals that fill a slot: one of the entries, and those of the data.
+    FILLED: gl.constexpr = 2 if CHOSEN.loader == TMA else 129 if CHOSEN.loader == COPY else 1
     for s in gl.static_range(SLOTS):
         mbarrier.init(full.index(s), count=FILLED)
         mbarrier.init(empty.index(s), count=2)
