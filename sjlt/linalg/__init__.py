@@ -1,4 +1,4 @@
-"""Matrices: least squares, QR and low rank from sketches, as accurate as the classical methods."""
+"""Least squares, QR and low-rank approximation from sketches, as accurate as the classical methods."""
 
 from .factor import leverage_scores, qr
 from .least_squares import LstsqResult, lstsq
