@@ -378,9 +378,9 @@ def test_bytes_that_are_no_sketch(data):
         ({"starts": np.array([20])}, "blocks of 30 rows for the 50 seen"),
         ({"starts": np.array([0, 0])}, "a block of rows from 0 to 0"),
         ({"starts": np.array([0.0])}, "starts of dtype float64"),
-        ({"Y": np.zeros((50, 3))}, r"Y must be float64 of shape \(50, 16\), is float64 of shape \(50, 3\)"),
-        ({"Z": np.zeros((28, 40), complex)}, r"Z must be float64 of shape \(28, 40\), is complex128"),
-        ({"E": np.full((64, 40), np.nan)}, "E holds numbers that are not finite"),
+        ({"Y": np.zeros((50, 3))}, r"Y must be float64 of shape \(50, 16\), got float64 of shape \(50, 3\)"),
+        ({"Z": np.zeros((28, 40), complex)}, r"Z must be float64 of shape \(28, 40\), got complex128"),
+        ({"E": np.full((64, 40), np.nan)}, "E has values that are not finite"),
     ],
 )
 def test_bytes_that_do_not_fit_together(changes, match):

@@ -106,7 +106,7 @@ def test_columns_of_different_scales_have_full_rank(rows, scales):
 def test_a_column_in_the_span_of_others_is_refused_at_any_scale():
     A = np.random.default_rng(0).normal(size=(3000, 3))
     A[:, 2] = 1e-20 * (A[:, 0] - A[:, 1])
-    with pytest.raises(np.linalg.LinAlgError, match="of column 2 a fraction of"):
+    with pytest.raises(np.linalg.LinAlgError, match="of column 2 lies outside the span"):
         qr(A, pivoting=False)
 
 
@@ -120,7 +120,7 @@ def test_data_near_the_limits_of_float64():
     assert lstsq(np.ones((2, 1)), np.full(2, 2.0**700)).residuals == 0
     A, b = np.random.default_rng(0).normal(size=(600, 5)), np.random.default_rng(1).normal(size=600)
     for method in ("cg", "passes"):
-        with pytest.raises(np.linalg.LinAlgError, match=r"solution is beyond the largest float64: A of norm .*e-19"):
+        with pytest.raises(np.linalg.LinAlgError, match=r"solution overflows float64: A has norm .*e-19"):
             lstsq(A * 1e-200, b * 1e200, method=method)
 
 

@@ -1,4 +1,4 @@
-"""Checks of the data that the algorithms of this room accept."""
+"""Checks of the data passed to `sjlt.linalg`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def as_array(name: str, a: Any) -> np.ndarray:
-    """`a` as an array; TypeError for containers whose conversion would silently lose information or load data."""
+    """Return `a` as an array; raise TypeError if converting it would silently lose information or load data."""
     if isinstance(a, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array: the mask would be lost; fill it first ({name}.filled(0))")
     if is_dask(a):
@@ -23,10 +23,10 @@ def as_array(name: str, a: Any) -> np.ndarray:
 
 
 def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
-    """Refuse a matrix whose shape or dtype the algorithms do not accept."""
+    """Raise TypeError for an unsupported dtype, ValueError for a shape that is not 2-D or is empty."""
     if str(dtype) not in ("float32", "float64"):
-        hint = "is refused" if "complex" in str(dtype) else f"is refused: convert it, as by {name}.astype('float64')"
-        raise TypeError(f"{name} must be float32 or float64 of this machine's byte order; dtype {dtype} {hint}")
+        hint = "" if "complex" in str(dtype) else f": convert it, as with {name}.astype('float64')"
+        raise TypeError(f"{name} must be float32 or float64 in native byte order; dtype {dtype} is refused{hint}")
     if len(shape) != 2:
         raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(shape)}")
     if 0 in shape:
@@ -34,7 +34,7 @@ def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 def check_finite(matrix: Matrix, sketched: Any) -> None:
-    """Raise ValueError, naming a number, where A is not finite; a sketch of A shows whether it is."""
+    """Raise ValueError, naming an element, if A is not finite, as its sketch shows."""
     xp = matrix.xp
     if bool(xp.isfinite(sketched).all()):
         return
@@ -42,6 +42,6 @@ def check_finite(matrix: Matrix, sketched: Any) -> None:
         block = block if not hasattr(block, "tocoo") else block.toarray()
         bad = ~xp.isfinite(block)
         if bool(bad.any()):
-            i, j = (int(places[0]) for places in (bad.nonzero() if xp is np else bad.nonzero(as_tuple=True)))
+            i, j = (int(axis[0]) for axis in (bad.nonzero() if xp is np else bad.nonzero(as_tuple=True)))
             raise ValueError(f"A[{start + i}, {j}] is {float(block[i, j])}: A must be finite")
-    raise ValueError(f"the sketch of A overflows: A holds numbers too close to the largest {matrix.dtype}")
+    raise ValueError(f"the sketch of A overflows: A has values too close to the largest {matrix.dtype}")

@@ -1,6 +1,6 @@
-"""QR factorization of tall tensors by Cholesky factorizations, which keep a GPU busier than Householder reflections.
+"""QR of tall tensors by Cholesky factorizations, which use a GPU better than Householder reflections.
 
-cuSOLVER's Householder QR of (8192, 2048) in float64 takes 29 ms on an H200, at 2 Tflop/s.
+On an H200, cuSOLVER's Householder QR of (8192, 2048) in float64 takes 29 ms, at 2 Tflop/s.
 
 Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR for computing the QR factorization of
 ill-conditioned matrices", SIAM J. Sci. Comput. 42(1), 2020.
@@ -12,27 +12,27 @@ from typing import Any
 
 from .tensor_products import gram
 
-STEPS = 3
-# Of the first Gram matrix, relative to its trace: far above its rounding errors. The shift that is proved to be enough,
-# 11 (m n + n^2) u, would leave too large a condition number for the second step.
+MAX_STEPS = 3
+# Added to the first Gram matrix, relative to its trace: far above its rounding errors. The shift that is proved to
+# suffice, 11 (m n + n^2) u, would leave too large a condition number for the second step.
 SHIFT = 2e-15
-MAX_DEVIATION = 0.1  # of a Gram matrix from I, in the Frobenius norm, at the last step
-# Of R's diagonal relative to R's norm: below, R's smallest singular values may consist of rounding errors, which are
-# larger here than those of Householder reflections.
+MAX_DEVIATION = 0.1  # of the Gram matrix from I, in the Frobenius norm, for a step to be the last
+# Diagonal of R relative to its norm: below this, R's smallest singular values may consist of rounding errors, which are
+# larger here than with Householder reflections.
 MIN_PIVOT = 1e-13
 
 
 def cholesky_qr(xp: Any, a: Any) -> tuple[Any, Any, Any] | None:
-    """(P, C, R) with a = P C^-1 R: P C^-1 is orthonormal, C and R are upper triangular.
+    """Return (P, C, R) with a = P C^-1 R, P C^-1 orthonormal, and C and R upper triangular.
 
-    As stable as Householder QR, column by column. None where that is due: for a wide matrix, and for one of a condition
-    number, with its columns scaled to one norm, above about 1e13.
+    As stable as Householder QR, column by column. Returns None if Householder QR must be used: for a wide matrix, or if
+    the condition number, with columns scaled to equal norms, exceeds about 1e13.
     """
     if a.shape[0] < a.shape[1]:
         return None
     scales = _scales(xp, a)
     P, R = a / scales, None
-    for step in range(STEPS):
+    for step in range(MAX_STEPS):
         squares = gram(P)
         is_last = float(xp.linalg.norm(squares - xp.eye(a.shape[1], dtype=a.dtype, device=a.device))) < MAX_DEVIATION
         if step == 0 and not is_last:
@@ -49,9 +49,9 @@ def cholesky_qr(xp: Any, a: Any) -> tuple[Any, Any, Any] | None:
 
 
 def _scales(xp: Any, a: Any) -> Any:
-    """The powers of two up to the norms of the columns; 1 for columns of zeros."""
+    """Return the largest power of two up to each column's norm; 1 for columns of zeros."""
     top = abs(a).amax(0)
     top = xp.where(top > 0, top, 1.0)
-    norms = top * xp.sqrt(((a / top) ** 2).sum(0))  # squares of a might overflow
+    norms = top * xp.sqrt(((a / top) ** 2).sum(0))  # a**2 might overflow
     mantissas = xp.frexp(norms).mantissa
     return xp.where(norms > 0, norms / (2 * mantissas), 1.0)

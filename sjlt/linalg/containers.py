@@ -1,4 +1,4 @@
-"""The `Matrix` for each container that a user's data may come in."""
+"""Conversion of a user's container to a `Matrix`, and of results to the kind of the input."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .cuda_matrix import CudaMatrix
 from .matrix import DenseMatrix, FileMatrix, Matrix, Progress, SparseMatrix
 
 
-def matrix_of(a: Any, name: str = "A", progress: Progress | None = None) -> Matrix:
-    """The `Matrix` for what a user gave as `a`: an array, a sparse matrix, a tensor or the path of an .npy file.
+def as_matrix(a: Any, name: str = "A", progress: Progress | None = None) -> Matrix:
+    """Return `a`, an array, sparse matrix, tensor, `Source` or path of an .npy file, as a `Matrix`.
 
-    Raises TypeError and ValueError where it is not a non-empty real floating-point matrix. Whether the numbers are
-    finite shows in the first pass.
+    Raises TypeError or ValueError if it is not a non-empty float32 or float64 matrix. Whether the values are finite is
+    checked in the first pass.
     """
     if progress is not None and not callable(progress):
         raise TypeError(f"callback must be callable, got {progress!r}")
@@ -49,7 +49,7 @@ def matrix_of(a: Any, name: str = "A", progress: Progress | None = None) -> Matr
 
 
 def like_input(A: Any, value: Any) -> Any:
-    """`value` as a tensor where A is one."""
+    """Return `value`, an array of results, as a tensor if A is one."""
     if value is None or not is_tensor(A) or is_tensor(value):
         return value
     import torch

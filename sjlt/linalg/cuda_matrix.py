@@ -1,4 +1,4 @@
-"""A CUDA tensor as a matrix that is read in passes."""
+"""CUDA tensors as matrices that are read in passes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import Any
 from ..sketch import Sketch
 from .matrix import Matrix, Progress, one_pass
 
-GPU_ROWS = 1 << 16  # rows of a CUDA tensor at a time where a product as wide as A is made
-# Up to which "passes" is faster than "cg": at any condition, and where A is well conditioned (H200, ms: (2^20, 512) at
-# a condition of 1e10 34 and 70; (2^18, 2048) at 1e10 87 and 80, at 1e2 45 and 77).
-MAX_COLUMNS, MAX_MODERATE_COLUMNS = 1024, 4096
+GPU_ROWS = 1 << 16  # rows per block, if blocks are converted or their products are wide
+# Columns up to which "passes" is faster than "cg": at any condition number, and for a well-conditioned A. On an H200,
+# "passes" and "cg" take 34 and 70 ms for (2^20, 512) at a condition number of 1e10; 87 and 80 ms for (2^18, 2048) at
+# 1e10, and 45 and 77 ms at 1e2.
+MAX_COLUMNS, MAX_WELL_CONDITIONED_COLUMNS = 1024, 4096
 
 
-def _in_its_dtype(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A pass in A's own dtype, or `Matrix`'s method of that name, in float64, where this would lose precision.
+def _in_own_dtype(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a pass in A's own dtype, or by `Matrix`'s method of the same name, in float64, if that would lose precision.
 
-    A conversion to float64 reads and writes three times as many bytes as there are in float32.
+    Converting float32 to float64 moves another three times as many bytes as A has.
     """
     direct = one_pass(method)
 
     @functools.wraps(method)
-    def chosen(self: CudaMatrix, *arguments: Any) -> Any:
+    def dispatched(self: CudaMatrix, *arguments: Any) -> Any:
         return (direct if self.keeps_precision() else getattr(Matrix, method.__name__))(self, *arguments)
 
-    return chosen
+    return dispatched
 
 
 class CudaMatrix(Matrix):
@@ -38,7 +39,7 @@ class CudaMatrix(Matrix):
 
         super().__init__(tuple(a.shape), a.dtype, torch, a.device, progress)
         self._a = a.detach()
-        self.gram_columns = math.inf if a.shape[1] <= MAX_COLUMNS else MAX_MODERATE_COLUMNS
+        self.max_gram_columns = math.inf if a.shape[1] <= MAX_COLUMNS else MAX_WELL_CONDITIONED_COLUMNS
 
     def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
         is_whole = self._a.dtype == self.xp.float64 and width <= 64
@@ -53,22 +54,22 @@ class CudaMatrix(Matrix):
         S.project(self._a.T, out=transposed)
         self.count_pass()
 
-    @_in_its_dtype
+    @_in_own_dtype
     def quick_sketch(self, S: Sketch) -> Any:
         return S.project(self._a.T).double().T
 
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[Any, Any]:
         return self.project(omega), self.quick_sketch(psi)
 
-    @_in_its_dtype
+    @_in_own_dtype
     def project(self, omega: Sketch) -> Any:
         return omega.project(self._a).double()
 
-    @_in_its_dtype
+    @_in_own_dtype
     def times(self, V: Any) -> Any:
         return (self._a @ V.to(self._a.dtype)).double()
 
-    @_in_its_dtype
+    @_in_own_dtype
     def normal_times(self, V: Any) -> Any:
         V = V.to(self._a.dtype)
         return sum((rows.T @ (rows @ V)).double() for rows in self._a.split(GPU_ROWS))
@@ -78,11 +79,11 @@ class CudaMatrix(Matrix):
         return self._a.double()
 
     def keeps_precision(self) -> bool:
-        """Whether products in A's dtype are as accurate as that.
+        """Whether products in A's dtype have its full accuracy.
 
-        For float32 torch's user may permit TF32 or bfloat16, which keep 3 digits, and so does a region of autocast.
+        For float32, torch may be set to compute in TF32 or bfloat16, which keep 3 digits; autocast does the same.
         """
-        from ..backends.triton.device import precision  # Triton takes long to load
+        from ..backends.triton.device import precision  # Triton is slow to import
 
         if self._a.dtype == self.xp.float64:
             return True

@@ -1,4 +1,4 @@
-"""QR factorization with column pivoting, and leverage scores, of tall matrices."""
+"""QR factorization with column pivoting, and leverage scores, for tall matrices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import scipy.linalg
 
 from ..inputs.checks import below_one, seed_number
 from .checks import check_finite
-from .containers import like_input, matrix_of
+from .containers import as_matrix, like_input
 from .matrix import Matrix, Progress
 from .sketching import embedding
 from .sums import Gram, Sum
 from .triangular import r_factor, solve_right
 from .whitening import EPS, MAX_TRIANGULAR_CONDITION, NOISE, Whitening, cholesky, rounding_level
 
-MAX_DEVIATION = 0.9  # of a squared column norm of A R^-1 from 1; a sketch leaves less than 0.75
+MAX_DEVIATION = 0.9  # of the squared column norms of A R^-1 from 1; a sketch keeps it below 0.75
 
 
 def qr(
@@ -30,33 +30,38 @@ def qr(
 ) -> Any:
     """QR factorization of a tall matrix: A[:, J] = Q R.
 
-    The pivots and a first R come from a sketch of A; one Cholesky factorization of the then well-conditioned A R^-1
-    makes it exact. Numerically this is as stable as Householder QR, at any condition number up to about 1e13.
+    The pivots and a first R come from a sketch of A. One Cholesky factorization for A R^-1, which is well conditioned,
+    then makes the factors exact up to rounding. This is as stable as Householder QR for condition numbers up to about
+    1e13.
 
     Parameters
     ----------
     A : {ndarray, CSR or CSC matrix or array, tensor, path of an .npy file} of shape (m, n), m >= n, float32 or float64
     pivoting : bool, default True
-        Whether to reveal A's numerical rank r by column pivoting. Without it A must have full rank: its columns may
-        have any scales, but none may lie in the span of those before it, up to rounding.
+        Whether to pivot columns, which reveals A's numerical rank r. Without pivoting A must have full rank: its
+        columns may have any scale, but none may lie, up to rounding, in the span of the columns before it.
     mode : {"reduced", "r"}, default "reduced"
-        "r" leaves out Q.
+        "r" returns no Q.
     seed : int, -2^63 to 2^64 - 1, default 0
+        Seed of the sketch.
     callback : callable, optional
         As in `lstsq`.
 
     Returns
     -------
-    Q : {ndarray, tensor} of shape (m, r), orthonormal columns; with mode "reduced" only
-    R : {ndarray, tensor} of shape (r, n), upper triangular (trapezoidal where r < n)
-    J : ndarray of shape (n,), int64, the columns' order; with `pivoting` only
+    Q : {ndarray, tensor} of shape (m, r), float64
+        Orthonormal columns; only for mode "reduced".
+    R : {ndarray, tensor} of shape (r, n), float64
+        Upper triangular, or trapezoidal if r < n.
+    J : ndarray of shape (n,), int64
+        Order of the columns; only with `pivoting`.
 
     Raises
     ------
     TypeError, ValueError
-        As for `lstsq`, and for m < n.
+        As for `lstsq`; ValueError also if m < n.
     numpy.linalg.LinAlgError
-        Without pivoting, where A does not have full rank.
+        If A does not have full rank and `pivoting` is False.
 
     References
     ----------
@@ -74,40 +79,40 @@ def qr(
     if mode not in ("reduced", "r"):
         raise ValueError(f'mode must be "reduced" or "r", got {mode!r}')
     seed = seed_number(seed)
-    matrix = matrix_of(A, "A", callback)
+    matrix = as_matrix(A, "A", callback)
     try:
         m, n = matrix.shape
         if m < n:
             raise ValueError(f"A must have at least as many rows as columns, got shape {matrix.shape}")
         xp = matrix.xp
-        R, J = _pivoted(matrix, pivoting, seed)
+        R, J = _sketched_qr(matrix, pivoting, seed)
         r = R.shape[0]
         triangle, columns = R[:, :r], matrix.indices(J[:r])
-        solved = _Solved(m, xp, triangle, columns, keep=mode == "reduced")
-        matrix.run(solved, width=r)
+        preconditioned = _Preconditioned(m, xp, triangle, columns, keep=mode == "reduced")
+        matrix.run(preconditioned, width=r)
         if not pivoting:
-            _check_basis(xp, solved.gram)
-        correction = cholesky(xp, solved.gram).T
+            _check_nearly_orthonormal(xp, preconditioned.gram)
+        correction = cholesky(xp, preconditioned.gram).T
         R = correction @ R
-        order = (J,) if pivoting else ()
         if mode == "r":
-            return like_input(A, R) if not pivoting else (like_input(A, R), *order)
-        Q = solved.value
+            return (like_input(A, R), J) if pivoting else like_input(A, R)
+        Q = preconditioned.value
         for i in range(0, m, 1 << 16):
             Q[i : i + (1 << 16)] = solve_right(xp, Q[i : i + (1 << 16)], correction)
-        return like_input(A, Q), like_input(A, R), *order
+        Q, R = like_input(A, Q), like_input(A, R)
+        return (Q, R, J) if pivoting else (Q, R)
     finally:
         matrix.close()
 
 
-def _pivoted(matrix: Matrix, pivoting: bool, seed: int) -> tuple[Any, np.ndarray]:
-    """(R, J) of the sketch's QR factorization, cut at its numerical rank."""
+def _sketched_qr(matrix: Matrix, pivoting: bool, seed: int) -> tuple[Any, np.ndarray]:
+    """Return (R, J) of the sketch's QR factorization, truncated to its numerical rank."""
     factor, cut = _sketched_factor(matrix, seed)
     n = matrix.shape[1]
     if not pivoting:
         _check_full_rank(matrix.xp, factor)
         return factor, np.arange(n)
-    host = factor if matrix.xp is np else factor.cpu().numpy()  # torch has no pivoted QR
+    host = factor if matrix.xp is np else factor.cpu().numpy()  # torch has no QR with pivoting
     R, J = scipy.linalg.qr(host, mode="r", pivoting=True, check_finite=False)
     diagonal = np.abs(np.diagonal(R))
     r = int((diagonal > max(cut, NOISE * math.sqrt(n)) * diagonal[0]).sum())
@@ -115,28 +120,28 @@ def _pivoted(matrix: Matrix, pivoting: bool, seed: int) -> tuple[Any, np.ndarray
 
 
 def _check_full_rank(xp: Any, R: Any) -> None:
-    """Raise LinAlgError where a column lies in the span of those before it, whatever the scales of the columns."""
-    added = abs(xp.diagonal(R)) / _column_norms(xp, R)
-    j = int(added.argmin())
-    if not float(added[j]) > NOISE:
+    """Raise LinAlgError if a column of any scale lies, up to rounding, in the span of the columns before it."""
+    outside = abs(xp.diagonal(R)) / _column_norms(xp, R)
+    j = int(outside.argmin())
+    if not float(outside[j]) > NOISE:
         raise np.linalg.LinAlgError(
-            f"A does not have full rank: of column {j} a fraction of {float(added[j]):.1e} is not in the span of the "
-            f"columns before it, at most {NOISE:.1e} counts as zero; use pivoting=True"
+            f"A does not have full rank: a fraction {float(outside[j]):.1e} of column {j} lies outside the span of the "
+            f"columns before it, and up to {NOISE:.1e} counts as zero; use pivoting=True"
         )
 
 
-def _check_basis(xp: Any, gram: Any) -> None:
-    """Raise LinAlgError where A R^-1 is far from orthonormal: a column added but rounding errors to R."""
+def _check_nearly_orthonormal(xp: Any, gram: Any) -> None:
+    """Raise LinAlgError if A R^-1, whose Gram matrix this is, is far from orthonormal: R contains rounding errors."""
     squares = xp.diagonal(gram)
     j = int(abs(squares - 1).argmax())
     if not abs(float(squares[j]) - 1) < MAX_DEVIATION:
         raise np.linalg.LinAlgError(
-            f"A does not have full rank: what column {j} adds to those before it are rounding errors; use pivoting=True"
+            f"A does not have full rank: column {j} adds only rounding errors to those before it; use pivoting=True"
         )
 
 
 def _sketched_factor(matrix: Matrix, seed: int) -> tuple[Any, float]:
-    """(R of the QR factorization of A's sketch or of A itself, the relative size of its rounding errors)."""
+    """Return R of the QR factorization of A's sketch, or of A itself, and the relative size of its rounding errors."""
     m, n = matrix.shape
     S = embedding(m, n, 4 * n, seed)
     SA = matrix.dense() if S is None else matrix.sketch(S)
@@ -145,65 +150,70 @@ def _sketched_factor(matrix: Matrix, seed: int) -> tuple[Any, float]:
 
 
 def _column_norms(xp: Any, R: Any) -> Any:
-    """The norms of R's columns, 1 for columns of zeros."""
+    """Return the norms of R's columns, and 1 for columns of zeros."""
     top = abs(R).max(0) if xp is np else abs(R).amax(0)
     top = xp.where(top > 0, top, 1 + 0 * top)
-    norms = xp.sqrt(((R / top) ** 2).sum(0)) * top  # squares of R might overflow
+    norms = xp.sqrt(((R / top) ** 2).sum(0)) * top  # R**2 might overflow
     return xp.where(norms > 0, norms, 1 + 0 * norms)
 
 
-class _Solved(Sum):
-    """P = A[:, columns] R^-1, row by row, and P' P."""
+class _Preconditioned(Sum):
+    """P = A[:, columns] R^-1, if `keep`, and its Gram matrix P'P."""
 
     def __init__(self, m: int, xp: Any, triangle: Any, columns: Any, keep: bool):
         self._xp, self._triangle, self._columns = xp, triangle, columns
         self.gram: Any = 0
-        self.value = triangle.new_empty((m, triangle.shape[0])) if xp is not np else np.empty((m, triangle.shape[0]))
-        if not keep:
-            self.value = None
+        shape = m, triangle.shape[0]
+        self.value: Any = None
+        if keep:
+            self.value = np.empty(shape) if xp is np else triangle.new_empty(shape)
 
     def add(self, start: int, block: Any) -> None:
-        chosen = block[:, self._columns]
-        if hasattr(chosen, "tocoo"):
-            chosen = chosen.toarray()
-        part = solve_right(self._xp, chosen, self._triangle)
-        self.gram = self.gram + part.T @ part
+        selected = block[:, self._columns]
+        if hasattr(selected, "tocoo"):
+            selected = selected.toarray()
+        rows = solve_right(self._xp, selected, self._triangle)
+        self.gram = self.gram + rows.T @ rows
         if self.value is not None:
-            self.value[start : start + part.shape[0]] = part
+            self.value[start : start + rows.shape[0]] = rows
 
 
 # ------------------------------------------------------------------------------------- leverage scores
 
 
 def leverage_scores(A: Any, *, rcond: float | None = None, seed: int = 0, callback: Progress | None = None) -> Any:
-    """The leverage scores of A's rows: the squared row norms of an orthonormal basis of A's range.
+    """Leverage scores of A's rows: the squared row norms of an orthonormal basis of A's range.
 
-    Exact up to rounding (times A's condition number), in three passes: a sketch whitens A, and a Cholesky factorization
-    does the rest.
+    The scores are exact up to rounding errors times A's condition number. Three passes over A: one for a sketch, which
+    gives a basis in which A is well conditioned; one for a Cholesky factorization, which makes the basis orthonormal;
+    and one for the row norms.
 
     Parameters
     ----------
     A : {ndarray, CSR or CSC matrix or array, tensor, path of an .npy file} of shape (m, n), float32 or float64
     rcond : float in [0, 1), optional
-        Singular values of A's sketch up to rcond times the largest count as zero; by default 10 machine epsilons (where
-        A itself is factored at least max(m, n) of them), with columns of A scaled to one norm.
+        Singular values of A's sketch up to rcond times the largest count as zero. By default the columns of A are
+        scaled to equal norms, and rcond is 10 machine epsilons; if A itself is factored (see the notes of `lstsq`), at
+        least max(m, n) of them.
     seed : int, -2^63 to 2^64 - 1, default 0
+        Seed of the sketch.
     callback : callable, optional
         As in `lstsq`.
 
     Returns
     -------
-    {ndarray, tensor} of shape (m,), float64, from 0 to 1; they sum to A's rank
+    {ndarray, tensor} of shape (m,), float64
+        Scores from 0 to 1, whose sum is A's rank.
 
     Raises
     ------
     TypeError, ValueError
-        As for `lstsq`, and for rcond out of range.
+        As for `lstsq`.
 
     References
     ----------
     Drineas, Magdon-Ismail, Mahoney, Woodruff, "Fast approximation of matrix coherence and statistical leverage", JMLR
-    13, 2012, whose approximate scores these refine.
+    13, 2012: approximate scores, which this function refines.
 
     Examples
     --------
@@ -214,7 +224,7 @@ def leverage_scores(A: Any, *, rcond: float | None = None, seed: int = 0, callba
     True
     """
     rcond, seed = None if rcond is None else below_one("rcond", rcond), seed_number(seed)
-    matrix = matrix_of(A, "A", callback)
+    matrix = as_matrix(A, "A", callback)
     try:
         xp = matrix.xp
         R, cut = _sketched_factor(matrix, seed)
@@ -225,22 +235,22 @@ def leverage_scores(A: Any, *, rcond: float | None = None, seed: int = 0, callba
             norms = _column_norms(xp, R)
             whitening = Whitening.triangular(xp, R / norms, min(MAX_TRIANGULAR_CONDITION, 1 / cut))
             if whitening is None:
-                whitening = Whitening.by_singular_vectors(xp, R / norms, cut)
+                whitening = Whitening.from_singular_vectors(xp, R / norms, cut)
             W = whitening.matrix() / norms[:, None]
         else:
-            whitening = Whitening.by_singular_vectors(xp, R, max(rcond, EPS))
+            whitening = Whitening.from_singular_vectors(xp, R, max(rcond, EPS))
             W = whitening.matrix()
         gram = Gram(W, whitening.is_triangular)
         matrix.run(gram, width=whitening.rank)
         scores.basis = solve_right(xp, W, cholesky(xp, gram.value).T)
         matrix.run(scores, width=whitening.rank)
-        return like_input(A, scores.value.clip(max=1))  # rounding may exceed 1
+        return like_input(A, scores.value.clip(max=1))  # rounding may exceed it
     finally:
         matrix.close()
 
 
 class _RowNorms(Sum):
-    """The squared norms of the rows of A times a basis."""
+    """Squared norms of the rows of A times `basis`, which is set before the pass."""
 
     def __init__(self, m: int, xp: Any, like: Any):
         self.basis: Any = None

@@ -1,4 +1,4 @@
-"""Least squares as accurate as a QR factorization of A, in a few passes over A."""
+"""Least squares, as accurate as a QR factorization of A, in a few passes over A."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from ..inputs.checks import below_one, seed_number
 from ..inputs.containers import is_tensor
 from .checks import as_array
-from .containers import like_input, matrix_of
+from .containers import as_matrix, like_input
 from .matrix import Matrix, Progress
 from .problem import Problem
 from .refinement import solve
@@ -24,24 +24,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LstsqResult:
-    """The solution of a least-squares problem, with evidence.
+    """The solution of a least-squares problem, and how accurate it is.
 
     Attributes
     ----------
-    x : {ndarray, tensor} of shape (n,) or (n, columns of b); for a sequence of `damp` one axis more in front, float64
-        Where A's rank is below n, the solution of minimum norm.
+    x : {ndarray, tensor} of shape (n,) or (n, columns of b), float64
+        The solution of minimum norm if A's rank is below n. If `damp` is a sequence, x has a leading axis for its
+        values.
     residuals : {ndarray, tensor}, float64
-        Squared norms of b - A x, one per solution; infinite where they exceed the largest float64.
+        Squared norm of b - A x for each solution; infinite if it overflows.
     rank : int
-        Numerical rank of A: its singular values above rcond times the largest.
+        Numerical rank of A: the number of singular values above rcond times the largest.
     singular_values : {ndarray, tensor} of shape (min(m, n),), float64
-        Estimates from the sketch, descending: each within a factor of 2 of A's. (Exact to rounding where A
-        itself is factored; see the notes of `lstsq`.) Computed at the first access if the solution did without.
+        Singular values of A in descending order, estimated from the sketch to within a factor of 2 each; exact up to
+        rounding if A itself was factored (see the notes of `lstsq`). Computed on first access if `lstsq` did not need
+        them.
     iterations : int
-        Passes over A.
+        Number of passes over A.
     backward_error : float
-        The largest, over the solutions, of the Karlson-Walden estimate of the smallest ||[dA, t db]||_F / ||A||_F, with
-        t = ||A||_F / ||b||, for which x solves the problem (A + dA, b + db) exactly.
+        The Karlson-Walden estimate of the smallest ||[dA, t db]||_F / ||A||_F, with t = ||A||_F / ||b||, for which x
+        solves the problem (A + dA, b + db) exactly; the largest over the solutions.
     """
 
     x: Any
@@ -49,7 +51,7 @@ class LstsqResult:
     rank: int
     iterations: int
     backward_error: float
-    _factor: Any = field(repr=False)  # a square matrix of A's singular values, or these themselves
+    _factor: Any = field(repr=False)  # the singular values, or a square matrix that has them
 
     @functools.cached_property
     def singular_values(self) -> Any:
@@ -72,58 +74,58 @@ def lstsq(
     method: Literal["auto", "cg", "passes"] = "auto",
     callback: Progress | None = None,
 ) -> LstsqResult:
-    """Solve min ||A x - b||^2 + damp^2 ||x||^2, as accurately as Householder QR does.
+    """Solve min ||A x - b||^2 + damp^2 ||x||^2 as accurately as Householder QR.
 
-    A sketch of A gives a basis W in which A W is well conditioned; refinement in this basis gives the solution. No
-    digit is lost to the sketch: if refinement does not converge, A is sketched anew, and at last an error is raised.
+    A sketch of A gives a basis W such that A W is well conditioned, and iterative refinement in this basis gives the
+    solution. The sketch costs no accuracy: if refinement does not converge, A is sketched again, and after three
+    sketches an error is raised.
 
     Parameters
     ----------
     A : {ndarray, CSR or CSC matrix or array, tensor, path of an .npy file} of shape (m, n), float32 or float64
-        Meant for m much larger than n. A file may be larger than memory. Sums run in float64 for float32 data, too.
+        Intended for m much larger than n. A file may be larger than memory. float32 data is summed in float64.
     b : array_like of shape (m,) or (m, columns), real
     damp : float or sequence of floats, each >= 0 and finite, default 0
-        Ridge parameter. All values of a sequence are solved from one sketch, in the same passes.
+        Ridge parameter. A sequence is solved for all its values with one sketch, in the same passes.
     rcond : float in [0, 1), optional
-        Singular values of A up to rcond times the largest count as zero, as in `scipy.linalg.lstsq`; by default 10
-        machine epsilons. With rcond above that, and a sketch, one more pass determines the singular values to rounding.
+        Singular values of A up to rcond times the largest count as zero, as in `scipy.linalg.lstsq`; 10 machine
+        epsilons by default. If A is sketched, a larger rcond costs one more pass, which computes A's own singular
+        values.
     seed : int, -2^63 to 2^64 - 1, default 0
         Seed of the sketch.
     method : {"auto", "cg", "passes"}, default "auto"
-        "cg": conjugate gradients in the basis W, with refinement; 15 to 60 passes, each of few operations. "passes":
-        (A W)'(A W), or A'A where A is well conditioned, is formed and factored; 3 to 5 passes, one of many operations.
-        "auto" is "passes" for a file, for a CUDA tensor of up to 1024 columns, and for an array of up to 800 columns
-        that is well conditioned; else "cg".
+        "cg": conjugate gradients in the basis W, with refinement; 15 to 60 cheap passes. "passes": form and factor
+        (A W)'(A W), or A'A if A is well conditioned; 3 to 5 passes, one of them expensive. "auto": "passes" for a
+        file, a CUDA tensor of up to 1024 columns, or a well-conditioned array of up to 800 columns; otherwise "cg".
     callback : callable, optional
-        Called as ``callback(pass, rows done, m)`` while A is read. An exception that it raises ends the solution.
+        Called as ``callback(pass, rows_done, m)`` while A is read. An exception raised by it ends the call.
 
     Returns
     -------
     LstsqResult
-        Tensors on A's device where A is a tensor, else arrays.
+        Its values are tensors on A's device if A is a tensor, otherwise arrays.
 
     Raises
     ------
     TypeError
-        For complex, integer or other dtypes than float32 and float64 of A, and containers not listed above.
+        If A is not float32 or float64, b is not real, or A or b is in a container not listed above.
     ValueError
-        For empty or non-finite A or b, shapes that do not match, parameters out of range, and a file that changes
-        between passes.
+        If A or b is empty or not finite, shapes do not match, a parameter is out of range, or a file changes between
+        passes.
     numpy.linalg.LinAlgError
-        Where three sketches did not give a backward error below 100 machine epsilons, and where the solution is beyond
-        the largest float64.
+        If three sketches did not give a backward error below 100 machine epsilons, or the solution overflows float64.
 
     Notes
     -----
-    A itself is factored, which costs what LAPACK costs, where it has fewer than twice as many rows as its sketch would
-    have: fewer than about 8 n (by "cg" up to 24 n), and any A with fewer than 1024 rows or with m < n.
+    If A has fewer than twice as many rows as its sketch would have, A itself is factored, at the cost of LAPACK. This
+    happens for m below about 8 n ("cg": up to 24 n), and always for m < 1024 or m < n.
 
     References
     ----------
     Epperly, Meier, Nakatsukasa, "Fast randomized least-squares solvers can be just as accurate and stable as classical
     direct solvers", 2024 (arXiv 2406.03468): sketch-and-precondition with iterative refinement ("cg"). Higgins, Szyld,
     Boman, Yamazaki, "Analysis of randomized Householder-Cholesky QR factorization with multisketching", 2023 (arXiv
-    2309.05868): the relative of "passes". Karlson, Walden, "Estimation of optimal backward perturbation bounds for the
+    2309.05868): related to "passes". Karlson, Walden, "Estimation of optimal backward perturbation bounds for the
     linear least squares problem", BIT 37, 1997.
 
     Examples
@@ -140,7 +142,7 @@ def lstsq(
     seed = seed_number(seed)
     ridges, is_sequence = _ridges(damp)
     rcond = None if rcond is None else below_one("rcond", rcond)
-    matrix = matrix_of(A, "A", callback)
+    matrix = as_matrix(A, "A", callback)
     try:
         B, is_vector = _right_hand_sides(matrix, b)
         problem = Problem(matrix, B, ridges, rcond)
@@ -158,6 +160,7 @@ def lstsq(
 
 
 def _ridges(damp: float | Sequence[float]) -> tuple[np.ndarray, bool]:
+    """Return the values of `damp` as a 1-D array, and whether `damp` is a sequence."""
     values = np.asarray(damp)
     if values.dtype.kind not in "iuf" or values.ndim > 1 or values.size == 0:
         raise TypeError(f"damp must be a number or a sequence of numbers, got {damp!r}")
@@ -168,7 +171,7 @@ def _ridges(damp: float | Sequence[float]) -> tuple[np.ndarray, bool]:
 
 
 def _right_hand_sides(matrix: Matrix, b: Any) -> tuple[Any, bool]:
-    """b as (m, columns) in float64, and whether it is a vector."""
+    """Return b as float64 of shape (m, columns), and whether it is a vector."""
     if isinstance(b, (str, os.PathLike)):
         raise TypeError(f"b must be an array, got the path {os.fspath(b)!r}: load it with numpy.load")
     if not is_tensor(b):
@@ -185,6 +188,6 @@ def _right_hand_sides(matrix: Matrix, b: Any) -> tuple[Any, bool]:
     finite = matrix.xp.isfinite(B)
     if not bool(finite.all()):
         i, j = divmod(int((~finite).reshape(-1).nonzero()[0][0]), B.shape[1])
-        place = f"{i}" if is_vector else f"{i}, {j}"
-        raise ValueError(f"b[{place}] is {float(B[i, j])}: b must be finite")
+        index = f"{i}" if is_vector else f"{i}, {j}"
+        raise ValueError(f"b[{index}] is {float(B[i, j])}: b must be finite")
     return B, is_vector

@@ -1,8 +1,8 @@
-"""A tall matrix as blocks of rows, whatever it is stored in, and sums over those blocks.
+"""Tall matrices as blocks of rows: arrays, sparse matrices and files.
 
-Every algorithm of this room reads A in passes. A pass hands blocks of rows in float64 to one or more `Sum` objects, so
-that A may be an array, a sparse matrix, a CUDA tensor or a file larger than memory, and so that several sums share one
-reading of the data.
+Every algorithm of `sjlt.linalg` reads A in passes. A pass gives blocks of rows to one or more `Sum` objects. The
+algorithms therefore work for an array, a sparse matrix, a CUDA tensor or a file larger than memory, and several sums
+share one read of the data.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..sketch import Sketch
 from .products import multiply, normal_product
 from .sums import Normal, Product, Projected, Sketched, Sum
 
-FILE_BYTES = 32 << 20  # rows of a file, or of an array that is converted, at a time
-ARRAY_BYTES = 128 << 20  # rows of an array in float64 at a time
+FILE_BYTES = 32 << 20  # per block of a file, or of an array that is converted to float64
+ARRAY_BYTES = 128 << 20  # per block of a float64 array
 
 Progress = Callable[[int, int, int], None]
 
 
 def one_pass(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Count and report a method's reading of the matrix in one call as a pass."""
+    """Count and report each call of a method as one pass."""
 
     @functools.wraps(method)
     def counted(self: Matrix, *arguments: Any) -> Any:
@@ -44,20 +44,25 @@ def one_pass(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Matrix:
-    """A matrix that is read in passes over its rows.
+    """A matrix A that is read in passes over its rows.
 
     Attributes
     ----------
-    shape : (m, n)
-    dtype : name of A's dtype; products with a float32 A may be computed in float32
-    xp : the module (numpy or torch) whose arrays small results are
-    device : torch device of small results, None for NumPy
-    passes : passes made so far
-    gram_columns : columns up to which forming A'A takes less time than about 25 passes over A; infinite where forming
-        (A W)'(A W) does, too
+    shape : tuple of two ints, (m, n)
+    dtype : str
+        Name of A's dtype. Products with a float32 A may be computed in float32.
+    xp : module
+        numpy or torch; small results are its arrays.
+    device : torch.device or None
+        Device of small results; None for NumPy.
+    passes : int
+        Number of passes so far.
+    max_gram_columns : float
+        Number of columns up to which forming A'A is faster than about 25 passes over A; infinite if forming
+        (A W)'(A W) is, too.
     """
 
-    gram_columns: float
+    max_gram_columns: float
 
     def __init__(
         self, shape: tuple[int, int], dtype: Any, xp: Any = np, device: Any = None, progress: Progress | None = None
@@ -69,94 +74,96 @@ class Matrix:
         self._progress = progress
 
     def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
-        """(first row, rows) of each block, in float64 or, as NumPy arrays, in A's own dtype.
+        """Yield (index of the first row, rows) of each block.
 
-        width : columns of the widest product with a block.
+        Blocks are float64, except that NumPy arrays have A's own dtype. `width` is the number of columns of the widest
+        product with a block, which determines the blocks' size.
         """
         raise NotImplementedError
 
-    def sketch(self, S: Sketch, beside: Any = None) -> Any:
-        """S A or, with a matrix B `beside`, [S A, S B], in float64, one pass."""
-        n, others = self.shape[1], 0 if beside is None else beside.shape[1]
-        # Fortran-ordered, as LAPACK wants it, and whole: joined later, it would be in memory twice.
-        transposed = self.zeros((n + others, S.n_components))
+    def sketch(self, S: Sketch, B: Any = None) -> Any:
+        """Return S A, or [S A, S B], in float64, from one pass."""
+        n, q = self.shape[1], 0 if B is None else B.shape[1]
+        # Fortran order for LAPACK; one allocation, since a concatenation would need the memory twice.
+        transposed = self.zeros((n + q, S.n_components))
         self.sketch_into(S, transposed[:n])
-        if beside is not None:
-            S.project(beside.T, out=transposed[n:])
+        if B is not None:
+            S.project(B.T, out=transposed[n:])
         return transposed.T
 
     def sketch_into(self, S: Sketch, transposed: Any) -> None:
-        """Put (S A)' into float64 zeros, one pass."""
+        """Write (S A)' to `transposed`, which is float64 and zero, in one pass."""
         self.run(Sketched(S, transposed))
 
     def quick_sketch(self, S: Sketch) -> Any:
-        """S A, one pass, to the accuracy of A's dtype."""
+        """Return S A, to the accuracy of A's dtype, from one pass."""
         return self.sketch(S)
 
     def dense(self) -> Any:
-        """A itself as a dense float64 array, one pass."""
+        """Return A as a dense float64 array, from one pass."""
         raise NotImplementedError
 
     def zeros(self, shape: tuple[int, int]) -> Any:
+        """Return float64 zeros of the kind of small results."""
         if self.device is None:
             return np.zeros(shape)
         return self.xp.zeros(shape, dtype=self.xp.float64, device=self.device)
 
     def indices(self, x: np.ndarray) -> Any:
-        """`x` as an index array for small results and blocks."""
+        """Return `x` as an index array for small results and blocks."""
         return x if self.device is None else self.xp.as_tensor(x, device=self.device)
 
     def sketch_both(self, omega: Sketch, psi: Sketch) -> tuple[Any, Any]:
-        """A Omega' and Psi A in float64, one pass."""
+        """Return A Omega' and Psi A in float64, from one pass or from one each."""
         projected = Projected(omega, self.zeros((self.shape[0], omega.n_components)))
         sketched = Sketched(psi, self.zeros((self.shape[1], psi.n_components)))
         self.run(projected, sketched)
         return projected.value, sketched.value
 
     def project(self, omega: Sketch) -> Any:
-        """A Omega' in float64, one pass."""
+        """Return A Omega' in float64, from one pass."""
         total = Projected(omega, self.zeros((self.shape[0], omega.n_components)))
         self.run(total)
         return total.value
 
     def times(self, V: Any) -> Any:
-        """A V, one pass."""
+        """Return A V, from one pass."""
         total = Product(self.shape[0], V)
         self.run(total, width=V.shape[1])
         return total.value
 
     def normal_times(self, V: Any) -> Any:
-        """A' A V, one pass."""
+        """Return A' A V, from one pass."""
         total = Normal(V)
         self.run(total, width=V.shape[1])
         return total.value
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the file, if there is one."""
 
     def run(self, *sums: Sum, width: int = 1) -> None:
-        """One pass over the rows for all the sums; see `blocks`."""
+        """Add all blocks to each of the sums, in one pass; `width` as in `blocks`."""
         self.passes += 1
-        as_given = all(each.takes_float32 for each in sums)
+        all_accept_float32 = all(each.accepts_float32 for each in sums)
         for start, block in self.blocks(width):
-            if not as_given and isinstance(block, np.ndarray):
+            if not all_accept_float32 and isinstance(block, np.ndarray):
                 block = block.astype(np.float64, copy=False)
             for each in sums:
                 each.add(start, block)
             self.report(start + block.shape[0])
 
     def count_pass(self) -> None:
-        """Count and report a pass that was made in one call."""
+        """Count and report a pass that one call made."""
         self.passes += 1
         self.report(self.shape[0])
 
     def report(self, rows: int) -> None:
-        """Report that so many rows have been read in this pass."""
+        """Report the number of rows read so far in this pass."""
         if self._progress is not None:
             self._progress(self.passes, rows, self.shape[0])
 
     def array(self, x: Any) -> Any:
-        """`x` as a float64 array of the kind that small results have."""
+        """Return `x` as a float64 array of the kind of small results."""
         if self.device is None:
             x = x.detach().cpu().double().numpy() if is_tensor(x) else x  # NumPy has no bfloat16
             return np.asarray(x, np.float64)
@@ -164,9 +171,9 @@ class Matrix:
 
 
 class DenseMatrix(Matrix):
-    """A 2-D NumPy array, float32 or float64, any strides."""
+    """A 2-D NumPy array, float32 or float64, with any strides."""
 
-    gram_columns = 800
+    max_gram_columns = 800
 
     def __init__(self, a: np.ndarray, progress: Progress | None = None):
         super().__init__(a.shape, a.dtype, progress=progress)
@@ -180,7 +187,7 @@ class DenseMatrix(Matrix):
             yield i, self._a[i : i + rows]
 
     def sketch_into(self, S: Sketch, transposed: np.ndarray) -> None:
-        if self._a.dtype != np.float64:  # a sketch in float32 would not show which singular values are 0
+        if self._a.dtype != np.float64:  # a float32 sketch would not show which singular values are zero
             super().sketch_into(S, transposed)
             return
         S.project(self._a.T, out=transposed)
@@ -211,9 +218,9 @@ class DenseMatrix(Matrix):
 
 
 class SparseMatrix(Matrix):
-    """A CSR or CSC matrix or array of scipy."""
+    """A SciPy CSR or CSC matrix or array."""
 
-    gram_columns = 0
+    max_gram_columns = 0
 
     def __init__(self, a: Any, progress: Progress | None = None):
         super().__init__(a.shape, np.float64, progress=progress)
@@ -247,10 +254,10 @@ class SparseMatrix(Matrix):
 class FileMatrix(Matrix):
     """A 2-D array in a file, float32 or float64, read a block of rows at a time.
 
-    A source that is given, which may be one array of several in a file, is closed as one opened here is.
+    `file` is a path or an open `Source`, which may be one of several arrays in a file. `close` closes either.
     """
 
-    gram_columns = float("inf")
+    max_gram_columns = float("inf")
 
     def __init__(self, file: Path | Source, progress: Progress | None = None):
         self._source = file if isinstance(file, Source) else open_source(file, lambda line: None)
@@ -259,22 +266,23 @@ class FileMatrix(Matrix):
             self._source.close()
             raise TypeError(f"{path}: holds a sparse matrix: load it with scipy.sparse.load_npz")
         super().__init__(self._source.shape, self._source.dtype, progress=progress)
-        self._seen = self._stamp()
+        self._initial = self._stamp()
 
     def close(self) -> None:
         self._source.close()
 
     def _stamp(self) -> dict[str, Any]:
-        """Properties that show whether the file, or one of a zarr store's, was changed or replaced."""
+        """Return properties that show whether the file, or one of a zarr store's files, was changed or replaced."""
         inode = {} if self._path.is_dir() else {"inode": os.stat(self._path).st_ino}
         return {**self._source.description(), **inode}
 
     def check_unchanged(self) -> None:
-        if changes := differences(self._seen, self._stamp()):
+        """Raise ValueError if the file has changed since it was opened."""
+        if changes := differences(self._initial, self._stamp()):
             raise ValueError(f"{self._path} changed between passes: {'; '.join(changes)}")
 
     def blocks(self, width: int) -> Iterator[tuple[int, np.ndarray]]:
-        """A thread reads the next block meanwhile, into the other one of two buffers."""
+        """See `Matrix.blocks`; a thread reads the next block into the other of two buffers meanwhile."""
         m, n = self.shape
         rows = min(m, max(64, FILE_BYTES // (8 * max(n, width))))
         order: Literal["C", "F"] = "F" if self._source.order == "F" else "C"
@@ -286,11 +294,11 @@ class FileMatrix(Matrix):
 
         self.check_unchanged()
         with ThreadPoolExecutor(1) as reader:
-            ahead = reader.submit(read, 0)
+            next_block = reader.submit(read, 0)
             for i in range(0, m, rows):
-                block = ahead.result()
+                block = next_block.result()
                 if i + rows < m:
-                    ahead = reader.submit(read, i + rows)
+                    next_block = reader.submit(read, i + rows)
                 yield i, block
         self.check_unchanged()
 

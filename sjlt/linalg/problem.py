@@ -1,4 +1,4 @@
-"""A scaled least-squares problem: its sketch, gradient and normal equations, and the backward error of a solution."""
+"""A scaled least-squares problem: its sketch, gradient, normal equations, and the backward error of solutions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,28 @@ from .triangular import r_factor
 from .whitening import EPS, NOISE, LostRangeError, Whitening, power_of_two, rounding_level
 
 TARGET = EPS / 4  # backward error at which refinement ends; Householder QR reaches about the same
-MAX_COLUMN_RATIO = 16.0  # of column norms, up to which scaling them is not worth a second SVD
-MAX_RIDGE = 2.0**30  # relative to A: beyond, x is A'b / d^2 to rounding, and its backward error says nothing
+MAX_COLUMN_RATIO = 16.0  # ratio of column norms up to which scaling the columns is not worth a second SVD
+MAX_RIDGE = 2.0**30  # relative to A; beyond, x is A'b / d^2 up to rounding, and its backward error is meaningless
 
 
 class Problem:
-    """The problem scaled by powers of two to ||A|| and ||b|| of about 1, one column per (ridge, column of b).
+    """The problem scaled by powers of two such that ||A|| and ||b|| are about 1.
 
-    b_scale : factors of the scaled right-hand sides.
-    rcond : relative cut of singular values, None for the default.
+    Its solutions have one column per pair of a ridge and a column of b, ridge by ridge. The scaled matrix is
+    A / scale.T.
+
+    Attributes
+    ----------
+    columns, ridge_of : int arrays
+        For each column of the solutions, its column of `B` and its ridge.
+    B : array of shape (m, q)
+        The scaled right-hand sides.
+    b_scale : array
+        Their scales, one per column of the solutions.
+    scale : array of shape (n, 1)
+        The scales of A's columns; set by `sketched`.
+    rcond : float or None
+        Singular values up to rcond times the largest count as zero; None for the default.
     """
 
     def __init__(self, matrix: Matrix, B: Any, ridges: np.ndarray, rcond: float | None):
@@ -40,14 +53,14 @@ class Problem:
         self.columns = matrix.indices(np.tile(np.arange(q), ridges.size))
         self.ridge_of = np.repeat(np.arange(ridges.size), q)
         self.b_scale = scales[self.columns]
-        self.scale: Any = 1.0  # (n, 1), of A's columns; the scaled problem has the matrix A / scale.T
+        self.scale: Any = 1.0
         self.rank, self.factor = 0, None
 
     def sketched(self, seed: int, is_small: bool) -> tuple[Whitening, Any, bool]:
-        """(W, sketched solutions, whether A itself stands for its sketch)."""
+        """Return (W, sketched solutions, whether A itself was factored); `is_small`: use only about 4 n rows."""
         m, n = self.matrix.shape
         xp = self.xp
-        # More rows than 4 n save iterations as long as factoring them costs less than those.
+        # Rows beyond 4 n save iterations, which is worthwhile while factoring the sketch costs less than they do.
         S = embedding(m, n, 4 * n if is_small else min(max(m // 5, 4 * n), 12 * n), seed)
         SAB = xp.concatenate([self.matrix.dense(), self.B], 1) if S is None else self.matrix.sketch(S, self.B)
         SA, SB = SAB[:, :n], SAB[:, n:]
@@ -64,7 +77,7 @@ class Problem:
             R = r_factor(xp, SAB, n)
             whitening, columns = self._whitening(R[:, :n], cut)
             self.scale = top * columns
-            if S is None and self._leave_out_rounding_errors(whitening, cut):
+            if S is None and self._drop_rounding_errors(whitening, cut):
                 solution = self.matrix.zeros((n, len(self.ridge_of)))
             else:
                 solution = whitening.sketched_solution(R[:, n:][:, self.columns], self.damp)
@@ -74,119 +87,119 @@ class Problem:
         return whitening, solution, S is None
 
     def _by_gram(self, SA: Any, SB: Any, cut: float) -> tuple[Whitening, Any, Any] | None:
-        """(basis, scales of SA's columns, sketched solution) by a Cholesky factorization of (SA)'SA, or None.
+        """Return (basis, scales of SA's columns, sketched solution) from a Cholesky factorization of (SA)'SA.
 
-        None where A is ill-conditioned, or where its singular values are wanted.
+        Returns None if A is ill-conditioned or wide, or its singular values are needed.
         """
         xp = self.xp
-        if SA.shape[0] < SA.shape[1] or self.needs_singular_values or not _may_be_moderate(xp, SA):
+        if SA.shape[0] < SA.shape[1] or self.needs_singular_values or not _may_be_well_conditioned(xp, SA):
             return None
         total = Gram(None)
         total.add(0, SA)
         gram = total.value
         scales = self.matrix.array([power_of_two(math.sqrt(value)) for value in xp.diagonal(gram).tolist()])[:, None]
-        whitening = Whitening.of_gram(xp, gram / scales / scales.T)
+        whitening = Whitening.from_gram(xp, gram / scales / scales.T)
         if whitening is None or not _has_full_rank(whitening, scales, cut):
             return None
         return whitening, scales, (whitening.normal_solution((SA.T @ SB) / scales))[:, self.columns]
 
     def _cut(self, is_direct: bool) -> float:
-        """The relative size up to which singular values of the sketch, or of A itself, count as zero."""
+        """Return the relative size up to which singular values of the sketch, or of A itself, count as zero."""
         if self.rcond is None:
             return NOISE
-        # A sketch's singular values are A's within a factor of 2 only: `rcond` is applied to A's own later.
+        # A sketch's singular values are only within a factor of 2 of A's, to which `rcond` is applied later.
         return self.rcond if is_direct else min(self.rcond, NOISE)
 
     @property
     def needs_singular_values(self) -> bool:
-        """Whether the solution depends on the singular values of A with its columns unscaled: by rcond, or a ridge."""
+        """Whether rcond or a ridge makes the solution depend on the singular values of A with unscaled columns."""
         return self.cuts_spectrum or bool((self.ridges > 0).any())
 
     def _whitening(self, R: Any, cut: float) -> tuple[Whitening, Any]:
-        """(the basis for R / scales, the scales of R's columns).
+        """Return (the basis for R / scales, the scales of R's columns).
 
-        Scaled columns make the solution accurate column by column, as Householder QR does. A ridge, and the cut of
-        singular values, refer to A with its columns unscaled, though: there all columns have one scale.
+        Scaling the columns makes the solution accurate column by column, like that of Householder QR. With a ridge, or
+        if some singular values count as zero, all columns get the same scale: both refer to A with unscaled columns.
         """
         xp = self.xp
         norms = xp.sqrt((R * R).sum(0)).tolist()
         scales = self.matrix.array([power_of_two(norm) for norm in norms])[:, None]
         ratio = float(scales.max() / scales.min())
-        plain = power_of_two(max(norms)) + 0 * scales
+        uniform = power_of_two(max(norms)) + 0 * scales
         if not self.needs_singular_values:
             scaled = Whitening.triangular(xp, R / scales.T)
             if scaled is not None and _has_full_rank(scaled, scales, cut):
                 return scaled, scales
-        whitening = Whitening.by_singular_vectors(xp, R / plain.T, cut)
+        whitening = Whitening.from_singular_vectors(xp, R / uniform.T, cut)
         if whitening.rank == R.shape[1] and ratio > MAX_COLUMN_RATIO and not self.needs_singular_values:
-            scaled = Whitening.by_singular_vectors(xp, R / scales.T, NOISE)
+            scaled = Whitening.from_singular_vectors(xp, R / scales.T, NOISE)
             if scaled.rank == R.shape[1]:
-                scaled.factor = whitening.factor * float(plain[0, 0])
+                scaled.factor = whitening.factor * float(uniform[0, 0])
                 return scaled, scales
-        whitening.factor = whitening.factor * float(plain[0, 0])
-        return whitening, plain
+        whitening.factor = whitening.factor * float(uniform[0, 0])
+        return whitening, uniform
 
-    def _leave_out_rounding_errors(self, whitening: Whitening, cut: float) -> bool:
-        """Whether some of the smallest singular values from a factorization of A itself were found to be its errors.
+    def _drop_rounding_errors(self, whitening: Whitening, cut: float) -> bool:
+        """Drop small singular values that are rounding errors of factoring A itself; return whether there were any.
 
-        These reach max(m, n) eps, beyond some of A's own singular values at a condition number of 1e13. A times their
-        vectors tells them apart, to a few eps.
+        Rounding errors reach max(m, n) eps, and A's own singular values may be smaller at a condition number of 1e13.
+        Multiplying A by their vectors distinguishes them, to a few eps.
         """
         if whitening.is_triangular or whitening.rank == 0:
             return False
         first = whitening.count_above(rounding_level(self.matrix.shape, is_direct=True))
         if first == whitening.rank:
             return False
-        return whitening.leave_out_rounding_errors(self.matrix.dense() / self.scale.T, first, cut)
+        return whitening.drop_rounding_errors(self.matrix.dense() / self.scale.T, first, cut)
 
     def set_rank(self, whitening: Whitening) -> None:
-        """Keep the rank, and a matrix of A's singular values, or those themselves."""
+        """Store the rank, and A's singular values or a matrix that has them."""
         self.rank = whitening.rank
         self.factor = whitening.factor * self.scale.T if whitening.is_triangular else whitening.factor
 
     @property
     def damp(self) -> Any:
-        """Each column's ridge in the scaled problem."""
+        """The ridge of each column in the scaled problem."""
         return self.scaled_ridges[self.ridge_of]
 
     @property
     def scaled_ridges(self) -> Any:
-        """The ridges in the scaled problem, at most MAX_RIDGE. All columns have one scale where a ridge is not 0."""
+        """The ridges in the scaled problem, at most MAX_RIDGE."""
         with np.errstate(over="ignore"):
-            return (self.ridges / self.scale[0]).clip(max=MAX_RIDGE)
+            return (self.ridges / self.scale[0]).clip(max=MAX_RIDGE)  # if any is not 0, A's columns have the same scale
 
     def unscaled(self, X: Any) -> Any:
-        """The scaled solutions X in the units of A and b, or a LinAlgError where they overflow."""
+        """Return the scaled solutions X in the units of A and b; raise LinAlgError if they overflow."""
         with np.errstate(over="ignore"):
             shrunk = (MAX_RIDGE / (self.ridges / self.scale[0]).clip(min=MAX_RIDGE))[self.ridge_of]
             x = self.xp.where(X == 0, X, X * shrunk**2 * (self.b_scale / self.scale))
         if not bool(self.xp.isfinite(x).all()):
             raise np.linalg.LinAlgError(
-                f"the solution is beyond the largest float64: A of norm {float(self.scale.max()):.0e}, b of norm "
+                f"the solution overflows float64: A has norm {float(self.scale.max()):.0e}, and b has norm "
                 f"{float(self.b_scale.max()):.0e}"
             )
         return x
 
     def gradient(self, X: Any, *others: Sum, width: int = 1) -> tuple[Any, Any]:
-        """A'(B - A X) - d^2 X and the squared norms of B - A X."""
+        """Return A'(B - A X) - d^2 X and the squared column norms of B - A X; add to `others` in the same pass."""
         total = Gradient(X / self.scale, self.B, self.columns)
         self.matrix.run(total, *others, width=max(width, X.shape[1]))
         return total.value / self.scale - self.damp**2 * X, total.squares
 
     def normal(self, Z: Any) -> Any:
-        """(A'A + d^2) Z."""
+        """Return (A'A + d^2) Z."""
         total = Normal(Z / self.scale)
         self.matrix.run(total, width=Z.shape[1])
         return total.value / self.scale + self.damp**2 * Z
 
     def gram(self, whitening: Whitening | None = None) -> Gram:
-        """(A W)'(A W) of the scaled problem, or A'A without its scales, to be summed in a pass."""
+        """Return the sum for (A W)'(A W) of the scaled problem or, without W, for A'A of the unscaled one."""
         if whitening is None:
             return Gram(None)
         return Gram(whitening.matrix() / self.scale, whitening.is_triangular)
 
     def backward_errors(self, whitening: Whitening, X: Any, G: Any, squares: Any, is_first: bool = False) -> Any:
-        """Karlson-Walden estimates relative to ||A||_F, one per column; for the first solution upper bounds will do."""
+        """Return the Karlson-Walden estimate relative to ||A||_F per column; an upper bound for the first solution."""
         xp, norm = self.xp, max(whitening.norm, EPS)
         b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
         is_zero = b_norms == 0
@@ -194,36 +207,36 @@ class Problem:
         x_squares = (X * X).sum(0)
         root = xp.sqrt(1 + theta**2 * x_squares)
         eta = theta * xp.sqrt(squares + self.damp**2 * x_squares) / root
-        enough = (math.inf if is_first else TARGET) * norm * root / theta
-        errors = theta / root * whitening.weighted_norms(G, self.damp, eta, enough) / norm
+        sufficient = (math.inf if is_first else TARGET) * norm * root / theta
+        errors = theta / root * whitening.weighted_norms(G, self.damp, eta, sufficient) / norm
         return xp.where(is_zero & (x_squares == 0), 0.0 * errors, errors)
 
     def check_size(self, whitening: Whitening, X: Any) -> None:
-        """Raise LostRangeError where X is larger than any singular value above machine epsilon allows."""
+        """Raise LostRangeError if X is larger than singular values above machine epsilon allow."""
         xp = self.xp
         limit = 10 * math.sqrt(X.shape[0]) / EPS
         growth = xp.sqrt((X * X).sum(0)) * whitening.norm
         b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
         if not bool((growth <= limit * b_norms).all()):
             worst = float((growth / xp.where(b_norms > 0, b_norms, 1.0 + 0 * b_norms)).max())
-            raise LostRangeError(f"||x|| ||A|| / ||b|| = {worst:.1e}: rounding errors count as rank")
+            raise LostRangeError(f"||x|| ||A|| / ||b|| = {worst:.1e}: rounding errors were counted as rank")
 
     def cg_floor(self, whitening: Whitening, X: Any) -> Any:
-        """Residuals of the whitened normal equations that no longer count, one per column."""
+        """Return the residual norm of the whitened normal equations, per column, at which CG may stop."""
         xp, norm = self.xp, max(whitening.norm, EPS)
         b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
         return TARGET / 4 * xp.sqrt(b_norms**2 + norm**2 * (X * X).sum(0))
 
 
 def _has_full_rank(whitening: Whitening, scales: Any, cut: float) -> bool:
-    """Whether no singular value is near the cut, in the matrix of unscaled columns."""
+    """Whether no singular value of the matrix with unscaled columns is near the cut."""
     return bool(whitening.condition * float(scales.max() / scales.min()) < 0.01 / cut)
 
 
-def _may_be_moderate(xp: Any, SA: Any) -> bool:
-    """Whether one stack of the sketch has a Cholesky factor in float32: up to a condition number of about 3e3.
+def _may_be_well_conditioned(xp: Any, SA: Any) -> bool:
+    """Whether one stack of the sketch has a Cholesky factor in float32, which it has up to a condition of about 3e3.
 
-    For 1500 columns this look takes a sixth of the time of the Gram matrix that is formed in vain otherwise.
+    For 1500 columns this check takes a sixth of the time of the Gram matrix, which would otherwise be formed in vain.
     """
     rows, n = SA.shape[0] // STACKS, SA.shape[1]
     if xp is not np or rows < n:

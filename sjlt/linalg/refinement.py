@@ -1,4 +1,4 @@
-"""Iterative refinement in a basis that a sketch makes: the two solvers of least-squares problems."""
+"""Iterative refinement in a basis from a sketch: the two least-squares solvers, "cg" and "passes"."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from .sums import Sum
 from .triangular import cholesky_solve
 from .whitening import EPS, MAX_GRAM_CONDITION, NOISE, LostRangeError, Whitening, cholesky
 
-ACCEPTED = 100 * EPS  # backward error beyond which the sketch is made anew, and at last an error is raised
-SKETCHES = 3
+MAX_BACKWARD_ERROR = 100 * EPS  # beyond, another sketch is drawn, and after MAX_SKETCHES an error is raised
+MAX_SKETCHES = 3
 MAX_REFINEMENTS = 12
 MAX_CG_STEPS = 120  # A W has a condition number below 4: 16 digits take fewer than 60
-CG_REDUCTION = 1e-14  # of the residual of one conjugate gradient solve; what rounding left, the next refinement removes
-PROBES = 2
-MIN_SCALE = 1e-100  # of a column of A, for A'A
-# Refinements in a row that may fail to halve the backward error. At condition 1e14 the first solutions are far too
-# large (1e8 for a solution of norm 1), and as ||x|| falls the relative error rises before it falls.
-STALLS = 2
+CG_REDUCTION = 1e-14  # of the residual, per conjugate gradient solve; the next refinement removes the rest
+N_PROBES = 2
+MIN_SCALE = 1e-100  # smallest scale of a column of A for which A'A is formed
+# Refinements in a row that may fail to halve the backward error. At a condition number of 1e14 the first solutions are
+# far too large (1e8 for a solution of norm 1), and as ||x|| falls the relative error rises before it falls.
+MAX_STALLS = 2
 
 
 def solve(problem: Problem, seed: int, method: str) -> tuple[Any, Any, float]:
-    """(X, squared norms of residuals, backward error) from the first of a few sketches that serves."""
+    """Return (X, squared residual norms, backward error) from the first sketch whose solution is accurate."""
     reasons = []
-    is_small = method == "passes" or (method == "auto" and problem.matrix.gram_columns == math.inf)
-    for attempt in range(SKETCHES):
+    is_small = method == "passes" or (method == "auto" and problem.matrix.max_gram_columns == math.inf)
+    for attempt in range(MAX_SKETCHES):
         whitening, X, is_direct = problem.sketched(seed + attempt, is_small)
         try:
             X, squares, errors = _refined(problem, whitening, X, is_direct, method)
             error = float(errors.max())
-            if error <= ACCEPTED:
+            if error <= MAX_BACKWARD_ERROR:
                 return X, squares, error
             raise LostRangeError(f"backward error {error:.1e}")
         except LostRangeError as lost:
@@ -43,56 +43,57 @@ def solve(problem: Problem, seed: int, method: str) -> tuple[Any, Any, float]:
         if is_direct:
             break
     raise np.linalg.LinAlgError(
-        f"no solution with a backward error below {ACCEPTED:.1e} for A of shape {problem.matrix.shape} from "
+        f"no solution with a backward error below {MAX_BACKWARD_ERROR:.1e} for A of shape {problem.matrix.shape} from "
         f"{len(reasons)} sketches: {'; '.join(reasons)}"
     )
 
 
 def _refined(problem: Problem, whitening: Whitening, X: Any, is_direct: bool, method: str) -> tuple[Any, Any, Any]:
+    """Refine the sketched solutions X; return (X, squared residual norms, backward errors)."""
     if problem.rcond is not None and problem.cuts_spectrum and not is_direct:
-        whitening = _exact(problem, whitening, problem.rcond)
+        whitening = _exact_whitening(problem, whitening, problem.rcond)
         X = 0 * X
     problem.set_rank(whitening)
     if whitening.rank == 0:
         _, squares = problem.gradient(X)
         return X, squares, 0 * squares
-    sums: list[Sum] = []
+    probes: list[_NullProbe] = []
     if whitening.null.shape[1] and not is_direct and not problem.cuts_spectrum:
-        sums.append(_NullProbe(problem, whitening))
+        probes.append(_NullProbe(problem, whitening))
     if _use_passes(problem, whitening, method):
         if is_direct and whitening.is_triangular:
-            first, correct = problem.gradient(X, *sums), _normal_solution(whitening)
-        elif _is_moderate(problem, whitening):
+            first, correct = problem.gradient(X, *probes), _normal_solution(whitening)
+        elif _is_well_conditioned(problem, whitening):
             gram = problem.gram()
-            first = problem.gradient(X, gram, *sums)
-            exact = Whitening.of_gram(problem.xp, gram.value / problem.scale / problem.scale.T)
+            first = problem.gradient(X, gram, *probes)
+            exact = Whitening.from_gram(problem.xp, gram.value / problem.scale / problem.scale.T)
             if exact is None:
                 raise LostRangeError("A is far worse conditioned than its sketch")
             whitening, correct = exact, _normal_solution(exact)
         else:
             gram = problem.gram(whitening)
-            first = problem.gradient(X, gram, *sums, width=whitening.rank)
-            correct = _cholesky(problem, whitening, gram.value)
+            first = problem.gradient(X, gram, *probes, width=whitening.rank)
+            correct = _cholesky_solution(problem, whitening, gram.value)
     else:
-        first = problem.gradient(X, *sums)
+        first = problem.gradient(X, *probes)
         correct = _conjugate_gradients(problem, whitening)
-    for probe in sums:
-        probe.check()  # type: ignore[attr-defined]
+    for probe in probes:
+        probe.check()
     return _refinement(problem, whitening, X, first, correct)
 
 
 def _use_passes(problem: Problem, whitening: Whitening, method: str) -> bool:
-    """Whether a Gram matrix is formed: by "auto" A'A itself, where that is possible and takes less time than "cg"."""
+    """Whether to use "passes"; for "auto", if it is faster than "cg"."""
     if method != "auto":
         return method == "passes"
-    columns, limit = problem.matrix.shape[1], problem.matrix.gram_columns
-    return limit == math.inf or (columns <= limit and _is_moderate(problem, whitening))
+    columns, limit = problem.matrix.shape[1], problem.matrix.max_gram_columns
+    return limit == math.inf or (columns <= limit and _is_well_conditioned(problem, whitening))
 
 
-def _is_moderate(problem: Problem, whitening: Whitening) -> bool:
-    """Whether A'A gives a basis as good as (A W)'(A W) does, in a third of the time.
+def _is_well_conditioned(problem: Problem, whitening: Whitening) -> bool:
+    """Whether A'A, which takes a third of the time, gives as good a basis as (A W)'(A W).
 
-    A's condition number is at most 4 times its sketch's. (A wide range of scales would overflow in A'A.)
+    A's condition number is at most 4 times its sketch's. Extreme scales of A's columns would overflow in A'A.
     """
     if not whitening.is_triangular or 8 * whitening.condition > MAX_GRAM_CONDITION:
         return False
@@ -102,7 +103,7 @@ def _is_moderate(problem: Problem, whitening: Whitening) -> bool:
 def _refinement(
     problem: Problem, whitening: Whitening, X: Any, first: tuple[Any, Any], correct: Callable[..., Any]
 ) -> tuple[Any, Any, Any]:
-    """Corrections until the backward error is small enough or does not fall any more; the best X of each column."""
+    """Correct X until the backward errors are small or stop falling; return the best solution of each column."""
     xp = problem.xp
     G, squares = first
     errors = problem.backward_errors(whitening, X, G, squares, is_first=True)
@@ -119,14 +120,14 @@ def _refinement(
         halved = bool((errors[todo] < 0.5 * best[2][todo]).any())
         best = tuple(xp.where(better, new, old) for new, old in zip((X, squares, errors), best, strict=True))
         stalled = 0 if halved else stalled + 1
-        if stalled == STALLS or (stalled and bool((best[2] <= 2 * TARGET).all())):
+        if stalled == MAX_STALLS or (stalled and bool((best[2] <= 2 * TARGET).all())):
             break
     problem.check_size(whitening, best[0])
     return best
 
 
 def _normal_solution(whitening: Whitening) -> Callable[..., Any]:
-    """Corrections by A'A = R'R, where W = R^-1 is A's own basis."""
+    """Return corrections from A'A = R'R, where W = R^-1 is A's own basis."""
 
     def correct(G: Any, X: Any) -> Any:
         return whitening.normal_solution(G)
@@ -135,9 +136,11 @@ def _normal_solution(whitening: Whitening) -> Callable[..., Any]:
 
 
 def _conjugate_gradients(problem: Problem, whitening: Whitening) -> Callable[..., Any]:
-    @one_blas_thread()  # more would still wait for work in loops while the next pass runs
+    """Return corrections by conjugate gradients in the basis W."""
+
+    @one_blas_thread()  # further threads would still be waiting in busy loops during the next pass
     def correct(G: Any, X: Any) -> Any:
-        """The solution of (A'A + d^2) dX = G in the basis W, to a relative residual of CG_REDUCTION."""
+        """Solve (A'A + d^2) dX = G to a relative residual of CG_REDUCTION."""
         damp, xp = problem.damp, problem.xp
         residual = whitening.apply_transposed(G, damp)
         squares = (residual * residual).sum(0)
@@ -158,8 +161,8 @@ def _conjugate_gradients(problem: Problem, whitening: Whitening) -> Callable[...
     return correct
 
 
-def _cholesky(problem: Problem, whitening: Whitening, gram: Any) -> Callable[..., Any]:
-    """Corrections by a factorization of W'(A'A + d^2) W for each ridge d."""
+def _cholesky_solution(problem: Problem, whitening: Whitening, gram: Any) -> Callable[..., Any]:
+    """Return corrections from a Cholesky factorization of W'(A'A + d^2) W for each ridge d."""
     xp = problem.xp
     solvers = []
     for ridge in problem.scaled_ridges:
@@ -167,7 +170,7 @@ def _cholesky(problem: Problem, whitening: Whitening, gram: Any) -> Callable[...
         system = gram
         if not whitening.is_triangular:
             ratio = whitening.ridges(ridge[None])[:, 0]
-            scaling = 1 / xp.sqrt(1 + ratio**2)  # to a diagonal of about 1
+            scaling = 1 / xp.sqrt(1 + ratio**2)  # makes the diagonal about 1
             system = (gram + xp.diag(ratio**2)) * scaling[:, None] * scaling
         solvers.append((cholesky(xp, system), scaling))
     basis = whitening.matrix()
@@ -184,8 +187,8 @@ def _cholesky(problem: Problem, whitening: Whitening, gram: Any) -> Callable[...
     return correct
 
 
-def _exact(problem: Problem, whitening: Whitening, rcond: float) -> Whitening:
-    """The basis of A's own singular vectors, from one pass, cut at rcond."""
+def _exact_whitening(problem: Problem, whitening: Whitening, rcond: float) -> Whitening:
+    """Return the basis of A's own singular vectors, truncated by `rcond`, from one pass."""
     xp = problem.xp
     gram = problem.gram(whitening)
     problem.matrix.run(gram, width=whitening.rank)
@@ -195,11 +198,11 @@ def _exact(problem: Problem, whitening: Whitening, rcond: float) -> Whitening:
 
 
 class _NullProbe(Sum):
-    """Whether A, too, maps random vectors of the sketch's null space to about 0."""
+    """A times random vectors of the sketch's null space, which A should map to about 0."""
 
     def __init__(self, problem: Problem, whitening: Whitening):
         null = whitening.null
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], (null.shape[1], PROBES))
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], (null.shape[1], N_PROBES))
         self._vectors = null @ problem.matrix.array(signs / math.sqrt(null.shape[1])) / problem.scale
         self._allowed = 100 * NOISE * whitening.norm
         self._squares: Any = 0
@@ -209,6 +212,7 @@ class _NullProbe(Sum):
         self._squares = self._squares + (image * image).sum(0)
 
     def check(self) -> None:
+        """Raise LostRangeError if A does not map the vectors to about 0."""
         largest = math.sqrt(float(self._squares.max()))
         if largest > self._allowed:
-            raise LostRangeError(f"the sketch has rank below A's: ||A v|| = {largest:.1e} ||A|| for its null vectors v")
+            raise LostRangeError(f"the sketch has lower rank than A: ||A v|| = {largest:.1e} ||A|| for null vectors v")

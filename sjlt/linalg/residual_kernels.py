@@ -1,4 +1,4 @@
-"""The inner loops of the gradient of a least-squares problem, compiled by Numba."""
+"""Numba kernels for the gradient of a least-squares problem."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numba import types
 
 from ..backends.cpu.jit import DATA, FLOAT64S, OPTIONS, Array, kernel
 
-ROWS = 4  # that share one reading of x and one rewriting of the gradient
+ROWS = 4  # that share each read of x and each update of the gradient
 VECTOR = Array(types.float64, 1, readonly=True)
 
 
 def _vectorized(function: Any) -> Any:
-    """Declare a function whose sums may be split among the lanes of vectors, the same way in each call."""
+    """Compile a function whose sums may be vectorized, in the same order in every call."""
     return numba.njit(function, fastmath={"reassoc", "contract"}, **OPTIONS)
 
 
 @_vectorized
 def _add_rows(a0: Any, a1: Any, a2: Any, a3: Any, x: Any, b: Any, gradient: Any) -> Any:
-    """gradient += a'(b - a x) for ROWS rows."""
+    """Add a'(b - a x) to `gradient` for ROWS rows; return the sum of squares of b - a x."""
     s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
     for j in range(x.size):
         s0 += a0[j] * x[j]
@@ -36,12 +36,12 @@ def _add_rows(a0: Any, a1: Any, a2: Any, a3: Any, x: Any, b: Any, gradient: Any)
 
 @kernel(types.float64, a=Array(DATA, 2, readonly=True), x=VECTOR, b=VECTOR, gradient=FLOAT64S)
 def add_gradient(a: Any, x: Any, b: Any, gradient: Any) -> Any:
-    """gradient += a'(b - a x) in float64; returns the sum of the squares of b - a x."""
+    """Add a'(b - a x) to `gradient`, in float64; return the sum of squares of b - a x."""
     total, m = 0.0, b.size
     whole = m // ROWS * ROWS
     for i in range(0, whole, ROWS):
         total += _add_rows(a[i], a[i + 1], a[i + 2], a[i + 3], x, b[i : i + ROWS], gradient)
-    if whole < m:  # the last rows, and zeros
+    if whole < m:  # pad the last rows with zeros
         rest, rest_b = np.zeros((ROWS, x.size), a.dtype), np.zeros(ROWS)
         rest[: m - whole] = a[whole:]
         rest_b[: m - whole] = b[whole:]

@@ -1,7 +1,7 @@
-"""The gradient of a least-squares problem from one reading of A.
+"""The gradient of a least-squares problem, in a single read of A.
 
-For (40000, 1500) in float64 on 2 cores of a Xeon it takes 20 ms, the memory's bandwidth of 23 GB/s; two products of a
-BLAS, block by block, take 31 to 48 ms, and several times as long where other processes keep its threads waiting.
+For (40000, 1500) in float64 on 2 cores of a Xeon it takes 20 ms, which is the memory bandwidth of 23 GB/s. Two BLAS
+products, block by block, take 31 to 48 ms, and several times as long if other processes keep the BLAS threads waiting.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import numpy as np
 from .. import threads
 from . import products
 
-TASK_BYTES = 2 << 20  # of A; sums do not depend on the number of threads
-MIN_COLUMNS = 100  # below, a BLAS is as fast
+TASK_BYTES = 2 << 20  # of A per task, whatever the number of threads
+MIN_COLUMNS = 100  # with fewer, BLAS is as fast
 
 
 def residual_gradient(A: np.ndarray, X: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(A'(B - A X), the squared norms of the columns of B - A X) in float64, whatever the number of threads."""
+    """Return A'(B - A X) and the squared column norms of B - A X, in float64, whatever the number of threads."""
     if not _is_compiled_for(A, X.shape[1]):
         return products.residual_gradient(A.astype(np.float64, copy=False), X, B)
 
     from ..backends.cpu.jit import compiled
-    from .residual_kernels import ROWS, add_gradient  # Numba takes long to load
+    from .residual_kernels import ROWS, add_gradient  # Numba is slow to import
 
     m, n = A.shape
     rows = max(ROWS, TASK_BYTES // (A.itemsize * n) // ROWS * ROWS)
@@ -38,12 +38,13 @@ def residual_gradient(A: np.ndarray, X: np.ndarray, B: np.ndarray) -> tuple[np.n
 
 
 def normal_product(A: np.ndarray, Z: np.ndarray) -> np.ndarray:
-    """A' A Z in float64, whatever the number of threads."""
+    """Return A' A Z in float64, whatever the number of threads."""
     if not _is_compiled_for(A, Z.shape[1]):
         return products.normal_product(A.astype(np.float64, copy=False), Z)
     return -residual_gradient(A, Z, np.zeros((A.shape[0], 1)))[0]
 
 
 def _is_compiled_for(A: np.ndarray, columns: int) -> bool:
+    """Whether the compiled kernel can read A, and is faster than BLAS for this number of right-hand sides."""
     is_plain = A.dtype.isnative and A.flags.c_contiguous and A.flags.aligned
     return columns == 1 and is_plain and A.shape[1] >= MIN_COLUMNS

@@ -1,4 +1,4 @@
-"""The sketch that the algorithms of this room work with."""
+"""The sketches used by `sjlt.linalg`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from ..laws.exact import MAX_N_COMPONENTS
 from ..sketch import Sketch
 
 STACKS, NNZ = 4, 8
-ROWS = 512  # k is a multiple of this: 4 stacks of whole tiles of 128 rows
+COMPONENTS_MULTIPLE = 512  # 4 stacks of whole tiles of 128 rows
 
 
 def embedding(m: int, n: int, k: int, seed: int, nnz: int = NNZ) -> Sketch | None:
-    """A sketch of m rows to about k; with k of at least 4 n every n-dimensional subspace survives.
+    """Return a sketch of m rows to k, rounded up; for k >= 4 n it preserves every n-dimensional subspace.
 
-    None where A (m, n) has less than twice as many rows as the sketch: A itself is as good then.
+    Returns None if A, of shape (m, n), has fewer than twice as many rows as the sketch: A itself is used then.
     """
-    k = -(-k // ROWS) * ROWS
+    k = -(-k // COMPONENTS_MULTIPLE) * COMPONENTS_MULTIPLE
     if m < 2 * k:
         return None
     if k > MAX_N_COMPONENTS:
         raise ValueError(
-            f"A of shape ({m}, {n}) needs a sketch of {k} components, and the law allows at most {MAX_N_COMPONENTS}"
+            f"A of shape ({m}, {n}) needs a sketch of {k} components, more than the maximum of {MAX_N_COMPONENTS}"
         )
     return Sketch(m, k, nnz=nnz, stacks=STACKS, seed=seed % 2**64)

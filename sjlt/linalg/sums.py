@@ -1,4 +1,4 @@
-"""Sums over the blocks of rows of a matrix, for one pass over it; each holds its result in `value`."""
+"""Sums over the blocks of rows of a matrix, in one pass; the result is in `value`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from .tensor_products import add_upper_gram, symmetric, times_upper
 class Sum(Protocol):
     """A sum over the blocks of rows of a matrix.
 
-    takes_float32 : whether `add` takes float32 arrays as they are, and computes in float64.
+    Attributes
+    ----------
+    accepts_float32 : bool
+        Whether `add` accepts float32 arrays, which it sums in float64.
     """
 
-    takes_float32: bool = False
+    accepts_float32: bool = False
 
     def add(self, start: int, block: Any) -> None:
-        """Add the term of the rows from `start` on, float64 unless `takes_float32`."""
+        """Add a block of rows, the first of which is row `start`; float64 unless `accepts_float32`."""
 
 
 class Sketched(Sum):
-    """S A, slice by slice of S."""
+    """S A, from one slice of S per block.
+
+    `transposed` is zeros of shape (n, k), to which (S A)' is added.
+    """
 
     def __init__(self, S: Sketch, transposed: Any):
-        """`transposed` : zeros of shape (n, k), for the result's transpose."""
         self._S, self._transposed = S, transposed
 
     def add(self, start: int, block: Any) -> None:
@@ -42,7 +47,7 @@ class Sketched(Sum):
 
 
 class Projected(Sum):
-    """A Omega', row by row, into `value`."""
+    """A Omega', written to the rows of `value`."""
 
     def __init__(self, omega: Sketch, value: Any):
         self._omega, self.value = omega, value
@@ -52,7 +57,7 @@ class Projected(Sum):
 
 
 class Product(Sum):
-    """A V, row by row."""
+    """A V."""
 
     def __init__(self, m: int, V: Any):
         self._V = V
@@ -66,7 +71,7 @@ class Product(Sum):
 class Normal(Sum):
     """A' A Z."""
 
-    takes_float32 = True
+    accepts_float32 = True
 
     def __init__(self, Z: Any):
         self._Z = Z
@@ -80,7 +85,7 @@ class Normal(Sum):
 class Gram(Sum):
     """(A W)' (A W), or A'A for W = None.
 
-    is_triangular : whether W is upper triangular, which saves operations on tensors
+    `is_triangular` says that W is upper triangular, which saves operations for tensors.
     """
 
     def __init__(self, W: Any, is_triangular: bool = False):
@@ -119,12 +124,12 @@ class Gram(Sum):
 
 
 class Gradient(Sum):
-    """A' R for the residuals R = B - A X, and the squared norms of R's columns.
+    """A' R for the residuals R = B - A X, and the squared column norms of R.
 
-    `columns` says which column of B belongs to each column of X.
+    Column j of X belongs to column `columns[j]` of B.
     """
 
-    takes_float32 = True
+    accepts_float32 = True
 
     def __init__(self, X: Any, B: Any, columns: Any):
         self._X, self._B, self._columns = X, B, columns

@@ -1,4 +1,4 @@
-"""The truncated SVD of a matrix from sketches of its rows and columns, and from a few passes over it."""
+"""Truncated SVD of a matrix, from sketches of its rows and columns or from a few passes over it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .sums import Gram
 from .triangular import inverse, reduced_qr
 from .whitening import NOISE, LostRangeError, Whitening, cholesky, power_of_two
 
-SKETCH_ROWS = 16  # of the sketch for n_iter > 0, per column of V: within 1 to 3 % of the best error
+ROWS_PER_COLUMN = 16  # rows of the sketch for n_iter > 0, per column of V: within 1 to 3 % of the best error
 SKETCH_ITERATIONS = 6  # subspace iterations on that sketch
-MODERATE = 1e2  # condition number of Y up to which Y'Y is good enough: Q'Q = I up to its square times eps
-MIN_EMBEDDING = 0.01  # smallest singular value of Psi Q; a sketch of twice as many rows keeps it above 0.2
-HOST_COLUMNS = 256  # of a tensor whose SVD takes less time on the host: 5 ms for 200 (an H200: 19 ms)
+# Condition number of Y up to which Y'Y is accurate enough: Q'Q = I up to its square times eps.
+MAX_UNWHITENED_CONDITION = 1e2
+MIN_EMBEDDING = 0.01  # smallest singular value allowed for Psi Q; with twice as many rows as columns it is above 0.2
+HOST_COLUMNS = 256  # of a square tensor, up to which the host's SVD is faster: 5 ms for 200, and 19 ms on an H200
 
 Factors = tuple[Any, Any, Any]
 
 
 class _Basis(NamedTuple):
-    """Y = P E T for a tall Y, where Q = P E has orthonormal columns (E = None for I), and S Q = U C^-1.
+    """Y = P E T for a tall Y, where Q = P E has orthonormal columns (E = None stands for I), and S Q = U C^-1.
 
-    U : orthonormal columns
-    C : upper triangular
+    U has orthonormal columns, and C is upper triangular.
     """
 
     P: Any
@@ -39,11 +39,9 @@ class _Basis(NamedTuple):
 
 
 def from_sketches(xp: Any, Y: Any, psi: Sketch | None, Z: Any, rank: int) -> Factors:
-    """The truncated SVD from Y = A Omega' and Z = Psi A, by way of the range of Y.
+    """Return the truncated SVD of A's projection onto the range of Y, from Y = A Omega' and Z = Psi A.
 
-    psi : None for the identity
-
-    Raises LostRangeError where Psi maps part of the range of Y to about 0.
+    psi = None stands for the identity. Raises LostRangeError if Psi maps part of the range of Y to about 0.
     """
     if psi is None:
         P, E = reduced_qr(xp, Y)[0], None
@@ -54,16 +52,16 @@ def from_sketches(xp: Any, Y: Any, psi: Sketch | None, Z: Any, rank: int) -> Fac
             raise LostRangeError(f"the sketch of {psi.n_components} rows lost part of A's range: use another seed")
         P, E = basis.P, basis.E
         if basis.U.shape[1] == 0:
-            return _completed(xp, Y[:, :0], Z[0, :0], Z[:0], rank)
+            return _padded(xp, Y[:, :0], Z[0, :0], Z[:0], rank)
         X = _coordinates(xp, basis, Z)
     U, s, Vh = _svd(xp, X)
-    return _completed(xp, _times(P, E, U[:, :rank]), s[:rank], Vh[:rank], rank)
+    return _padded(xp, _times(P, E, U[:, :rank]), s[:rank], Vh[:rank], rank)
 
 
 def _coordinates(xp: Any, basis: _Basis, Z: Any) -> Any:
-    """X for which Q X is close to A, from Psi A = Z, or LostRangeError where Psi maps part of the range of Q to 0.
+    """Return X such that Q X is close to A; raise LostRangeError if Psi maps part of the range of Q to about 0.
 
-    Psi A = Psi Q X by least squares: neither a pseudoinverse nor a product of ill-conditioned factors is formed.
+    X solves the least-squares problem Psi Q X = Z, without a pseudoinverse or a product of ill-conditioned factors.
     """
     if xp is not np and float(xp.linalg.norm(basis.C)) <= 1 / MIN_EMBEDDING:
         return basis.C @ (basis.U.T @ Z)  # the singular values of Psi Q are those of C^-1
@@ -77,13 +75,13 @@ def _coordinates(xp: Any, basis: _Basis, Z: Any) -> Any:
 
 
 def by_iterations(matrix: Matrix, rank: int, width: int, n_iter: int, seed: int) -> Factors:
-    """The truncated SVD of A V for singular vectors V of a sketch of A, refined by n_iter - 1 subspace iterations.
+    """Return the truncated SVD of A V V', for singular vectors V of a sketch after n_iter - 1 subspace iterations.
 
-    The sketch has so many more rows than V columns that its singular vectors are nearly A's, and it is small: finding
-    them costs next to nothing beside a pass over A.
+    The sketch has ROWS_PER_COLUMN times as many rows as V has columns, so its singular vectors are nearly A's, and it
+    is small: computing them costs almost nothing compared with a pass over A.
     """
     xp = matrix.xp
-    S = embedding(*matrix.shape, SKETCH_ROWS * width, seed, nnz=STACKS)
+    S = embedding(*matrix.shape, ROWS_PER_COLUMN * width, seed, nnz=STACKS)
     Z = matrix.dense() if S is None else matrix.quick_sketch(S)
     check_finite(matrix, Z)
     top = power_of_two(float(abs(Z).max()))  # A'A might overflow
@@ -106,10 +104,10 @@ def by_iterations(matrix: Matrix, rank: int, width: int, n_iter: int, seed: int)
 
 
 def _sketched_basis(xp: Any, Y: Any, S: Sketch, max_rank: int) -> _Basis | None:
-    """The basis with as many columns as Y has rank, at most `max_rank`.
+    """Return the basis of the range of Y, with at most `max_rank` columns; None if S Y has lost part of the range.
 
-    This takes a fraction of the time of Householder QR: in a basis in which Y is well conditioned, as its sketch shows,
-    a Cholesky factorization is as good. None where S Y has lost a part of the range of Y.
+    This takes a fraction of the time of Householder QR: in a basis in which Y is well conditioned, according to its
+    sketch, a Cholesky factorization is as accurate.
     """
     SY = S @ Y
     top = float(abs(SY).max())
@@ -120,54 +118,54 @@ def _sketched_basis(xp: Any, Y: Any, S: Sketch, max_rank: int) -> _Basis | None:
     found = found or _by_singular_vectors(xp, Y, SY, max_rank)
     if found is None:
         return None
-    U, sigma, Vh, W, is_moderate = found
+    U, sigma, Vh, W, is_well_conditioned = found
     if U.shape[1] == 0:
         return _Basis(Y[:, :0], None, Vh, U, U[:0])
-    P = Y if is_moderate else _times(Y, None, W)
+    P = Y if is_well_conditioned else _times(Y, None, W)
     try:
-        C = cholesky(xp, W.T @ _gram(Y) @ W if is_moderate else _gram(P)).T
+        C = cholesky(xp, W.T @ _gram(Y) @ W if is_well_conditioned else _gram(P)).T
     except LostRangeError:
         return None
     E = inverse(xp, C)
-    return _Basis(P, W @ E if is_moderate else E, (C * sigma) @ Vh * top, U, C)
+    return _Basis(P, W @ E if is_well_conditioned else E, (C * sigma) @ Vh * top, U, C)
 
 
 Whitened = tuple[Any, Any, Any, Any, bool]
 
 
 def _by_singular_vectors(xp: Any, Y: Any, SY: Any, max_rank: int) -> Whitened | None:
-    """(U, sigma, Vh, W, whether Y is well conditioned), where SY = U diag(sigma) Vh and W = V / sigma.
+    """Return (U, sigma, Vh, W, whether Y is well conditioned), with SY = U diag(sigma) Vh and W = V / sigma.
 
-    None where SY has lost a part of the range of Y.
+    Returns None if SY has lost part of the range of Y.
     """
     U, sigma, Vh = _svd(xp, SY)
     r = int((sigma > NOISE * sigma[0]).sum())
     largest, smallest = float(sigma[0]), float(sigma[-1])
-    # With more columns of Y than rows of S, the smallest singular value shows the rounding errors of float32 data.
+    # If the rank of Y is below its number of columns, the smallest singular value shows float32 data's rounding errors.
     allowed = 100 * max(NOISE * largest, smallest)
     if r < Y.shape[1] and float(xp.linalg.norm(Y - (Y @ Vh[:r].T) @ Vh[:r])) > allowed:
         return None
     r = min(r, max_rank)
     U, sigma, Vh = U[:, :r], sigma[:r], Vh[:r]
-    return U, sigma, Vh, Vh.T / sigma, r > 0 and largest < MODERATE * float(sigma[-1])
+    return U, sigma, Vh, Vh.T / sigma, r > 0 and largest < MAX_UNWHITENED_CONDITION * float(sigma[-1])
 
 
 def _by_triangle(xp: Any, SY: Any) -> Whitened | None:
-    """(Q, 1, R, R^-1, whether Y is well conditioned), where SY = Q R; None where R is nearly singular.
+    """Return (Q, 1, R, R^-1, whether Y is well conditioned), with SY = Q R; None if R is nearly singular.
 
-    A QR factorization takes less time on a GPU than an SVD.
+    On a GPU, QR is faster than an SVD.
     """
     Q, R = reduced_qr(xp, SY)
     whitening = Whitening.triangular(xp, R)
     if whitening is None:
         return None
-    # The condition number in the 2-norm is at most that in the Frobenius norm - n + 2.
-    is_moderate = whitening.condition < MODERATE + R.shape[1] - 2
-    return Q, 1.0, R, whitening.matrix(), is_moderate
+    # The condition number in the 2-norm is at most the one in the Frobenius norm, less n - 2.
+    is_well_conditioned = whitening.condition < MAX_UNWHITENED_CONDITION + R.shape[1] - 2
+    return Q, 1.0, R, whitening.matrix(), is_well_conditioned
 
 
 def _svd(xp: Any, a: Any) -> tuple[Any, Any, Any]:
-    """(U, s, Vh) of the reduced SVD; on tensors that of the triangular factor."""
+    """Return (U, s, Vh) of the reduced SVD; for tensors, from their triangular factor."""
     m, n = a.shape
     if xp is np or (m == n and n > HOST_COLUMNS):
         U, s, Vh = xp.linalg.svd(a, full_matrices=False)
@@ -183,31 +181,33 @@ def _svd(xp: Any, a: Any) -> tuple[Any, Any, Any]:
     return U, s, Vh
 
 
-def _completed(xp: Any, U: Any, s: Any, Vh: Any, rank: int) -> Factors:
-    """The factors, with further singular values of 0 up to `rank`."""
-    padded = s.new_zeros(rank) if xp is not np else np.zeros(rank)
-    padded[: s.shape[0]] = s
-    return _with_columns(xp, U, rank), padded, _with_columns(xp, Vh.T, rank).T
+def _padded(xp: Any, U: Any, s: Any, Vh: Any, rank: int) -> Factors:
+    """Return the factors, extended to `rank` by singular values of 0."""
+    sigma = s.new_zeros(rank) if xp is not np else np.zeros(rank)
+    sigma[: s.shape[0]] = s
+    return _extended(xp, U, rank), sigma, _extended(xp, Vh.T, rank).T
 
 
-def _with_columns(xp: Any, Q: Any, count: int) -> Any:
-    """`count` orthonormal columns, of which the first are those of Q."""
+def _extended(xp: Any, Q: Any, count: int) -> Any:
+    """Return Q, whose columns are orthonormal, extended to `count` orthonormal columns."""
     extra = count - Q.shape[1]
     if extra == 0:
         return Q
     more = np.random.default_rng(0).standard_normal((Q.shape[0], extra))
     more = more if xp is np else Q.new_tensor(more)
-    for _ in range(2):  # the first time leaves rounding errors
+    for _ in range(2):  # once leaves rounding errors
         more = xp.linalg.qr(more - Q @ (Q.T @ more))[0]
     return xp.concatenate([Q, more], 1)
 
 
 def _gram(Y: Any) -> Any:
+    """Return Y' Y."""
     total = Gram(None)
     total.add(0, Y)
     return total.value
 
 
 def _times(P: Any, E: Any, U: Any) -> Any:
+    """Return P E U."""
     U = U if E is None else E @ U
     return multiply(P, U) if isinstance(P, np.ndarray) else P @ U

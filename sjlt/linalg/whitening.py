@@ -1,4 +1,4 @@
-"""A basis in which a matrix is well conditioned, from a sketch of it."""
+"""Bases in which a matrix is well conditioned, from a sketch of it."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import numpy as np
 
 from .triangular import MIN_SUM_SHIFT, inverse, shifted_factor, solve_transposed
 
-# Up to this condition number (in the Frobenius norm, at least that in the 2-norm) R^-1 is as accurate a basis as the
-# singular vectors of R, which take 40 times as long for 1500 columns. Refinement recovers the loss.
+# Condition number (in the Frobenius norm, which bounds the one in the 2-norm) up to which R^-1 is as good a basis as
+# the singular vectors of R, which take 40 times as long for 1500 columns. Refinement recovers the loss of accuracy.
 MAX_TRIANGULAR_CONDITION = 1e13
-# Up to this one the Cholesky factor of a Gram matrix is as good as R of a QR factorization, in a fifth of the time: its
-# relative error, eps times the condition number squared, stays below 1e-3.
+# Condition number up to which the Cholesky factor of a Gram matrix replaces R of a QR factorization, in a fifth of the
+# time: its relative error, eps times the condition number squared, stays below 1e-3.
 MAX_GRAM_CONDITION = 1e6
 EPS = float(np.finfo(np.float64).eps)
-# Singular values of a sketch below this times the largest are rounding errors: the sketch's own reach a few eps.
+# Singular values of a sketch below this times the largest are rounding errors, which reach a few eps.
 NOISE = 10 * EPS
 
 
 class LostRangeError(np.linalg.LinAlgError):
-    """A sketch that lost part of A's range, as the message says."""
+    """Raised if a sketch has lost part of A's range."""
 
 
 def rounding_level(shape: tuple[int, int], is_direct: bool) -> float:
-    """The largest rounding error that a factorization may add to a zero singular value, relative to the largest.
+    """Return the size up to which singular values, relative to the largest, may be rounding errors of a factorization.
 
-    Where A itself is factored (`is_direct`) it is the size that NumPy assumes: constant columns add up rounding errors
-    of one sign, to 150 eps for (1500, 300). A sketch has random signs.
+    If A itself is factored (`is_direct`) it is NumPy's max(m, n) eps: in constant columns rounding errors have one sign
+    and add up, to 150 eps for (1500, 300). A sketch's signs are random.
     """
     return max(NOISE, EPS * max(shape)) if is_direct else NOISE
 
 
 def cholesky(xp: Any, a: Any) -> Any:
-    """The lower Cholesky factor of a whitened Gram matrix."""
+    """Return the lower Cholesky factor of a whitened Gram matrix; raise LostRangeError if it is singular."""
     try:
         return xp.linalg.cholesky(a)
     except (np.linalg.LinAlgError, RuntimeError):  # torch's LinAlgError is a RuntimeError
@@ -42,17 +42,23 @@ def cholesky(xp: Any, a: Any) -> Any:
 
 
 class Whitening:
-    """W, n x r, with A W close to orthonormal: W = R^-1, or V / sigma for the singular values that count.
+    """A matrix W of shape (n, r) such that A W is close to orthonormal, computed from the R of SA = Q R.
 
-    Made from SA = Q R. With a ridge d, W = V / sqrt(sigma^2 + d^2) whitens [A; d I].
+    W is R^-1, or V / sigma for the r singular values of R that do not count as zero. With a ridge d,
+    W = V / sqrt(sigma^2 + d^2) whitens [A; d I].
 
     Attributes
     ----------
-    rank : r
-    factor : R, or its singular values, descending, where W is V / sigma
-    norm : Frobenius norm of R
-    condition : a bound of the condition number of R, in the Frobenius norm; inf where r is below n
-    null : (n, n - r), the singular vectors that do not count
+    rank : int
+        r.
+    factor : array
+        R; if W is V / sigma, its singular values in descending order.
+    norm : float
+        Frobenius norm of R.
+    condition : float
+        Upper bound on the condition number of R, in the Frobenius norm; infinite if r < n.
+    null : array of shape (n, n - r)
+        Singular vectors of the singular values that count as zero.
     """
 
     rank: int
@@ -68,14 +74,14 @@ class Whitening:
         self.factor = R
         self.norm = float(xp.linalg.norm(R))
         self._sigma: Any = None
-        self._shifted: tuple[float, Any, bool] = 0.0, R, False
-        self._decomposed: Any = None
+        self._shifted: tuple[float, Any, bool] = 0.0, R, False  # (eta, its `_shifted_factor`)
+        self._svd: Any = None  # (sigma, Vh) of R
 
     @classmethod
     def triangular(cls, xp: Any, R: Any, limit: float = MAX_TRIANGULAR_CONDITION) -> Whitening | None:
-        """W = R^-1, or None where R is not square or its condition number may exceed `limit`."""
+        """Use W = R^-1; return None if R is not square or its condition number may exceed `limit`."""
         self = cls(xp, R)
-        # 1 / min |R_ii| is at most ||R^-1||.
+        # ||R^-1|| is at least 1 / min |R_ii|.
         if R.shape[0] != R.shape[1] or self.norm >= limit * float(abs(xp.diagonal(R)).min()):
             return None
         self._basis, self.rank, self.null = inverse(xp, R), R.shape[1], R[:0].T
@@ -83,8 +89,8 @@ class Whitening:
         return self if self.condition < limit else None
 
     @classmethod
-    def of_gram(cls, xp: Any, gram: Any) -> Whitening | None:
-        """W = R^-1 for the Cholesky factor R'R = gram, or None where gram is too ill-conditioned for that."""
+    def from_gram(cls, xp: Any, gram: Any) -> Whitening | None:
+        """Use W = R^-1 with the Cholesky factor R'R = gram; return None if gram is too ill-conditioned."""
         try:
             R = cholesky(xp, gram).T
         except LostRangeError:
@@ -92,8 +98,8 @@ class Whitening:
         return cls.triangular(xp, R, MAX_GRAM_CONDITION)
 
     @classmethod
-    def by_singular_vectors(cls, xp: Any, R: Any, rcond: float) -> Whitening:
-        """W = V / sigma for the singular values above rcond times the largest."""
+    def from_singular_vectors(cls, xp: Any, R: Any, rcond: float) -> Whitening:
+        """Use W = V / sigma for the singular values above rcond times the largest."""
         self = cls(xp, R)
         U, sigma, Vh = xp.linalg.svd(R, full_matrices=False)
         self.factor = sigma
@@ -104,25 +110,26 @@ class Whitening:
         return self
 
     def refined(self, C: Any, rcond: float) -> Whitening:
-        """The basis of A's own singular vectors, cut at rcond, where (A W)'(A W) = C'C."""
-        return self.by_singular_vectors(self.xp, (C * self._sigma) @ self._basis.T, rcond)
+        """Return the basis of A's own singular vectors, truncated by `rcond`, given (A W)'(A W) = C'C."""
+        return self.from_singular_vectors(self.xp, (C * self._sigma) @ self._basis.T, rcond)
 
     def count_above(self, level: float) -> int:
-        """The singular values above `level` times the largest, of those that count."""
+        """Return how many of the r singular values are above `level` times the largest."""
         return int((self._sigma > level * self._sigma[0]).sum())
 
-    def leave_out_rounding_errors(self, A: Any, first: int, cut: float) -> bool:
-        """Leave out those singular values from `first` on that are errors of A's factorization.
+    def drop_rounding_errors(self, A: Any, first: int, cut: float) -> bool:
+        """Drop the singular values with index >= `first` that are rounding errors of A's factorization.
 
-        They are those up to `cut` times the largest in A times their vectors, from which what the errors mixed in of
-        the other vectors is removed. Returns whether there were any; `sketched_solution` has no meaning then.
+        The singular values in doubt are computed anew from A times their vectors, after removing the components of the
+        other vectors that rounding mixed in; those up to `cut` times the largest are dropped. Returns whether there
+        were any; `sketched_solution` is meaningless then.
         """
-        xp, top = self.xp, self._sigma[0]
+        xp, largest = self.xp, self._sigma[0]
         images = A @ self._basis
-        sure, doubtful = images[:, :first], images[:, first:]
-        mixed = (sure.T @ doubtful) / (sure * sure).sum(0)[:, None]
-        _, sigma, Wh = xp.linalg.svd(doubtful - sure @ mixed, full_matrices=False)
-        kept = int((sigma > cut * top).sum())
+        certain, doubtful = images[:, :first], images[:, first:]
+        mixed = (certain.T @ doubtful) / (certain * certain).sum(0)[:, None]
+        _, sigma, Wh = xp.linalg.svd(doubtful - certain @ mixed, full_matrices=False)
+        kept = int((sigma > cut * largest).sum())
         if kept == sigma.shape[0]:
             return False
         vectors = (self._basis[:, first:] - self._basis[:, :first] @ mixed) @ Wh.T
@@ -134,72 +141,75 @@ class Whitening:
 
     @property
     def is_triangular(self) -> bool:
+        """Whether W is R^-1."""
         return self._sigma is None
 
     def matrix(self) -> Any:
-        """W without a ridge."""
+        """Return W for no ridge."""
         return self._basis if self.is_triangular else self._basis / self._sigma
 
     def scales(self, damp: Any) -> Any:
-        """(r, columns): sqrt(sigma^2 + d^2) for each column's ridge d; 1 where W is R^-1."""
+        """Return sqrt(sigma^2 + d^2) for each column's ridge d, of shape (r, columns); 1 if W is R^-1."""
         if self.is_triangular:
             return 1.0
         return self.xp.sqrt(self._sigma[:, None] ** 2 + damp[None, :] ** 2)
 
     def ridges(self, damp: Any) -> Any:
-        """(r, columns): d / sigma, the ridge as it looks without one in W."""
+        """Return d / sigma, the ridges in the basis W for no ridge, of shape (r, columns)."""
         return damp[None, :] / self._sigma[:, None]
 
     def apply(self, Y: Any, damp: Any) -> Any:
-        """W Y, (n, columns)."""
+        """Return W Y, of shape (n, columns)."""
         return self._basis @ (Y / self.scales(damp))
 
     def apply_transposed(self, G: Any, damp: Any) -> Any:
-        """W' G, (r, columns)."""
+        """Return W' G, of shape (r, columns)."""
         return (self._basis.T @ G) / self.scales(damp)
 
     def sketched_solution(self, Z: Any, damp: Any) -> Any:
-        """The minimizer of ||SA x - Sb||^2 + d^2 ||x||^2, where Z = Q' Sb."""
+        """Return the minimizer of ||SA x - Sb||^2 + d^2 ||x||^2, given Z = Q' Sb."""
         if self.is_triangular:
             return self._basis @ Z
         return self._basis @ ((self._U.T @ Z) * (self._sigma[:, None] / self.scales(damp) ** 2))
 
     def normal_solution(self, G: Any) -> Any:
-        """W W' G, for W = R^-1: the solution of R'R X = G."""
+        """Return W W' G for W = R^-1, the solution of R'R X = G."""
         return self._basis @ (self._basis.T @ G)
 
-    def weighted_norms(self, G: Any, damp: Any, eta: Any, enough: Any) -> Any:
-        """||(A'A + (d^2 + eta^2) I)^(-1/2) g|| of each column g of G, by the sketch; an upper bound where that is at
-        most `enough`."""
+    def weighted_norms(self, G: Any, damp: Any, eta: Any, sufficient: Any) -> Any:
+        """Estimate ||(A'A + (d^2 + eta^2) I)^(-1/2) g|| for each column g of G, from the sketch.
+
+        The result may be an upper bound if that is at most `sufficient`.
+        """
         xp = self.xp
         if not self.is_triangular:
             weights = xp.sqrt(self.scales(damp) ** 2 + eta[None, :] ** 2)
             return _column_norms(xp, (self._basis.T @ G) / weights)
         white = self._basis.T @ G
         norms = _column_norms(xp, white)
-        open_ = [j for j, is_open in enumerate((norms > enough).tolist()) if is_open]
-        if len(open_) == 1:
-            j = open_[0]
+        exceeding = [j for j, exceeds in enumerate((norms > sufficient).tolist()) if exceeds]
+        if len(exceeding) == 1:
+            j = exceeding[0]
             factor, is_white = self._shifted_factor(float(eta[j]))
             norms[j] = xp.linalg.norm(solve_transposed(xp, factor, (white if is_white else G)[:, j : j + 1]))
-        elif open_:  # one decomposition serves all
-            if self._decomposed is None:
-                self._decomposed = xp.linalg.svd(self.factor)[1:]
-            sigma, Vh = self._decomposed
+        elif exceeding:  # one SVD serves all
+            if self._svd is None:
+                self._svd = xp.linalg.svd(self.factor)[1:]
+            sigma, Vh = self._svd
             norms = _column_norms(xp, (Vh @ G) / xp.sqrt(sigma[:, None] ** 2 + eta[None, :] ** 2))
         return norms
 
     def _shifted_factor(self, eta: float) -> tuple[Any, bool]:
-        """(F, whether it belongs to W' g): ||F^-T g||, or ||F^-T W' g||, is ||(R'R + eta^2)^(-1/2) g||.
+        """Return (F, is_white) such that ||F^-T g|| or, if is_white, ||F^-T W' g|| is ||(R'R + eta^2)^(-1/2) g||.
 
-        It may be that of a smaller shift, by at most 10 %: an upper bound is as good. On tensors F is the Cholesky
-        factor of R'R + eta^2 for a large eta, and for a small one that of (eta W)'(eta W) + 1 = W'(R'R + eta^2) W.
-        Between the two, for condition numbers above 1e12, and for arrays it comes from QR. Rounding changes the norm by
-        less than 1 %: that of h = W' g does so by eps times R's condition number, as the same W is used for both, and
-        that of the sum by eps times its condition number.
+        F may be a cached factor for a shift smaller by at most 10 %, which gives an upper bound. For tensors F is the
+        Cholesky factor of R'R + eta^2 if eta is large, and of (eta W)'(eta W) + 1 = W'(R'R + eta^2) W if it is small.
+        For tensors with eta in between, which requires a condition number above 1e12, and for arrays F comes from QR.
+        Rounding changes the norm by less than 1 %: in W' g by eps times R's condition number, since the same W is used
+        for both, and in the sum by eps times its condition number.
         """
-        made, factor, is_white = self._shifted
-        if not 0.9 * eta <= made <= eta:
+        cached_eta, factor, is_white = self._shifted
+        if not 0.9 * eta <= cached_eta <= eta:
             largest = eta * self.condition / self.norm  # ||eta W||_F
             is_white = self.xp is not np and eta < MIN_SUM_SHIFT * self.norm and MIN_SUM_SHIFT * largest <= 1
             triangle, shift = (eta * self._basis, 1.0) if is_white else (self.factor, eta)
@@ -209,11 +219,12 @@ class Whitening:
 
 
 def power_of_two(value: float) -> float:
-    """The power of two just above a positive number; 1 for 0."""
+    """Return the power of two just above a positive number, and 1 for 0."""
     if value == 0:
         return 1.0
     return math.ldexp(1.0, min(math.frexp(value)[1], 1023))
 
 
 def _column_norms(xp: Any, x: Any) -> Any:
+    """Return the 2-norms of the columns."""
     return xp.sqrt((x * x).sum(0))
