@@ -1,11 +1,13 @@
-"""Time `sjlt.linalg` beside its rivals, with errors: ``python -m benchmarks.linalg [--quick] [--cuda]``.
+"""Compare time and error of `sjlt.linalg` with other solvers: ``python -m benchmarks.linalg [--quick] [--cuda]``.
 
-Least squares: time and backward error (the Karlson-Walden estimate, residuals in extended precision) of the same call.
-Low rank: time and error over that of the best approximation, for as many iterations as bring that below 1.01.
-A file: time and peak memory beside normal equations of a memory map, and beside reading the file four times, each
-from a cold page cache. Every method runs in a process of its own, on the same stored data; a time is the median of
-REPEATS calls, of fewer where these take long: a run is meant to take 7 minutes on 2 cores. The results go to
-benchmarks/results/linalg_cpu.json, with --cuda to linalg_h200.json.
+Least squares: time and backward error (the Karlson-Walden estimate, with residuals in extended precision).
+Low rank: time, and error relative to that of the best approximation, for 0, 1, ... iterations until it is below 1.01.
+A file: time and peak memory, compared with normal equations from a memory map and with reading the file four times,
+each from a cold page cache.
+
+Every method runs in its own process, on the same stored data. A time is the median of REPEATS calls, or fewer if they
+are slow; a run takes about 7 minutes on 2 cores. The results are written to benchmarks/results/linalg_cpu.json, with
+--cuda to linalg_h200.json.
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ from .cases import SEED
 from .run import environment, in_process, resident, save
 
 RESULTS = Path(__file__).parent / "results" / "linalg_cpu.json"
-REPEATS, SLOW = 3, 10.0  # calls of a method; seconds after which it is not repeated
-LSQR_STEPS = 150  # it does not converge in thousands where A is ill-conditioned
+REPEATS, MAX_SECONDS = 3, 10.0  # calls of a method; total time after which it is not called again
+LSQR_STEPS = 150  # for an ill-conditioned A it does not converge in thousands
 SHAPES = {"tall": (100_000, 500), "wide": (40_000, 1_500)}
 CONDITIONS = (1e2, 1e10)
 LOW_RANK, RANK = (200_000, 1_000), 50
 FILE_COLUMNS, FILE_GB, MEMORY_GB = 500, 6.0, 1.0
-ROWS = 4096  # of a block, where a matrix is made or read
+ROWS = 4096  # per block when a matrix is generated or read
 
 METHODS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {}
 
 
 def method(name: str) -> Callable[[Any], Any]:
-    """Make a function of (A, b) a competitor."""
+    """Register a solver, a function of (A, b)."""
 
     def add(function: Any) -> Any:
         METHODS[name] = function
@@ -87,7 +89,7 @@ def lsqr(A: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @method("LSQR, sketched preconditioner")
 def preconditioned_lsqr(A: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Blendenpik with a sparse sketch, from zero: fast, and not backward stable."""
+    """Blendenpik with a sparse sketch, started from zero: fast, but not backward stable."""
     import scipy.linalg
     from scipy.sparse.linalg import LinearOperator, lsqr
 
@@ -107,7 +109,7 @@ def preconditioned_lsqr(A: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def make_problem(m: int, n: int, condition: float, folder: Path) -> None:
-    """A of that condition number, b with a residual of norm 1e-3, and A's own singular values and vectors."""
+    """Store A with this condition number, b with a residual of norm 1e-3, and A's singular values and vectors."""
     rng = np.random.default_rng(SEED)
     V = np.linalg.qr(rng.standard_normal((n, n)))[0]
     A = rng.standard_normal((m, n)) / np.sqrt(m) * np.geomspace(1, 1 / condition, n) @ V.T
@@ -119,7 +121,7 @@ def make_problem(m: int, n: int, condition: float, folder: Path) -> None:
 
 
 def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndarray, Vh: np.ndarray) -> float:
-    """The Karlson-Walden estimate, relative to ||A||_F with t = ||A||_F / ||b||."""
+    """Return the Karlson-Walden estimate, relative to ||A||_F, with t = ||A||_F / ||b||."""
     wide_x, gradient, squares = x.astype(np.longdouble), np.zeros(A.shape[1], np.longdouble), np.longdouble(0)
     for i in range(0, A.shape[0], ROWS):
         block = A[i : i + ROWS].astype(np.longdouble)
@@ -134,10 +136,10 @@ def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndarray, V
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """(the result, median seconds)."""
+    """Return (result, median seconds)."""
     seconds: list[float] = []
     result = None
-    while len(seconds) < REPEATS and sum(seconds) < SLOW:
+    while len(seconds) < REPEATS and sum(seconds) < MAX_SECONDS:
         start = time.perf_counter()
         result = call()
         seconds.append(time.perf_counter() - start)
@@ -145,10 +147,10 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def measure_solver(name: str, folder: Path) -> dict[str, float]:
-    """Seconds and backward error of a method on the stored problem."""
+    """Return time and backward error of a method on the stored problem."""
     A, b, s, Vh = (np.load(folder / f"{each}.npy") for each in ("A", "b", "s", "Vh"))
     warm = np.random.default_rng(SEED).standard_normal((4000, 20))
-    METHODS[name](warm, warm[:, 0].copy())  # compile, start threads
+    METHODS[name](warm, warm[:, 0].copy())  # compile and start threads
     try:
         x, seconds = timed(lambda: METHODS[name](A, b))
     except np.linalg.LinAlgError as e:
@@ -160,7 +162,7 @@ def measure_solver(name: str, folder: Path) -> dict[str, float]:
 
 
 def make_spectrum(shape: tuple[int, int], folder: Path) -> None:
-    """float32, singular values falling as 1/j."""
+    """Store a float32 matrix whose singular values decay as 1/j, and their squares."""
     rng = np.random.default_rng(SEED)
     m, n = shape
     V = np.linalg.qr(rng.standard_normal((n, n)))[0].astype(np.float32)
@@ -175,7 +177,7 @@ def make_spectrum(shape: tuple[int, int], folder: Path) -> None:
 
 
 def error_over_best(A: np.ndarray, squares: np.ndarray, factors: Any) -> float:
-    """||A - U s Vh||_F over that of the best approximation."""
+    """Return ||A - U s Vh||_F relative to that of the best approximation."""
     U, s, Vh = factors
     total = 0.0
     for i in range(0, A.shape[0], ROWS):
@@ -185,6 +187,8 @@ def error_over_best(A: np.ndarray, squares: np.ndarray, factors: Any) -> float:
 
 
 def low_rank(kind: str, n_iter: int) -> Callable[[np.ndarray], Any]:
+    """Return a function that computes a low-rank approximation, with sjlt or scikit-learn."""
+
     def ours(A: np.ndarray) -> Any:
         from sjlt.linalg import svd_lowrank
 
@@ -199,6 +203,7 @@ def low_rank(kind: str, n_iter: int) -> Callable[[np.ndarray], Any]:
 
 
 def measure_low_rank(kind: str, n_iter: int, folder: Path) -> dict[str, float]:
+    """Return time and error of a low-rank approximation of the stored matrix."""
     A, squares = np.load(folder / "A.npy"), np.load(folder / "squares.npy")
     call = low_rank(kind, n_iter)
     call(A[:4000])
@@ -210,7 +215,7 @@ def measure_low_rank(kind: str, n_iter: int, folder: Path) -> dict[str, float]:
 
 
 def make_file(path: Path, gigabytes: float) -> None:
-    """A float64 file of that size, of condition number 1e4, and a right-hand side beside it."""
+    """Write a float64 matrix of this size with condition number 1e4, and a right-hand side in the same folder."""
     rows = int(gigabytes * 1e9 / 8 / FILE_COLUMNS)
     rng = np.random.default_rng(SEED)
     scales = np.geomspace(1, 1e-4, FILE_COLUMNS)
@@ -222,8 +227,8 @@ def make_file(path: Path, gigabytes: float) -> None:
     np.save(path.with_name("b.npy"), rng.standard_normal(rows))
 
 
-def forget(path: Path) -> None:
-    """Ask the system to drop the file from its page cache."""
+def drop_from_page_cache(path: Path) -> None:
+    """Ask the operating system to drop the file from its page cache."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -248,12 +253,12 @@ def file_normal_equations(path: Path, b: np.ndarray) -> dict[str, float]:
     import scipy.linalg
 
     A = np.load(path, mmap_mode="r")
-    gram, right = np.zeros((FILE_COLUMNS, FILE_COLUMNS)), np.zeros(FILE_COLUMNS)
+    gram, rhs = np.zeros((FILE_COLUMNS, FILE_COLUMNS)), np.zeros(FILE_COLUMNS)
     for i in range(0, A.shape[0], ROWS):
         block = np.asarray(A[i : i + ROWS])
         gram += block.T @ block
-        right += block.T @ b[i : i + ROWS]
-    scipy.linalg.cho_solve(scipy.linalg.cho_factor(gram), right)
+        rhs += block.T @ b[i : i + ROWS]
+    scipy.linalg.cho_solve(scipy.linalg.cho_factor(gram), rhs)
     return {"reads": 1}
 
 
@@ -270,13 +275,13 @@ FILES = {
 
 
 def measure_file(name: str, folder: Path) -> dict[str, float]:
-    """Seconds from a cold cache, and the peak of the resident memory; that of the file's own pages counts for a map."""
+    """Return time from a cold page cache and peak resident memory, which includes the pages of a memory map."""
     b = np.load(folder / "b.npy")
     small = folder / "small.npy"
     if not small.exists():
         np.save(small, np.random.default_rng(SEED).standard_normal((20 * FILE_COLUMNS, FILE_COLUMNS)))
-    FILES[name](small, b[: 20 * FILE_COLUMNS])  # compile, start threads
-    forget(folder / "A.npy")
+    FILES[name](small, b[: 20 * FILE_COLUMNS])  # compile and start threads
+    drop_from_page_cache(folder / "A.npy")
     Path("/proc/self/clear_refs").write_text("5")
     start = time.perf_counter()
     found = FILES[name](folder / "A.npy", b)
@@ -287,6 +292,7 @@ def measure_file(name: str, folder: Path) -> dict[str, float]:
 
 
 def in_child(*arguments: object) -> dict[str, float]:
+    """Run one measurement in a process of its own."""
     found: dict[str, float] = json.loads(in_process("-m", "benchmarks.linalg", "--measure", *map(str, arguments)))
     print(*arguments[:-1], found, file=sys.stderr, flush=True)
     return found
@@ -305,7 +311,7 @@ def run_solvers(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def run_low_rank(quick: bool, folder: Path) -> dict[str, Any]:
-    """Every number of iterations until the error is within 1 % of the best; the table pairs those of equal error."""
+    """Measure 0, 1, ... iterations until the error is within 1 % of the best; the table pairs rows of equal error."""
     shape = (LOW_RANK[0] // (10 if quick else 1), LOW_RANK[1])
     make_spectrum(shape, folder)
     found: dict[str, Any] = {}
@@ -322,22 +328,22 @@ def run_file(gigabytes: float, folder: Path) -> dict[str, Any]:
     found = {name: in_child("file", name, folder) for name in FILES}
     peak = found["sjlt.linalg.lstsq"]["peak_mib"]
     if peak > MEMORY_GB * 1e9 / 2**20:
-        raise SystemExit(f"lstsq took {peak:.0f} MiB of memory, more than {MEMORY_GB:g} GB")
+        raise SystemExit(f"lstsq used {peak:.0f} MiB of memory, more than {MEMORY_GB:g} GB")
     return {f"float64, {gigabytes:g} GB, {FILE_COLUMNS} columns": found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.linalg", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the sizes; nothing is recorded")
-    parser.add_argument("--file-gb", type=float, default=None, help=f"size of the file, default {FILE_GB:g}")
-    parser.add_argument("--directory", type=Path, default=None, help="for the data, 7 GB")
-    parser.add_argument("--cuda", action="store_true", help="CUDA tensors instead")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows; the results are not saved")
+    parser.add_argument("--file-gb", type=float, default=None, help=f"size of the file in GB, default {FILE_GB:g}")
+    parser.add_argument("--directory", type=Path, default=None, help="folder for the data, 7 GB")
+    parser.add_argument("--cuda", action="store_true", help="measure CUDA tensors instead")
     parser.add_argument("--measure", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        what, *names, folder = arguments.measure
+        kind, *names, folder = arguments.measure
         functions: dict[str, Callable[..., Any]] = {"solver": measure_solver, "file": measure_file}
-        call = measure_low_rank if what == "low_rank" else functions[what]
+        call = measure_low_rank if kind == "low_rank" else functions[kind]
         values = [int(name) if name.isdigit() else name for name in names]
         print(json.dumps(call(*values, Path(folder))))
         return

@@ -1,7 +1,7 @@
-"""The CUDA part of `benchmarks.linalg`: least squares and low rank of tensors, beside torch's.
+"""The CUDA part of `benchmarks.linalg`: least squares and low rank for tensors, compared with torch.
 
-Times are of whole calls, from an idle device to an idle device, since the solvers look at numbers between their steps.
-The backward error of every solution is computed on the host, as on the CPU.
+Times are for whole calls, between two synchronizations, because the solvers read values on the host between steps.
+Backward errors are computed on the host, by the same function as for the CPU.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SHAPES = ((2**20, 512), (2**18, 2048))
 CONDITIONS = (1e2, 1e10)
 LOW_RANK, RANK = (2**20, 2048), 100
 REPEATS = 5
-ROWS = 1 << 16  # of a block
+ROWS = 1 << 16  # per block
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """(the result, median milliseconds), after a first call that compiles."""
+    """Return (result, median milliseconds), after a first call that compiles."""
     result, laps = call(), []
     for _ in range(REPEATS):
         torch.cuda.synchronize()
@@ -43,7 +43,7 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def problem(m: int, n: int, condition: float) -> tuple[torch.Tensor, ...]:
-    """(A, b, A's singular values, and right singular vectors) with a residual of norm 1e-3."""
+    """Return A, b with a residual of norm 1e-3, A's singular values, and its right singular vectors."""
     generator = torch.Generator("cuda").manual_seed(SEED)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -73,8 +73,9 @@ SOLVERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 def solvers(m: int, n: int, condition: float) -> dict[str, Any]:
+    """Return time and backward error of every solver on a problem with this condition number."""
     A, b, s, Vh = problem(m, n, condition)
-    known = tuple(each.cpu().numpy() for each in (A, b, s, Vh))
+    on_host = tuple(each.cpu().numpy() for each in (A, b, s, Vh))
     found: dict[str, Any] = {}
     for name, solver in SOLVERS.items():
         try:
@@ -82,13 +83,14 @@ def solvers(m: int, n: int, condition: float) -> dict[str, Any]:
         except torch.linalg.LinAlgError as e:
             found[name] = {"failed": " ".join(str(e).split())}
             continue
-        found[name] = {"seconds": ms / 1e3, "backward error": backward_error(*known[:2], x.cpu().numpy(), *known[2:])}
+        error = backward_error(*on_host[:2], x.cpu().numpy(), *on_host[2:])
+        found[name] = {"seconds": ms / 1e3, "backward error": error}
         print(f"({m}, {n}) {condition:.0e}", name, found[name], file=sys.stderr, flush=True)
     return found
 
 
 def low_rank(m: int, n: int) -> dict[str, Any]:
-    """float32, singular values 1/j, as many iterations as bring the error below 1.01 times the best."""
+    """Measure float32 data with singular values 1/j, for 0, 1, ... iterations until the error is below 1.01 × best."""
     generator = torch.Generator("cuda").manual_seed(SEED)
     V = torch.linalg.qr(torch.randn(n, n, device="cuda", generator=generator))[0]
     A = torch.empty(m, n, device="cuda")
@@ -125,7 +127,7 @@ def low_rank(m: int, n: int) -> dict[str, Any]:
 
 
 def run(quick: bool) -> None:
-    """Measure everything, and record it unless `quick`, which makes all sizes an eighth."""
+    """Measure everything and save the results; `quick` divides the numbers of rows by 8 and does not save."""
     if not torch.cuda.is_available():
         raise SystemExit("--cuda needs a CUDA device")
     factor = 8 if quick else 1

@@ -1,4 +1,4 @@
-"""Tables of the record of `benchmarks.linalg`."""
+"""Tables of the results of `benchmarks.linalg`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Cells = tuple[object, ...]
 
 
 def _table(part: str, columns: tuple[str, ...], cells: Callable[[dict[str, Any], dict[str, Any]], Cells]) -> str:
-    """One row per method of every problem in a part of the record; cells(row, sjlt's row) come after its name."""
+    """Return a table with one row per problem and method; cells(row, sjlt's row) gives the columns after the names."""
     try:
         problems = results("linalg_cpu")[part]
     except FileNotFoundError:
@@ -25,7 +25,7 @@ def _table(part: str, columns: tuple[str, ...], cells: Callable[[dict[str, Any],
 
 
 def least_squares() -> str:
-    """Every solver on every problem."""
+    """Return the table of every least-squares solver on every problem."""
 
     def cells(row: dict[str, Any], ours: dict[str, Any]) -> Cells:
         if "failed" in row:
@@ -36,7 +36,7 @@ def least_squares() -> str:
 
 
 def low_rank() -> str:
-    """Times and errors for every number of iterations."""
+    """Return the table of low-rank times and errors for every number of iterations."""
     return _table(
         "low rank",
         ("s", "error / best"),
@@ -45,7 +45,7 @@ def low_rank() -> str:
 
 
 def file() -> str:
-    """A matrix in a file."""
+    """Return the table for a matrix in a file."""
     return _table(
         "file",
         ("s", "peak MiB", "reads"),

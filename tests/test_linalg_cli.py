@@ -1,4 +1,4 @@
-"""``sjlt lstsq`` and ``sjlt svd``: results, refusals in one line, kills, and files that change while they are read."""
+"""``sjlt lstsq`` and ``sjlt svd``: results, one-line errors, kills, and files that change while they are read."""
 
 import contextlib
 import os
@@ -21,8 +21,8 @@ each_command = pytest.mark.parametrize("name", COMMANDS)
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty directory with a matrix of rank N and a right-hand side."""
+def working_directory(tmp_path, monkeypatch):
+    """A directory with a matrix of rank N and a right-hand side."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     np.save("A.npy", rng.standard_normal((M, N)) * np.geomspace(1, 1e-6, N))
@@ -131,7 +131,7 @@ def test_bad_right_hand_sides(run, case):
     assert not Path("x.npy").exists()
 
 
-def spoiled():
+def with_infinity():
     A = np.load("A.npy")
     A[1234, 5] = np.inf
     return A
@@ -145,7 +145,7 @@ BAD_A = {
     "integers": (lambda: np.save("A.npy", np.ones((M, N), int)), "dtype int64"),
     "complex": (lambda: np.save("A.npy", np.ones((M, N), complex)), "dtype complex128"),
     "no columns": (lambda: np.save("A.npy", np.ones((M, 0))), f"must not be empty, got shape ({M}, 0)"),
-    "infinity": (lambda: np.save("A.npy", spoiled()), "inf"),
+    "infinity": (lambda: np.save("A.npy", with_infinity()), "inf"),
 }
 
 
@@ -172,7 +172,7 @@ def test_bad_arguments(run, name, changes, more, message):
 
 
 def test_bad_ranks(run):
-    for rank in (0, 13, 10**12):  # before the space that a result would take
+    for rank in (0, 13, 10**12):  # before a result of that size is allocated
         assert_refused(run, f"rank must be from 1 to 12 for shape ({M}, 12), got {rank}", *COMMANDS["svd"][:-1], rank)
 
 
@@ -247,9 +247,9 @@ def test_an_interruption_leaves_nothing(run, name, monkeypatch):
 
 
 def killed(monkeypatch, name, prepare, *more):
-    """Run a command in a child, in which `prepare` has set when it kills itself; whether it did."""
+    """Run a command in a child that kills itself when `prepare` has arranged; return whether it did."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of Python warn of threads and forks
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of Python warn about forking with threads
         child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
@@ -275,7 +275,7 @@ POINTS = ["fsync", "link", "replace", "unlink"]
     ],
 )
 def test_a_kill_leaves_nothing_and_the_same_command_succeeds(run, name, point, monkeypatch):
-    """Killed in a pass, with the file half-written, and around its appearance under its name."""
+    """Killed in a pass, while the file is written, or just before or after it gets its name."""
     forced = point == "replace"
     out = Path({"lstsq": "x.npy", "svd": "x.npz"}[name])
     if forced:
@@ -291,11 +291,11 @@ def test_a_kill_leaves_nothing_and_the_same_command_succeeds(run, name, point, m
     assert killed(monkeypatch, name, prepare, *["--force"] * forced)
     after = {path: content for path, content in files().items() if not path.startswith(".sjlt-")}
     complete = out.name in after and after[out.name] != b"old"
-    assert complete == (point == "unlink")  # the hard link is there, its other name not yet removed
+    assert complete == (point == "unlink")  # the hard link exists, and the temporary name is not yet removed
     assert {path: after[path] for path in before} == before
     result = run(*COMMANDS[name], *["--force"] * (forced or complete))
     assert result.code == 0, result.err
-    assert sorted(files()) == sorted({*before, out.name})  # what the killed run left is removed
+    assert sorted(files()) == sorted({*before, out.name})  # the killed run's temporary files are removed
     if complete and name == "lstsq":
         assert out.read_bytes() == after[out.name]
 
@@ -303,7 +303,7 @@ def test_a_kill_leaves_nothing_and_the_same_command_succeeds(run, name, point, m
 @each_command
 @pytest.mark.parametrize("change", ["touched", "truncated", "replaced"])
 def test_a_file_that_changes_while_it_is_read(run, name, change, monkeypatch):
-    def spoil():
+    def modify():
         if change == "touched":
             os.utime("A.npy", ns=(1, 1))
         elif change == "truncated":
@@ -312,7 +312,7 @@ def test_a_file_that_changes_while_it_is_read(run, name, change, monkeypatch):
             np.save("other.npy", np.load("A.npy") + 1)
             os.replace("other.npy", "A.npy")
 
-    stop_at(monkeypatch, {"lstsq": 2, "svd": 1}[name], spoil)
+    stop_at(monkeypatch, {"lstsq": 2, "svd": 1}[name], modify)
     result = run(*COMMANDS[name])
     assert (result.code, result.out) == (2, "")
     assert "A.npy changed" in result.err

@@ -1,4 +1,4 @@
-"""One solution from every container: arrays of all layouts, sparse matrices, tensors, files."""
+"""Every container gives the same solution: arrays of all layouts, sparse matrices, tensors, files."""
 
 import os
 
@@ -19,7 +19,8 @@ def data():
     return A, rng.standard_normal((M, 2))
 
 
-def held(kind, A, folder):
+def as_container(kind, A, folder):
+    """Return A in a container."""
     if kind == "npy" or kind == "npy, column-major":
         np.save(folder / "A.npy", A if kind == "npy" else np.asfortranarray(A))
         return str(folder / "A.npy") if kind == "npy" else folder / "A.npy"
@@ -47,32 +48,32 @@ def plain(x):
 @pytest.mark.parametrize("method", ["cg", "passes", "auto"])
 def test_lstsq(kind, method, data, tmp_path):
     A, B = data
-    A_held = held(kind, A, tmp_path)
-    solution = lstsq(A_held, B, method=method)
+    A_in = as_container(kind, A, tmp_path)
+    solution = lstsq(A_in, B, method=method)
     np.testing.assert_allclose(plain(solution.x), np.linalg.lstsq(A, B)[0], atol=1e-14)
-    is_tensor = isinstance(A_held, torch.Tensor)
+    is_tensor = isinstance(A_in, torch.Tensor)
     assert isinstance(solution.x, torch.Tensor) == isinstance(solution.residuals, torch.Tensor) == is_tensor
     if is_tensor:
-        assert solution.x.device == A_held.device
+        assert solution.x.device == A_in.device
         assert solution.x.dtype == torch.float64
         assert not solution.x.requires_grad
 
 
 @each_kind
-def test_the_others(kind, data, tmp_path):
+def test_qr_leverage_scores_and_svd(kind, data, tmp_path):
     A, _ = data
-    A_held = held(kind, A, tmp_path)
-    Q, R, J = qr(A_held)
+    A_in = as_container(kind, A, tmp_path)
+    Q, R, J = qr(A_in)
     np.testing.assert_allclose(plain(Q) @ plain(R), A[:, J], atol=1e-12)
-    np.testing.assert_allclose(plain(leverage_scores(A_held)), (plain(Q) ** 2).sum(1), atol=1e-12)
+    np.testing.assert_allclose(plain(leverage_scores(A_in)), (plain(Q) ** 2).sum(1), atol=1e-12)
     for n_iter in (0, 1):
-        U, s, Vh = (plain(x) for x in svd_lowrank(A_held, N, n_iter=n_iter))
+        U, s, Vh = (plain(x) for x in svd_lowrank(A_in, N, n_iter=n_iter))
         np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-10)
 
 
 @pytest.fixture
 def as_cuda(monkeypatch):
-    """The code for CUDA tensors, with tensors that lie on the CPU."""
+    """Run the code for CUDA tensors on CPU tensors."""
 
     def tensor_matrix(a, progress=None):
         return cuda_matrix.CudaMatrix(torch.from_numpy(a), progress)
@@ -98,12 +99,12 @@ def test_lstsq_as_on_a_gpu(request, data, method, condition):
 
 
 @pytest.mark.exhaustive
-def test_the_others_as_on_a_gpu(as_cuda, data):
+def test_qr_leverage_scores_and_svd_as_on_a_gpu(as_cuda, data):
     A, _ = data
-    for held_as in (A, np.asfortranarray(A), A.astype("f4")):
-        tensor, tolerance = torch.from_numpy(held_as), 1e-10 if held_as.dtype == "f8" else 1e-4
+    for given in (A, np.asfortranarray(A), A.astype("f4")):
+        tensor, tolerance = torch.from_numpy(given), 1e-10 if given.dtype == "f8" else 1e-4
         Q, R, J = qr(tensor)
-        np.testing.assert_allclose(plain(Q @ R), held_as[:, J], atol=1e-12)
+        np.testing.assert_allclose(plain(Q @ R), given[:, J], atol=1e-12)
         np.testing.assert_allclose(plain(leverage_scores(tensor)), plain((Q**2).sum(1)), atol=1e-12)
         for n_iter in (0, 1, 2):
             U, s, Vh = svd_lowrank(tensor, N, n_iter=n_iter)
@@ -138,7 +139,7 @@ def test_data_is_not_changed(data):
 def test_progress(data, tmp_path):
     A, B = data
     seen = []
-    solution = lstsq(held("npy", A, tmp_path), B, callback=lambda *numbers: seen.append(numbers))
+    solution = lstsq(as_container("npy", A, tmp_path), B, callback=lambda *numbers: seen.append(numbers))
     assert seen[-1] == (solution.iterations, M, M)
     assert sorted({number for number, *_ in seen}) == list(range(1, solution.iterations + 1))
 
@@ -150,7 +151,7 @@ def test_progress(data, tmp_path):
             raise StopError
 
     with pytest.raises(StopError):
-        lstsq(held("npy", A, tmp_path), B, callback=stop)
+        lstsq(as_container("npy", A, tmp_path), B, callback=stop)
 
 
 @pytest.mark.parametrize("rows", [200, M])
@@ -158,12 +159,12 @@ def test_progress(data, tmp_path):
 def test_progress_of_every_pass(kind, rows, data, tmp_path):
     A, B = data[0][:rows], data[1][:rows]
     A = A.astype(np.float32) if kind == "float32" else A
-    A_held = A if kind == "float32" else held(kind, A, tmp_path)
+    A_in = A if kind == "float32" else as_container(kind, A, tmp_path)
     calls = {
-        "lstsq": lambda f: lstsq(A_held, B, callback=f),
-        "qr": lambda f: qr(A_held, callback=f),
-        "leverage_scores": lambda f: leverage_scores(A_held, callback=f),
-        **{f"svd {i}": lambda f, i=i: svd_lowrank(A_held, 3, n_iter=i, callback=f) for i in (0, 1, 2)},
+        "lstsq": lambda f: lstsq(A_in, B, callback=f),
+        "qr": lambda f: qr(A_in, callback=f),
+        "leverage_scores": lambda f: leverage_scores(A_in, callback=f),
+        **{f"svd {i}": lambda f, i=i: svd_lowrank(A_in, 3, n_iter=i, callback=f) for i in (0, 1, 2)},
     }
     for name, call in calls.items():
         seen = []
@@ -178,13 +179,13 @@ def test_a_zarr_store_that_changes_between_passes(data, tmp_path):
     store = zarr.create_array(str(tmp_path / "A.zarr"), shape=A.shape, chunks=(500, N), dtype="f8")
     store[:] = A
 
-    def spoil(number, rows, of):
+    def modify(number, rows, of):
         if number == 2 and rows == of:
             store[700, 3] += 1
 
     np.testing.assert_allclose(lstsq(tmp_path / "A.zarr", B).x, np.linalg.lstsq(A, B)[0], atol=1e-14)
     with pytest.raises(ValueError, match=r"changed between passes: .*mtime_ns"):
-        lstsq(tmp_path / "A.zarr", B, callback=spoil)
+        lstsq(tmp_path / "A.zarr", B, callback=modify)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
@@ -202,9 +203,9 @@ def test_results_compare_by_identity(data):
 @pytest.mark.parametrize("change", ["touched", "truncated", "replaced"])
 def test_a_file_that_changes_between_passes(change, data, tmp_path):
     A, B = data
-    path = held("npy", A, tmp_path)
+    path = as_container("npy", A, tmp_path)
 
-    def spoil(number, rows, of):
+    def modify(number, rows, of):
         if number == 2 and rows == of:
             if change == "touched":
                 os.utime(path, ns=(1, 1))
@@ -215,4 +216,4 @@ def test_a_file_that_changes_between_passes(change, data, tmp_path):
                 os.replace(tmp_path / "other.npy", path)
 
     with pytest.raises(ValueError, match="changed between passes"):
-        lstsq(path, B, callback=spoil)
+        lstsq(path, B, callback=modify)

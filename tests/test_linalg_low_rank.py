@@ -1,4 +1,4 @@
-"""Low-rank approximations: errors over the best ones, the error estimate, and sketches that workers share."""
+"""Low-rank approximation: errors relative to the best, the error estimate, and sketches from several workers."""
 
 import io
 from itertools import pairwise
@@ -25,13 +25,14 @@ def matrix(spectrum, seed=0):
     return orthonormal(rng, M, N) * SPECTRA[spectrum] @ orthonormal(rng, N, N).T
 
 
-def over_best(A, factors, spectrum):
+def relative_error(A, factors, spectrum):
+    """Return the error relative to that of the best approximation."""
     U, s, Vh = factors
     return np.linalg.norm(A - (U * s) @ Vh) / np.linalg.norm(SPECTRA[spectrum][RANK:])
 
 
 def gaussian(A, seed):
-    """The same method with dense Gaussian sketches of the same sizes."""
+    """Run the same method with dense Gaussian sketches of the same sizes."""
     rng = np.random.default_rng(seed)
     omega, psi = rng.standard_normal((A.shape[1], 2 * RANK)), rng.standard_normal((4 * RANK, A.shape[0]))
     Q = np.linalg.qr(A @ omega)[0]
@@ -43,15 +44,15 @@ def gaussian(A, seed):
 def test_one_pass_is_as_good_as_gaussian_sketches(spectrum):
     """Medians of 20 seeds agree within 5 %."""
     A = matrix(spectrum)
-    ours = [over_best(A, svd_lowrank(A, RANK, seed=seed), spectrum) for seed in range(20)]
-    theirs = [over_best(A, gaussian(A, seed), spectrum) for seed in range(20)]
+    ours = [relative_error(A, svd_lowrank(A, RANK, seed=seed), spectrum) for seed in range(20)]
+    theirs = [relative_error(A, gaussian(A, seed), spectrum) for seed in range(20)]
     assert np.median(ours) <= 1.05 * np.median(theirs)
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_iterations_approach_the_best(spectrum):
     A = matrix(spectrum)
-    errors = [over_best(A, svd_lowrank(A, RANK, n_iter=n_iter), spectrum) for n_iter in (0, 1, 2, 4)]
+    errors = [relative_error(A, svd_lowrank(A, RANK, n_iter=n_iter), spectrum) for n_iter in (0, 1, 2, 4)]
     assert errors[0] < 3
     assert errors[1] < 1.02
     assert errors[3] < 1 + 1e-4
@@ -77,7 +78,7 @@ def test_full_rank_is_exact(shape):
 
 
 @pytest.mark.parametrize("n_iter", [0, 1, 2])
-def test_numbers_whose_squares_overflow(n_iter):
+def test_values_whose_squares_overflow(n_iter):
     A = matrix("polynomial")
     U, s, Vh = svd_lowrank(A, RANK, n_iter=n_iter)
     for scale in (2.0**510, 2.0**-510, 2.0**520, 2.0**-600, 2.0**900, 2.0**-900):
@@ -88,7 +89,7 @@ def test_numbers_whose_squares_overflow(n_iter):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("n_iter", [0, 1, 2])
-def test_float32_is_as_good(n_iter):
+def test_float32_is_as_accurate(n_iter):
     A = matrix("exponential")
     for data in (A.astype(np.float32), np.asfortranarray(A.astype(np.float32))):
         U, s, _ = svd_lowrank(data, RANK, n_iter=n_iter)
@@ -98,7 +99,7 @@ def test_float32_is_as_good(n_iter):
 
 @pytest.mark.parametrize("rank", [4, 8, 20])
 def test_all_columns_of_float32_data(rank):
-    """Y has more columns than A then, and rounding errors of float32 in those."""
+    """Y then has more columns than A, and float32 rounding errors in the extra ones."""
     rng = np.random.default_rng(0)
     for A in (rng.normal(size=(600, rank)), np.outer(rng.normal(size=600), rng.normal(size=rank))):
         for seed in range(10):
@@ -119,8 +120,8 @@ def test_rank_below_the_sketch():
 
 @pytest.mark.parametrize("n_iter", [0, 1, 2])
 @pytest.mark.parametrize("shape", [(200, 50), (50, 200), (3000, 50)])
-def test_a_rank_that_is_known_or_misjudged(shape, n_iter):
-    """The cases of PARLA's tests of its SVD: rank 15, asked for 15, for more and for less; and full rank."""
+def test_a_rank_that_is_exact_too_large_or_too_small(shape, n_iter):
+    """As in PARLA's tests of its SVD: a matrix of rank 15, approximated with rank 15, more and less."""
     rng = np.random.default_rng(3)
     m, n = shape
     s = np.geomspace(10, 0.1, 15)
@@ -155,7 +156,7 @@ CASES = {
 
 @pytest.mark.parametrize("method", [svd_lowrank, by_sketch])
 @pytest.mark.parametrize("name", CASES)
-def test_no_seed_fails(name, method):
+def test_every_seed_succeeds(name, method):
     make, rank = CASES[name]
     A = make(np.random.default_rng(0))
     best = np.linalg.svd(A, compute_uv=False)
@@ -169,33 +170,33 @@ def test_no_seed_fails(name, method):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", [svd_lowrank, by_sketch])
 @pytest.mark.parametrize("columns", [9, 10])
-def test_no_seed_of_many_fails(columns, method):
+def test_every_one_of_many_seeds_succeeds(columns, method):
     A = np.outer(np.ones(2000), np.random.default_rng(0).normal(size=columns))
     for seed in range(600):
         U, s, Vh = method(A, 1, seed=seed)
         np.testing.assert_allclose((U * s) @ Vh, A, atol=1e-12)
 
 
-def test_a_sketch_that_loses_the_range_is_made_anew(monkeypatch):
-    """Psi maps the rows of A to 0: another one is drawn, a few times."""
+def test_a_sketch_that_loses_the_range_is_redrawn(monkeypatch):
+    """If Psi loses part of A's range, another one is drawn, up to three times."""
     A = matrix("rank and noise")
     seeds = []
     quick_sketch = DenseMatrix.quick_sketch
 
-    def losing(self, S):
+    def recording(self, S):
         seeds.append(S.seed)
         return quick_sketch(self, S)
 
-    def lost(xp, Y, psi, Z, rank):
+    def failing(xp, Y, psi, Z, rank):
         if len(seeds) <= failures:
             raise LostRangeError("lost")
         return from_sketches(xp, Y, psi, Z, rank)
 
     from_sketches = low_rank.from_sketches
-    monkeypatch.setattr(DenseMatrix, "quick_sketch", losing)
-    monkeypatch.setattr(low_rank, "from_sketches", lost)
+    monkeypatch.setattr(DenseMatrix, "quick_sketch", recording)
+    monkeypatch.setattr(low_rank, "from_sketches", failing)
     failures = 2
-    assert over_best(A, svd_lowrank(A, RANK), "rank and noise") < 3
+    assert relative_error(A, svd_lowrank(A, RANK), "rank and noise") < 3
     assert len(set(seeds)) == 3
     failures = 99
     with pytest.raises(np.linalg.LinAlgError):
@@ -206,14 +207,14 @@ def test_a_sketch_that_loses_the_range_is_made_anew(monkeypatch):
 
 
 def parts(A, seed, pieces=7):
-    """Blocks of rows in random order."""
+    """Return blocks of rows in random order."""
     rng = np.random.default_rng(seed)
     cuts = [0, *sorted(rng.choice(np.arange(1, M), pieces - 1, replace=False)), M]
     blocks = [(int(a), A[a:b]) for a, b in pairwise(cuts)]
     return [blocks[i] for i in rng.permutation(pieces)]
 
 
-def test_workers_in_any_order_give_one_result():
+def test_workers_in_any_order_give_the_same_result():
     A = matrix("polynomial")
     whole = SVDSketch(A.shape, RANK, seed=5)
     whole.update(0, A)
@@ -260,7 +261,7 @@ def test_integers_are_summed_exactly_in_any_order():
 
 
 def test_the_error_estimate():
-    """Twenty estimates by 64 rows are each within 5 standard deviations sqrt(2 / 64) / 2 of the truth."""
+    """Each of twenty estimates, from 64 rows, is within 5 standard deviations of sqrt(2 / 64) / 2 of the error."""
     A = matrix("polynomial")
     for seed in range(20):
         sketch = SVDSketch(A.shape, RANK, seed=seed)
@@ -270,15 +271,15 @@ def test_the_error_estimate():
         assert abs(sketch.error(U, s, Vh) / true - 1) < 5 * np.sqrt(2 / 64) / 2
 
 
-def test_a_block_is_no_file(tmp_path):
+def test_a_block_may_not_be_a_file(tmp_path):
     np.save(tmp_path / "block.npy", np.ones((50, 40)))
     for block in (tmp_path / "block.npy", str(tmp_path / "block.npy")):
         with pytest.raises(TypeError, match=r"block must be an array, .*block\.npy"):
             SVDSketch((300, 40), 5).update(0, block)
 
 
-def test_an_update_that_fails_half_way_is_not_made(monkeypatch):
-    """Memory that runs out, or an interrupt: the update can be made again, and counts once."""
+def test_an_update_that_fails_halfway_changes_nothing(monkeypatch):
+    """After a MemoryError or an interrupt the update can be repeated, and counts once."""
     A = np.random.default_rng(0).normal(size=(300, 40))
     sketch, twin = SVDSketch(A.shape, 5), SVDSketch(A.shape, 5)
     quick_sketch = DenseMatrix.quick_sketch
@@ -304,7 +305,7 @@ class InterruptedLedger(Ledger):
 
 
 @pytest.mark.parametrize("change", ["update", "merge"])
-def test_an_interrupted_sum_is_not_used(change):
+def test_a_sketch_whose_sum_was_interrupted_is_not_used(change):
     A = np.random.default_rng(0).normal(size=(300, 40))
     sketch, other = SVDSketch(A.shape, 5), SVDSketch(A.shape, 5)
     other.update(50, A[50:])
@@ -324,7 +325,7 @@ def test_an_interrupted_sum_is_not_used(change):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sums_that_overflow(dtype):
-    """Each number, and each of Y, is finite, but not the sums of Z: the update is refused, and the sketch as before."""
+    """If A and Y are finite but Z overflows, the update is refused, and the sketch is unchanged."""
     top = np.finfo(dtype).max
     A = np.zeros((3000, 40), dtype)
     A[:, 7] = top * np.float64(0.9)
@@ -366,7 +367,7 @@ def test_a_retried_update_is_refused():
 
 
 @pytest.mark.parametrize("data", [b"", b"PK", np.arange(3).tobytes()])
-def test_bytes_that_are_no_sketch(data):
+def test_bytes_that_are_not_a_sketch(data):
     with pytest.raises(ValueError, match="not an SVDSketch"):
         SVDSketch.from_bytes(data)
 
@@ -383,11 +384,11 @@ def test_bytes_that_are_no_sketch(data):
         ({"E": np.full((64, 40), np.nan)}, "E has values that are not finite"),
     ],
 )
-def test_bytes_that_do_not_fit_together(changes, match):
+def test_inconsistent_bytes(changes, match):
     sketch = SVDSketch((300, 40), 5)
     sketch.update(0, np.random.default_rng(0).normal(size=(50, 40)))
-    with np.load(io.BytesIO(sketch.to_bytes())) as held:
-        arrays = {**held, **changes}
+    with np.load(io.BytesIO(sketch.to_bytes())) as archive:
+        arrays = {**archive, **changes}
     stream = io.BytesIO()
     np.savez(stream, **arrays)
     with pytest.raises(ValueError, match=f"not an SVDSketch: .*{match}"):

@@ -1,4 +1,4 @@
-"""`lstsq` on matrices that are hard for a sketch or for a solver: the solution is LAPACK's."""
+"""`lstsq` agrees with LAPACK on matrices that are hard for a sketch or for a solver."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ def incoherent(rng):
 
 
 def coherent(rng):
-    """A few rows carry everything (as in PARLA's tests): scaled unit vectors on top of little noise."""
+    """Return a matrix dominated by a few rows, as in PARLA's tests: scaled unit vectors above weak noise."""
     return np.vstack([1e4 * np.eye(N), 1e-2 * rng.standard_normal((M, N))])
 
 
 def one_hot(rng):
-    """Two categorical variables: indicator columns of each sum to 1, so one column follows from the others."""
+    """Return two one-hot encoded variables; the columns of each sum to 1, so one column depends on the others."""
     return np.hstack([np.eye(N // 2)[rng.zipf(1.3, M) % (N // 2)], np.eye(N // 2)[rng.integers(0, N // 2, M)]])
 
 
@@ -48,11 +48,11 @@ MATRICES = {
 
 
 @each_value(name=list(MATRICES), method=["cg", "passes"])
-def test_the_solution_is_lapacks(name, method):
+def test_the_solution_agrees_with_lapack(name, method):
     rng = np.random.default_rng(5)
     A = MATRICES[name](rng)
     b = rng.standard_normal(A.shape[0])
-    # gelsd's own rounding errors exceed machine epsilon: 1e-13 tells them from the singular values of these matrices.
+    # gelsd's own rounding errors exceed machine epsilon; 1e-13 separates them from these matrices' singular values.
     reference, _, rank, s = scipy.linalg.lstsq(A.astype(float), b, cond=1e-13)
     solution = lstsq(A, b, method=method, seed=3)
     assert solution.rank == rank
@@ -83,7 +83,7 @@ def test_zero_right_hand_side(method):
 @pytest.mark.parametrize("method", ["cg", "passes"])
 @pytest.mark.parametrize("rcond", [1.2e-2, 3e-4, 1e-9])  # none of them at a singular value
 def test_rcond_cuts_a_spectrum_without_gaps(rcond, method):
-    """The cut is at A's own singular values, not at those of its sketch, though no gap tells them apart."""
+    """`rcond` applies to A's own singular values, not to its sketch's, even if the spectrum has no gap."""
     rng = np.random.default_rng(1)
     A = orthonormal(rng, M, N) * np.geomspace(1, 1e-7, N) @ orthonormal(rng, N, N).T
     b = rng.standard_normal(M)
@@ -108,7 +108,7 @@ def test_singular_values_are_within_a_factor_of_2(condition, method):
 
 @pytest.mark.parametrize("method", exhaustive_except(["passes"], ["cg", "passes"]))
 def test_ridge(method):
-    """Several ridges and right-hand sides from one sketch: each the solution of its augmented problem."""
+    """With several ridges and right-hand sides, each solution solves its augmented problem."""
     rng = np.random.default_rng(2)
     A = orthonormal(rng, M, N) * np.geomspace(1, 1e-10, N) @ orthonormal(rng, N, N).T
     B = rng.standard_normal((M, 3))
@@ -135,8 +135,8 @@ def test_ridge_of_a_rank_deficient_matrix():
     np.testing.assert_allclose(lstsq(A, b, damp=2.0).x, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_sketch_that_loses_the_range_is_made_anew(monkeypatch):
-    """A sketch of lower rank than A is detected by means of A itself, and another seed is tried."""
+def test_a_sketch_that_loses_the_range_is_redrawn(monkeypatch):
+    """A sketch of lower rank than A is detected with A itself, and another seed is tried."""
     from sjlt.linalg import problem
     from sjlt.linalg.sketching import embedding
 
@@ -145,7 +145,7 @@ def test_a_sketch_that_loses_the_range_is_made_anew(monkeypatch):
     seeds = []
 
     class Losing:
-        """Takes two columns of A to the same, for the first seed."""
+        """A sketch that maps two columns of A to the same vector."""
 
         def __init__(self, sketch):
             self.sketch, self.n_components = sketch, sketch.n_components

@@ -1,4 +1,4 @@
-"""Numerical rank where rounding errors are largest: constant and repeated columns, with and without a sketch."""
+"""Numerical rank when rounding errors are largest: constant and repeated columns, with and without a sketch."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def matrices(name, shape):
 
 
 @each_value(name=list(MATRICES), shape=SHAPES, method=["auto", "cg", "passes"])
-def test_least_squares_of_rank_1_is_numpys(name, shape, method):
+def test_least_squares_of_rank_1_agrees_with_numpy(name, shape, method):
     for seed, A, b in matrices(name, shape):
         reference, _, rank, _ = np.linalg.lstsq(A, b)
         solution = lstsq(A, b, method=method, seed=seed)
@@ -56,7 +56,7 @@ def test_factors_of_rank_1(name, shape):
             np.testing.assert_allclose(scores, Q[:, 0] ** 2, atol=1e-12)
 
 
-def test_the_cases_found():
+def test_cases_that_once_failed():
     b = np.arange(1000.0) + 1
     solution = lstsq(np.ones((1000, 10)), b)
     assert solution.rank == 1
@@ -67,7 +67,7 @@ def test_the_cases_found():
 
 
 @pytest.mark.parametrize("rows", [600, 3000])
-def test_rcond_where_a_is_factored_itself(rows):
+def test_rcond_if_a_itself_is_factored(rows):
     rng = np.random.default_rng(0)
     A = rng.normal(size=(rows, 8)) * 10.0 ** -np.arange(8)
     for rcond, rank in ((3e-3, 3), (3e-6, 6), (1e-14, 8)):
@@ -78,7 +78,7 @@ def test_rcond_where_a_is_factored_itself(rows):
 
 
 def test_a_solution_that_consists_of_rounding_errors_is_refused():
-    """With rcond = 0 rounding errors count as rank: an error, or a solution of at most 1 / eps."""
+    """With rcond = 0 rounding errors count as rank: an error is raised, or the solution is at most about 1 / eps."""
     for seed in range(20):
         A = np.outer(np.ones(1000), np.random.default_rng(seed).normal(size=10))
         b = np.random.default_rng(seed + 100).normal(size=1000)
@@ -136,8 +136,8 @@ def test_large_ridges(rows, method):
         np.testing.assert_allclose(x, expected, rtol=1e-9, atol=1e-310)
 
 
-def test_a_wide_matrix_is_not_squared(monkeypatch):
-    """Its Gram matrix would be singular, and larger than A by far."""
+def test_the_gram_matrix_of_a_wide_matrix_is_not_formed(monkeypatch):
+    """Its Gram matrix would be singular, and much larger than A."""
     from sjlt.linalg import problem
 
     def refused(*_):
@@ -154,8 +154,8 @@ def test_a_wide_matrix_is_not_squared(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(200, 20), (900, 300), (1000, 50)])
 @pytest.mark.parametrize("method", ["cg", "passes"])
-def test_small_singular_values_of_a_matrix_that_is_factored_itself_count(shape, method):
-    """They are within the rounding errors that a factorization may have, but are none."""
+def test_small_singular_values_count_if_a_itself_is_factored(shape, method):
+    """They are no larger than a factorization's rounding errors may be, but they are A's."""
     m, n = shape
     rng = np.random.default_rng(m)
     U, V = (np.linalg.qr(rng.normal(size=(size, n)))[0] for size in (m, n))
@@ -166,8 +166,8 @@ def test_small_singular_values_of_a_matrix_that_is_factored_itself_count(shape, 
         assert solution.backward_error < 2e-16
 
 
-def test_singular_values_and_rounding_errors_of_one_size():
-    """A constant matrix beside columns that are tiny in all directions: the former has rank 1, the latter count."""
+def test_singular_values_and_rounding_errors_of_the_same_size():
+    """Constant columns next to tiny orthogonal ones: the former have rank 1, and each of the latter counts."""
     rng = np.random.default_rng(0)
     tiny = 1e-13 * np.linalg.qr(rng.normal(size=(1000, 5)))[0] * 1000
     A = np.concatenate([np.ones((1000, 10)), tiny], 1)

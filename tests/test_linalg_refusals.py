@@ -1,4 +1,4 @@
-"""Bad input to `sjlt.linalg` is refused with the numbers, before any work or in the first pass."""
+"""Invalid input to `sjlt.linalg` is refused, with the values in the message, before any work or in the first pass."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ ALL = {
 each = pytest.mark.parametrize("name", ALL)
 
 
-def spoiled(i, j, value):
+def with_value(i, j, value):
     bad = A.copy()
     bad[i, j] = value
     return bad
@@ -27,9 +27,9 @@ def spoiled(i, j, value):
 
 @each
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite(name, value):
+def test_values_that_are_not_finite(name, value):
     with pytest.raises(ValueError, match=r"1234"):
-        ALL[name](spoiled(1234, 5, value))
+        ALL[name](with_value(1234, 5, value))
 
 
 @each
@@ -48,7 +48,7 @@ def test_other_containers(name):
 
 @each
 def test_malformed_sparse_matrices(name):
-    """Indices beyond A, which a kernel would follow out of its memory."""
+    """Indices outside A would make a kernel access memory out of bounds."""
     for index in (9, -1, 100_000_000):
         bad = scipy.sparse.csr_array(A[:300])
         bad.indices[777] = index
@@ -90,7 +90,7 @@ def test_shapes_of_b(bad):
         lstsq(A, bad)
 
 
-def test_b():
+def test_values_and_dtypes_of_b():
     for dtype in (complex, object, str):
         with pytest.raises(TypeError, match="b must be real"):
             lstsq(A, b.astype(dtype))
@@ -128,8 +128,8 @@ def test_parameters_of_lstsq(options, error, match):
         lstsq(A, b, **options)
 
 
-def test_more_columns_than_a_sketch_can_serve():
-    """4 n components exceed what the law allows: said before anything of that size is made."""
+def test_more_columns_than_a_sketch_supports():
+    """If 4 n components exceed the maximum, this is raised before anything of that size is allocated."""
     from sjlt.linalg.sketching import embedding
 
     n = 3_000_000
@@ -137,7 +137,7 @@ def test_more_columns_than_a_sketch_can_serve():
         embedding(10 * 4 * n, n, 4 * n, 0)
 
 
-def test_parameters_of_the_others():
+def test_parameters_of_the_other_functions():
     with pytest.raises(ValueError, match="'full'"):
         qr(A, mode="full")
     with pytest.raises(ValueError, match=r"\(6, 2000\)"):
@@ -170,6 +170,6 @@ def test_files(tmp_path):
     np.save(tmp_path / "integers.npy", np.ones((2000, 3), int))
     with pytest.raises(TypeError, match="int64"):
         lstsq(tmp_path / "integers.npy", b)
-    np.save(tmp_path / "nan.npy", spoiled(1234, 5, np.nan))
+    np.save(tmp_path / "nan.npy", with_value(1234, 5, np.nan))
     with pytest.raises(ValueError, match=r"A\[1234, 5\] is nan"):
         lstsq(tmp_path / "nan.npy", b)

@@ -1,4 +1,4 @@
-"""The backward error of `lstsq` is that of Householder QR, whatever the condition number and the residual."""
+"""`lstsq` has the backward error of Householder QR, for any condition number and residual."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,15 +14,13 @@ from sjlt.linalg.residuals import normal_product, residual_gradient
 from sjlt.linalg.sums import Gram
 
 METHODS = ["cg", "passes"]
-
-
 CONDITIONS = [1, 1e4, 1e8, 1e10, 1e12, 1e14]
 RESIDUALS = [1e-12, 1e-6, 1e-3, 1]
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """On a busy machine the threads of a BLAS wait for each other most of the time with matrices this small."""
+    """On a busy machine, BLAS threads mostly wait for each other with matrices this small."""
     with threadpool_limits(1, "blas"):
         yield
 
@@ -47,14 +45,14 @@ def test_backward_error(method, condition, residual, seed):
 
 @pairwise(method=METHODS, condition=CONDITIONS, residual=RESIDUALS)
 def test_backward_error_with_many_columns(method, condition, residual):
-    """From 100 columns on the compiled gradient is used, and A is much larger than a block of it in memory."""
+    """From 100 columns on, the compiled gradient is used."""
     check(*problem(2000, 120, condition, residual, 0), [method], 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("condition", [1e6, 1e10])
 def test_the_estimate_for_several_right_hand_sides(method, condition):
-    """Residuals of 1e-12 to 1 at once: each solution's backward error is small, and the estimate at least that."""
+    """With residuals from 1e-12 to 1, each backward error is small, and the estimate covers the largest."""
     A, b = problem(2000, 40, condition, 1, 0)
     B = np.stack([A @ np.ones(40) + r * b for r in RESIDUALS], 1)
     solution = lstsq(A, B, method=method)
@@ -72,7 +70,7 @@ def test_backward_error_of_twenty_seeds(condition, residual):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_passes_over_the_data(method):
-    """A file of moderate condition is read 4 times: the sketch, the Gram matrix, a correction, and the check of it."""
+    """At a moderate condition number A is read 4 times: sketch, Gram matrix, a correction, and its check."""
     A, b = problem(6000, 60, 1e6, 1, 0)
     solution = lstsq(A, b, method=method)
     assert solution.iterations <= (4 if method == "passes" else 40)
@@ -80,7 +78,7 @@ def test_passes_over_the_data(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_columns_of_different_scales(method):
-    """Accurate column by column, as QR is and the singular value decomposition is not: x / scales has all digits."""
+    """The solution is accurate column by column, like that from QR but unlike that from an SVD."""
     rng = np.random.default_rng(0)
     A, b = rng.standard_normal((5000, 40)), rng.standard_normal(5000)
     scales = 10.0 ** rng.integers(-6, 7, 40)
@@ -90,8 +88,8 @@ def test_columns_of_different_scales(method):
 
 @pytest.mark.parametrize("columns", [1, 3])
 @pytest.mark.parametrize("m", [1, 3, 4, 6, 5000])
-def test_products_are_exact_and_the_same_on_any_number_of_threads(m, columns):
-    """Whole groups of rows, rows left over, several pieces, tiles that are cut off: integers, so sums are exact."""
+def test_products_are_exact_for_any_number_of_threads(m, columns):
+    """Full and partial groups of rows, several pieces, partial tiles; sums of integers are exact."""
     rng = np.random.default_rng(m)
     A, X, B = (rng.integers(-8, 9, shape).astype(float) for shape in ((m, 300), (300, columns), (m, columns)))
     before = threads.get_num_threads()
@@ -99,7 +97,7 @@ def test_products_are_exact_and_the_same_on_any_number_of_threads(m, columns):
         for count in (1, 3):
             threads.set_num_threads(count)
             for a in (A, np.asfortranarray(A)):
-                for given in (a, a.astype(np.float32)):  # sums of float32 data are in float64
+                for given in (a, a.astype(np.float32)):  # float32 data is summed in float64
                     gradient, squares = residual_gradient(given, X + 2**-8, B)
                     np.testing.assert_array_equal(gradient, A.T @ (B - A @ (X + 2**-8)))
                     np.testing.assert_array_equal(squares, ((B - A @ (X + 2**-8)) ** 2).sum(0))
@@ -112,7 +110,7 @@ def test_products_are_exact_and_the_same_on_any_number_of_threads(m, columns):
         threads.set_num_threads(before)
 
 
-def test_concurrent_callers_leave_the_threads_of_blas_as_they_were():
+def test_concurrent_callers_restore_the_number_of_blas_threads():
     limits = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
     A, b = np.random.default_rng(0).standard_normal((4000, 50)), np.ones(4000)
     with ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""The code for CUDA tensors, on tensors that lie on the CPU: as accurate as the code for arrays."""
+"""The code for CUDA tensors, run on CPU tensors, is as accurate as the code for arrays."""
 
 import numpy as np
 import pytest
@@ -28,8 +28,8 @@ def as_cuda(monkeypatch):
 
 
 @pytest.mark.parametrize("n", [1, 3, 127, 128, 300, 600])
-def test_gram_matrices_of_blocks_of_columns(n):
-    """Integers, so that sums are exact."""
+def test_gram_matrices_by_blocks_of_columns(n):
+    """Sums of integers are exact."""
     rng = np.random.default_rng(n)
     A, W = rng.integers(-8, 9, (700, n)).astype(float), rng.integers(-8, 9, (n, n)).astype(float)
     for basis, is_triangular in ((None, False), (W, False), (np.triu(W), True)):
@@ -44,7 +44,7 @@ def test_gram_matrices_of_blocks_of_columns(n):
 
 
 def check_qr(A, Q, R):
-    """A = Q R column by column, and Q is orthonormal, both to rounding."""
+    """Check that A = Q R column by column and Q is orthonormal, up to rounding."""
     scales = np.abs(A).max(0)
     np.testing.assert_allclose(Q @ (R / scales), A / scales, atol=1e-14)
     np.testing.assert_allclose(Q.T @ Q, np.eye(A.shape[1]), atol=1e-14)
@@ -82,8 +82,8 @@ def test_rank_deficient_matrices_are_left_to_householder(shape):
 
 @pytest.mark.parametrize("condition", [1, 1e6, 1e10, 1e16])
 @pytest.mark.parametrize("shape", [*SHAPES, (5, 40)])
-def test_the_r_factor_of_some_columns_is_numpys(shape, condition):
-    """But for the signs of its rows. The last columns lie in the span of the first, as in a consistent problem."""
+def test_the_r_factor_of_some_columns_agrees_with_numpy(shape, condition):
+    """Up to the signs of its rows. The last columns lie in the span of the first, as in a consistent problem."""
     rng = np.random.default_rng(0)
     m, n = shape
     A = rng.standard_normal((m, n)) * np.geomspace(1, 1 / condition, n)
@@ -100,7 +100,7 @@ def test_the_r_factor_of_some_columns_is_numpys(shape, condition):
 
 @pytest.mark.parametrize("digits", [0, 3, 6, 9, 12])
 def test_shifted_norms_agree_with_qr(digits):
-    """The three ways, by the sizes of the shift and the condition number, for gradients of all kinds."""
+    """Shifts and condition numbers that select each of the three ways, for several kinds of gradients."""
     rng = np.random.default_rng(digits)
     n = 40
     U, V = orthonormal(rng, n, n), orthonormal(rng, n, n)
@@ -147,7 +147,7 @@ def test_passes_agree_with_those_over_arrays(as_cuda, dtype):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("reason", ["precision", "autocast"])
-def test_float32_products_of_less_precision_are_not_used(device, reason):
+def test_float32_products_of_reduced_precision_are_not_used(device, reason):
     rng = np.random.default_rng(0)
     A, V = rng.standard_normal((2500, 30)).astype(np.float32), rng.standard_normal((30, 70))
     matrix, wide = CudaMatrix(torch.from_numpy(A).to(device)), A.astype(np.float64)
@@ -166,8 +166,8 @@ def test_float32_products_of_less_precision_are_not_used(device, reason):
 
 @pytest.mark.parametrize("n_iter", [0, 1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_low_rank_factors_are_those_of_arrays(dtype, n_iter):
-    """Singular values that fall slowly, quickly, and to 0; the sign of a vector is not determined."""
+def test_low_rank_factors_agree_with_those_of_arrays(dtype, n_iter):
+    """Singular values that decay slowly, quickly, and to 0; the signs of singular vectors are arbitrary."""
     rng = np.random.default_rng(0)
     for sigma in (1 / np.arange(1, 81.0), 10.0 ** -(np.arange(80) / 8), np.arange(80) < 5, np.zeros(80)):
         A = (orthonormal(rng, 1500, 80) * sigma @ orthonormal(rng, 80, 80).T).astype(dtype)
@@ -184,7 +184,7 @@ def test_low_rank_factors_are_those_of_arrays(dtype, n_iter):
 
 @pytest.mark.parametrize("n_iter", [0, 1, 2])
 def test_float32_data_near_the_largest(as_cuda, n_iter):
-    """Where sums in float32 overflow it is refused with the message for arrays."""
+    """If float32 sums overflow, the error is the same as for arrays."""
     A = np.zeros((3000, 40))
     A[:, 7] = np.finfo(np.float32).max
     U, s, Vh = svd_lowrank((A / 100).astype(np.float32), 5, n_iter=n_iter)
