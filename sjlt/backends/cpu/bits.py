@@ -1,8 +1,8 @@
-"""16-bit floats as bits, and vectors of Philox's words: what NumPy and Numba lack, written as LLVM instructions.
+"""Conversions of 16-bit floats and vectors of Philox words, which NumPy and Numba lack, as LLVM instructions.
 
-NumPy has no bf16, and Numba's CPU target neither bf16 nor fp16: kernels take arrays of their bits, uint16 for fp16 and
-int16 for bf16 (`kernel_view`). Into an fp32 tile these are decoded; into an fp64 tile, in which integers are computed,
-they are integers.
+NumPy has no bf16, and Numba's CPU target supports neither bf16 nor fp16. Kernels therefore receive 16-bit floats as
+arrays of their bits: uint16 for fp16, int16 for bf16 (`kernel_view`). Such arrays are decoded when loaded into an fp32
+tile. Loaded into an fp64 tile, which integer data uses, the same dtypes hold plain integers.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from numba import types
 from numba.core import config
 from numba.extending import intrinsic, overload
 
-BFLOAT16 = np.dtype([("bfloat16", np.int16)])  # the bits of bf16, for which NumPy has no dtype
+BFLOAT16 = np.dtype([("bfloat16", np.int16)])  # a stand-in for bf16, for which NumPy has no dtype
 _BITS = {np.dtype(np.float16): np.dtype(np.uint16), BFLOAT16: np.dtype(np.int16)}
 
 
 def has_feature(name: str) -> bool:
-    """Whether kernels are compiled for a processor that has these instructions."""
+    """Whether the CPU that kernels are compiled for has a feature, under its LLVM name."""
     if getattr(config, "CPU_NAME", None) not in (None, "host") or getattr(config, "CPU_FEATURES", None) is not None:
         return False
     switched_off = name.startswith("avx") and not getattr(config, "ENABLE_AVX", True)
     return get_host_cpu_features().get(name, False) and not switched_off
 
 
-# Where the processor converts fp16, so does LLVM; elsewhere it would call a function that Numba does not link.
+# Without hardware conversion of fp16, LLVM would call a function that Numba does not link.
 _HAS_FP16 = has_feature("f16c")
 
 
 def is_native(x: np.ndarray) -> bool:
-    """Whether kernels can read x in place: this machine's byte order, aligned numbers."""
+    """Whether kernels can read x in place: native byte order, aligned elements."""
     return x.dtype.isnative and x.flags.aligned
 
 
@@ -43,7 +43,7 @@ def to_native(x: np.ndarray) -> np.ndarray:
 
 
 def kernel_view(x: np.ndarray) -> np.ndarray:
-    """A native x as kernels take it: fp16 and bf16 as their bits."""
+    """A view of a native x for kernels: fp16 and bf16 become their bits."""
     bits = _BITS.get(x.dtype)
     return x if bits is None else x.view(bits)
 
@@ -59,7 +59,7 @@ def compute_dtype(x: np.ndarray) -> np.dtype:
 
 
 def _like(value: Any, element: Any) -> Any:
-    """The type `element`, or a vector of as many of it as `value` has."""
+    """The type `element`, or a vector of it as long as `value` if that is a vector."""
     return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
 
 
@@ -81,12 +81,12 @@ def _as_floats(builder: Any, words: Any) -> Any:
 
 
 def halves_to_floats(builder: Any, halves: Any) -> Any:
-    """The fp32 of fp16's bits, exactly."""
+    """Convert the bits of fp16 to fp32, exactly."""
     if _HAS_FP16:
         return builder.fpext(builder.bitcast(halves, _like(halves, ir.HalfType())), _like(halves, ir.FloatType()))
     bits = builder.zext(halves, _like(halves, ir.IntType(32)))
     magnitude = builder.shl(builder.and_(bits, _word(bits, 0x7FFF)), _word(bits, 13))
-    scale = _constant(bits, ir.FloatType(), 2.0**112)  # the two formats' exponents differ by it
+    scale = _constant(bits, ir.FloatType(), 2.0**112)  # the difference of the two formats' exponent biases
     number = _as_words(builder, builder.fmul(_as_floats(builder, magnitude), scale))
     is_finite = builder.icmp_unsigned("<", magnitude, _word(bits, 0x7C00 << 13))
     number = builder.select(is_finite, number, builder.or_(magnitude, _word(bits, 0x7F800000)))
@@ -95,13 +95,13 @@ def halves_to_floats(builder: Any, halves: Any) -> Any:
 
 
 def bfloats_to_floats(builder: Any, bfloats: Any) -> Any:
-    """The fp32 of bf16's bits, exactly."""
+    """Convert the bits of bf16 to fp32, exactly."""
     bits = builder.zext(bfloats, _like(bfloats, ir.IntType(32)))
     return _as_floats(builder, builder.shl(bits, _word(bits, 16)))
 
 
 def _split(builder: Any, floats: Any) -> tuple[Any, Any, Any]:
-    """(magnitude, sign in bit 15, whether NaN) of fp32."""
+    """(magnitude, sign in bit 15, whether NaN) of an fp32; the first two are integers."""
     bits = _as_words(builder, floats)
     magnitude = builder.and_(bits, _word(bits, 0x7FFFFFFF))
     sign = builder.and_(builder.lshr(bits, _word(bits, 16)), _word(bits, 0x8000))
@@ -114,7 +114,7 @@ def _join(builder: Any, magnitude: Any, sign: Any, is_nan: Any, nan: int) -> Any
 
 
 def floats_to_halves(builder: Any, floats: Any) -> Any:
-    """The bits of the fp16 nearest to an fp32, ties to even."""
+    """Round fp32 to the bits of the nearest fp16, ties to even."""
     magnitude, sign, is_nan = _split(builder, floats)
     if _HAS_FP16:
         halves = builder.fptrunc(_as_floats(builder, magnitude), _like(floats, ir.HalfType()))
@@ -125,7 +125,7 @@ def floats_to_halves(builder: Any, floats: Any) -> Any:
     normal = builder.lshr(normal, _word(magnitude, 13))
     largest = _word(magnitude, 0x7C00)
     normal = builder.select(builder.icmp_unsigned("<", normal, largest), normal, largest)
-    # Below 2^-14, the numbers of fp16 are multiples of 2^-24, and so are those of fp32 around 1/2: an addition rounds.
+    # Below 2^-14, fp16 values are multiples of 2^-24, as are fp32 values just above 1/2: adding 1/2 rounds to fp16.
     small = builder.fadd(_as_floats(builder, magnitude), _constant(magnitude, ir.FloatType(), 0.5))
     small = builder.sub(_as_words(builder, small), _word(magnitude, 0x3F000000))
     is_small = builder.icmp_unsigned("<", magnitude, _word(magnitude, 0x38800000))
@@ -133,7 +133,7 @@ def floats_to_halves(builder: Any, floats: Any) -> Any:
 
 
 def floats_to_bfloats(builder: Any, floats: Any) -> Any:
-    """The bits of the bf16 nearest to an fp32, ties to even."""
+    """Round fp32 to the bits of the nearest bf16, ties to even."""
     magnitude, sign, is_nan = _split(builder, floats)
     odd = builder.and_(builder.lshr(magnitude, _word(magnitude, 16)), _word(magnitude, 1))
     rounded = builder.add(magnitude, builder.add(odd, _word(magnitude, 0x7FFF)))
@@ -141,7 +141,7 @@ def floats_to_bfloats(builder: Any, floats: Any) -> Any:
 
 
 def doubles_to_odd_floats(builder: Any, doubles: Any) -> Any:
-    """fp64 rounded to fp32 with an odd last bit where inexact: rounding that to 16 bits is as if rounded once.
+    """Round fp64 to fp32 by rounding to odd, so that rounding the result to 16 bits is the same as rounding once.
 
     Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd",
     IEEE Transactions on Computers 57(4), 2008.
@@ -149,22 +149,22 @@ def doubles_to_odd_floats(builder: Any, doubles: Any) -> Any:
     nearest = builder.fptrunc(doubles, _like(doubles, ir.FloatType()))
     back, bits = builder.fpext(nearest, doubles.type), _as_words(builder, nearest)
 
-    def size(value: Any) -> Any:
+    def magnitude_bits(value: Any) -> Any:
         integers = builder.bitcast(value, _like(value, ir.IntType(64)))
         return builder.and_(integers, _constant(value, ir.IntType(64), (1 << 63) - 1))
 
-    is_away = builder.icmp_unsigned(">", size(back), size(doubles))
+    is_away = builder.icmp_unsigned(">", magnitude_bits(back), magnitude_bits(doubles))
     is_inexact = builder.fcmp_ordered("!=", back, doubles)  # False for NaN
     is_away = builder.and_(is_away, is_inexact)
     bits = builder.sub(bits, builder.zext(is_away, bits.type))
     return _as_floats(builder, builder.or_(bits, builder.zext(is_inexact, bits.type)))
 
 
-DECODE = {types.uint16: halves_to_floats, types.int16: bfloats_to_floats}  # by the Numba type of the bits
+DECODE = {types.uint16: halves_to_floats, types.int16: bfloats_to_floats}  # keys: Numba's type of the bits
 ENCODE = {types.uint16: floats_to_halves, types.int16: floats_to_bfloats}
 
 
-# ------------------------------------------------------------------------------------- numbers in kernels
+# ------------------------------------------------------------------------------------- scalars in kernels
 
 
 def _define(instructions: Any, source: Any, target: Any) -> Any:
@@ -175,49 +175,49 @@ def _define(instructions: Any, source: Any, target: Any) -> Any:
     return convert
 
 
-DECODE_NUMBER = {bits: _define(decode, bits, types.float32) for bits, decode in DECODE.items()}
-ENCODE_NUMBER = {bits: _define(encode, types.float32, bits) for bits, encode in ENCODE.items()}
+DECODE_SCALAR = {bits: _define(decode, bits, types.float32) for bits, decode in DECODE.items()}
+ENCODE_SCALAR = {bits: _define(encode, types.float32, bits) for bits, encode in ENCODE.items()}
 _to_odd = _define(doubles_to_odd_floats, types.float64, types.float32)
 
 
 def decoded(value, like):
-    """A number of an array as one of the dtype of the array `like`, fp32 or fp64 (kernels)."""
+    """Convert an element of a data array to the dtype of the array `like`, fp32 or fp64 (in kernels)."""
     raise NotImplementedError
 
 
 @overload(decoded)
 def _overload_decoded(value, like):
     dtype = like.dtype
-    if value in DECODE_NUMBER and dtype is types.float32:
-        decode = DECODE_NUMBER[value]
+    if value in DECODE_SCALAR and dtype is types.float32:
+        decode = DECODE_SCALAR[value]
         return lambda value, like: decode(value)
     return lambda value, like: dtype(value)
 
 
 def encoded(number, out):
-    """An fp32 or fp64 as an element of the array `out`, rounded once (kernels)."""
+    """Convert an fp32 or fp64 to an element of the array `out`, rounded once (in kernels)."""
     raise NotImplementedError
 
 
 @overload(encoded)
 def _overload_encoded(number, out):
     dtype = out.dtype
-    if dtype in ENCODE_NUMBER:
-        encode = ENCODE_NUMBER[dtype]
+    if dtype in ENCODE_SCALAR:
+        encode = ENCODE_SCALAR[dtype]
         if number is types.float32:
             return lambda number, out: encode(number)
         return lambda number, out: encode(_to_odd(number))
     return lambda number, out: dtype(number)
 
 
-def store_number(value, out, i, j, accumulate):
-    """out[i, j] (+)= an fp64, rounded once; no 16-bit result is accumulated into (kernels)."""
+def store_element(value, out, i, j, accumulate):
+    """out[i, j] (+)= an fp64, rounded once; a 16-bit `out` does not support `accumulate` (in kernels)."""
     raise NotImplementedError
 
 
-@overload(store_number)
-def _overload_store_number(value, out, i, j, accumulate):
-    if out.dtype in ENCODE_NUMBER:
+@overload(store_element)
+def _overload_store_element(value, out, i, j, accumulate):
+    if out.dtype in ENCODE_SCALAR:
 
         def store(value, out, i, j, accumulate):
             out[i, j] = encoded(value, out)
@@ -232,17 +232,17 @@ def _overload_store_number(value, out, i, j, accumulate):
 
 # ------------------------------------------------------------------------------------- vectors of words
 
-WIDTH = 8  # calls of Philox made together, in vectors of 64-bit words: one register with AVX-512
+WIDTH = 8  # calls of Philox computed together, in vectors of 64-bit words: one AVX-512 register
 
 
-def shuffle_mask(places: list[int]) -> Any:
-    return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
+def shuffle_mask(lanes: list[int]) -> Any:
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
 
 
 class WordVector:
-    """A vector of WIDTH words: the law's functions, called with these, emit instructions.
+    """A vector of WIDTH words. Called with such vectors, the law's functions emit instructions.
 
-    Left to itself, the compiler makes one call of Philox at a time: 6 times as slow on Zen 5.
+    Left to itself, the compiler does not vectorize across calls of Philox, which is 6 times as slow on Zen 5.
     """
 
     bits, width = 64, WIDTH
@@ -305,26 +305,27 @@ class WordVector:
 
 
 class HalfWordVector(WordVector):
-    """A vector of words of 32 bits, for functions of words whose results and parts stay below 2^32 or matter mod 2^16.
+    """A vector of 2 WIDTH words of 32 bits.
 
-    `sjlt.laws.exact.row_in_sub_block` is one.
+    For word functions whose intermediate values stay below 2^32 or matter only mod 2^16, such as
+    `sjlt.laws.exact.row_in_sub_block`.
     """
 
     bits, width = 32, 2 * WIDTH
 
 
 def interleave(builder: Any, words: Any) -> Any:
-    """The four words of each of WIDTH calls as one vector of 32-bit words, the words of a call side by side."""
+    """Combine the four words of WIDTH calls into one vector of 32-bit words, where those of a call are adjacent."""
     w0, w1, w2, w3 = (builder.trunc(w.value, ir.VectorType(ir.IntType(32), WIDTH)) for w in words)
-    pairs = shuffle_mask([place for i in range(WIDTH) for place in (i, WIDTH + i)])
+    pairs = shuffle_mask([lane for i in range(WIDTH) for lane in (i, WIDTH + i)])
     evens = range(0, 2 * WIDTH, 2)
-    fours = shuffle_mask([place for i in evens for place in (i, i + 1, 2 * WIDTH + i, 2 * WIDTH + i + 1)])
+    fours = shuffle_mask([lane for i in evens for lane in (i, i + 1, 2 * WIDTH + i, 2 * WIDTH + i + 1)])
     low, high = builder.shuffle_vector(w0, w1, pairs), builder.shuffle_vector(w2, w3, pairs)
     return builder.shuffle_vector(low, high, fours)
 
 
 def store_vector(context: Any, builder: Any, array_type: Any, array: Any, at: Any, vector: Any) -> Any:
-    """array[at:] = vector, for an array of one axis."""
+    """Store a vector in a flat array, from index `at` on."""
     data = builder.gep(context.make_array(array_type)(context, builder, array).data, [at])
     builder.store(vector, builder.bitcast(data, vector.type.as_pointer()), align=array_type.dtype.bitwidth // 8)
     return context.get_dummy_value()

@@ -1,9 +1,9 @@
-"""Projections by a sketch of few entries: each component is summed on its own.
+"""Projections by a sketch with few entries, computed one component at a time.
 
-The entries of each component are listed once, and kept for later calls (`ExactPlan.lists`). A sum then stays in a
-register, where the other ways (`dense`, `contiguous`) read and write it once per entry, in caches that a tile of all
-components exceeds: (1826, 512) to 512 takes half of the time, and so does one vector of 768 elements (Zen 5). Terms are
-added in the order of `dense_kernels`, so that results are those of the other ways to the bit.
+The entries of each component are listed once and kept for later calls (`ExactPlan.lists`). A sum then stays in a
+register, whereas the other paths (`dense`, `contiguous`) read and write it once per entry, in a tile of all components
+that may exceed the caches. Projecting (1826, 512) to 512, or one vector of 768 elements, takes half the time (Zen 5).
+Terms are added in the order of `dense_kernels`, so results are bitwise equal to those of the other paths.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ import numpy as np
 from numba import types
 
 from ... import threads
-from .bits import decoded, store_number
+from .bits import decoded, store_element
 from .dense_kernels import TILE_FEATURES, fold, two_sum
 from .jit import COMPUTE, DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, Array, compiled, kernel
-from .plan import STORE_WORK, ExactPlan, room, row_ranges, total_parts, useful_threads
+from .plan import STORE_WORK, ExactPlan, borrowed_tile, row_ranges, total_parts, useful_threads
 from .rows import sum_entries
 from .simd import SQUARE_BYTES
 from .tiles import load_tile
 
-MAX_SCALAR_VECTORS = 2  # vectors that are summed one by one; more are faster in tiles, most often
-TILE_COMPONENTS = 64  # components of a tile: with 64 vectors of fp32, 16 KiB of the L1 cache
-TILE_BYTES = 1 << 20  # of a tile of all features, which should stay in a core's L2 cache
-MAX_WIDTH = 4 * SQUARE_BYTES  # bytes of a row of a tile: as many vectors as one loop over the entries sums
-MAX_CONTIGUOUS_WIDTH = 2048  # the same where vectors are contiguous in memory, which is then read in long stretches
+MAX_SCALAR_VECTORS = 2  # up to this many vectors are summed one by one; more are usually faster in tiles
+TILE_COMPONENTS = 64  # components in a tile: 16 KiB of the L1 cache with 64 vectors of fp32
+TILE_BYTES = 1 << 20  # for a tile of all features, which should stay in a core's L2 cache
+MAX_WIDTH = 4 * SQUARE_BYTES  # bytes in a row of a tile: what one loop over the entries sums
+MAX_CONTIGUOUS_WIDTH = 2048  # the same for column-major data, which is then read in long stretches
 
 
 def eligible(plan: ExactPlan, n: int) -> bool:
-    """Whether n rows of native data are projected here: by a small sketch, whose lists are not mostly empty or long.
+    """Whether to project n rows of native data here: for small sketches whose lists are neither mostly empty nor long.
 
-    (7444, 109) to 764 with one nonzero per column would take 1.4 times as long as in tiles, (300, 16000) to 512 1.1 to
-    1.7 times (Zen 5).
+    Otherwise tiles are faster: on Zen 5, (7444, 109) to 764 with one nonzero per column would take 1.4 times as long
+    here as in tiles, (300, 16000) to 512 1.1 to 1.7 times.
     """
     fits = plan.d * MAX_WIDTH <= TILE_BYTES and plan.k <= plan.d * plan.s
     return plan.has_lists and (fits or plan.is_small(n))
 
 
 def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype) -> None:
-    """out (n, k) = x (n, d) S', or out += that, for an eligible product of native data."""
+    """out (n, k) = x (n, d) S', or out +=, for a product that is `eligible`."""
     starts, entries = plan.lists
     if x.shape[0] <= MAX_SCALAR_VECTORS:
         project = compiled(sum_vectors, data=x.dtype, compute=compute, out=out.dtype)
@@ -51,7 +51,7 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
     parts = total_parts(compute) if plan.n_blocks > 1 else 0
 
     def task(begin: int, end: int) -> None:
-        with room(d + TILE_COMPONENTS, width, compute) as tiles:
+        with borrowed_tile(d + TILE_COMPONENTS, width, compute) as tiles:
             scratch = tiles[:d], tiles[d:], np.empty((parts, TILE_COMPONENTS, width))
             project(x, starts, entries, (begin, end), scratch, out, plan.scale, accumulate)
 
@@ -63,12 +63,12 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
 
 
 def _tile_width(x: np.ndarray, itemsize: int, workers: int) -> int:
-    """Vectors of a tile: whole SIMD vectors, enough tiles for all workers."""
+    """The number of vectors in a tile: whole SIMD vectors, and few enough that every worker gets a tile."""
     n, d = x.shape
     lanes = SQUARE_BYTES // itemsize
-    widest = MAX_CONTIGUOUS_WIDTH if abs(x.strides[0]) < abs(x.strides[1]) else MAX_WIDTH
-    most = max(1, min(widest, TILE_BYTES // d) // SQUARE_BYTES)
-    return min(most, -(-n // (workers * lanes))) * lanes
+    max_bytes = MAX_CONTIGUOUS_WIDTH if abs(x.strides[0]) < abs(x.strides[1]) else MAX_WIDTH
+    max_squares = max(1, min(max_bytes, TILE_BYTES // d) // SQUARE_BYTES)
+    return min(max_squares, -(-n // (workers * lanes))) * lanes
 
 
 @kernel(
@@ -76,7 +76,7 @@ def _tile_width(x: np.ndarray, itemsize: int, workers: int) -> int:
     accumulate=types.boolean,
 )  # fmt: skip
 def sum_vectors(x, starts, entries, signed, out, scale, accumulate):
-    """All of out, vector by vector. signed : room for each feature of a vector and its negative."""
+    """Compute all of out, vector by vector. signed : a buffer for each feature of a vector and its negative."""
     d, k = x.shape[1], out.shape[1]
     n_blocks = (starts.size - 1) // k
     compensated = signed.itemsize == 8
@@ -86,16 +86,16 @@ def sum_vectors(x, starts, entries, signed, out, scale, accumulate):
             signed[2 * j] = value
             signed[2 * j + 1] = -value
         for r in range(k):
-            total = lost = 0.0
+            total = compensation = 0.0
             for b in range(r * n_blocks, (r + 1) * n_blocks):
                 block = signed.dtype.type(0)
                 for e in range(starts[b], starts[b + 1]):
                     block += signed[entries[e]]
                 total, error = two_sum(total, np.float64(block))
-                lost += error
-            if compensated and np.isfinite(total + lost):
-                total += lost
-            store_number(scale * total, out, i, r, accumulate)
+                compensation += error
+            if compensated and np.isfinite(total + compensation):
+                total += compensation
+            store_element(scale * total, out, i, r, accumulate)
 
 
 @kernel(
@@ -103,10 +103,10 @@ def sum_vectors(x, starts, entries, signed, out, scale, accumulate):
     scale=types.float64, accumulate=types.boolean,
 )  # fmt: skip
 def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
-    """A range of rows of out, a tile of vectors at a time.
+    """Compute a range of rows of out, a tile of vectors at a time.
 
-    scratch : tiles of all features and of some components, of equal width; totals of the latter, used where the
-        features are several blocks.
+    scratch : a tile of all features and one of some components, of equal width; totals of these components, used if
+        there are several blocks of features.
     """
     i0, i1 = rows
     features, sums, totals = scratch
@@ -118,7 +118,7 @@ def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
         for j in range(0, d, TILE_FEATURES):
             load_tile(x, i, n, j, min(TILE_FEATURES, d - j), features, j)
         summed = (n + lanes - 1) // lanes * lanes
-        if summed > n:  # denormal numbers of an earlier call would make additions slow
+        if summed > n:  # subnormals left by an earlier call would slow additions
             features[:, n:summed] = 0
         for r0 in range(0, k, sums.shape[0]):
             r1 = min(r0 + sums.shape[0], k)

@@ -1,10 +1,13 @@
 """The exact law on dense data on the CPU: 2-D arrays of any strides, one data vector per row.
 
-There are four ways. The codes of a small sketch are sorted by component and kept between calls (`by_component`). For
-larger ones, where vectors are contiguous in memory, whole features are added (`contiguous`). With many rows, the codes
-of a span of features go into a table that all threads share, and a task is a range of rows. With few rows, a task is a
-run of features and generates its own codes. All add the same blocks of features in the same order, so that their
-results are equal to the bit.
+A projection takes one of four paths:
+
+- For a small sketch, codes are sorted by component and kept between calls (`by_component`).
+- If the elements of a feature are contiguous in memory, whole features are added at once (`contiguous`).
+- With many rows, the codes of a span of features go into a table that all threads share, and a task is a range of rows.
+- With few rows, a task is a run of features and generates its own codes.
+
+All of them add the same blocks of features in the same order, so their results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ from .plan import (
     ExactPlan,
     Scratch,
     aligned,
+    borrowed_tile,
     exact_plan,
-    room,
     row_ranges,
     total_parts,
 )
@@ -41,21 +44,21 @@ from .plan import (
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-TOTALS_BYTES = 16 << 20  # totals of the rows under way
-TOGETHER_BYTES = 1 << 19  # tiles that one thread works on together: they should stay in its L2 cache
-RUN_FEATURES = 1 << 16  # features of a task where a task is a run of features, at most
+TOTALS_BYTES = 16 << 20  # for totals that are carried from one table of codes to the next
+STACKED_BYTES = 1 << 19  # for the tiles that a thread works on at a time: they should stay in its L2 cache
+RUN_FEATURES = 1 << 16  # most features of a task that is a run of features
 
 
-def _together(x: np.ndarray, tile_bytes: int, rows: int) -> int:
-    """The number of tiles a thread works on at a time, where `rows` rows give every thread one."""
+def _stacked_tiles(x: np.ndarray, tile_bytes: int, rows: int) -> int:
+    """The number of tiles that a thread works on at a time, where `rows` rows are one tile for each thread."""
     if abs(x.strides[0]) >= abs(x.strides[1]):
         return 1
-    # Column-major: tiles side by side touch whole stretches of memory.
-    return max(1, min(TOGETHER_BYTES // tile_bytes, -(-x.shape[0] // rows)))
+    # Column-major: several tiles together access longer stretches of memory.
+    return max(1, min(STACKED_BYTES // tile_bytes, -(-x.shape[0] // rows)))
 
 
 def _run_features(plan: ExactPlan, vectors: int) -> int:
-    """Features of a task that is a run of features. (Tiles of many components miss the caches: a quarter of a step.)"""
+    """The features of a task that is a run: a quarter of a step, because tiles of many components miss the caches."""
     return max(CODES_STEP, min(RUN_FEATURES, STEP_WORK // (4 * plan.s * vectors)))
 
 
@@ -75,9 +78,9 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
         by_component.project_by_component(plan, kernel_view(x), out, accumulate, compute)
         return
     rows = n
-    if not native:  # the few rows that are copied at a time, a run of features of them
+    if not native:  # few rows at a time, of which a run of features is copied
         rows = max(1, min(8, STAGE_BYTES // (x.itemsize * max(plan.block, RUN_FEATURES))))
-    one_by_one = rows == 2 and plan.log_chunk >= LOG_ROWS  # half the time that they take in a tile
+    one_by_one = rows == 2 and plan.log_chunk >= LOG_ROWS  # half the time of a tile for both
     vectors, workers = plan.vectors_and_workers(1 if one_by_one else rows, compute.itemsize)
     if not native:
         workers = 1
@@ -96,15 +99,15 @@ def _project_many(
 ) -> None:
     n, k = out.shape
     kernel = compiled(kernels.project_rows, data=x.dtype, compute=compute, out=out.dtype)
-    together = _together(x, k * vectors * compute.itemsize, vectors * workers)
-    parts, unit = total_parts(compute), vectors * together
+    stacked = _stacked_tiles(x, k * vectors * compute.itemsize, vectors * workers)
+    parts, unit = total_parts(compute), vectors * stacked
     codes = plan.block * plan.s
     per_table = max(1, TABLE_CODES // codes)
-    own_totals = 0 if plan.n_blocks == 1 else together if plan.n_blocks <= per_table else None
+    own_totals = 0 if plan.n_blocks == 1 else stacked if plan.n_blocks <= per_table else None
     scratch = Scratch(
         lambda: (
             aligned((TILE_FEATURES, vectors), compute),
-            aligned((together * k, vectors), compute),
+            aligned((stacked * k, vectors), compute),
             np.empty((parts, (own_totals or 0) * k, vectors)),
         )
     )
@@ -112,16 +115,16 @@ def _project_many(
     def task(
         i: int, end: int, x: np.ndarray, out: np.ndarray, totals: np.ndarray | None, b0: int, b1: int, table: np.ndarray
     ) -> Iterator[None]:
-        most = max(1, STEP_WORK // (unit * codes))  # blocks in a step
+        max_blocks = max(1, STEP_WORK // (unit * codes))  # in a step
         begins, step = range(i, end, unit), unit
-        if most >= b1 - b0:
+        if max_blocks >= b1 - b0:
             begins, step = range(i, i + 1), end - i
         start = plan.bounds(b0, b0 + 1)[0]
         with scratch.borrow() as (tile, sums, own):
             for r in begins:
                 rows, kept = (r, min(r + step, end)), own if totals is None else totals
-                for c in range(b0, b1, most):
-                    stop = min(c + most, b1)
+                for c in range(b0, b1, max_blocks):
+                    stop = min(c + max_blocks, b1)
                     bounds = plan.bounds(c, stop)
                     first, last = bounds[0], bounds[-1]
                     kernel(
@@ -131,7 +134,7 @@ def _project_many(
                     )  # fmt: skip
                     yield
 
-    # Totals that go from table to table are kept for as many rows at a time as there is memory for.
+    # If there are several tables, totals are carried from one to the next, for as many rows as TOTALS_BYTES allows.
     group = n if own_totals is not None else max(1, TOTALS_BYTES // (8 * parts * k * vectors)) * vectors
     table, totals = plan.no_table(), None
     for g in range(0, n, group):
@@ -141,7 +144,7 @@ def _project_many(
         for b0 in range(0, plan.n_blocks, per_table):
             b1 = min(b0 + per_table, plan.n_blocks)
             if g == 0 or plan.n_blocks > per_table:
-                del table  # before the next is made
+                del table  # before the next one is allocated
                 bounds = plan.bounds(b0, b1)
                 table = plan.table(bounds[0], bounds[-1])
             ranges = row_ranges(rows.shape[0], unit, workers, STORE_WORK * k + table.size)
@@ -154,8 +157,8 @@ def _project_few(
     k = out.shape[1]
     project = compiled(kernels.project_blocks, data=kernel_view(to_native(x[:0])).dtype, compute=compute)
     fold = compiled(kernels.fold_blocks, compute=compute, out=out.dtype)
-    fitting = SCRATCH_BYTES // (workers * k * vectors * compute.itemsize)
-    per_task = max(1, min(_run_features(plan, vectors) // plan.block, fitting))
+    max_blocks = SCRATCH_BYTES // (workers * k * vectors * compute.itemsize)
+    per_task = max(1, min(_run_features(plan, vectors) // plan.block, max_blocks))
     workers = min(workers, -(-plan.n_blocks // per_task))
     scratch = [
         (
@@ -215,14 +218,14 @@ def _adjoint_small(
 ) -> None:
     n, k = y.shape
     kernel = compiled(kernels.adjoint_rows, data=y.dtype, compute=compute, out=out.dtype)
-    with room(TILE_FEATURES + k, vectors, compute) as tiles:
+    with borrowed_tile(TILE_FEATURES + k, vectors, compute) as tiles:
         scratch = tiles[:TILE_FEATURES], tiles[TILE_FEATURES:]
         _clear_rest(scratch[1], n)
         kernel(y, plan.kept[0], (0, n), scratch, out, plan.scale, accumulate)
 
 
 def _clear_rest(tile: np.ndarray, n: int) -> None:
-    """Clear the columns that n vectors leave unused: denormal numbers of an earlier call would make additions slow."""
+    """Clear the unused columns of a tile for n vectors: subnormals left by an earlier call would slow additions."""
     if rest := n % tile.shape[1]:
         tile[:, rest:] = 0
 
@@ -232,21 +235,21 @@ def _adjoint_many(
 ) -> None:
     n, k = y.shape
     kernel = compiled(kernels.adjoint_rows, data=y.dtype, compute=compute, out=out.dtype)
-    together = _together(out, k * vectors * compute.itemsize, vectors * workers)
-    scratch = Scratch(lambda: (aligned((TILE_FEATURES, vectors), compute), aligned((together * k, vectors), compute)))
+    stacked = _stacked_tiles(out, k * vectors * compute.itemsize, vectors * workers)
+    scratch = Scratch(lambda: (aligned((TILE_FEATURES, vectors), compute), aligned((stacked * k, vectors), compute)))
 
     def task(i: int, end: int, columns: np.ndarray, table: np.ndarray) -> None:
         with scratch.borrow() as arrays:
             kernel(y, table, (i, end), arrays, columns, plan.scale, accumulate)
 
-    unit = vectors * together
+    unit = vectors * stacked
     span = max(1, min(TABLE_CODES // plan.s, STEP_WORK // (unit * (plan.s + STORE_WORK))))
     for j in range(0, plan.d, span):
         columns = out[:, j : j + span]
         table = plan.table(j, j + columns.shape[1])
         ranges = row_ranges(n, unit, workers, STORE_WORK * columns.shape[1] + table.size)
         threads.run(task, [(*r, columns, table) for r in ranges], workers)
-        del table  # before the next is made
+        del table  # before the next one is allocated
 
 
 def _adjoint_few(

@@ -1,24 +1,25 @@
 """Kernels of the exact law on dense data: 2-D arrays of any strides, one data vector per row, X or Y.
 
-How sums run, and how accurate they are
----------------------------------------
-Within a block of features, sums run in the data's precision, u = 2^-24 (fp32 and narrower) or 2^-53 (fp64 and
-integers). A component gets at most one term per group of chunks, and a block has at most T = MAX_TERMS groups: these
-sums have at most T terms. The blocks, whose bounds the sketch alone decides, are then added in their order to fp64
-totals; where u = 2^-53, the error of each of these additions is kept and added at the end. Results therefore do not
-depend on which rows or blocks are worked on together.
+Order and accuracy of sums
+--------------------------
+Within a block of features, sums are computed in the data's precision, u = 2^-24 (fp32 and narrower) or 2^-53 (fp64 and
+integers). A component gets at most one term per group of chunks, and a block has at most T = MAX_TERMS groups, so these
+sums have at most T terms. The bounds of the blocks depend on the sketch only. The sums of the blocks are added to fp64
+totals in order; for u = 2^-53, the rounding error of each of these additions is kept and added at the end. Results
+therefore do not depend on which rows or blocks are processed together.
 
-It follows for every input (underflow and overflow aside) that
+For every input (underflow and overflow aside),
 
     |result_r - exact_r| <= (MAX_TERMS + 4) u sum over j of |S_rj x_j|,
 
-plus one rounding to a 16-bit result. The first term of a block is exact, the T - 1 additions after it contribute T - 1
-(Higham, "Accuracy and stability of numerical algorithms", section 4.2); the totals at most 1, that is n_blocks 2^-53
-<= u for fp32 up to 2^29 blocks and, for fp64, the final rounding of a compensated sum (section 4.3; its second-order
-term n_blocks^2 u^2 stays below u up to 2^26 blocks); the scale 1/sqrt(nnz) is two roundings and its product a third;
-rounding to fp32 takes the place of the fp64 roundings. An adjoint sums nnz terms: nnz + 3 instead of MAX_TERMS + 4.
+plus one rounding to a 16-bit result. The first term of a block is exact, and the T - 1 additions after it contribute
+T - 1 (Higham, "Accuracy and stability of numerical algorithms", section 4.2). The totals contribute at most 1: for
+fp32, n_blocks 2^-53 <= u up to 2^29 blocks; for fp64, the final rounding of a compensated sum (section 4.3), whose
+second-order term n_blocks^2 u^2 stays below u up to 2^26 blocks. The scale 1/sqrt(nnz) contributes two roundings and
+the multiplication by it a third; for fp32, the rounding of the result replaces these fp64 roundings. An adjoint sums
+nnz terms, which gives nnz + 3 instead of MAX_TERMS + 4.
 
-No sum overflows while |x| <= max / MAX_TERMS (fp32 and bf16: 2^123, 1e37); in fp64, while sum of |S_rj x_j| is finite.
+No sum overflows if |x| <= max / MAX_TERMS (fp32 and bf16: 2^123, 1e37) or, in fp64, if the sum of |S_rj x_j| is finite.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .jit import CODES, DATA_2D, FLAGS, INT64S, LAW, OUT_2D, RANGE, TILE, TOTALS
 from .one_vector import accumulate_vector
 from .tiles import gather, load_tile, scatter, store_tile
 
-TILE_FEATURES = 64  # rows of a tile of features: with 32 vectors of fp32, 8 KiB of the L1 cache
+TILE_FEATURES = 64  # rows of a tile of features: 8 KiB of the L1 cache with 32 vectors of fp32
 
 
 @leaf
@@ -48,35 +49,35 @@ def _accumulate(x, i0, i1, codes, j0, j1, k, tile, sums):
 
 @leaf
 def two_sum(a, b):
-    """(a + b, what that addition lost), by Knuth's TwoSum."""
+    """(a + b, the rounding error of that addition), by Knuth's TwoSum."""
     total = a + b
-    rest = total - a
-    return total, (a - (total - rest)) + (b - rest)
+    b_rounded = total - a
+    return total, (a - (total - b_rounded)) + (b - b_rounded)
 
 
 @leaf
-def add_to_totals(sums, totals, lost, compensated):
-    """totals += sums; lost += what that addition lost, if compensated. All flat."""
+def add_to_totals(sums, totals, compensation, compensated):
+    """totals += sums; if `compensated`, compensation += the rounding errors of these additions. All arrays are flat."""
     if not compensated:
         for r in range(sums.size):
             totals[r] += sums[r]
     else:
         for r in range(sums.size):
             totals[r], error = two_sum(totals[r], np.float64(sums[r]))
-            lost[r] += error
+            compensation[r] += error
 
 
 @leaf
-def add_lost(totals, lost):
-    """totals += lost; a total that is not finite stays what it is."""
+def add_compensation(totals, compensation):
+    """totals += compensation, except where the result is not finite: there, totals stay unchanged."""
     for r in range(totals.size):
-        total = totals[r] + lost[r]
+        total = totals[r] + compensation[r]
         totals[r] = total if np.isfinite(total) else totals[r]
 
 
 @leaf
 def fold(sums, totals, base, i0, i1, k, first, last, out, scale, accumulate):
-    """Add a block's sums of rows i0..i1 to the totals from row `base` on, and store them after the last block."""
+    """Add a block's sums of rows i0..i1 to the totals, from row `base` on; after the last block, store these."""
     vectors = sums.shape[1]
     for v in range((i1 - i0 + vectors - 1) // vectors):
         i = i0 + v * vectors
@@ -86,15 +87,15 @@ def fold(sums, totals, base, i0, i1, k, first, last, out, scale, accumulate):
             continue
         row = base + v * k
         block = slice(row * vectors, (row + k) * vectors)
-        total, lost = totals[0].reshape(-1)[block], totals[-1].reshape(-1)[block]
+        total, compensation = totals[0].reshape(-1)[block], totals[-1].reshape(-1)[block]
         compensated = totals.shape[0] == 2
         if first:
             total[:] = 0
-            lost[:] = 0
-        add_to_totals(sums[v * k : (v + 1) * k].reshape(-1), total, lost, compensated)
+            compensation[:] = 0
+        add_to_totals(sums[v * k : (v + 1) * k].reshape(-1), total, compensation, compensated)
         if last:
             if compensated:
-                add_lost(total, lost)
+                add_compensation(total, compensation)
             store_tile(totals[0], row, out, i, n, 0, k, scale, accumulate)
 
 
@@ -103,20 +104,20 @@ def fold(sums, totals, base, i0, i1, k, first, last, out, scale, accumulate):
     scratch=(TILE, TILE, TOTALS), out=OUT_2D, scale=types.float64, accumulate=types.boolean,
 )  # fmt: skip
 def project_rows(x, codes, bounds, rows, ends, own_totals, scratch, out, scale, accumulate):
-    """A range of rows of x through the blocks ``bounds[b]:bounds[b+1]`` of features.
+    """Project a range of rows of x, over the blocks ``bounds[b]:bounds[b + 1]`` of features.
 
-    rows : its begin is a multiple of a tile's vectors.
-    ends : whether these are the first and the last features. Where not, totals come from, go to another call.
-    own_totals : whether totals are for the rows taken together only, not for all rows of x.
-    scratch : a tile of features; a stack of tiles of k components, as many rows are taken together as it holds; totals.
+    rows : begins at a multiple of a tile's vectors.
+    ends : whether these include the sketch's first and last block. If not, totals are carried between calls.
+    own_totals : whether totals are for the rows that are processed together, rather than for all rows of x.
+    scratch : a tile of features; a stack of tiles of k components, for the rows that are processed together; totals.
     """
     i0, i1 = rows
     first, last = ends
     tile, sums, totals = scratch
     k, vectors = out.shape[1], tile.shape[1]
-    together = sums.shape[0] // k * vectors
-    for i in range(i0, i1, together):
-        end = min(i + together, i1)
+    rows_at_once = sums.shape[0] // k * vectors
+    for i in range(i0, i1, rows_at_once):
+        end = min(i + rows_at_once, i1)
         base = 0 if own_totals else i // vectors * k
         for b in range(bounds.size - 1):
             sums[:] = 0
@@ -127,11 +128,11 @@ def project_rows(x, codes, bounds, rows, ends, own_totals, scratch, out, scale, 
 
 @kernel(x=DATA_2D, bounds=INT64S, first_column=types.uint64, geometry=LAW, scratch=(CODES, TILE, TILE))
 def project_blocks(x, bounds, first_column, geometry, scratch):
-    """The sums of each block ``bounds[b]:bounds[b+1]`` of features over the few rows of x: one tile per block.
+    """Compute the sums of each block ``bounds[b]:bounds[b + 1]`` of features for few rows of x, one tile per block.
 
     first_column : the law's index of x's column 0.
-    scratch : codes of CODES_STEP columns; a tile of features, or for a single vector the buffer of
-        `accumulate_vector` for CODES_STEP of them; tiles of components, one for each block.
+    scratch : codes of CODES_STEP columns; a tile of features or, for a single vector, the buffer that
+        `accumulate_vector` needs for CODES_STEP features; a tile of components for each block.
     """
     codes, tile, sums = scratch
     k = np.int64(geometry[0] * geometry[7])
@@ -149,7 +150,7 @@ def project_blocks(x, bounds, first_column, geometry, scratch):
 
 @kernel(sums=TILE, totals=TOTALS, ends=FLAGS, out=OUT_2D, scale=types.float64, accumulate=types.boolean)
 def fold_blocks(sums, totals, ends, out, scale, accumulate):
-    """Add the sums of `project_blocks` to the totals; calls come in the order of the blocks. ends : see above."""
+    """Add the sums of `project_blocks` to the totals, in the order of the blocks. ends : as in `project_rows`."""
     n, k = out.shape
     first, last = ends
     n_blocks = sums.shape[0] // k
@@ -160,7 +161,7 @@ def fold_blocks(sums, totals, ends, out, scale, accumulate):
 
 @leaf
 def _gather_features(codes, nj, components, k, tile, out, i0, i1, j0, scale, accumulate):
-    """out[i0:i1, j0:j0 + nj] from a stack of tiles of components; codes[0] is column j0's."""
+    """Compute out[i0:i1, j0:j0 + nj] from a stack of tiles of components. codes : those of column j0 and up."""
     vectors = tile.shape[1]
     for j in range(0, nj, TILE_FEATURES):
         count = min(TILE_FEATURES, nj - j)
@@ -184,13 +185,13 @@ def _load_components(y, i0, i1, k, components):
     accumulate=types.boolean,
 )  # fmt: skip
 def adjoint_rows(y, codes, rows, scratch, out, scale, accumulate):
-    """A range of rows of out from those of y. scratch : a tile of features; a stack of tiles of components."""
+    """Compute a range of rows of out. scratch : a tile of features; a stack of tiles of components."""
     i0, i1 = rows
     tile, components = scratch
     k = y.shape[1]
-    together = components.shape[0] // k * tile.shape[1]
-    for i in range(i0, i1, together):
-        end = min(i + together, i1)
+    rows_at_once = components.shape[0] // k * tile.shape[1]
+    for i in range(i0, i1, rows_at_once):
+        end = min(i + rows_at_once, i1)
         _load_components(y, i, end, k, components)
         _gather_features(codes, codes.shape[0], components, k, tile, out, i, end, 0, scale, accumulate)
 
@@ -200,7 +201,7 @@ def adjoint_rows(y, codes, rows, scratch, out, scale, accumulate):
     scale=types.float64, accumulate=types.boolean,
 )  # fmt: skip
 def adjoint_run(y, first_column, geometry, scratch, out, scale, accumulate):
-    """A run of features, all of out's columns, for the few rows of y; codes are generated on the way."""
+    """Compute a run of features (all columns of out) for few rows of y, generating the codes."""
     codes, tile, components = scratch
     k = y.shape[1]
     _load_components(y, 0, y.shape[0], k, components)

@@ -1,4 +1,4 @@
-"""The entries of a sketch under the exact law as codes: 2 row + (1 where negative), int32 (rows are below 2^23)."""
+"""Generate the entries of the exact law as codes: int32, 2 row + (1 where negative); rows are below 2^23."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ...laws.philox import define
 from .bits import WIDTH, WordVector, store_vector
 from .jit import CODES, INT32S, INT64S, LAW, kernel, leaf
 
-intrinsic: Any = extending.intrinsic  # its own types are those of the functions that emit code
+intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
-CODES_STEP = 1024  # columns whose codes are generated at a time where no table is shared
+CODES_STEP = 1024  # columns generated at a time where tasks do not share a table of codes
 
 _words = define(law.FUNCTIONS, leaf, np.uint64)
 part_start, select_word, sign_bit = _words.part_start, _words.select_word, _words.sign_bit
@@ -24,31 +24,31 @@ chunk_tile, chunk_keys, chunk_signs = _words.chunk_tile, _words.chunk_keys, _wor
 row_in_sub_block, odd_inverse = _words.row_in_sub_block, _words.odd_inverse
 
 ONE, TWO, THREE = (np.uint64(v) for v in (1, 2, 3))
-TILE, SIGNS, KEYS = 0, 1, 5  # rows of a table of the words of WIDTH chunks
-MIN_VECTOR_CHUNKS = 4  # fewer chunks are faster one by one
+TILE, SIGNS, KEYS = 0, 1, 5  # first rows of each kind of word in a table for WIDTH chunks (see `fill_words`)
+MIN_VECTOR_CHUNKS = 4  # with fewer chunks, scalar code is faster
 
 
 # ------------------------------------------------------------------------------------- words of chunks
 
 
 def _store_words(context: Any, builder: Any, table_type: Any, table: Any, row: Any, vectors: list[Any]) -> None:
-    """table[row + i, :] = the vector i, for a table of WIDTH columns of 32 bits that is given as one axis."""
+    """Store vector i in ``table[row + i, :]``, where the table is flat and has WIDTH columns of 32 bits."""
     for i, vector in enumerate(vectors):
         at = builder.mul(builder.add(row, ir.Constant(row.type, i)), ir.Constant(row.type, WIDTH))
         words = builder.trunc(vector.value, ir.VectorType(ir.IntType(32), WIDTH))
         store_vector(context, builder, table_type, table, at, words)
 
 
-def _define_store(function: Any, returned: int) -> Any:
+def _define_store(function: Any, n_words: int) -> Any:
     @intrinsic
     def store(typing_context, table, row, c, scalars):
-        """table[row:, i] = the words of the law's `function` for chunk c + i, i < WIDTH."""
+        """Store the words that the law's `function` returns for chunk c + i in ``table[row:, i]``, for i < WIDTH."""
 
         def codegen(context, builder, signature, arguments):
             table, row, c, packed = arguments
             scalars = [WordVector.splat(builder, word) for word in cgutils.unpack_tuple(builder, packed)]
-            made = function(WordVector.count_from(builder, c), *scalars)
-            _store_words(context, builder, signature.args[0], table, row, list(made) if returned > 1 else [made])
+            words = function(WordVector.count_from(builder, c), *scalars)
+            _store_words(context, builder, signature.args[0], table, row, list(words) if n_words > 1 else [words])
             return context.get_dummy_value()
 
         return types.void(table, types.int64, types.uint64, scalars), codegen
@@ -57,22 +57,23 @@ def _define_store(function: Any, returned: int) -> Any:
 
 
 _store_tiles, _store_signs, _store_keys = (
-    _define_store(function, returned)
-    for function, returned in ((law.chunk_tile, 1), (law.chunk_signs, 4), (law.chunk_keys, 4))
+    _define_store(function, n_words)
+    for function, n_words in ((law.chunk_tile, 1), (law.chunk_signs, 4), (law.chunk_keys, 4))
 )
 
 
 @leaf
 def words_table(geometry):
-    """Room for the words of WIDTH chunks, as one axis."""
+    """A flat array for the words of WIDTH chunks, as `fill_words` lays them out."""
     return np.zeros((KEYS + ((np.int64(geometry[1]) + 3) & ~3)) * WIDTH, np.uint32)
 
 
 @leaf
 def fill_words(table, c, count, stack, geometry):
-    """table[row WIDTH + i] = the words of chunk c + i of a stack, i < count <= WIDTH.
+    """Store the words of chunk c + i of a stack in column i of the table, for i < count <= WIDTH.
 
-    Its rows are the chunk's tile, from SIGNS on four words of signs, and from KEYS on the key words of the sub-blocks.
+    Row TILE holds the chunk's tile, the four rows from SIGNS the sign words, and the rows from KEYS the key words of
+    the sub-blocks. The table is flat: element (row, i) is ``table[row * WIDTH + i]``.
     """
     _, s, n_tiles, log_group, _, k0, k1, _ = geometry
     if count >= MIN_VECTOR_CHUNKS:
@@ -97,7 +98,7 @@ def fill_words(table, c, count, stack, geometry):
 
 @leaf
 def word(table, row, i):
-    """The word in that row of the table for the chunk i."""
+    """Element (row, i) of a table of `fill_words`."""
     return np.uint64(table[row * WIDTH + i])
 
 
@@ -106,7 +107,7 @@ def word(table, row, i):
 
 @leaf
 def generate_codes(first_column, codes, geometry):
-    """codes[j, t] = the code of column first_column + j in sub-block t, stack by stack.
+    """Store the code of column ``first_column + j`` in sub-block t in ``codes[j, t]``; stacks follow one another.
 
     geometry : `exact_law.Geometry` in uint64.
     """
@@ -125,7 +126,7 @@ def generate_codes(first_column, codes, geometry):
 
 @leaf
 def _generate_chunk(first_column, codes, c, table, i, stack, geometry):
-    """The codes of chunk c, the chunk i of the table, in one stack."""
+    """The codes of chunk c of one stack, whose words are column i of the table."""
     k, s, n_tiles, _, p, _, _, _ = geometry
     m = word(table, TILE, i)
     first_row = part_start(m, k, n_tiles)
@@ -139,15 +140,15 @@ def _generate_chunk(first_column, codes, c, table, i, stack, geometry):
         block_row = part_start(t, tile_rows, s)
         b = part_start(t + ONE, tile_rows, s) - block_row
         for j in range(begin, stop):
-            place = j - start
-            row = tile_row + block_row + row_in_sub_block(place, w, b, p)
-            code = (row << ONE) | sign_bit(place, t, p, g0, g1, g2, g3)
+            position = j - start
+            row = tile_row + block_row + row_in_sub_block(position, w, b, p)
+            code = (row << ONE) | sign_bit(position, t, p, g0, g1, g2, g3)
             codes[np.int64(j - first_column), np.int64(stack * s + t)] = np.int32(code)
 
 
 @kernel(first_column=types.uint64, codes=CODES, geometry=LAW)
 def fill_table(first_column, codes, geometry):
-    """The codes of all columns of a table from `first_column` on."""
+    """Fill a table with the codes of the columns from `first_column` on."""
     generate_codes(first_column, codes, geometry)
 
 
@@ -155,7 +156,7 @@ def fill_table(first_column, codes, geometry):
 def list_entries(table, bounds, starts, entries):
     """Sort the codes of a table by component, then by block of columns, then by column; see `ExactPlan.lists`.
 
-    bounds : block b is the columns ``bounds[b]:bounds[b+1]``.
+    bounds : block b consists of the columns ``bounds[b]:bounds[b + 1]``.
     """
     n_blocks = bounds.size - 1
     starts[:] = 0
@@ -172,6 +173,6 @@ def list_entries(table, bounds, starts, entries):
                 i = (table[j, t] >> 1) * n_blocks + b
                 entries[starts[i]] = 2 * j + (table[j, t] & 1)
                 starts[i] += 1
-    for i in range(starts.size - 1, 0, -1):  # each start has become its list's end
+    for i in range(starts.size - 1, 0, -1):  # each start now is the end of its list
         starts[i] = starts[i - 1]
     starts[0] = 0

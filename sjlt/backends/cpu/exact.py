@@ -1,4 +1,4 @@
-"""The exact law on the CPU: what `sjlt.backends` calls."""
+"""The exact law on the CPU: the interface that `sjlt.backends` calls."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ project_sparse, project_to_csr = project_exact_sparse, project_exact_to_csr
 
 
 def codes(spec: SketchSpec, start: int, stop: int) -> np.ndarray:
-    """(stop - start, nnz) int32: 2 row + (1 where negative) of each entry of columns start .. stop - 1."""
+    """The entries of columns start .. stop - 1 as codes: 2 row + (1 where negative), (stop - start, nnz) int32."""
     return exact_plan(spec).table(start, stop)
 
 
 def columns(spec: SketchSpec) -> tuple[np.ndarray, np.ndarray, float]:
-    """(codes, starts, scale) of all columns: 2 row + (1 where negative) of each entry, rows ascending.
+    """(codes, starts, scale) of all columns; a code is 2 row + (1 where negative), and rows ascend within a column.
 
-    Column j has codes[starts[j]:starts[j + 1]], and its entries are scale times +-1.
+    The codes of column j are codes[starts[j]:starts[j + 1]]; its entries are +-scale.
     """
     plan = exact_plan(spec)
     table = plan.table(0, plan.d).ravel()

@@ -1,4 +1,4 @@
-"""The iid law on the CPU: what `sjlt.backends` calls."""
+"""The iid law on the CPU: the interface that `sjlt.backends` calls."""
 
 from __future__ import annotations
 

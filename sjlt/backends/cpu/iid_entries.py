@@ -1,8 +1,8 @@
-"""The entries of the iid law: generated for eight calls of Philox at a time, as floats or as codes of the nonzeros.
+"""Generate the entries of the iid law, WIDTH calls of Philox at a time, as floats or as codes of the nonzeros.
 
-A column's *marks* (`iid_law.marks`) lie in memory as its lanes do, lowest row first: a byte, or 16 bits, for each row.
-A *rule* is six numbers in uint64: bits of a lane, `Lanes.signs`, `Lanes.complement`, the seed's two words, and the
-length of a block or a segment of the sums, which the kernels look up there.
+The *marks* of a column (`iid_law.marks`) are laid out in memory like its lanes, 8 or 16 bits per row, in ascending
+order of rows. A *rule* is a tuple of six uint64: the bits of a lane, `Lanes.signs`, `Lanes.complement`, the two words
+of the seed, and the length of a block or a segment of the sums, which only the kernels use.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ...laws import iid as iid_law
 from .bits import WIDTH, WordVector, interleave, store_vector
 from .jit import leaf
 
-ROUND = WIDTH * 16  # rows that WIDTH calls decide with lanes of 8 bits, or twice as many calls with lanes of 16 bits
+ROW_BATCH = WIDTH * 16  # rows that WIDTH calls determine with 8-bit lanes, or 2 WIDTH calls with 16-bit lanes
 RULE = (types.uint64,) * 6
 
-assert sys.byteorder == "little", "lanes lie in memory as they do in words"
+assert sys.byteorder == "little", "lanes must be laid out in memory as in words"
 
 
 @leaf
 def round_up(rows):
-    """Rows in whole vectors of calls."""
-    return (rows + ROUND - 1) // ROUND * ROUND
+    """The number of rows rounded up to whole vectors of calls."""
+    return (rows + ROW_BATCH - 1) // ROW_BATCH * ROW_BATCH
 
 
 def _marks(builder, scalars):
-    """A vector of the marks of one column for WIDTH calls, the words of a call side by side."""
+    """A vector of the marks of one column for WIDTH calls; the words of a call are adjacent."""
     j, call, k0, k1, signs, complement = scalars
     calls = WordVector.count_from(builder, call)
     j, k0, k1, signs, complement = (WordVector.splat(builder, scalar) for scalar in (j, k0, k1, signs, complement))
@@ -42,7 +42,7 @@ def _marks(builder, scalars):
 
 @intrinsic
 def _store_marks(typing_context, words, at, j, call, k0, k1, signs, complement):
-    """words[at : at + 4 WIDTH] = the marks of column j from `call` on."""
+    """words[at:at + 4 WIDTH] = the marks of column j for WIDTH calls from `call` on."""
 
     def codegen(context, builder, signature, arguments):
         words, at, *scalars = arguments
@@ -54,7 +54,7 @@ def _store_marks(typing_context, words, at, j, call, k0, k1, signs, complement):
 def _define_store_floats(bits: int) -> Any:
     @intrinsic
     def store_floats(typing_context, entries, at, j, call, k0, k1, signs, complement):
-        """entries[at : at + WIDTH * 128 // bits] = +-2 or +-0: the same marks at the top of a float's bits."""
+        """entries[at:at + WIDTH * 128 // bits] = +-2 or +-0: these marks as the top bits of floats."""
 
         def codegen(context, builder, signature, arguments):
             entries, at, *scalars = arguments
@@ -62,8 +62,8 @@ def _define_store_floats(bits: int) -> Any:
             marks = builder.bitcast(_marks(builder, scalars), ir.VectorType(ir.IntType(bits), rows))
             wide = builder.zext(marks, ir.VectorType(ir.IntType(width), rows))
             wide = builder.shl(wide, ir.Constant(wide.type, [width - bits] * rows))
-            number = context.get_data_type(signature.args[0].dtype)
-            floats = builder.bitcast(wide, ir.VectorType(number, rows))
+            element = context.get_data_type(signature.args[0].dtype)
+            floats = builder.bitcast(wide, ir.VectorType(element, rows))
             return store_vector(context, builder, signature.args[0], entries, at, floats)
 
         return types.void(entries, types.int64, *(types.uint64,) * 6), codegen
@@ -76,13 +76,13 @@ _store_floats_8, _store_floats_16 = _define_store_floats(8), _define_store_float
 
 @leaf
 def per_call(rule):
-    """The rows that a call decides."""
+    """The number of rows that a call determines."""
     return np.int64(128) // np.int64(rule[0])
 
 
 @leaf
 def generate_floats(column, columns, row, rows, rule, entries):
-    """entries[c rows + i] = twice the entry of column `column` + c and row `row` + i, unscaled: +-2, or 0."""
+    """entries[c * rows + i] = twice the unscaled entry of column `column` + c and row `row` + i: +-2 or +-0."""
     _, signs, complement, k0, k1, _ = rule
     first = row // per_call(rule)
     for c in range(columns):
@@ -96,10 +96,10 @@ def generate_floats(column, columns, row, rows, rule, entries):
 
 
 @leaf
-def generate_nonzeros(column, row, rows, rule, words, found, at):
-    """found[at:end] = 2 (r - row) + (1 where negative) for the nonzeros of a column in these rows, ascending; end.
+def generate_nonzeros(column, row, rows, rule, words, codes, at):
+    """Store the codes of a column's nonzeros in rows row .. row + rows - 1 in ``codes[at:end]``; return end.
 
-    words : room for the marks of the rows, rounded up.
+    A code is 2 (r - row) + (1 where negative); codes ascend.  words : a buffer for the marks of the rows, rounded up.
     """
     bits, signs, complement, k0, k1, _ = rule
     lanes, first = np.int64(32) // np.int64(bits), row // per_call(rule)
@@ -112,6 +112,6 @@ def generate_nonzeros(column, row, rows, rule, words, found, at):
                 mark = word >> np.uint32(bits * np.uint64(lane + 1) - np.uint64(2))
                 r = w * lanes + lane
                 if mark & np.uint32(1) and r < rows:
-                    found[at] = 2 * r + np.int64((mark >> np.uint32(1)) & np.uint32(1))
+                    codes[at] = 2 * r + np.int64((mark >> np.uint32(1)) & np.uint32(1))
                     at += 1
     return at

@@ -1,4 +1,4 @@
-"""The iid law on sparse data on the CPU, and its entries as codes."""
+"""The iid law on sparse data on the CPU: CSR and CSC matrices, one data vector per row; and its entries as codes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .sparse import csc_steps, csr_steps, has_sorted_indices, new_sums
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-TASK_COMPONENTS = 128  # components of a task
-BATCH_NONZEROS = MIB  # nonzeros of CSR rows that are sorted by columns together
-STAGE_NUMBERS = 2 * MIB  # of a dense result on its way to a sparse one
-PART_CODES = MIB // 8  # room for codes of columns, found at a time
-MAX_CODES_PER_NONZERO = 100  # a table of more codes than this for each nonzero of the data does not pay
+TASK_COMPONENTS = 128  # components in a task
+BATCH_NONZEROS = MIB  # nonzeros of CSR rows that are sorted by column at a time
+STAGE_NUMBERS = 2 * MIB  # elements of a result computed as a dense array before it is converted to CSR
+PART_CODES = MIB // 8  # codes that `column_codes` has memory for in one task
+MAX_CODES_PER_NONZERO = 100  # a table of more codes per nonzero of the data than this is not worthwhile
 
-Table = tuple[np.ndarray, np.ndarray]  # codes of all columns; where each column's begin
+Table = tuple[np.ndarray, np.ndarray]  # codes of all columns; the start of each column's codes
 
 
 def project_iid_sparse(spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bool) -> None:
@@ -40,7 +40,7 @@ def project_iid_sparse(spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bo
 
 
 def _table(plan: IidPlan, x: Any) -> Table | None:
-    """The codes of all columns, where they are few and many of them are needed."""
+    """The codes of all columns, or None if they are too many or too few of them would be used."""
     codes = plan.d * plan.k * plan.density
     return None if plan.dense or codes > min(TABLE_CODES, MAX_CODES_PER_NONZERO * x.nnz) else column_codes(plan)
 
@@ -49,7 +49,7 @@ def _segment(plan: IidPlan) -> int:
     return max(512, plan.k)
 
 
-# ------------------------------------------------------------------------------------- CSR
+# ------------------------------------------------------------------------------------- CSR with a table
 
 
 def _project_csr(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool, table: Table | None) -> None:
@@ -74,13 +74,16 @@ def _project_csr(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool, table
     threads.run(task, row_ranges(n, 1, workers, STORE_WORK * k), workers)
 
 
-# ------------------------------------------------------------------------------------- by columns
+# ------------------------------------------------------------------------------------- by column
 
 
 class Columns(NamedTuple):
-    """Nonzeros by columns, a CSC matrix: its columns are the features `column_of`, or all features where that is empty.
+    """Nonzeros in CSC format, for some or all features. The arrays other than `data` have the same dtype.
 
-    All but the data are of one dtype of indices.
+    Attributes
+    ----------
+    column_of : the feature of each column; empty if there is a column for every feature
+    indptr, indices, data : as in CSC
     """
 
     column_of: np.ndarray
@@ -90,7 +93,7 @@ class Columns(NamedTuple):
 
 
 def _max_rows(x: Any, workers: int) -> int:
-    """The rows for which each thread has memory for the sums of a task."""
+    """The largest number of rows in a task for which SCRATCH_BYTES hold the sums of all threads."""
     return max(1, SCRATCH_BYTES // (workers * sum(part.nbytes for part in new_sums(x, TASK_COMPONENTS))))
 
 
@@ -100,13 +103,13 @@ def _project_csc(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) -> No
 
 
 def _project_csr_rows(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) -> None:
-    """Rows of a CSR matrix, a bounded number of nonzeros at a time, by columns."""
-    n, start, most = x.shape[0], 0, _max_rows(x, threads.get_num_threads())
+    """Project a CSR matrix without a table: sort a bounded number of nonzeros at a time by column."""
+    n, start, max_rows = x.shape[0], 0, _max_rows(x, threads.get_num_threads())
     nonzeros = BATCH_NONZEROS if x.shape[1] <= BATCH_NONZEROS else BATCH_NONZEROS // 4  # sorting needs more memory
     while start < n:
-        rows = start, min(start + most, n)
+        rows = start, min(start + max_rows, n)
         (start, stop), (_, last) = next(csr_steps(x.indptr, rows, max(1, nonzeros)))
-        if last < x.indptr[stop]:
+        if last < x.indptr[stop]:  # one long row
             parts: Any = partial(_row_in_parts, x, start)
         else:
             batch = _by_columns(x, start, stop)
@@ -116,7 +119,7 @@ def _project_csr_rows(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool) 
 
 
 def _by_columns(x: Any, start: int, stop: int) -> Columns:
-    """Rows of a CSR matrix."""
+    """The nonzeros of rows start .. stop - 1 of a CSR matrix by column."""
     first, last, index = x.indptr[start], x.indptr[stop], x.indices.dtype
     indptr, indices, data = x.indptr[start : stop + 1] - first, x.indices[first:last], x.data[first:last]
     if x.shape[1] <= len(data) + BATCH_NONZEROS // 8:
@@ -130,19 +133,19 @@ def _by_columns(x: Any, start: int, stop: int) -> Columns:
 
 
 def _row_in_parts(x: Any, row: int) -> Iterator[Columns]:
-    """One row of a CSR matrix, in the order of its nonzeros."""
+    """One row of a CSR matrix in parts, in the order of its nonzeros: each nonzero is a column of its own."""
     index, (first, last) = x.indices.dtype, x.indptr[row : row + 2]
-    each, zeros = np.arange(BATCH_NONZEROS + 1, dtype=index), np.zeros(BATCH_NONZEROS, index)
+    indptr, zeros = np.arange(BATCH_NONZEROS + 1, dtype=index), np.zeros(BATCH_NONZEROS, index)
     for e in range(first, last, BATCH_NONZEROS):
         part = slice(e, min(e + BATCH_NONZEROS, last))
         size = part.stop - part.start
-        yield Columns(x.indices[part], each[: size + 1], zeros[:size], x.data[part])
+        yield Columns(x.indices[part], indptr[: size + 1], zeros[:size], x.data[part])
 
 
 def _project_columns(
     plan: IidPlan, x: Any, parts: Callable[[], Iterator[Columns]], is_sorted: bool, out: np.ndarray, accumulate: bool
 ) -> None:
-    """out (+)= the sum of the parts times S'. A task is a range of rows and of components."""
+    """out (+)= the sum of the parts times S'. A task is a range of rows and a range of components."""
     n, k = out.shape
     if n == 0:
         return
@@ -152,19 +155,19 @@ def _project_columns(
     rows = -(-n // max(-(-n // _max_rows(x, workers)), -(-workers // len(ranges))))
     rule, width = plan.rule(_segment(plan)), min(k, TASK_COMPONENTS)
     scratch = Scratch(
-        lambda: (plan.room(1, TASK_COMPONENTS, "f8"), new_sums(x, rows * width), np.empty(rows, np.int64))
+        lambda: (plan.new_entries(1, TASK_COMPONENTS, "f8"), new_sums(x, rows * width), np.empty(rows, np.int64))
     )
 
     def task(i: int, o: int) -> Iterator[None]:
         stop, end = min(i + rows, n), min(o + TASK_COMPONENTS, k)
-        with scratch.borrow() as (entries, room, counts):
-            sums = tuple(part[: (stop - i) * (end - o)] for part in room)
+        with scratch.borrow() as (entries, buffers, counts):
+            sums = tuple(part[: (stop - i) * (end - o)] for part in buffers)
             for array in (*sums, counts):
                 array[:] = 0
             for part in parts():
                 for columns in csc_steps(part.indptr, STEP_WORK // (4 * TASK_COMPONENTS)):
-                    place = (i, stop, *columns, o, end)
-                    add(*part, is_sorted, place, plan.column(0), rule, entries, sums, counts)
+                    task_ranges = (i, stop, *columns, o, end)
+                    add(*part, is_sorted, task_ranges, plan.column(0), rule, entries, sums, counts)
                     yield
             store((i, stop), (o, end), sums, out, plan.entry_scale, accumulate)
 
@@ -174,17 +177,17 @@ def _project_columns(
 # ------------------------------------------------------------------------------------- sparse results
 
 
-class _Growing:
-    """An array that grows at its end, in place where the system can move pages instead of numbers."""
+class _GrowingArray:
+    """An array that grows at its end; in place, if the system can remap pages instead of copying elements."""
 
     def __init__(self, dtype: Any) -> None:
         self.array, self.size = np.empty(0, dtype), 0
 
-    def append(self, numbers: np.ndarray) -> None:
-        end = self.size + len(numbers)
+    def append(self, values: np.ndarray) -> None:
+        end = self.size + len(values)
         if end > len(self.array):
             self.array.resize(end + MIB + end // 64, refcheck=False)
-        self.array[self.size : end] = numbers
+        self.array[self.size : end] = values
         self.size = end
 
     def finish(self) -> np.ndarray:
@@ -193,11 +196,11 @@ class _Growing:
 
 
 def project_iid_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(data, indices, indptr) of x S' for x (n, d) in CSR: sorted indices, of what is not zero."""
+    """(data, indices, indptr) of x S' for x (n, d) in CSR; indices are sorted, zeros are left out."""
     plan, n, k = iid_plan(spec), x.shape[0], spec.n_components
     table = _table(plan, x)
     index = np.dtype(np.int32 if n * k <= np.iinfo(np.int32).max else np.int64)
-    indptr, indices, data = np.zeros(n + 1, index), _Growing(index), _Growing(dtype)
+    indptr, indices, data = np.zeros(n + 1, index), _GrowingArray(index), _GrowingArray(dtype)
     step, block = max(1, STAGE_NUMBERS // k), max(1, STAGE_NUMBERS // (16 * k))
     stage = np.empty((min(step, n), k), dtype)
     for i in range(0, n, step):
@@ -215,7 +218,7 @@ def project_iid_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.nd
 
 
 class _Csr(NamedTuple):
-    """Rows of a CSR matrix, without a copy of them."""
+    """Rows of a CSR matrix, not copied."""
 
     shape: tuple[int, int]
     dtype: np.dtype
@@ -238,7 +241,7 @@ def _rows(x: Any, rows: slice) -> _Csr:
 
 
 def column_codes(plan: IidPlan) -> Table:
-    """(codes, starts) of all columns, 2 row + (1 where negative), made in parts by all threads."""
+    """(codes, starts) of all columns, generated in parts by all threads. A code is 2 row + (1 where negative)."""
     k, d, workers = plan.k, plan.d, threads.get_num_threads()
     fill = compiled(kernels.fill_columns)
     step = max(1, min(-(-d // workers), PART_CODES // k))
@@ -248,10 +251,10 @@ def column_codes(plan: IidPlan) -> Table:
 
     def task(part: int) -> None:
         first, last = part * step, min((part + 1) * step, d)
-        with scratch.borrow() as (words, room):
+        with scratch.borrow() as (words, buffer):
             ends = np.empty(last - first + 1, np.int64)
-            fill(plan.column(first), k, plan.rule(0), words, room, ends)
-            parts[part] = room[: ends[-1]].copy()
+            fill(plan.column(first), k, plan.rule(0), words, buffer, ends)
+            parts[part] = buffer[: ends[-1]].copy()
             starts[first + 1 : last + 1] = np.diff(ends)
 
     threads.run(task, ((part,) for part in range(len(parts))), workers)
@@ -260,14 +263,14 @@ def column_codes(plan: IidPlan) -> Table:
     for i, part in enumerate(parts):
         codes[end : end + len(part)] = part
         end += len(part)
-        parts[i] = None  # let go of as soon as copied
+        parts[i] = None  # free memory as early as possible
     return codes, starts
 
 
 def columns_iid(spec: SketchSpec) -> tuple[np.ndarray, np.ndarray, float]:
-    """(codes, starts, scale) of all columns: 2 row + (1 where negative) of each entry, rows ascending.
+    """(codes, starts, scale) of all columns; a code is 2 row + (1 where negative), and rows ascend within a column.
 
-    Column j has codes[starts[j]:starts[j + 1]], and its entries are scale times +-1.
+    The codes of column j are codes[starts[j]:starts[j + 1]]; its entries are +-scale.
     """
     plan = iid_plan(spec)
     return *column_codes(plan), plan.scale

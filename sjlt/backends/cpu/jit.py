@@ -1,4 +1,4 @@
-"""Compilation of the CPU's functions by Numba."""
+"""Compile the CPU kernels with Numba."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ... import threads
 from ...laws import exact as exact_law
 from ...laws import philox
 
-READ_VERSION = (0, 68)  # of Numba: the last one whose loading of machine code `_Cache` is known to match
+READ_VERSION = (0, 68)  # the last version of Numba whose cache format `_Cache` is known to read
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
@@ -30,23 +30,23 @@ threads.fork_locks.append(global_compiler_lock)
 
 
 def leaf(function: Callable[..., Any]) -> Any:
-    """Declare a function that kernels call: it is compiled into each of them."""
+    """Declare a function that kernels call. It is compiled into each of them."""
     return numba.njit(function, **OPTIONS)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Declare a leaf that runs once per nonzero: inlined before typing, it counts no references to its arrays."""
+    """Declare a leaf that runs once per nonzero. Inlined before typing, it does no reference counting on its arrays."""
     return numba.njit(function, inline="always", **OPTIONS)
 
 
 # ------------------------------------------------------------------------------------- argument types
 
-# Dtypes that are known only at the call: of the data, of the sums, of the result, of sparse indices.
+# Dtypes known only at the call: those of the data, the sums, the result, and the indices of sparse data and results.
 DATA, COMPUTE, OUT, INDEX, OUT_INDEX = "data", "compute", "out", "index", "out_index"
 
 
 class Array(NamedTuple):
-    """The type of an array argument. dtype : a Numba type, or the name of a dtype that is known at the call."""
+    """The type of an array argument. dtype : a Numba type, or the name of a dtype known only at the call."""
 
     dtype: Any
     ndim: int
@@ -66,7 +66,7 @@ CODES = Array(types.int32, 2)
 FLOAT64S = Array(types.float64, 1)
 INT32S = Array(types.int32, 1)
 INT64S = Array(types.int64, 1)
-INDICES = Array(INDEX, 1, readonly=True)  # of a sparse matrix
+INDICES = Array(INDEX, 1, readonly=True)  # the index arrays of a sparse matrix
 VALUES = Array(DATA, 1, readonly=True)
 RANGE = (types.int64, types.int64)  # begin, end
 FLAGS = (types.boolean, types.boolean)
@@ -74,7 +74,7 @@ LAW = (types.uint64,) * len(exact_law.Geometry._fields)  # `exact_law.Geometry`
 
 
 class Kernel(NamedTuple):
-    """A function that is compiled on its own, and the types of its arguments by name."""
+    """A function that is compiled on its own, with the types of its arguments by name."""
 
     function: Any
     argument_types: dict[str, Any]
@@ -82,12 +82,14 @@ class Kernel(NamedTuple):
 
 
 def kernel(result: types.Type = types.void, /, **argument_types: Any) -> Callable[[Callable[..., Any]], Kernel]:
-    """Declare a kernel: one type per argument, a Numba type, an `Array`, or a tuple of these for a tuple."""
+    """Declare a kernel by the type of each argument: a Numba type, an `Array`, or a tuple of these for a tuple."""
 
     def declare(function: Callable[..., Any]) -> Kernel:
         assert isinstance(function, FunctionType)
-        if (named := list(inspect.signature(function).parameters)) != list(argument_types):
-            raise TypeError(f"{function.__name__} has the arguments {named}, but types of {list(argument_types)}")
+        if (names := list(inspect.signature(function).parameters)) != list(argument_types):
+            raise TypeError(
+                f"{function.__name__} has the arguments {names}, but types are given for {list(argument_types)}"
+            )
         return Kernel(function, argument_types, result)
 
     return declare
@@ -107,13 +109,17 @@ _compiled: dict[Any, Callable[..., Any]] = {}
 
 
 def compiled(kernel: Kernel, **dtypes: Any) -> Callable[..., Any]:
-    """Machine code of `kernel`, from the cache on disk if an earlier process compiled it.
+    """Compile a kernel for the given dtypes, or load its machine code if an earlier process cached it on disk.
 
     Parameters
     ----------
     kernel : Kernel
     dtypes : dtype-like
-        One for each of the names `data`, `compute`, `out`, `index` and `out_index` in the kernel's argument types.
+        One for each name (`data`, `compute`, `out`, `index`, `out_index`) that the kernel's argument types use.
+
+    Returns
+    -------
+    callable
     """
     key = id(kernel.function), *dtypes.values()
     if (code := _compiled.get(key)) is None:
@@ -125,23 +131,23 @@ def compiled(kernel: Kernel, **dtypes: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _digest() -> str:
-    """A hash of all sources that kernels are made from. Numba's own cache looks at a kernel's own file only."""
+    """A hash of all source files that kernels are compiled from. (Numba's cache only checks the kernel's own file.)"""
     laws = Path(inspect.getfile(philox)).parent
     sources = [*laws.glob("*.py"), *Path(__file__).parent.glob("*.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:8]
 
 
 class _Cache(FunctionCache):
-    """Numba's cache on disk, which loads machine code without what only compiling needs.
+    """Numba's cache on disk, without the imports that only compiling needs.
 
-    Numba imports all that its code might call before it loads any, SciPy's linear algebra among it: 0.3 s of CPU time,
-    as much as everything else until the first product.
+    Before it loads any machine code, Numba imports everything that code might call, including SciPy's linear algebra.
+    That takes 0.3 s of CPU time, as much as everything else up to the first product.
     """
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         if numba.version_info.short > READ_VERSION:
             return super().load_overload(signature, target_context)
-        rtsys.initialize(target_context)  # machine code calls Numba's runtime, and aborts the process without it
+        rtsys.initialize(target_context)  # machine code calls it: without it, the process aborts
         with self._guard_against_spurious_io_errors():
             return self._load_overload(signature, target_context)
 
@@ -152,23 +158,23 @@ def _compile(function: FunctionType, signature: Any) -> Callable[..., Any]:
     dispatcher = numba.njit(**OPTIONS)(named)
     try:
         dispatcher._cache = _Cache(named)
-    except (RuntimeError, OSError):  # neither the package's folder nor the user's cache folder can be written to
+    except (RuntimeError, OSError):  # neither the package's folder nor the user's cache folder is writable
         return numba.njit(signature, **OPTIONS)(named)
     try:
         dispatcher.compile(signature)
     except NumbaError:
         raise
-    except Exception:  # a damaged entry: what unpickling it raises may be of any type
+    except Exception:  # a damaged entry: unpickling it may raise any exception
         _drop_entries(Path(dispatcher.stats.cache_path), named.__qualname__)
         try:
             dispatcher.compile(signature)
-        except Exception:  # the cache cannot be written to: no space, no permission
+        except Exception:  # the cache is not writable: no space, no permission
             return numba.njit(signature, **OPTIONS)(named)
     dispatcher.disable_compile()
     return dispatcher
 
 
 def _drop_entries(folder: Path, name: str) -> None:
-    """Delete a function's files in Numba's cache: an index (.nbi) and machine code (.nbc)."""
+    """Delete a function's files from Numba's cache: the index (.nbi) and the machine code (.nbc)."""
     for path in folder.glob(f"*{name}-*.nb[ic]"):
         path.unlink(missing_ok=True)

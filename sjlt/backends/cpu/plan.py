@@ -1,4 +1,4 @@
-"""The division of CPU work into tasks for the threads, within a bounded amount of memory."""
+"""Divide work on the CPU into tasks for the threads, within bounded memory."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
 MIB = 1 << 20
-TABLE_CODES = 4 * MIB  # codes in a table of 4-byte codes
-SCRATCH_BYTES = 20 * MIB  # tiles of all threads
-STAGE_BYTES = 4 * MIB  # data converted, or made dense, at a time
-MAX_TERMS = 64  # terms of a sum in the data's precision, before it is added to an fp64 total
-STEP_WORK = 1 << 27  # additions of one kernel call, about 0.1 s: between two calls an interrupt is seen
-STORE_WORK = 8  # additions that take as long as storing a number in memory that was not in use
-THREAD_WORK = 1 << 20  # additions, about 0.1 ms, that are worth another thread: it takes 20 us to begin
-KEPT_CODES = 1 << 14  # codes of a whole sketch that are kept between calls, for each of `exact_plan`'s plans
-KEPT_BYTES, KEPT_ROOMS = 5 << 18, 8  # of the largest room for tiles that is kept for later calls, and how many are
+TABLE_CODES = 4 * MIB  # largest number of codes (4 bytes each) in a table
+SCRATCH_BYTES = 20 * MIB  # for the tiles of all threads
+STAGE_BYTES = 4 * MIB  # data converted at a time
+MAX_TERMS = 64  # terms summed in the data's precision before the sum is added to an fp64 total
+STEP_WORK = 1 << 27  # additions per kernel call, about 0.1 s; interrupts are checked between calls
+STORE_WORK = 8  # storing an element in memory not yet in use takes as long as this many additions
+THREAD_WORK = 1 << 20  # additions, about 0.1 ms, that justify another thread, which takes 20 us to start
+KEPT_CODES = 1 << 14  # plans of sketches with at most this many codes keep them between calls
+KEPT_BYTES, KEPT_TILES = 5 << 18, 8  # largest size and number of borrowed tiles kept for later calls
 _WIDTHS = sorted(TILE_VECTORS)
 
 
 class ExactPlan:
-    """A sketch of the exact law as the kernels see it, and its blocks of features.
+    """A sketch of the exact law as the kernels see it, divided into blocks of features.
 
-    A block is a number of whole groups of chunks, in which each component gets at most one term per group. The bounds
-    of blocks lie at fixed columns of the law, whatever the data and the threads: they fix the order of every sum.
+    A block consists of whole groups of chunks; a component gets at most one term from a group. Blocks begin at fixed
+    columns of the law, whatever the data and the number of threads, and so fix the order of every sum.
     """
 
     def __init__(self, spec: SketchSpec) -> None:
@@ -54,9 +54,9 @@ class ExactPlan:
         self.n_blocks = -(-(self.offset % self.block + self.d) // self.block)
 
     def bounds(self, b0: int, b1: int) -> np.ndarray:
-        """The columns at which blocks b0 .. b1 - 1 begin, and the last of them ends."""
+        """The first columns of blocks b0 .. b1 - 1, and the end of the last one: b1 - b0 + 1 values."""
         starts = np.arange(b0, b1 + 1, dtype=np.int64) * self.block - self.offset % self.block
-        return np.minimum(np.maximum(starts, 0), self.d)  # np.clip takes 5 us longer
+        return np.minimum(np.maximum(starts, 0), self.d)  # 5 us faster than np.clip
 
     def column(self, j: int) -> np.uint64:
         """The law's index of the sketch's column j."""
@@ -75,15 +75,15 @@ class ExactPlan:
 
     @cached_property
     def kept(self) -> tuple[np.ndarray, np.ndarray]:
-        """The table of all columns and the bounds of all blocks, kept for the next call (at most KEPT_CODES codes)."""
+        """The codes of all columns and the bounds of all blocks, kept for later calls if `has_lists`."""
         return self.table(0, self.d), self.bounds(0, self.n_blocks)
 
     @cached_property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """(starts, entries): the entries of each component and block, kept like `kept`.
+        """(starts, entries): the entries of each component and block, kept for later calls if `has_lists`.
 
-        Those of component r and block b are ``entries[starts[i]:starts[i + 1]]``, i = r n_blocks + b, by columns:
-        2 column + (1 where negative).
+        The entries of component r in block b are ``entries[starts[i]:starts[i + 1]]`` with i = r n_blocks + b, each
+        2 column + (1 where negative), by ascending column.
         """
         table, bounds = self.kept
         starts = np.empty(self.k * self.n_blocks + 1, np.int64)
@@ -93,21 +93,21 @@ class ExactPlan:
 
     @property
     def has_lists(self) -> bool:
-        """Whether the sketch has few enough entries to keep `kept` and `lists`."""
+        """Whether the sketch is small enough to keep `kept` and `lists` between calls."""
         return max(self.d * self.s, self.k * self.n_blocks) <= KEPT_CODES
 
     def is_small(self, n: int) -> bool:
-        """Whether a product with n rows is one kernel call by codes that are kept."""
+        """Whether a product of n rows is a single kernel call that uses the kept codes."""
         return self.has_lists and n * self.d * self.s < THREAD_WORK
 
     def no_table(self) -> np.ndarray:
         return np.empty((0, self.s), np.int32)
 
     def vectors_and_workers(self, n: int, itemsize: int) -> tuple[int, int]:
-        """Vectors in a tile for n rows, and how many threads may hold such tiles of k components at once."""
+        """Vectors per tile for n rows, and the number of threads whose tiles of k components fit in SCRATCH_BYTES."""
         workers = useful_threads(n * self.d * self.s)
-        narrowest = min(bisect_left(_WIDTHS, n), len(_WIDTHS) - 1)  # that holds all, or the widest
-        for vectors in reversed(_WIDTHS[: narrowest + 1]):
+        sufficient = min(bisect_left(_WIDTHS, n), len(_WIDTHS) - 1)  # the narrowest that holds all rows, or the widest
+        for vectors in reversed(_WIDTHS[: sufficient + 1]):
             if SCRATCH_BYTES // (self.k * vectors * itemsize) >= workers:
                 return vectors, workers
         return 1, max(1, SCRATCH_BYTES // (self.k * itemsize))
@@ -119,41 +119,41 @@ def exact_plan(spec: SketchSpec) -> ExactPlan:
 
 
 def useful_threads(work: int) -> int:
-    """The threads that shorten a call of so many additions."""
+    """The number of threads that speed up a call with `work` additions."""
     others = work // THREAD_WORK
-    return min(threads.get_num_threads(), 1 + others) if others else 1  # the former looks at the environment: 4 us
+    return min(threads.get_num_threads(), 1 + others) if others else 1  # get_num_threads takes 4 us
 
 
 def total_parts(compute: np.dtype) -> int:
-    """Arrays of totals: in fp64 their errors are kept, too."""
+    """The number of arrays that totals need: two where sums are in fp64, for the totals and their rounding errors."""
     return 2 if compute == np.float64 else 1
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that begin at a line of the caches, so that no vector of a tile crosses one: 20 % less time."""
+    """Zeros that begin at a cache line, so that no vector of a tile crosses one, which saves 20 % of the time."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.zeros(size + LINE_BYTES, np.uint8)
     start = -memory.ctypes.data % LINE_BYTES
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-_rooms: deque[np.ndarray] = deque(maxlen=KEPT_ROOMS)
+_free_tiles: deque[np.ndarray] = deque(maxlen=KEPT_TILES)
 
 
 @contextmanager
-def room(rows: int, columns: int, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """Borrow a tile that begins at a cache line and holds values of earlier calls."""
+def borrowed_tile(rows: int, columns: int, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Borrow a tile that begins at a cache line. It is not cleared: it holds values of earlier calls."""
     size = rows * columns * dtype.itemsize
-    memory = _rooms.pop() if _rooms else None
+    memory = _free_tiles.pop() if _free_tiles else None
     if memory is None or memory.size < size:
         memory = aligned((size,), np.dtype(np.uint8))
     yield memory[:size].view(dtype).reshape(rows, columns)
     if memory.size <= KEPT_BYTES:
-        _rooms.append(memory)
+        _free_tiles.append(memory)
 
 
 class Scratch:
-    """Arrays that the tasks of one call borrow."""
+    """Arrays that the tasks of one call borrow, allocated as needed."""
 
     def __init__(self, make: Callable[[], tuple[Any, ...]]) -> None:
         self._make = make
@@ -172,9 +172,9 @@ class Scratch:
 
 
 def row_ranges(n: int, unit: int, workers: int, work: int) -> list[tuple[int, int]]:
-    """Ranges of n rows for tasks, as many for each worker and of whole units, but for the last.
+    """Divide n rows into ranges, one per task: whole units of rows (but for the last), the same number per worker.
 
-    work : additions for a row. A task has at least about THREAD_WORK, and at most STEP_WORK of them or is one unit.
+    work : additions per row. A task has at least about THREAD_WORK additions and at most STEP_WORK, or is one unit.
     """
     tasks = min(8, max(1, n * work // (THREAD_WORK * workers))) * workers
     step = max(1, min(-(-n // (tasks * unit)), STEP_WORK // (work * unit))) * unit

@@ -1,7 +1,7 @@
-"""The innermost operations on tiles, as LLVM vector instructions, and what those of `rows` share with them.
+"""The innermost operations on tiles as LLVM vector instructions, and helpers shared with `rows`.
 
-Left to itself, the compiler checks at run time whether two tiles overlap before every few additions, and moves tiles
-number by number: on Zen 5 a projection then takes more than twice as long.
+Left to itself, the compiler checks at run time whether two tiles overlap before every few additions, and copies tiles
+element by element: on Zen 5, a projection then takes more than twice as long.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from numba.core import cgutils
 
 from .bits import DECODE, ENCODE, doubles_to_odd_floats, shuffle_mask
 
-intrinsic: Any = extending.intrinsic  # its own types are those of the functions that emit code
+intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
-HELD_ROWS = 8 if get_host_cpu_features().get("avx512f", False) else 2  # rows of 32 fp32 that registers hold
-LINE_BYTES = 64  # of the caches
-SQUARE_BYTES = 64  # a side of the squares that tiles are moved by: 16 fp32, 8 fp64
+REGISTER_ROWS = 8 if get_host_cpu_features().get("avx512f", False) else 2  # rows of 32 fp32 that fit in the registers
+LINE_BYTES = 64  # size of a cache line
+SQUARE_BYTES = 64  # side of the squares in which tiles are loaded and stored: 16 fp32, 8 fp64
 
 
 def splat(builder: Any, value: Any, width: int) -> Any:
+    """A vector of `width` copies of a scalar."""
     undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(first, undefined, shuffle_mask([0] * width))
 
 
-def sign_vector(builder: Any, code: Any, number: Any, width: int) -> Any:
-    """A vector of 1.0 for an even code, of -1.0 for an odd one."""
-    bits, one = (32, 0x3F800000) if isinstance(number, ir.FloatType) else (64, 0x3FF0000000000000)
+def sign_vector(builder: Any, code: Any, element: Any, width: int) -> Any:
+    """A vector filled with 1.0 if `code` is even, -1.0 if odd."""
+    bits, one = (32, 0x3F800000) if isinstance(element, ir.FloatType) else (64, 0x3FF0000000000000)
     integer = ir.IntType(bits)
     code = builder.zext(code, integer) if bits > 32 else code
     word = builder.or_(builder.shl(code, ir.Constant(integer, bits - 1)), ir.Constant(integer, one))
-    return splat(builder, builder.bitcast(word, number), width)
+    return splat(builder, builder.bitcast(word, element), width)
 
 
 def multiply_add(builder: Any, vector: Any, number_bits: int) -> Any:
-    """LLVM's a * b + c for vectors. Where products are exact, fused and separate instructions give the same bits."""
+    """LLVM's a * b + c for vectors. Products must be exact: fused and separate operations then give the same bits."""
     name = f"llvm.fmuladd.v{vector.count}f{number_bits}"
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
 
@@ -48,15 +49,15 @@ def define_apply_codes(vectors: int, adjoint: bool) -> Any:
     def apply_codes(typing_context, codes, begin, end, features, i, components, base):
         """components[base + row] += sign * features[i] for each of codes[begin:end], the entries of a column.
 
-        With `adjoint`, features[i] += sign * components[base + row]. codes is contiguous, and indexed as if it had one
-        axis; both tiles have `vectors` columns of one dtype.
+        With `adjoint`, features[i] += sign * components[base + row]. codes is contiguous and indexed as if it were
+        flat. Both tiles have `vectors` columns and the same dtype.
         """
 
         def codegen(context, builder, signature, arguments):
             codes, begin, end, features, i, components, base = arguments
             codes_type, _, _, features_type, _, components_type, _ = signature.args
-            number, align = context.get_data_type(features_type.dtype), features_type.dtype.bitwidth // 8
-            vector = ir.VectorType(number, vectors)
+            element, align = context.get_data_type(features_type.dtype), features_type.dtype.bitwidth // 8
+            vector = ir.VectorType(element, vectors)
             fma = multiply_add(builder, vector, 8 * align)
 
             def row(array_type, array, index):
@@ -68,19 +69,19 @@ def define_apply_codes(vectors: int, adjoint: bool) -> Any:
                 context.make_array(codes_type)(context, builder, codes).data,
                 row(features_type, features, i),
             )
-            held = cgutils.alloca_once_value(builder, builder.load(feature, align=align))  # in registers
+            value = cgutils.alloca_once_value(builder, builder.load(feature, align=align))  # in registers
             with cgutils.for_range(builder, end, start=begin) as loop:
                 code = builder.load(builder.gep(data, [loop.index]))
-                place = builder.zext(builder.lshr(code, ir.Constant(code.type, 1)), base.type)
-                component = row(components_type, components, builder.add(base, place))
-                sign = sign_vector(builder, code, number, vectors)
-                mine, other = builder.load(held), builder.load(component, align=align)
+                position = builder.zext(builder.lshr(code, ir.Constant(code.type, 1)), base.type)
+                component = row(components_type, components, builder.add(base, position))
+                sign = sign_vector(builder, code, element, vectors)
+                x, y = builder.load(value), builder.load(component, align=align)
                 if adjoint:
-                    builder.store(builder.call(fma, (sign, other, mine)), held)
+                    builder.store(builder.call(fma, (sign, y, x)), value)
                 else:
-                    builder.store(builder.call(fma, (sign, mine, other)), component, align=align)
+                    builder.store(builder.call(fma, (sign, x, y)), component, align=align)
             if adjoint:
-                builder.store(builder.load(held), feature, align=align)
+                builder.store(builder.load(value), feature, align=align)
             return context.get_dummy_value()
 
         integer = types.int64
@@ -90,7 +91,7 @@ def define_apply_codes(vectors: int, adjoint: bool) -> Any:
 
 
 def scaled(builder: Any, vector: Any, scale: Any, dtype: Any) -> Any:
-    """A vector of sums times an fp64, as numbers of an array of that dtype, rounded once from fp64."""
+    """A vector of sums times the fp64 `scale`, computed in fp64 and rounded once to the array dtype `dtype`."""
     scales = splat(builder, scale, vector.type.count)
     if isinstance(vector.type.element, ir.FloatType):
         vector = builder.fpext(vector, scales.type)
@@ -101,18 +102,18 @@ def scaled(builder: Any, vector: Any, scale: Any, dtype: Any) -> Any:
 
 
 def first_lanes(builder: Any, count: Any, width: int) -> Any:
-    """A mask of `width` lanes, set for the first `count`."""
+    """A mask of `width` lanes, of which the first `count` are set."""
     lanes = ir.Constant(ir.VectorType(count.type, width), list(range(width)))
     return builder.icmp_signed("<", lanes, splat(builder, count, width))
 
 
 def load_part(builder: Any, pointer: Any, count: Any, align: int) -> Any:
-    """The first `count` numbers of a vector in memory, zeros after them."""
+    """Load the first `count` elements of a vector; the others are 0."""
     return load_masked(builder, pointer, first_lanes(builder, count, pointer.type.pointee.count), align)
 
 
 def load_masked(builder: Any, pointer: Any, mask: Any, align: int) -> Any:
-    """A vector in memory where the mask is set, zeros elsewhere."""
+    """Load a vector where the mask is set; elsewhere it is 0."""
     vector = pointer.type.pointee
     arguments = [pointer, ir.Constant(ir.IntType(32), align), mask, ir.Constant(vector, None)]
     return _call_masked(builder, "load", vector, vector, arguments)
@@ -132,50 +133,49 @@ def _call_masked(builder: Any, name: str, result: Any, vector: Any, arguments: l
 
 
 def prefetch(builder: Any, pointer: Any, ahead: Any, size: int, write: int = 0, locality: int = 3) -> None:
-    """Fetch `size` bytes that lie `ahead` bytes after a pointer; any address is allowed.
+    """Prefetch the `size` bytes that begin `ahead` bytes after a pointer; any address is allowed.
 
-    write : 1 where they are to be written.  locality : 3 for all caches, 2 for all but the first.
+    write : 1 if they will be written, else 0.  locality : 3 for all caches, 2 for all but L1.
     """
     address, word = ir.PointerType(ir.IntType(8)), ir.IntType(32)
     signature = ir.FunctionType(ir.VoidType(), [address, word, word, word])
     fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0i8")
     start = builder.gep(builder.bitcast(pointer, address), [ahead])
     for line in range(0, size, LINE_BYTES):
-        place = builder.gep(start, [ir.Constant(ahead.type, line)])
-        builder.call(fetch, [place, *(ir.Constant(word, value) for value in (write, locality, 1))])
+        pointer = builder.gep(start, [ir.Constant(ahead.type, line)])
+        builder.call(fetch, [pointer, *(ir.Constant(word, value) for value in (write, locality, 1))])
 
 
 @intrinsic
-def load_numbers(typing_context, x, i, j, count, numbers, at):
-    """numbers[at + v] = x[i, j + v] for v < count, a multiple of SQUARE_BYTES, decoded where x has 16 bits.
+def load_elements(typing_context, x, i, j, count, target, at):
+    """target[at + v] = x[i, j + v] for v < count, a multiple of SQUARE_BYTES; 16-bit elements are decoded.
 
-    x is contiguous along its second axis, and numbers, of one axis, has the dtype of sums.
+    x is contiguous along its second axis. target is flat and has the dtype of sums.
     """
     lanes = SQUARE_BYTES
 
     def codegen(context, builder, signature, arguments):
-        x, i, j, count, numbers, at = arguments
-        x_type, numbers_type = signature.args[0], signature.args[4]
-        source, target = context.get_data_type(x_type.dtype), context.get_data_type(numbers_type.dtype)
-        x, numbers = (
-            context.make_array(x_type)(context, builder, x),
-            context.make_array(numbers_type)(context, builder, numbers),
-        )
+        x, i, j, count, target, at = arguments
+        x_type, target_type = signature.args[0], signature.args[4]
+        x = context.make_array(x_type)(context, builder, x)
+        target = context.make_array(target_type)(context, builder, target)
         row = builder.bitcast(x.data, ir.PointerType(ir.IntType(8)))
         row = builder.bitcast(builder.gep(row, [builder.mul(i, builder.extract_value(x.strides, 0))]), x.data.type)
-        row, target_row = builder.gep(row, [j]), builder.gep(numbers.data, [at])
+        row, target_row = builder.gep(row, [j]), builder.gep(target.data, [at])
+        x_vector = ir.VectorType(context.get_data_type(x_type.dtype), lanes)
+        target_vector = ir.VectorType(context.get_data_type(target_type.dtype), lanes)
         step = ir.Constant(count.type, lanes)
         with cgutils.for_range_slice(builder, ir.Constant(count.type, 0), count, step, count.type) as (v, _):
-            pointer = builder.bitcast(builder.gep(row, [v]), ir.VectorType(source, lanes).as_pointer())
+            pointer = builder.bitcast(builder.gep(row, [v]), x_vector.as_pointer())
             vector = builder.load(pointer, align=x_type.dtype.bitwidth // 8)
-            if x_type.dtype is not numbers_type.dtype:
+            if x_type.dtype is not target_type.dtype:
                 vector = DECODE[x_type.dtype](builder, vector)
-            pointer = builder.bitcast(builder.gep(target_row, [v]), ir.VectorType(target, lanes).as_pointer())
-            builder.store(vector, pointer, align=numbers_type.dtype.bitwidth // 8)
+            pointer = builder.bitcast(builder.gep(target_row, [v]), target_vector.as_pointer())
+            builder.store(vector, pointer, align=target_type.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     integer = types.int64
-    return types.void(x, integer, integer, integer, numbers, integer), codegen
+    return types.void(x, integer, integer, integer, target, integer), codegen
 
 
 def define_multiply_rows(vectors: int, width: int) -> Any:
@@ -183,13 +183,13 @@ def define_multiply_rows(vectors: int, width: int) -> Any:
     def multiply_rows(typing_context, entries, at, step, next_, count, tile, sums, base):
         """sums[base + w, :] += sum over i < count of entries[at + w step + i next_] tile[i, :], for w < `width`.
 
-        entries has one axis. The sums stay in registers, and run in the order of i.
+        entries is flat. The sums stay in registers; terms are added in the order of i.
         """
 
         def codegen(context, builder, signature, arguments):
             _, at, step, next_, count, _, _, base = arguments
-            number = context.get_data_type(signature.args[0].dtype)
-            vector, align = ir.VectorType(number, vectors), signature.args[0].dtype.bitwidth // 8
+            element = context.get_data_type(signature.args[0].dtype)
+            vector, align = ir.VectorType(element, vectors), signature.args[0].dtype.bitwidth // 8
             fma = multiply_add(builder, vector, 8 * align)
             values, tile, sums = (
                 context.make_array(signature.args[n])(context, builder, arguments[n]).data for n in (0, 5, 6)
@@ -200,15 +200,15 @@ def define_multiply_rows(vectors: int, width: int) -> Any:
                 return builder.bitcast(data, vector.as_pointer())
 
             rows = [row(sums, builder.add(base, ir.Constant(base.type, w))) for w in range(width)]
-            held = [cgutils.alloca_once_value(builder, builder.load(pointer, align=align)) for pointer in rows]
+            totals = [cgutils.alloca_once_value(builder, builder.load(pointer, align=align)) for pointer in rows]
             with cgutils.for_range(builder, count) as loop:
                 x = builder.load(row(tile, loop.index), align=align)
-                place = builder.add(at, builder.mul(loop.index, next_))
-                for total in held:
-                    entry = splat(builder, builder.load(builder.gep(values, [place])), vectors)
+                position = builder.add(at, builder.mul(loop.index, next_))
+                for total in totals:
+                    entry = splat(builder, builder.load(builder.gep(values, [position])), vectors)
                     builder.store(builder.call(fma, (entry, x, builder.load(total))), total)
-                    place = builder.add(place, step)
-            for pointer, total in zip(rows, held, strict=True):
+                    position = builder.add(position, step)
+            for pointer, total in zip(rows, totals, strict=True):
                 builder.store(builder.load(total), pointer, align=align)
             return context.get_dummy_value()
 
@@ -219,7 +219,7 @@ def define_multiply_rows(vectors: int, width: int) -> Any:
 
 
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
-    """The columns of a square of vectors: at each step, pairs of rows trade their off-diagonal blocks."""
+    """Transpose a square of vectors: at each step, pairs of rows exchange their off-diagonal blocks."""
     width = len(rows)
     rows, step = list(rows), width // 2
     while step:
@@ -236,7 +236,7 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _square(context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: Any, axis: int, side: int) -> list[Any]:
-    """Pointers to `side` vectors of `side` numbers in an array of any strides: from (i, j) on, one a step of `axis`."""
+    """Pointers to `side` vectors of `side` elements in a strided array: from (i, j) on, one per step along `axis`."""
     array = context.make_array(array_type)(context, builder, array)
     vector = ir.PointerType(ir.VectorType(context.get_data_type(array_type.dtype), side))
     data = builder.bitcast(array.data, ir.PointerType(ir.IntType(8)))
@@ -250,16 +250,16 @@ def _square(context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: 
 
 
 def loads_by_squares(x: Any, tile: Any) -> bool:
-    """Whether the dtypes of an array x and a tile allow to load squares."""
+    """Whether the dtypes of an array x and a tile allow squares to be loaded."""
     return x.dtype is tile.dtype or (x.dtype in DECODE and tile.dtype is types.float32)
 
 
 def _define_load_square(transposed: bool) -> Any:
     @intrinsic
     def load_square(typing_context, x, i, j, ahead, tile, row, vector):
-        """tile[row + q, vector + p] = x[i + p, j + q] for p, q < side, x contiguous along j (transposed) or i.
+        """tile[row + q, vector + p] = x[i + p, j + q] for p, q < side; x is contiguous along j (`transposed`) or i.
 
-        The numbers `ahead` bytes after these are fetched.
+        The memory `ahead` bytes after the elements that are read is prefetched.
         """
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 
@@ -288,9 +288,10 @@ def _define_load_square(transposed: bool) -> Any:
 def _define_store_square(transposed: bool) -> Any:
     @intrinsic
     def store_square(typing_context, tile, row, vector, out, i, j, ahead, scale):
-        """out[i + p, j + q] = scale * tile[row + q, vector + p] for p, q < side, by way of fp64, as `store_tile`.
+        """out[i + p, j + q] = scale * tile[row + q, vector + p] for p, q < side, rounded once from fp64.
 
-        Of an out contiguous along j (transposed), the memory `ahead` bytes after these is fetched, to be written.
+        out is contiguous along j (`transposed`) or i. If along j, the memory `ahead` bytes after the elements that are
+        written is prefetched for writing.
         """
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 

@@ -28,7 +28,7 @@ from .plan import (
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-Step = tuple[tuple[int, int], tuple[int, int]]  # rows; nonzeros
+Step = tuple[tuple[int, int], tuple[int, int]]  # a range of rows, and one of nonzeros
 
 
 def project_exact_sparse(spec: SketchSpec, x: Any, out: np.ndarray, accumulate: bool) -> None:
@@ -38,35 +38,37 @@ def project_exact_sparse(spec: SketchSpec, x: Any, out: np.ndarray, accumulate: 
 
 
 def _csr_table(plan: ExactPlan, x: Any) -> np.ndarray:
-    """A table of all columns where it fits and pays; otherwise an empty one, and codes are generated per nonzero."""
+    """The codes of all columns; empty if too many or not worthwhile, so that codes are generated per nonzero."""
     codes = plan.d * plan.s
-    # Measured on Zen 5: 1.5 ns per code in a table, 150 ns for those of one column alone.
+    # On Zen 5, a code in a table takes 1.5 ns to generate, the codes of a single column 150 ns.
     return plan.table(0, plan.d) if codes <= min(TABLE_CODES, 100 * x.nnz) else plan.no_table()
 
 
 # ------------------------------------------------------------------------------------- steps
 
 
-def csr_steps(indptr: np.ndarray, rows: tuple[int, int], most: int) -> Iterator[Step]:
-    """(rows, nonzeros) that cut a range of rows into steps of at most `most` nonzeros; a row may be cut, too."""
+def csr_steps(indptr: np.ndarray, rows: tuple[int, int], max_nonzeros: int) -> Iterator[Step]:
+    """Divide a range of rows into steps of at most `max_nonzeros` nonzeros; a row may be divided, too."""
     i, end = rows
     while i < end:
         first, last = int(indptr[i]), int(indptr[end])
-        stop = end if last - first <= most else int(np.searchsorted(indptr[i : end + 1], first + most, "right")) + i - 1
+        stop = end
+        if last - first > max_nonzeros:
+            stop = int(np.searchsorted(indptr[i : end + 1], first + max_nonzeros, "right")) + i - 1
         if stop > i:
             yield (i, stop), (first, int(indptr[stop]))
         else:
             stop, last = i + 1, int(indptr[i + 1])
-            for e in range(first, last, most):
-                yield (i, stop), (e, min(e + most, last))
+            for e in range(first, last, max_nonzeros):
+                yield (i, stop), (e, min(e + max_nonzeros, last))
         i = stop
 
 
-def csc_steps(indptr: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of columns, each of at most `most` columns and nonzeros together or of one column."""
+def csc_steps(indptr: np.ndarray, max_work: int) -> Iterator[tuple[int, int]]:
+    """Ranges of columns, each a single column or with at most `max_work` columns and nonzeros in total."""
     j, d = 0, indptr.size - 1
     while j < d:
-        limit = int(indptr[j]) + j + most
+        limit = int(indptr[j]) + j + max_work
         stop = d if int(indptr[d]) + d <= limit else bisect_left(range(d), limit, j, key=lambda c: int(indptr[c]) + c)
         stop = max(stop, j + 1)
         yield j, stop
@@ -74,7 +76,7 @@ def csc_steps(indptr: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
 
 
 def has_sorted_indices(x: Any) -> bool:
-    """Whether the indices of each column of a CSC matrix ascend. (scipy's own flag may be stale.)"""
+    """Whether the indices of each column of a CSC matrix ascend. (SciPy's own flag may be stale.)"""
     count = compiled(kernels.count_unsorted, index=x.indices.dtype)
     return all(count(x.indptr[j : stop + 1], x.indices) == 0 for j, stop in csc_steps(x.indptr, STEP_WORK))
 
@@ -83,12 +85,12 @@ def has_sorted_indices(x: Any) -> bool:
 
 
 def needs_segments(x: Any) -> bool:
-    """Whether sums over x run in segments: in fp64, those of fp32 are exact enough."""
+    """Whether sums over x are divided into segments. For fp32 data, plain fp64 sums are accurate enough."""
     return bool(x.dtype.itemsize > 4 or x.dtype.kind != "f")
 
 
 def new_sums(x: Any, size: int) -> tuple[np.ndarray, ...]:
-    """Zeros for sums, totals, and what these lost (`sparse_kernels`)."""
+    """Zeros for the sums, totals and compensations of `sparse_kernels.SUMS`."""
     return tuple(np.zeros(size if needs_segments(x) or part == 0 else 0) for part in range(3))
 
 
@@ -102,10 +104,10 @@ def _project_csr(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> 
     scratch = Scratch(lambda: (np.empty((1, plan.s), np.int32), *new_sums(x, k)))
 
     def task(i: int, end: int) -> Iterator[None]:
-        with scratch.borrow() as (one, *sums):
+        with scratch.borrow() as (one_column, *sums):
             for rows, nonzeros in csr_steps(x.indptr, (i, end), _step_nonzeros(plan, table)):
                 kernel(
-                    x.indptr, x.indices, x.data, rows, nonzeros, plan.column(0), (table, one), plan.geometry,
+                    x.indptr, x.indices, x.data, rows, nonzeros, plan.column(0), (table, one_column), plan.geometry,
                     tuple(sums), out, plan.scale, accumulate,
                 )  # fmt: skip
                 yield
@@ -114,12 +116,12 @@ def _project_csr(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> 
 
 
 def _csr_workers(plan: ExactPlan, x: Any) -> int:
-    """Threads that may hold the sums and hits of a row at once."""
+    """The number of threads whose sums and hits of a row fit in SCRATCH_BYTES."""
     return min(useful_threads(x.nnz * plan.s + x.shape[0] * plan.k), max(1, SCRATCH_BYTES // (25 * plan.k)))
 
 
 def _step_nonzeros(plan: ExactPlan, table: np.ndarray) -> int:
-    """The nonzeros in a step: each is s additions, or where there is no table 150 ns."""
+    """The nonzeros in a step. Each takes s additions and, without a table, 150 ns to generate codes."""
     return STEP_WORK // (4 * plan.s if len(table) else 200 + 8 * plan.s)
 
 
@@ -142,9 +144,9 @@ def _project_csc(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> 
     )
 
     def task(i: int, end: int) -> Iterator[None]:
-        with scratch.borrow() as (codes, counts, *room):
-            sums = tuple(part[: (end - i) * k] for part in room)
-            for array in (*room, counts):
+        with scratch.borrow() as (codes, counts, *buffers):
+            sums = tuple(part[: (end - i) * k] for part in buffers)
+            for array in (*buffers, counts):
                 array[:] = 0
             for columns in csc_steps(x.indptr, STEP_WORK // (4 * plan.s)):
                 add(
@@ -158,7 +160,7 @@ def _project_csc(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> 
 
 
 def project_exact_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(data, indices, indptr) of x S' for x (n, d) in CSR: sorted indices, one for each component that x reaches."""
+    """(data, indices, indptr) of x S' for x (n, d) in CSR; indices are sorted, one per component that a row hits."""
     plan = exact_plan(spec)
     n, k = x.shape[0], plan.k
     table, workers = _csr_table(plan, x), _csr_workers(plan, x)
@@ -172,13 +174,15 @@ def project_exact_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.
     index = np.dtype(np.int32 if min(x.nnz * plan.s, n * k) <= np.iinfo(np.int32).max else np.int64)
     indptr = np.zeros(n + 1, index)
     count = compiled(kernels.count_csr, index=x.indices.dtype, out_index=index)
-    tasks, most = row_ranges(n, 1, workers, STORE_WORK * k), _step_nonzeros(plan, table)
-    law = plan.column(0), plan.geometry
+    tasks, max_nonzeros = row_ranges(n, 1, workers, STORE_WORK * k), _step_nonzeros(plan, table)
+    first_column = plan.column(0)
 
     def count_task(i: int, end: int) -> Iterator[None]:
-        with scratch.borrow() as (one, hit, *_):
-            for rows, nonzeros in csr_steps(x.indptr, (i, end), most):
-                count(x.indptr, x.indices, rows, nonzeros, law[0], (table, one), law[1], hit, indptr)
+        with scratch.borrow() as (one_column, hits, *_):
+            for rows, nonzeros in csr_steps(x.indptr, (i, end), max_nonzeros):
+                count(
+                    x.indptr, x.indices, rows, nonzeros, first_column, (table, one_column), plan.geometry, hits, indptr,
+                )  # fmt: skip
                 yield
 
     threads.run(count_task, tasks, workers)
@@ -187,11 +191,11 @@ def project_exact_to_csr(spec: SketchSpec, x: Any, dtype: np.dtype) -> tuple[np.
     fill = compiled(kernels.fill_csr, data=x.data.dtype, out=dtype, index=x.indices.dtype, out_index=index)
 
     def fill_task(i: int, end: int) -> Iterator[None]:
-        with scratch.borrow() as (one, *room):
-            for rows, nonzeros in csr_steps(x.indptr, (i, end), most):
+        with scratch.borrow() as (one_column, *buffers):
+            for rows, nonzeros in csr_steps(x.indptr, (i, end), max_nonzeros):
                 fill(
-                    x.indptr, x.indices, x.data, rows, nonzeros, law[0], (table, one), law[1], tuple(room),
-                    (indptr, indices, data), plan.scale,
+                    x.indptr, x.indices, x.data, rows, nonzeros, first_column, (table, one_column), plan.geometry,
+                    tuple(buffers), (indptr, indices, data), plan.scale,
                 )  # fmt: skip
                 yield
 

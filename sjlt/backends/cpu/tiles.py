@@ -1,7 +1,7 @@
 """Tiles: several data vectors side by side, so that SIMD instructions work across vectors.
 
-``tile[i, v]`` is feature (or component) i of vector v. An entry of the sketch is then one addition of rows of tiles,
-whatever the memory layout of the data, which only `load_tile` and `store_tile` see.
+``tile[i, v]`` is feature (or component) i of vector v. Applying an entry of the sketch then adds one row of a tile to
+another, whatever the memory layout of the data, which only `load_tile` and `store_tile` deal with.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from numba.extending import overload
 
-from .bits import decoded, store_number
+from .bits import decoded, store_element
 from .jit import leaf
 from .simd import (
     SQUARE_BYTES,
@@ -22,10 +22,10 @@ from .simd import (
     store_rows,
 )
 
-TILE_VECTORS = (32, 8, 1)  # vectors in a tile; 32 fp32 are two AVX-512 registers
+TILE_VECTORS = (32, 8, 1)  # possible widths of a tile; 32 fp32 fill two AVX-512 registers
 
 
-# ------------------------------------------------------------------------------------- entries into tiles
+# ------------------------------------------------------------------------------------- applying entries
 
 
 def _define_entries(vectors: int) -> tuple[Any, Any]:
@@ -41,7 +41,7 @@ def _define_entries(vectors: int) -> tuple[Any, Any]:
         for j in range(nj):
             gather_codes(codes, (j0 + j) * s, (j0 + j + 1) * s, features, j, components, base)
 
-    # Numba links machine code from its cache by these names: closures that share one would be taken for each other.
+    # Numba links cached machine code by qualified name: closures of the same name would be mistaken for each other.
     scatter.__qualname__, gather.__qualname__ = f"scatter_{vectors}", f"gather_{vectors}"
     return leaf(scatter), leaf(gather)
 
@@ -71,15 +71,15 @@ def gather(codes, j0, nj, features, components, base):
         _gather_1(codes, j0, nj, features, components, base)
 
 
-# ------------------------------------------------------------------------------------- tiles of numbers
+# ------------------------------------------------------------------------------------- loading and storing
 
 
 @leaf
 def _next_tile(x, i, n, j0, nj):
     """Bytes from the tile x[i:i + n, j0:j0 + nj] to the one that is probably next, 0 if there is none.
 
-    Prefetching it saves 15 to 25 % of the time for data beyond the caches: the pieces of rows are too short for the
-    processor to see what comes next. (Addresses beyond the data would cost TLB misses.)
+    Prefetching it saves 15 to 25 % of the time for data larger than the caches: a tile's stretch of a row is too short
+    for the hardware prefetcher. (Addresses beyond the data would cost TLB misses.)
     """
     if j0 + nj < x.shape[1]:
         return nj * x.strides[1]
@@ -87,7 +87,7 @@ def _next_tile(x, i, n, j0, nj):
 
 
 def _load_squares(x, i, n, j0, nj, tile, base):
-    """`load_tile` for the whole squares; returns how many vectors and features these cover."""
+    """The part of `load_tile` that consists of whole squares; returns the numbers of vectors and features loaded."""
     raise NotImplementedError
 
 
@@ -131,13 +131,15 @@ def load_tile(x, i, n, j0, nj, tile, base):
 
 @leaf
 def _store_squares(tile, base, out, i, n, j0, nj, scale):
-    """`store_tile` for the whole squares; returns how many vectors and features these cover."""
+    """The part of `store_tile` that consists of whole squares; returns the numbers of vectors and features stored."""
     side = SQUARE_BYTES // tile.itemsize
     rows, columns = out.strides[1] == out.itemsize, out.strides[0] == out.itemsize
     if not (rows or columns):
         return 0, 0
     vectors, features = n // side * side, nj // side * side
-    ahead = _next_tile(out, i, n, j0, nj) if nj == out.shape[1] else 0  # tiles of features gain nothing
+    ahead = (
+        _next_tile(out, i, n, j0, nj) if nj == out.shape[1] else 0
+    )  # prefetching gains nothing for tiles of features
     if rows:
         for v in range(0, vectors, side):
             for j in range(0, features, side):
@@ -151,7 +153,7 @@ def _store_squares(tile, base, out, i, n, j0, nj, scale):
 
 @leaf
 def store_tile(tile, base, out, i, n, j0, nj, scale, accumulate):
-    """out[i + v, j0 + j] = (that, where accumulating, +) scale * tile[base + j, v], rounded once from fp64."""
+    """out[i + v, j0 + j] (+)= scale * tile[base + j, v] for v < n, j < nj, rounded once from fp64."""
     vectors, features = 0, 0
     if not accumulate:
         vectors, features = _store_squares(tile, base, out, i, n, j0, nj, scale)
@@ -159,9 +161,9 @@ def store_tile(tile, base, out, i, n, j0, nj, scale, accumulate):
         for j in range(nj):
             for v in range(vectors if j < features else 0, n):
                 value = scale * tile[base + j, v]
-                store_number(value, out, i + v, j0 + j, accumulate)
+                store_element(value, out, i + v, j0 + j, accumulate)
     else:
         for v in range(n):
             for j in range(features if v < vectors else 0, nj):
                 value = scale * tile[base + j, v]
-                store_number(value, out, i + v, j0 + j, accumulate)
+                store_element(value, out, i + v, j0 + j, accumulate)
