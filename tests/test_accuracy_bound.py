@@ -39,6 +39,16 @@ def test_dense(kind, dtype, n, shape):
     check(S, x, (S @ np.asfortranarray(rows.T))[:, n // 2], plan.MAX_TERMS + 4, U[dtype])
 
 
+def test_sums_overflow_only_beyond_the_stated_limit():
+    S = Sketch(2 * plan.MAX_TERMS, 1, nnz=1, seed=1)  # two blocks of one term per feature
+    signs = (np.ones((1, 1)) @ S)[0] * np.repeat([1, -1], plan.MAX_TERMS)  # whose sums cancel
+    limit = np.finfo(np.float32).max / plan.MAX_TERMS
+    for n in (1, 5):
+        inside, outside = (np.tile(signs * x, (n, 1)).astype("float32") for x in (limit, 2 * limit))
+        assert (inside @ S.T == 0).all()
+        assert np.isnan(outside @ S.T).all()
+
+
 @pairwise(kind=DATA, dtype=DTYPES, format=["csr", "csc"])
 def test_sparse(kind, dtype, format):
     S = Sketch(2**14, 16, nnz=1, seed=695)
