@@ -56,7 +56,8 @@ assert np.array_equal(sjlt.Sketch(50, 16, density=0.5).project(np.zeros((3, 50))
 """
 
 
-@pytest.mark.parametrize("then", ["", pytest.param(COMPILES, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("then", ["", COMPILES])
 def test_loading_from_the_cache_skips_the_compiler(tmp_path, then):
     """Later compilations in the process, including the user's own, still work.
 

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from helpers.cases import exhaustive_except
 from helpers.choices import changed_choices
 
 from sjlt import Sketch
@@ -19,7 +20,7 @@ LAUNCH_KINDS = {  # (sketch, vectors)
 }
 
 
-@pytest.mark.parametrize("name", LAUNCH_KINDS)
+@pytest.mark.parametrize("name", exhaustive_except(["few_vectors", "stacks"], LAUNCH_KINDS))
 def test_prepared_launches_keep_no_data(name, kernels_on):
     """Prepared launches are cached by the thousands; the tensors of a call must be freed when it returns."""
     S, n = LAUNCH_KINDS[name]

@@ -197,6 +197,7 @@ for i in (0, 1):
     assert_is_complete(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_concurrent_plans_do_not_share_a_folder(tmp_path):
     make_source(tmp_path / "in", "npy")
     part = """

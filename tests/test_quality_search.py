@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from helpers.cases import exhaustive_except
+from helpers.cases import each_value, exhaustive_except
 from helpers.cli import run as run
 
 import sjlt
@@ -127,8 +127,7 @@ def test_float16_is_searched_like_float32():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("container", [np.asarray, torch.from_numpy, scipy.sparse.csr_array])
-@pytest.mark.parametrize("factor", [1e45, 1e-45])
+@each_value(container=[np.asarray, torch.from_numpy, scipy.sparse.csr_array], factor=[1e45, 1e-45])
 def test_row_of_another_magnitude(container, factor):
     """Scaling a row changes neither its cosines nor any others."""
     x = data().astype(np.float64)

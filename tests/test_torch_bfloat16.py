@@ -114,7 +114,7 @@ def test_fp64_results():
         same_values(out, permuted(way, x).to(BF16))
 
 
-@pytest.mark.parametrize("n", [1, 3, 70])
+@pytest.mark.parametrize("n", exhaustive_except([1, 70], [1, 3, 70]))
 def test_sums_are_rounded_once(device, n):
     """Sums run in fp32: the same bits as the rounded fp32 result, and as the result for the data converted to fp32."""
     for S in (Sketch(5000, 70, nnz=3, seed=4), Sketch(200, 300, nnz=4, seed=4)):

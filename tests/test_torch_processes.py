@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.cases import exhaustive_except
 from helpers.products import normal
 from torch.utils.data import DataLoader, Dataset
 
@@ -82,7 +83,7 @@ def test_copies_of_results_and_gradients(device):
         copy.deepcopy(y)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", exhaustive_except(["fork"], ["fork", "spawn"]))
 def test_data_loader_workers(method):
     """Before a fork the parent has projected, so its threads are missing in the workers.
 
