@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +52,9 @@ class ExactPlan:
         group = 1 << (geometry.log_group + geometry.log_chunk)  # at most TABLE_CODES / s with one stack
         self.block = group * min(MAX_TERMS, max(1, TABLE_CODES // (group * self.s)))
         self.n_blocks = -(-(self.offset % self.block + self.d) // self.block)
+        # Not cached properties: until Python 3.12 these hold a lock, which a forked child would never acquire.
+        self._kept: tuple[np.ndarray, np.ndarray] | None = None
+        self._lists: tuple[np.ndarray, np.ndarray] | None = None
 
     def bounds(self, b0: int, b1: int) -> np.ndarray:
         """The first columns of blocks b0 .. b1 - 1, and the end of the last one: b1 - b0 + 1 values."""
@@ -73,23 +76,27 @@ class ExactPlan:
         )
         return codes
 
-    @cached_property
+    @property
     def kept(self) -> tuple[np.ndarray, np.ndarray]:
         """The codes of all columns and the bounds of all blocks, kept for later calls if `has_lists`."""
-        return self.table(0, self.d), self.bounds(0, self.n_blocks)
+        if self._kept is None:
+            self._kept = self.table(0, self.d), self.bounds(0, self.n_blocks)
+        return self._kept
 
-    @cached_property
+    @property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
         """(starts, entries): the entries of each component and block, kept for later calls if `has_lists`.
 
         The entries of component r in block b are ``entries[starts[i]:starts[i + 1]]`` with i = r n_blocks + b, each
         2 column + (1 where negative), by ascending column.
         """
-        table, bounds = self.kept
-        starts = np.empty(self.k * self.n_blocks + 1, np.int64)
-        entries = np.empty(table.size, np.int32)
-        compiled(list_entries)(table, bounds, starts, entries)
-        return starts, entries
+        if self._lists is None:
+            table, bounds = self.kept
+            starts = np.empty(self.k * self.n_blocks + 1, np.int64)
+            entries = np.empty(table.size, np.int32)
+            compiled(list_entries)(table, bounds, starts, entries)
+            self._lists = starts, entries
+        return self._lists
 
     @property
     def has_lists(self) -> bool:
@@ -144,7 +151,10 @@ _free_tiles: deque[np.ndarray] = deque(maxlen=KEPT_TILES)
 def borrowed_tile(rows: int, columns: int, dtype: np.dtype) -> Iterator[np.ndarray]:
     """Borrow a tile that begins at a cache line. It is not cleared: it holds values of earlier calls."""
     size = rows * columns * dtype.itemsize
-    memory = _free_tiles.pop() if _free_tiles else None
+    try:
+        memory = _free_tiles.pop()
+    except IndexError:  # another thread may have taken the last one
+        memory = None
     if memory is None or memory.size < size:
         memory = aligned((size,), np.dtype(np.uint8))
     yield memory[:size].view(dtype).reshape(rows, columns)
