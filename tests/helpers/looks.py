@@ -14,8 +14,7 @@ def longest_between_looks(call: Callable[[], object], seconds: float) -> tuple[f
     """Return (longest time between two points, number of points) during at most `seconds` of a call on the main thread.
 
     A signal arrives every 10 ms; Python runs its handler at the next point at which Ctrl-C would be handled too.
-    Times are
-    this thread's CPU time, so a busy machine does not lengthen them. Compilation is not counted.
+    Times are this thread's CPU time, so a busy machine does not lengthen them. Compilation is not counted.
     """
     gaps: list[float] = []
     last, end = time.thread_time(), time.monotonic() + 60
