@@ -43,6 +43,7 @@ def test_backward_error(method, condition, residual, seed):
     check(*problem(1600, 24, condition, residual, seed), [method], seed)
 
 
+@pytest.mark.exhaustive
 @pairwise(method=METHODS, condition=CONDITIONS, residual=RESIDUALS)
 def test_backward_error_with_many_columns(method, condition, residual):
     """From 100 columns on, the compiled gradient is used."""

@@ -294,7 +294,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # raised when torch loads programs
-@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["traced", "strict"])
 def test_export(device, strict):
     model = Model().to(device)
     rows = torch.export.Dim("rows", min=2)
