@@ -51,6 +51,20 @@ def _component(builder: Any, components: Any, code: Any, v: Any, vector: Any) ->
     return builder.bitcast(start, vector.as_pointer())
 
 
+def _sum_terms(builder: Any, codes: Any, span: tuple[Any, Any], components: Any, v: Any, vector: Any) -> Any:
+    """The sum of sign * components[row, v:] over the codes of a span, as one vector that stays in registers."""
+    bits = 32 if isinstance(vector.element, ir.FloatType) else 64
+    total = cgutils.alloca_once(builder, vector)
+    builder.store(ir.Constant(vector, None), total)
+    with cgutils.for_range(builder, span[1], start=span[0]) as loop:
+        code = builder.load(builder.gep(codes, [loop.index]))
+        term = builder.load(_component(builder, components, code, v, vector), align=bits // 8)
+        sign = sign_vector(builder, code, vector.element, vector.count)
+        updated = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(total)))
+        builder.store(updated, total)
+    return builder.load(total)
+
+
 @intrinsic
 def scatter_row(typing_context, codes, begin, end, x, j, ahead, components):
     """components[row, v] += sign * x[v, j] for each of codes[begin:end], the entries of a column, and all v.
@@ -108,7 +122,7 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
     def codegen(context, builder, signature, arguments):
         codes, begin, end, components, out, j, scale = arguments
         codes_type, _, _, components_type, out_type, _, _ = signature.args
-        element, bits = context.get_data_type(components_type.dtype), components_type.dtype.bitwidth
+        element = context.get_data_type(components_type.dtype)
         codes = context.make_array(codes_type)(context, builder, codes).data
         components = context.make_array(components_type)(context, builder, components)
         out = context.make_array(out_type)(context, builder, out)
@@ -116,15 +130,8 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
 
         def add(v, size, remaining):
             vector = ir.VectorType(element, size)
-            total = cgutils.alloca_once(builder, vector)  # in registers
-            builder.store(ir.Constant(vector, None), total)
-            with cgutils.for_range(builder, end, start=begin) as loop:
-                code = builder.load(builder.gep(codes, [loop.index]))
-                term = builder.load(_component(builder, components, code, v, vector), align=bits // 8)
-                sign = sign_vector(builder, code, element, size)
-                updated = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(total)))
-                builder.store(updated, total)
-            result = scaled(builder, builder.load(total), scale, out_type.dtype)
+            total = _sum_terms(builder, codes, (begin, end), components, v, vector)
+            result = scaled(builder, total, scale, out_type.dtype)
             pointer = builder.bitcast(builder.gep(feature, [v]), result.type.as_pointer())
             if remaining is None:
                 builder.store(result, pointer, align=align)
@@ -158,16 +165,9 @@ def sum_entries(typing_context, entries, begin, end, features, count, sums, r):
 
         def add(v, size, remaining):
             vector = ir.VectorType(element, size)
-            total = cgutils.alloca_once(builder, vector)  # in registers
-            builder.store(ir.Constant(vector, None), total)
-            with cgutils.for_range(builder, end, start=begin) as loop:
-                code = builder.load(builder.gep(entries, [loop.index]))
-                term = builder.load(_component(builder, features, code, v, vector), align=bits // 8)
-                sign = sign_vector(builder, code, element, size)
-                updated = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(total)))
-                builder.store(updated, total)
+            total = _sum_terms(builder, entries, (begin, end), features, v, vector)
             pointer = builder.bitcast(builder.gep(row, [v]), vector.as_pointer())
-            builder.store(builder.load(total), pointer, align=bits // 8)
+            builder.store(total, pointer, align=bits // 8)
 
         _for_vectors(builder, count, lanes, add)
         return context.get_dummy_value()
