@@ -57,7 +57,7 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
         per_program,
         capacity,
     )
-    encode_chunks[grid](codes, columns, counts, *numbers, SUB_BLOCKS=sub_blocks)
+    encode_chunks[grid](codes, columns, counts, *numbers, SUB_BLOCKS=sub_blocks, PROGRAMMATIC_LAUNCH=False)
     matrix = np.zeros((k, d), np.int64)
     codes, columns, counts = codes.cpu().numpy(), columns.cpu().numpy(), counts.cpu().numpy()
     for number in range(lists):

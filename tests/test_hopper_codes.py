@@ -38,8 +38,8 @@ def test_power_of_two_geometries_keep_their_kernel(k):
     "small",
     [
         {"n": 47},
-        {"n": 1024, "d": 768},
-        {"n": 60, "d": 1 << 20},
+        {"n": 300, "d": 768},
+        {"n": 60, "d": 1 << 20, "nnz": 8},
         {"n": 4096, "d": 1 << 25},
         {"dtype": "float64"},
         {"adjoint": True},

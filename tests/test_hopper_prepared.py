@@ -141,7 +141,8 @@ def expected_codes(chosen, spec, x, out, add, memory):
     numbers += (kernel.log_block, first, groups, chosen.groups_per_split, 8, chosen.capacity)  # 8: groups per program
     grid = (-(-chosen.groups_per_split // 8), n_tiles, splits)
     sub_blocks = 8 if spec.nnz <= 8 else 1 << (spec.nnz - 1).bit_length()
-    yield "encode_chunks", grid, (*codes, *numbers), {"SUB_BLOCKS": sub_blocks, "num_warps": 4}
+    constants = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "num_warps": 4}
+    yield "encode_chunks", grid, (*codes, *numbers), constants
 
     target = sums_in(memory, splits, out) if splits > 1 else out.as_strided((1, n, k), (0, *out.stride()))
     data, result = x, target
@@ -158,7 +159,8 @@ def expected_codes(chosen, spec, x, out, add, memory):
     sizes = (n, d, k, chosen.products, splits, n_tiles, chosen.capacity)
     constants = {"DTYPE": getattr(gl, str(x.dtype)[6:]), "CHOSEN": kernel, "ACCUMULATE": add and splits == 1}
     arguments = (data, result, *codes, *sizes, *x.stride(), *target.stride(), scale)
-    yield "project_codes_hopper", (min(chosen.products, 132), 1, 1), arguments, {**constants, "num_warps": 4}
+    constants |= {"num_warps": 4, "launch_pdl": True}
+    yield "project_codes_hopper", (min(chosen.products, 132), 1, 1), arguments, constants
 
 
 def expected_exact(chosen, spec, data, out, adjoint, memory):
@@ -233,7 +235,7 @@ def check(launches, expected, call):
         assert (found, found_grid) == (name, grid)
         addresses = tuple(a.data_ptr() if hasattr(a, "data_ptr") else described(a) for a in arguments)
         assert given[: len(addresses)] == addresses, name
-        values = [value for key, value in constants.items() if not key.startswith("num_")]
+        values = [value for key, value in constants.items() if not key.startswith(("num_", "launch_"))]
         assert sorted(map(str, given[len(addresses) :])) == sorted(map(str, values))
     assert not (launches.started if call == 0 else launches.searched)
 

@@ -153,7 +153,7 @@ def _encode(chosen: HopperCodes, spec: SketchSpec, x: Tensor) -> Launch:
     sub_blocks, per_program = encoding(groups * n_tiles, nnz)
     after = (*sketch, first_group, groups, chosen.groups_per_split, per_program, chosen.capacity)
     grid = (-(-chosen.groups_per_split // per_program), n_tiles, chosen.splits)
-    options = {"SUB_BLOCKS": sub_blocks, "num_warps": 4}
+    options = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "num_warps": 4}
     return Launch(encode_chunks, grid, x.get_device(), (), after, sub_blocks, lambda: options)
 
 
@@ -175,6 +175,7 @@ def _project(
             "CHOSEN": kernel,
             "ACCUMULATE": accumulate,
             "num_warps": 4,
+            "launch_pdl": True,
         }
 
     sizes = (n, d, k, chosen.products, chosen.splits, n_tiles, chosen.capacity)

@@ -40,12 +40,10 @@ def prepare_project(
     `strides` are those of the target along splits, vectors and components.
     """
     write, numbers = _prepare_entries(chosen, geometry, spec, x, x.shape[1])
-    single, scales = chosen.splits == 1, vector_scales(chosen.mode, x)
-    programmatic = not single and device.describe(x.device).programmatic_launch
+    scales = vector_scales(chosen.mode, x)
     options = {
         "CHUNKED_SUM": chosen.chunked_sum,
-        "SINGLE_SPLIT": single,
-        "PROGRAMMATIC_LAUNCH": programmatic,
+        "SINGLE_SPLIT": chosen.splits == 1,
         "ACCUMULATE": accumulate,
     }
     span = chosen.chunks_per_sum << geometry.log_chunk if chosen.chunked_sum else 1 << 30
@@ -76,7 +74,7 @@ def _launch(
     """A launch of `kernel`. `options` are the constants that only this kernel has."""
     grid = (-(-len(data) // chosen.block_vectors), chosen.splits, 1)
     # Not in the function below, which outlives this call and must not keep the data alive.
-    stored, interpreted = STORED[_stored(chosen, data)], device.describe(data.device).interpreted
+    stored, described = STORED[_stored(chosen, data)], device.describe(data.device)
 
     def constants() -> dict[str, Any]:
         return {
@@ -85,8 +83,10 @@ def _launch(
             "ALIGN": chosen.align,
             "MODE": chosen.mode,
             "STORED": stored,
-            "INTERPRETED": interpreted,
+            "INTERPRETED": described.interpreted,
             **options,
+            "PROGRAMMATIC_LAUNCH": described.programmatic_launch,
+            **({"launch_pdl": True} if described.programmatic_launch else {}),
             "num_warps": chosen.num_warps,
             "num_stages": chosen.num_stages,
         }
@@ -115,7 +115,13 @@ def _prepare_entries(
     chunks = ((offset + d - 1) >> log_chunk) + 1 - first
     sub_blocks, per_program = encoding(chunks, geometry.nnz)
     after = (first, chunks, per_program, geometry.k, geometry.nnz, log_chunk, ONES[_stored(chosen, data)])
-    options = {"ROWS": chosen.rows, "SUB_BLOCKS": sub_blocks, "num_warps": 4}
+    programmatic = device.describe(data.device).programmatic_launch
+    options = {
+        "ROWS": chosen.rows,
+        "SUB_BLOCKS": sub_blocks,
+        "PROGRAMMATIC_LAUNCH": programmatic,
+        "num_warps": 4,
+    }
     grid, key = (-(-chunks // per_program), 1, 1), (chosen.rows, sub_blocks)
     run = Launch(write_entries, grid, data.get_device(), (), after, key, lambda: options)
     shape = (chunks << log_chunk, chosen.rows)

@@ -25,12 +25,14 @@ TMA, COPY, LOAD = range(3)  # how data is loaded
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
 
-MIN_BYTES = 8 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
-SLOW_LOADS = 8  # MIN_BYTES is divided by this if the portable kernels load the data slowly
+MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
+FAST = 8  # MIN_BYTES is multiplied by this if the portable kernels are fast
 MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empty
-MIN_BYTES_PER_CODE = 32  # data bytes per byte of codes; for fewer, encoding dominates
-MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 8  # the two limits above for S A, whose vectors are columns
-MIN_STEPS = 8  # per split
+MIN_BYTES_PER_CODE = 16  # data bytes per byte of codes; for fewer, encoding dominates
+MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, whose vectors are columns
+# Shorter sums are not split, because adding splits takes a launch: X (4096, 768) -> 256 in bf16 takes 14 us, but 18 in
+# three splits. X (473, 1536) -> 384 in fp32 takes 17 us with 2 steps per split and 19 with 4 (H200).
+MIN_SPLIT_STEPS, MIN_STEPS = 8, 2  # of a sum that is split; per split
 ROW_BYTES = 128  # per row of a TMA box; for fewer, copies by threads are faster
 
 
@@ -43,6 +45,9 @@ class KernelChoice:
     loader : {TMA, COPY, LOAD}
     vector : int
         Elements that a thread copies at a time if the loader is COPY, else 1.
+    producer_warps : {4, 8}
+        Warps that load data and write entries. With 8, loads of single elements take 0.7 to 0.97 times as long, but
+        others up to 1.2 times, because fewer registers are left for the consumers (H200).
     log_block, log_panel : int
         A block of codes has 2^log_block columns, a panel of data 2^log_panel.
     one_tile : bool
@@ -59,6 +64,7 @@ class KernelChoice:
 
     loader: int
     vector: int
+    producer_warps: int
     log_block: int
     log_panel: int
     one_tile: bool
@@ -110,7 +116,7 @@ def eligible(product: Product) -> bool:
     if product.adjoint or product.dtype == "float64" or product.precision == "medium":
         return False
     geometry, stride = product.geometry, product.x_strides[0]
-    least = MIN_BYTES // SLOW_LOADS if _others_load_slowly(product) else MIN_BYTES
+    least = MIN_BYTES * (FAST if _others_are_fast(product) else 1)
     return (
         geometry.log_chunk > 0
         and product.n * product.d * product.item_bytes >= least
@@ -144,18 +150,20 @@ def _is_narrow(product: Product) -> bool:
     return product.dtype == "float32" and product.nnz <= 4 and product.n <= PROGRAM_VECTORS // 2
 
 
-def _others_load_slowly(product: Product) -> bool:
-    """Whether the portable kernels load the data slowly: contiguous vectors, or rows off multiples of 16 bytes.
+def _others_are_fast(product: Product) -> bool:
+    """Whether the portable kernels are faster for small products.
 
-    This does not apply to power-of-two geometries. On an H200, (906, 4096) -> 192 in bf16 with an odd row stride takes
-    31 us, against 55 us with the portable kernels, and S A (3072, 1028) -> 1465 in bf16 takes 17 us against 65 us.
+    They are for narrow contiguous vectors and for power-of-two geometries, except where rows begin off multiples of 16
+    bytes or vectors are contiguous and have 16 bits. Otherwise, codes take 0.5 to 1.05 times as long even for 1 MB of
+    data. In microseconds on an H200: (1024, 1024) -> 512 in fp32 takes 14, and 17 from codes; (473, 1536) -> 384 in
+    fp32, 30 and 17; (906, 4096) -> 192 in bf16 with an odd row stride, 55 and 31; S A (864, 935) -> 1024 in bf16, 20
+    and 12.5.
     """
-    widest = VECTOR_BYTES // product.item_bytes
     if vectors_contiguous(product):
-        slow = not _is_narrow(product)
-    else:
-        slow = alignment(product, product.d, product.x_strides, widest) < widest
-    return slow and not is_power_of_two(product.k, product.nnz)
+        return _is_narrow(product) or (product.dtype == "float32" and is_power_of_two(product.k, product.nnz))
+    widest = VECTOR_BYTES // product.item_bytes
+    aligned = alignment(product, product.d, product.x_strides, widest) == widest
+    return aligned and is_power_of_two(product.k, product.nnz)
 
 
 def _kernel(product: Product, splits: int) -> KernelChoice:
@@ -174,6 +182,7 @@ def _kernel(product: Product, splits: int) -> KernelChoice:
     return KernelChoice(
         loader,
         vector,
+        8 if vector == 1 and loader != TMA else 4,
         log_block,
         log_panel,
         one_tile,
@@ -237,7 +246,7 @@ def _split(product: Product) -> tuple[int, int]:
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
     products, multiprocessors = _count_products(product), product.device.multiprocessors
     fitting = (SCRATCH_BYTES - _code_bytes(product)) // (4 * product.n * product.k * product.stacks)
-    most = min(2 * multiprocessors // products, steps // MIN_STEPS, fitting)
+    most = min(2 * multiprocessors // products, steps // MIN_STEPS if steps >= MIN_SPLIT_STEPS else 1, fitting)
     splits = count_splits(products, multiprocessors, fewest, most)
     per_split = -(-groups // (splits * unit)) * unit
     return -(-groups // per_split), per_split

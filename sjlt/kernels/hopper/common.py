@@ -58,6 +58,12 @@ _chunk_keys, _chunk_signs = _law.chunk_keys, _law.chunk_signs
 _inverse_keys, _permute = _permutation.inverse_keys, _permutation.permute
 
 
+@gluon.jit
+def wait_for_previous_kernel():
+    """In a programmatic dependent launch, wait until the kernel before has ended and its stores are visible."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+
+
 @gluon.constexpr_function
 def lanes_per_block(LOG_CHUNK):
     """Lanes that a block occupies: the number of sub-blocks that 32 rows belong to."""

@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..config import hopper, hopper_codes
 from ..portable import chunk_codes
 from .boxes import copy_boxes, load_boxes, load_boxes_by_tma, panel_columns, store_boxes
-from .common import TILE, barrier, inverse, largest_of, next_slot, pair_of, scale_of
+from .common import TILE, barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
 
 HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 STEP = gl.constexpr(hopper.STEP_COLUMNS)
@@ -46,12 +46,22 @@ def swizzle_bytes(width, bits):
 
 
 @gluon.constexpr_function
-def codes_layout(rows, log_block):
-    """The layout of entries [rows, blocks of a step, words of a block]: each of 128 threads has a row or half a row."""
-    warps, blocks = rows // 32, 64 >> log_block
+def codes_layout(rows, log_block, warps):
+    """The layout of entries [rows, blocks of a step, words of a block]: each thread has a part of a row."""
+    across, blocks = rows // 32, 64 >> log_block
+    parts = warps // across  # of a row
+    at_once, split = max(1, blocks // parts), min(blocks, parts)
     return gl.BlockedLayout(
-        [1, blocks * warps // 4, (1 << log_block) // 2], [32, 1, 1], [warps, 4 // warps, 1], [2, 1, 0]
+        [1, at_once, (1 << log_block) // 2 * split // parts], [32, 1, 1], [across, split, parts // split], [2, 1, 0]
     )
+
+
+@gluon.constexpr_function
+def registers(bits, loader, producer_warps):
+    """Registers per thread of the second consumer and of the producer."""
+    if producer_warps == 8:
+        return [120, 136] if bits == 16 else [184, 72]
+    return [136, 232] if bits == 16 else [200, 104] if loader == COPY else [216, 72]
 
 
 @gluon.jit
@@ -64,9 +74,10 @@ def _work(product, splits, n_tiles):
 @gluon.jit
 def _expand(code, CHOSEN: gl.constexpr, DTYPE: gl.constexpr):
     """The 16-bit entries of codes [rows, blocks of a step], two per 32-bit word: [rows, STEP // 2]."""
-    WARPS: gl.constexpr = CHOSEN.rows // 32
-    flat: gl.constexpr = gl.BlockedLayout([1, STEP // 2 * WARPS // 4], [32, 1], [WARPS, 4 // WARPS], [1, 0])
-    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block)
+    ACROSS: gl.constexpr = CHOSEN.rows // 32
+    PARTS: gl.constexpr = CHOSEN.producer_warps // ACROSS
+    flat: gl.constexpr = gl.BlockedLayout([1, STEP // 2 // PARTS], [32, 1], [ACROSS, PARTS], [1, 0])
+    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, CHOSEN.producer_warps)
     ONE: gl.constexpr = 0x3F80 if gl.bfloat16 == DTYPE else 0x3C00
     word = gl.arange(0, (1 << CHOSEN.log_block) // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, words))).to(gl.uint32)
     code = code.to(gl.uint32)
@@ -88,20 +99,22 @@ def _produce(
     BOX1: gl.constexpr = xs.shape[2]
     SIDES: gl.constexpr = HALF // BOX1 if CHOSEN.vectors_contiguous else 1
     BOXES: gl.constexpr = 2 * SIDES * PANELS  # of a slot, indexed by half of the vectors, part of a half, panel
+    WARPS: gl.constexpr = CHOSEN.producer_warps
     LANES: gl.constexpr = min(32, BOX1 // CHOSEN.vector)
-    box_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [4, 1], [1, 0])
+    box_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     box_row = gl.arange(0, BOX0, layout=gl.SliceLayout(1, box_layout))[:, None]
     box_column = gl.arange(0, BOX1, layout=gl.SliceLayout(0, box_layout))[None, :]
     box_f = box_row if CHOSEN.vectors_contiguous else box_column
     box_v = box_column if CHOSEN.vectors_contiguous else box_row
-    list_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    list_layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     STEP_BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
-    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block)
+    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, WARPS)
     r = gl.arange(0, CHOSEN.rows, layout=gl.SliceLayout(1, gl.SliceLayout(2, words)))[:, None]
     u = gl.arange(0, STEP_BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
     # Loads of the next step are started before this step's data is stored (H200, 16 bits, odd strides: 3.4 times the
     # memory floor instead of 4.3 with one tile, no difference with 16; 3.2 instead of 2.9 if vectors are contiguous).
     AHEAD: gl.constexpr = CHOSEN.loader == LOAD and not CHOSEN.vectors_contiguous
+    wait_for_previous_kernel()
     slot, phase = 0, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
     product = gl.program_id(0)
     while product < products:
@@ -156,9 +169,9 @@ def _produce(
                         CHOSEN, SIDES, PANELS,
                     )  # fmt: skip
             else:
-                column = gl.full([4 * LIST], 0, gl.int32, layout=list_layout)
+                column = gl.full([WARPS * LIST], 0, gl.int32, layout=list_layout)
                 if not CHOSEN.one_tile:
-                    i = done // LIST * LIST + gl.arange(0, 4 * LIST, layout=list_layout) % LIST
+                    i = done // LIST * LIST + gl.arange(0, WARPS * LIST, layout=list_layout) % LIST
                     column = gl.load(list_columns + i, mask=i < count, other=NO_COLUMN)
                 mbarrier.wait(empty.index(slot), phase)
                 load_boxes_by_tma(xs, full, slot, x, column, first, start, done, CHOSEN, SIDES, PANELS, LIST)
@@ -266,6 +279,7 @@ def _consume(
     CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Consumer 0 or 1: multiply its half of each slot's vectors by the slot's entries, and store the sums."""
+    wait_for_previous_kernel()
     slot, phase = 0, 0
     product = gl.program_id(0)
     while product < products:
@@ -331,7 +345,7 @@ def project_codes_hopper(
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     # Arrivals that fill a slot: one of the entries, and those of the data.
-    FILLED: gl.constexpr = 2 if CHOSEN.loader == TMA else 129 if CHOSEN.loader == COPY else 1
+    FILLED: gl.constexpr = 2 if CHOSEN.loader == TMA else 1 + 32 * CHOSEN.producer_warps if CHOSEN.loader == COPY else 1
     for s in gl.static_range(SLOTS):
         mbarrier.init(full.index(s), count=FILLED)
         mbarrier.init(empty.index(s), count=2)
@@ -346,6 +360,6 @@ def project_codes_hopper(
             (_produce, (x, xs, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity, n, d,
                      stride_v, stride_f, CHOSEN)),
         ],
-        [4, 4],
-        [136, 232] if BITS == 16 else [200, 104] if CHOSEN.loader == COPY else [216, 72],
+        [4, CHOSEN.producer_warps],
+        registers(BITS, CHOSEN.loader, CHOSEN.producer_warps),
     )  # fmt: skip

@@ -33,6 +33,7 @@ from .law import (
     tile_place,
     unscale_by,
 )
+from .program import start_dependents
 
 TILE = tl.constexpr(law.TILE_ROWS)
 NO_ENTRY = tl.constexpr(127)  # no column of a block, except in blocks of 128 columns, where every row has an entry
@@ -147,6 +148,7 @@ def encode_chunks(
     groups_per_program: tl.int32,
     capacity: tl.int32,
     SUB_BLOCKS: tl.constexpr,
+    PROGRAMMATIC_LAUNCH: tl.constexpr,
 ):
     """Write the codes of columns [offset, offset + d); grid (blocks of a split's groups, tiles of all stacks, splits).
 
@@ -155,6 +157,7 @@ def encode_chunks(
     first is first_group; each split has groups_per_split of them, each program groups_per_program.
     groups_per_program, SUB_BLOCKS : from `config.chunk_codes.encoding`.
     """
+    start_dependents(PROGRAMMATIC_LAUNCH)
     GROUPS: tl.constexpr = max(MAX_KEYS // SUB_BLOCKS, CHUNKS)
     k0, k1 = seed_words(seed)
     tile_of_stacks, split = tl.program_id(1), tl.program_id(2)

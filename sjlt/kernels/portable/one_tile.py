@@ -25,7 +25,7 @@ from .fp32_split import (
     split_vectors,
 )
 from .law import seed_words
-from .program import known_multiple, start_dependents, store_result, store_sums
+from .program import known_multiple, start_dependents, store_result, store_sums, wait_for_previous
 
 STEP = tl.constexpr(config.STEP)
 
@@ -34,12 +34,14 @@ STEP = tl.constexpr(config.STEP)
 def write_entries(
     entries, seed: tl.int64, first_chunk: tl.int64, chunks: tl.int32, chunks_per_program: tl.int32, k: tl.int32,
     nnz: tl.int32, log_chunk: tl.int32, one: tl.int32, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr,
+    PROGRAMMATIC_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """Write the unscaled entries of `chunks` chunks, from first_chunk on; grid (blocks of chunks_per_program chunks,).
 
     entries : uint16 (chunks * 2^log_chunk, ROWS), the bits of 0, 1 and -1 in a 16-bit floating-point type.  one : the
     bits of 1.  ROWS : at least k.  chunks_per_program, SUB_BLOCKS : from `config.chunk_codes.encoding`.
     """
+    start_dependents(PROGRAMMATIC_LAUNCH)
     HELD_CHUNKS: tl.constexpr = max(MAX_KEYS // SUB_BLOCKS, CHUNKS)  # whose words a program derives at once
     k0, k1 = seed_words(seed)
     first = tl.program_id(0) * chunks_per_program
@@ -150,6 +152,7 @@ def project_one_tile(
     start = tl.program_id(1) * columns_per_split
     stop = tl.minimum(start + columns_per_split, columns)
     factor = scale
+    wait_for_previous(PROGRAMMATIC_LAUNCH)
     if MODE == FP16_PAIR:
         factor = tl.load(scales + v, mask=v < n, other=1.0)
     data = (x, n, d, stride_xv, stride_xf)
@@ -191,6 +194,7 @@ def adjoint_one_tile(
     MODE: tl.constexpr,
     STORED: tl.constexpr,
     ACCUMULATE: tl.constexpr,
+    PROGRAMMATIC_LAUNCH: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (blocks of vectors, splits of the columns).
@@ -205,6 +209,7 @@ def adjoint_one_tile(
     high, low, factor = split_vectors(z, MODE)
     start = tl.program_id(1) * columns_per_split
     stop = tl.minimum(start + columns_per_split, columns)
+    wait_for_previous(PROGRAMMATIC_LAUNCH)
     for q in range(start, stop, STEP):
         j, exists = _step_columns(q, stop, first_column, d, ALIGN)
         block = tl.trans(_load_entries(entries, q, stop, ROWS, STORED))

@@ -10,9 +10,16 @@ from .law import part_start
 
 @triton.jit
 def start_dependents(PROGRAMMATIC_LAUNCH: tl.constexpr):
-    """With PROGRAMMATIC_LAUNCH (NVIDIA), let the next kernel, `reduce_partial_sums`, start while this one runs."""
+    """With PROGRAMMATIC_LAUNCH (NVIDIA), let the next kernel, which waits for its data, start while this one runs."""
     if PROGRAMMATIC_LAUNCH:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(PROGRAMMATIC_LAUNCH: tl.constexpr):
+    """With PROGRAMMATIC_LAUNCH, wait until the previous kernel has ended and its stores are visible."""
+    if PROGRAMMATIC_LAUNCH:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

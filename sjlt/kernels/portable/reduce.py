@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..config import product
-from .program import known_multiple, store_result
+from .program import known_multiple, store_result, wait_for_previous
 
 UNROLL = tl.constexpr(product.SPLITS_PER_SUM)
 
@@ -48,8 +48,7 @@ def reduce_partial_sums(
     The loads of UNROLL splits are in flight together. These splits are added in order, and the sums of UNROLL splits
     with compensation: the rounding error of each addition (Knuth's TwoSum) is kept and added at the end.
     """
-    if PROGRAMMATIC_LAUNCH:
-        tl.extra.cuda.gdc_wait()
+    wait_for_previous(PROGRAMMATIC_LAUNCH)
     columns, stride_ps = known_multiple(columns, ALIGN), known_multiple(stride_ps, ALIGN)
     stride_pr, stride_or = known_multiple(stride_pr, ALIGN), known_multiple(stride_or, ALIGN)
     lane = tl.arange(0, LANES * ROWS) // ROWS
