@@ -71,15 +71,8 @@ def _prepare_exact(
 
     key = (data.dtype, chosen.columns, chosen.slots, spec.n_components, spec.nnz, *constants.values())
     grid, after = (chosen.programs, 1, 1), (spec.feature_offset,)
-    launch = Launch(kernel, grid, data.get_device(), sizes, after, key, by_name)
-    data_blocks, target_blocks = blocks
-
-    def call(spec: SketchSpec, data: Tensor, target: Tensor) -> None:
-        descriptors = data_blocks.at(data), target_blocks.at(target)
-        if not launch.start(descriptors, spec.seed):
-            launch.search(descriptors, spec.seed)
-
-    return call
+    launch = Launch(kernel, grid, data.get_device(), sizes, after, key, by_name, blocks)
+    return lambda spec, data, target: launch((data, target), spec.seed)
 
 
 def project_iid(chosen: IidHopper, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
@@ -101,8 +94,8 @@ def project_iid(chosen: IidHopper, spec: SketchSpec, x: Tensor, out: Tensor) -> 
 
     blocks = -(-n // chosen.block_vectors) * -(-k // chosen.block_out)
     law_arguments = (spec.seed, spec.feature_offset, lanes.signs, lanes.complement, lanes.scale(k) / 2)
-    x_blocks = Blocks(x.dtype, x.shape, x.stride(), (chosen.block_vectors, chosen.block_reduce)).at(x)
+    x_blocks = Blocks(x.dtype, x.shape, x.stride(), (chosen.block_vectors, chosen.block_reduce)).at(x.data_ptr())
     key = (lanes.bits, k, out.stride(), kind(x), kind(out))
-    arguments = (x_blocks, out, n, d, k, *out.stride(), *law_arguments)
+    arguments = (*x_blocks, out, n, d, k, *out.stride(), *law_arguments)
     programs = min(blocks, device.describe(x.device).multiprocessors)
     run(multiply_iid_hopper, (programs, 1, 1), x.get_device(), arguments, key, constants)

@@ -41,8 +41,8 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
         reduce = reduction(scale, (splits, *out.shape), sums.strides, sums.dtype, out, accumulate)
         scale, accumulate, target = 1.0, False, Target(sums.dtype, (sums.dtype, 0), sums.strides)
     memory = _memory(chosen, n_tiles, 0 if splits == 1 else splits * out.numel())
-    project, x_blocks, target_blocks = _project(chosen, spec, x, target, scale, accumulate)
-    return ProjectCodes(memory, _encode(chosen, spec, x), project, x_blocks, target_blocks, reduce)
+    project = _project(chosen, spec, x, target, scale, accumulate)
+    return ProjectCodes(memory, _encode(chosen, spec, x), project, reduce)
 
 
 class Memory(NamedTuple):
@@ -92,8 +92,6 @@ class ProjectCodes:
         Of (codes, columns, counts) and the seed.
     project : Launch
         Of (x, target, codes, columns, counts).
-    x_blocks, target_blocks : Blocks or None
-        Descriptors of data and target; None if the kernel receives pointers.
     reduce : Launch or None
         Of (partial sums, out); None if the target is `out`.
     """
@@ -101,8 +99,6 @@ class ProjectCodes:
     memory: Memory
     encode: Launch
     project: Launch
-    x_blocks: Blocks | None
-    target_blocks: Blocks | None
     reduce: Launch | None
 
     def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
@@ -113,12 +109,8 @@ class ProjectCodes:
         addresses = start + codes, start + columns, start + counts
         if not self.encode.start(addresses, spec.seed):
             self.encode.search(self.memory.views(memory), spec.seed)
-        x_argument: Any = x.data_ptr() if self.x_blocks is None else self.x_blocks.at(x)
-        target_argument: Any = target.data_ptr() if self.target_blocks is None else self.target_blocks.at(target)
-        if not self.project.start((x_argument, target_argument, *addresses)):
-            x_argument = x if self.x_blocks is None else x_argument
-            target_argument = target if self.target_blocks is None else target_argument
-            self.project.search((x_argument, target_argument, *self.memory.views(memory)))
+        if not self.project.start((x.data_ptr(), target.data_ptr(), *addresses)):
+            self.project.search((x, target, *self.memory.views(memory)))
         if self.reduce is not None:
             self.reduce((memory, out))
 
@@ -164,8 +156,8 @@ def _count_tiles(spec: SketchSpec) -> int:
 
 def _project(
     chosen: HopperCodes, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
-) -> tuple[Launch, Blocks | None, Blocks | None]:
-    """The launch of the kernel, and the descriptors of its data and target, if it uses any."""
+) -> Launch:
+    """The launch of the kernel."""
     kernel, (n, d), k = chosen.kernel, x.shape, spec.n_components
     n_tiles, dtype = _count_tiles(spec), x.dtype
 
@@ -182,10 +174,10 @@ def _project(
     before = (*sizes, *x.stride(), *target.strides, scale)
     key = (kernel, accumulate, kind(x), target.kind)
     programs = min(chosen.products, device.describe(x.device).multiprocessors)
-    launch = Launch(project_codes_hopper, (programs, 1, 1), x.get_device(), before, (), key, constants)
     x_blocks = _x_blocks(kernel, x) if kernel.loader == TMA else None
     blocks = _target_blocks(kernel, target, n, k // n_tiles, chosen.splits * n_tiles) if kernel.tma_store else None
-    return launch, x_blocks, blocks
+    grid, both = (programs, 1, 1), (x_blocks, blocks)
+    return Launch(project_codes_hopper, grid, x.get_device(), before, (), key, constants, both)
 
 
 def _x_blocks(kernel: KernelChoice, x: Tensor) -> Blocks:

@@ -7,13 +7,19 @@ At every launch, Triton examines all arguments to find the compiled kernel, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from itertools import islice, repeat, zip_longest
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import triton
 from torch import Tensor, dtype
 from triton import knobs
 from triton.compiler.compiler import make_backend
 from triton.runtime import driver
+
+from .direct import Direct, Encoded, direct
+
+if TYPE_CHECKING:
+    from .descriptors import Blocks
 
 SHARED_BYTES = "SHARED_BYTES"  # constant of kernels that address shared memory themselves: the size of that memory
 SHARED_ALIGN = 128
@@ -63,9 +69,11 @@ class Launch:
         Arguments before and after the numbers.
     key, constants
         As for `run`.
+    blocks : tuple of Blocks or None
+        For the first tensors, the descriptors that the kernel receives, or None if it receives a pointer.
     """
 
-    __slots__ = ("_found", "after", "before", "constants", "device", "grid", "kernel", "key")
+    __slots__ = ("_found", "after", "before", "blocks", "constants", "device", "grid", "kernel", "key")
 
     def __init__(
         self,
@@ -76,17 +84,19 @@ class Launch:
         after: tuple[Any, ...],
         key: Hashable,
         constants: Callable[[], dict[str, Any]],
+        blocks: tuple[Blocks | None, ...] = (),
     ) -> None:
         self.kernel, self.grid, self.device = kernel, grid, device
         self.before, self.after, self.key, self.constants = before, after, key, constants
-        self._found: Found | None = None
+        self.blocks = blocks if any(blocks) else ()
+        self._found: tuple[Any, tuple[Any, ...], Direct | None, tuple[Encoded | None, ...]] | None = None
 
     def __call__(self, tensors: tuple[Tensor, ...], *numbers: float) -> None:
-        if not self.start(map(_address, tensors), *numbers):
+        if not self.start(tuple(map(_address, tensors)), *numbers):
             self.search(tensors, *numbers)
 
-    def start(self, addresses: Iterable[Any], *numbers: float) -> bool:
-        """Launch with addresses in place of tensors, and with descriptors, if the compiled kernel is known.
+    def start(self, addresses: tuple[int, ...], *numbers: float) -> bool:
+        """Launch with addresses in place of tensors, if the compiled kernel is known.
 
         Before the first `search`, this does nothing and returns False. Addresses are faster than tensors, whose memory
         Triton looks up, and parts of a tensor can be passed without creating views.
@@ -94,17 +104,49 @@ class Launch:
         found = self._found
         if found is None:
             return False
-        compiled, rest = found
-        _start(compiled, self.grid, self.device, (*addresses, *self.before, *numbers, *rest))
+        compiled, rest, how, encoded = found
+        tensors: Any = addresses
+        if how is None or _hooked():
+            tensors = self._described(addresses, addresses)
+            _start(compiled, self.grid, self.device, (*tensors, *self.before, *numbers, *rest))
+            return True
+        launch, fixed, together, stream, _ = how
+        if encoded:
+            tensors = []
+            for each, address in zip(encoded, addresses, strict=True):
+                if each is None:
+                    tensors.append(address)
+                else:
+                    tensors += each.kept.get(address) or each.encode(address)
+        if together:
+            launch(*self.grid, stream(self.device), *fixed, (*tensors, *self.before, *numbers, *rest))
+        else:
+            launch(*self.grid, stream(self.device), *fixed, *tensors, *self.before, *numbers, *rest)
         return True
 
-    def search(self, tensors: tuple[Any, ...], *numbers: float) -> None:
-        """Launch with tensors and descriptors, for which Triton finds or compiles the kernel."""
-        arguments = (*tensors, *self.before, *numbers, *self.after)
+    def search(self, tensors: tuple[Tensor, ...], *numbers: float) -> None:
+        """Launch with tensors, for which Triton finds or compiles the kernel."""
+        described = self._described(tensors, map(_address, tensors))
+        arguments = (*described, *self.before, *numbers, *self.after)
         found = run(self.kernel, self.grid, self.device, arguments, self.key, self.constants)
         if found is not None:
             compiled, values = found
-            self._found = compiled, (*self.after, *values)
+            how = direct(compiled) if DIRECT else None
+            encoded = self._encoded(how, len(tensors)) if how is not None and self.blocks else ()
+            self._found = compiled, (*self.after, *values), how, encoded
+
+    def _described(self, tensors: tuple[Any, ...], addresses: Iterable[int]) -> Iterable[Any]:
+        """The tensors, or their descriptors if the kernel receives these."""
+        for blocks, tensor, address in zip_longest(self.blocks, tensors, addresses):
+            if blocks is None:
+                yield tensor
+            else:
+                yield from blocks.at(address)
+
+    def _encoded(self, how: Direct, tensors: int) -> tuple[Encoded | None, ...]:
+        """The encoded descriptors of each tensor, or None if the kernel receives a pointer."""
+        metadata, blocks = iter(how.metadata), (*self.blocks, *repeat(None, tensors - len(self.blocks)))
+        return tuple(None if each is None else Encoded(each, tuple(islice(metadata, len(each)))) for each in blocks)
 
 
 def run(
@@ -164,11 +206,16 @@ def _with_shared_memory(compiled: Any, size: int) -> Any:
     return compiled
 
 
-def _start(compiled: Any, grid: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:
-    """``compiled[grid](*arguments)``, without the preparations for hooks (of profilers) if there are none."""
+def _hooked() -> bool:
+    """Whether a hook, as of a profiler, wants to see launches."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+def _start(compiled: Any, grid: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:
+    """``compiled[grid](*arguments)``, without the preparations for hooks if there are none."""
+    if not DIRECT or _hooked():
         compiled[grid](*arguments)
         return
     stream = driver.active.get_current_stream(device)
