@@ -81,14 +81,19 @@ def device(request):
 @pytest.fixture
 def calls(monkeypatch):
     """The (x, out) of each call of a backend by the projection's operators."""
-    from sjlt.torch_ops import views
+    from sjlt.torch_ops import projection, views
 
-    made, matrices = [], views.matrices
+    made, matrices, columns = [], views.matrices, projection._multiply_columns
 
     def recorded(x, out, axis):
         for pair in matrices(x, out, axis):
             made.append(pair)
             yield pair
 
+    def recorded_columns(function, spec, x, out, accumulate):
+        made.append((x.t(), out.t()))
+        columns(function, spec, x, out, accumulate)
+
     monkeypatch.setattr(views, "matrices", recorded)
+    monkeypatch.setattr(projection, "_multiply_columns", recorded_columns)
     return made

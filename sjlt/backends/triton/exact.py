@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 project_sparse, gather_sparse = sparse.project_exact, sparse.gather_exact
 
 
-def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    """Write x (n, d) Sᵀ to `out` (n, k), or add it if `accumulate`."""
-    prepared.multiply(_prepare_project, spec, x, out, accumulate)
+def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool, axis: int = 1) -> None:
+    """Write x (n, d) Sᵀ to `out` (n, k), or add it if `accumulate`. Both are transposed if `axis` is 0."""
+    prepared.multiply(_prepare_project, spec, x, out, accumulate, axis)
 
 
-def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
-    """Write y (n, k) S to `out` (n, d), or add it if `accumulate`."""
-    prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
+def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool, axis: int = 1) -> None:
+    """Write y (n, k) S to `out` (n, d), or add it if `accumulate`. Both are transposed if `axis` is 0."""
+    prepared.multiply(_prepare_adjoint, spec, y, out, accumulate, axis)
 
 
 def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:

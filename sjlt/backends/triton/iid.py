@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 project_sparse, gather_sparse = sparse.project_iid, sparse.gather_iid
 
 
-def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    """Write x (n, d) Sᵀ to `out` (n, k), or add it if `accumulate`."""
+def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool, axis: int = 1) -> None:
+    """Write x (n, d) Sᵀ to `out` (n, k), or add it if `accumulate`. Both are transposed if `axis` is 0."""
+    x, out = (x, out) if axis else (x.t(), out.t())
     prepared.multiply(_prepare_project, spec, x, out, accumulate)
 
 
-def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
-    """Write y (n, k) S to `out` (n, d), or add it if `accumulate`."""
+def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool, axis: int = 1) -> None:
+    """Write y (n, k) S to `out` (n, d), or add it if `accumulate`. Both are transposed if `axis` is 0."""
+    y, out = (y, out) if axis else (y.t(), out.t())
     prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
 
 

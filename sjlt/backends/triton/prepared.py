@@ -20,15 +20,19 @@ from .partial_sums import Sums
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-    # call(spec, data, out) writes a product to `out`. The seed of `spec` may differ from the one at preparation.
+    # call(spec, data, out) writes a product to `out`. The seed of `spec` may differ from the one at preparation. The
+    # tensors may be other views than at preparation that begin at the same elements, such as transposes.
     Call = Callable[[SketchSpec, Tensor, Tensor], None]
     Prepare = Callable[[SketchSpec, Tensor, Tensor, bool], Call]
 
 _prepared: dict[Hashable, Any] = {}
 
 
-def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool) -> None:
+def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool, axis: int = 1) -> None:
     """Write a product of 2-D data to `out`, or add it to `out` if `accumulate`.
+
+    The vectors lie along `axis` of the data and of `out`: they are columns if it is 0. (Transposing both tensors for
+    every call would take longer than everything here.)
 
     Parameters
     ----------
@@ -38,12 +42,13 @@ def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accu
     """
     index = data.get_device()  # -1 in Triton's interpreter
     key = (
-        prepare, spec[:-2], spec.feature_offset, accumulate, index, data.shape, data.stride(), out.stride(),
+        prepare, spec[:-2], spec.feature_offset, accumulate, axis, index, data.shape, data.stride(), out.stride(),
         data.dtype, out.dtype, data.data_ptr() % 16, out.data_ptr() % 16, device.precision(data.dtype),
     )  # fmt: skip
     call = _prepared.get(key)
     if call is None:
-        call = remember(_prepared, key, prepare(spec, data, out, accumulate))
+        by_rows = (data, out) if axis else (data.t(), out.t())
+        call = remember(_prepared, key, prepare(spec, *by_rows, accumulate))
     if device.is_current(index):
         call(spec, data, out)
     else:

@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 project_sparse, gather_sparse = sparse.project_exact, sparse.gather_exact
 
 
-def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    """Write x (n, d) Sᵀ to `out` (n, k), or add it if `accumulate`."""
-    prepared.multiply(_prepare_project, spec, x, out, accumulate)
+def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool, axis: int = 1) -> None:
+    """Write x (n, d) Sᵀ to `out` (n, k), or add it if `accumulate`. Both are transposed if `axis` is 0."""
+    prepared.multiply(_prepare_project, spec, x, out, accumulate, axis)
 
 
-def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
-    """Write y (n, k) S to `out` (n, d), or add it if `accumulate`."""
-    n, d = out.shape
-    if n and out.dtype in (torch.float16, torch.bfloat16):  # sum over stacks in fp32, so that it is rounded once
-        step = max(1, SCRATCH_BYTES // (4 * d)) if d else n
+def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool, axis: int = 1) -> None:
+    """Write y (n, k) S to `out` (n, d), or add it if `accumulate`. Both are transposed if `axis` is 0."""
+    if out.numel() and out.dtype in (torch.float16, torch.bfloat16):  # sum in fp32, so that it is rounded once
+        y, out = (y, out) if axis else (y.t(), out.t())
+        n, d = out.shape
+        step = max(1, SCRATCH_BYTES // (4 * d))
         span = min(d, SCRATCH_BYTES // 4)  # less than d only if a single vector is too large
         for i in range(0, n, step):
             for j in range(0, d, max(1, span)):
@@ -43,7 +44,7 @@ def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> None:
                 adjoint(spec.columns(j, j + part.shape[1]), y[i : i + step], wide, False)
                 part.copy_(wide)
         return
-    prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
+    prepared.multiply(_prepare_adjoint, spec, y, out, accumulate, axis)
 
 
 def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
@@ -71,11 +72,12 @@ def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool)
     for stack in range(spec.stacks):
         rows = spec.stack_rows(stack)
         plan = _plan(exact.describe(part, x, out[:, rows], accumulate, adjoint=False), stack, spec.stacks)
-        calls.append((rows, exact.prepare_plan(plan, part, x, out[:, rows], accumulate)))
+        start = rows.start * out.stride(1)
+        calls.append((start, exact.prepare_plan(plan, part, x, out[:, rows], accumulate)))
 
     def call(spec: SketchSpec, x: Tensor, out: Tensor) -> None:
-        for rows, project_stack in calls:
-            project_stack(spec, x, out[:, rows])
+        for start, project_stack in calls:
+            project_stack(spec, x, _from(out, start))
 
     return call
 
@@ -87,13 +89,19 @@ def _prepare_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool)
     for stack in range(spec.stacks):
         rows, add = spec.stack_rows(stack), accumulate or stack > 0
         plan = _plan(exact.describe(part, out, y[:, rows], add, adjoint=True), stack, spec.stacks)
-        calls.append((rows, exact.prepare_adjoint_plan(plan, part, y[:, rows], out, add)))
+        start = rows.start * y.stride(1)
+        calls.append((start, exact.prepare_adjoint_plan(plan, part, y[:, rows], out, add)))
 
     def call(spec: SketchSpec, y: Tensor, out: Tensor) -> None:
-        for rows, adjoint_stack in calls:
-            adjoint_stack(spec, y[:, rows], out)
+        for start, adjoint_stack in calls:
+            adjoint_stack(spec, _from(y, start), out)
 
     return call
+
+
+def _from(x: Tensor, start: int) -> Tensor:
+    """A view of x that begins at another element of its memory, for a `Call`, which does not read its shape."""
+    return x.as_strided((1,), (1,), x.storage_offset() + start)
 
 
 def gathers(product: Product) -> bool:
