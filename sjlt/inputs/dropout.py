@@ -148,6 +148,8 @@ def _checked_seeds(x: Any, shape: Sequence[int], seeds: Any) -> Any:
     seeds = _on_device_of(x, "seed", seeds)
     if str(seeds.dtype).removeprefix("torch.") != "int64":
         raise TypeError(f"an array of seeds must have dtype int64, got {seeds.dtype}")
+    if seeds.ndim == 0:
+        return seeds
     allowed = [(), tuple(shape[:1]), tuple(shape[:-1])] if len(shape) else [()]
     if tuple(seeds.shape) not in allowed:
         raise ValueError(
@@ -162,7 +164,7 @@ def _checked_step(x: Any, step: Any) -> Any:
     name = str(step.dtype).removeprefix("torch.")
     if not name.lstrip("u").startswith("int"):
         raise TypeError(f"step must be an integer, got {name}")
-    if prod(step.shape) != 1:
+    if step.ndim and prod(step.shape) != 1:
         raise ValueError(f"step must be one integer, got shape {tuple(step.shape)}")
     return step
 
@@ -173,7 +175,7 @@ def _on_device_of(x: Any, name: str, value: Any) -> Any:
         if is_tensor(value):
             raise TypeError(f"{name} is a torch tensor, but x is an array: pass {name}.numpy()")
         return np.asarray(value)
-    if not is_tensor(value):
+    if type(value) is not type(x) and not is_tensor(value):
         raise TypeError(f"{name} must be an integer or a torch tensor, like x, got {type(value).__name__}")
     if value.device != x.device:
         raise ValueError(f"{name} must be on {x.device}, like x, got {value.device}: move it, or pass an int")

@@ -49,7 +49,7 @@ def drop(x: Tensor, arguments: DropoutArguments) -> Tensor:
         return _dropout(x, *arguments)  # type: ignore[no-any-return]
     if x.requires_grad and torch.is_grad_enabled():
         return _apply(x, None, False, arguments)  # type: ignore[no-any-return]
-    return _compute(x, *arguments)
+    return _into(torch.empty_like(x), x, None, arguments)
 
 
 def drop_in_place(x: Tensor, arguments: DropoutArguments) -> Tensor:
@@ -67,7 +67,7 @@ def drop_in_place(x: Tensor, arguments: DropoutArguments) -> Tensor:
         return _apply(x, None, True, arguments)  # type: ignore[no-any-return]
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)  # so a backward pass that needs the old values raises an error
-    return _into(x, x, None, *arguments)
+    return _into(x, x, None, arguments)
 
 
 def drop_add(x: Tensor, residual: Tensor, arguments: DropoutArguments) -> Tensor:
@@ -76,7 +76,7 @@ def drop_add(x: Tensor, residual: Tensor, arguments: DropoutArguments) -> Tensor
         return _dropout_add(x, residual, *arguments)  # type: ignore[no-any-return]
     if _recorded(x, residual):
         return _apply(x, residual, False, arguments)  # type: ignore[no-any-return]
-    return _compute_add(x, residual, *arguments)
+    return _into(_new_sum(x, residual), x, residual, arguments)
 
 
 def masked(x: Tensor, keep: Tensor, factor: float) -> Tensor:
@@ -107,7 +107,7 @@ def _recorded(*tensors: Tensor) -> bool:
 
 
 def _compute(x: Tensor, *arguments: Any) -> Tensor:
-    return _into(torch.empty_like(x), x, None, *arguments)
+    return _into(torch.empty_like(x), x, None, DropoutArguments(*arguments))
 
 
 def _new_sum(x: Tensor, residual: Tensor, *arguments: Any) -> Tensor:
@@ -115,15 +115,15 @@ def _new_sum(x: Tensor, residual: Tensor, *arguments: Any) -> Tensor:
 
 
 def _compute_add(x: Tensor, residual: Tensor, *arguments: Any) -> Tensor:
-    return _into(_new_sum(x, residual), x, residual, *arguments)
+    return _into(_new_sum(x, residual), x, residual, DropoutArguments(*arguments))
 
 
-def _into(out: Tensor, x: Tensor, residual: Tensor | None, *arguments: Any) -> Tensor:
+def _into(out: Tensor, x: Tensor, residual: Tensor | None, arguments: DropoutArguments) -> Tensor:
     """out = dropout of x, plus `residual` if given."""
     check_memory("x", x)
     if residual is not None:
         check_memory("residual", residual)
-    rule, t = rule_of(DropoutArguments(*arguments))
+    rule, t = rule_of(arguments)
     if rule is None:
         if residual is None:
             return out.copy_(x) if t == 0 else out.zero_()
@@ -210,11 +210,11 @@ class _Dropout(torch.autograd.Function):
         ctx.dtype = x.dtype
         if in_place:
             ctx.mark_dirty(x)
-            return _into(x, x, None, *arguments)
+            return _into(x, x, None, arguments)
         if residual is None:
-            return _compute(x, *arguments)
+            return _into(torch.empty_like(x), x, None, arguments)
         ctx.residual_dtype = residual.dtype
-        return _compute_add(x, residual, *arguments)
+        return _into(_new_sum(x, residual), x, residual, arguments)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
