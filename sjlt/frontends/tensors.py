@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ..inputs.containers import check_height, check_width
 from ..torch_ops import projection as ops
 from ..torch_ops import sharding
-from ..torch_ops.checks import check_out, check_tensor
+from ..torch_ops.checks import STRIDED, check_out, check_tensor
 
 if TYPE_CHECKING:
     from ..laws.spec import SketchSpec
@@ -23,7 +22,7 @@ def project_tensor(spec: SketchSpec, x: Tensor, out: Any, accumulate: bool) -> T
     """x S' along the last axis of x."""
     if type(x) is not Tensor and sharding.is_sharded(x):
         return sharding.project(spec, x, out, accumulate)  # type: ignore[no-any-return]
-    if x.layout is not torch.strided and _sparse().is_sparse(x):
+    if x.layout is not STRIDED and _sparse().is_sparse(x):
         return _project_sparse(spec, x, out, accumulate)
     check_tensor(x, "a sketch")
     check_width("project", x, spec.n_features, "n_features", spec.n_components)
@@ -47,7 +46,7 @@ def project_adjoint_tensor(spec: SketchSpec, y: Tensor, out: Any, accumulate: bo
 
 def multiply_tensor(spec: SketchSpec, a: Tensor) -> Tensor:
     """S A for a vector or matrix A."""
-    if a.layout is not torch.strided and _sparse().is_sparse(a):
+    if a.layout is not STRIDED and _sparse().is_sparse(a):
         sparse = _sparse()
         sparse.check_sparse(a)
         check_height("S", a, (spec.n_components, spec.n_features))

@@ -12,7 +12,7 @@ from ..inputs.containers import check_shape
 from . import compat
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # supported by the backends
-_STRIDED = torch.strided
+STRIDED = torch.strided  # torch.compile guards on each name that a call looks up in a module
 ACCUMULATING = (torch.float32, torch.float64)
 
 
@@ -22,7 +22,7 @@ def listed(dtypes: Sequence[torch.dtype]) -> str:
 
 def check_tensor(x: Tensor, operation: str) -> None:
     """Raise TypeError unless a backend supports x's dtype, layout and device. `operation` is the message's subject."""
-    if x.dtype in DTYPES and x.layout is _STRIDED and (x.is_cuda or x.is_cpu) and not x.is_nested:
+    if x.dtype in DTYPES and x.layout is STRIDED and (x.is_cuda or x.is_cpu) and not x.is_nested:
         return  # the common case, without further calls
     check_dtype(x, operation)
     check_layout(x)

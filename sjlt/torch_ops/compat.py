@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 
 def _find(name: str) -> Any:
@@ -93,7 +94,7 @@ def is_plain(x: Tensor) -> bool:
     private checks, this is always False.
     """
     return (
-        not torch.compiler.is_compiling()
+        not is_compiling()
         and _PLAIN_IS_KNOWN
         and type(x) in _ORDINARY
         and (x.is_cuda or x.is_cpu)

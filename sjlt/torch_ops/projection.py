@@ -20,6 +20,7 @@ from ..backends import cpu_backend, triton_backend
 from ..inputs.containers import elements_overlap
 from ..laws.spec import SketchSpec
 from . import checks, compat, views
+from .compat import is_plain
 from .schema import SKETCH
 
 _library = torch.library.Library("sjlt", "FRAGMENT")
@@ -37,7 +38,7 @@ _INTO = {project: project_into, project_adjoint: project_adjoint_into}
 
 def call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
     """Call `op`, bypassing torch's dispatcher if nothing in torch needs to see the call."""
-    if compat.is_plain(x) and not compat.is_autocast_enabled():
+    if is_plain(x) and not compat.is_autocast_enabled():
         return _plain_call(op, x, spec, axis, dtype)
     return op(x, *spec, axis, dtype)  # type: ignore[no-any-return]
 
@@ -50,7 +51,7 @@ def _plain_call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dt
 
 def call_into(op: Any, x: Tensor, out: Tensor, spec: SketchSpec, accumulate: bool) -> None:
     """Call `op`, `project` or `project_adjoint`, to write into `out`, bypassing the dispatcher likewise."""
-    if compat.is_plain(x) and compat.is_plain(out) and not (x.requires_grad or out.requires_grad):
+    if is_plain(x) and is_plain(out) and not (x.requires_grad or out.requires_grad):
         _compute_into(op, x, out, spec, accumulate)
         if not out.is_inference():
             torch.autograd.graph.increment_version(out)
@@ -66,8 +67,7 @@ def _fake(op: Any, x: Tensor, n_features: int, n_components: int, *others: Any) 
 
 
 def _compute(op: Any, x: Tensor, *arguments: Any) -> Tensor:
-    *description, axis, dtype = arguments
-    return _product(op, x, SketchSpec(*description), axis, dtype)
+    return _product(op, x, SketchSpec._make(arguments[:-2]), *arguments[-2:])
 
 
 def _product(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
@@ -159,9 +159,8 @@ class _ProjectionFunction(compat.SingleLevelFunction):
 
 
 def _differentiable(op: Any, x: Tensor, *arguments: Any) -> Any:
-    if compat.is_plain(x):  # as in compiled code
-        *description, axis, dtype = arguments
-        return _plain_call(op, x, SketchSpec(*description), axis, dtype)
+    if is_plain(x):  # as in compiled code
+        return _plain_call(op, x, SketchSpec._make(arguments[:-2]), *arguments[-2:])
     if compat.is_differentiated(x):
         with compat.single_level():
             return _ProjectionFunction.apply(op, x, *arguments)  # type: ignore[attr-defined]
