@@ -2,15 +2,11 @@
 
 import copy
 import io
-import os
 import pickle
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from helpers.ranks import run_ranks
 from torch import nn
 
 from sjlt import Sketch
@@ -174,23 +170,4 @@ def test_ddp_and_fsdp2(device, tmp_path):
         pytest.skip("needs two GPUs")
     program = tmp_path / "program.py"
     program.write_text(DISTRIBUTED)
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        rendezvous["MASTER_PORT"] = str(s.getsockname()[1])
-    root = str(Path(__file__).parent.parent)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(program), device],
-            env={**os.environ, **rendezvous, "RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"},
-            cwd=root,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    results = [process.communicate(timeout=240) for process in processes]
-    for process, (out, err) in zip(processes, results, strict=True):
-        assert process.returncode == 0, err
-        assert "agrees" in out
+    assert all("agrees" in out for out in run_ranks(program, device, world=2))
