@@ -119,6 +119,44 @@ def test_out_does_not_drop_gradients(device):
     assert not out.requires_grad
 
 
+def test_plans_of_equal_layouts_only(device):
+    """A second call reuses what was computed for the first only if the layout, the sketch and the options are equal."""
+    a, b = leaf(device, 6, 4), leaf(device, 6, 4, seed=1)
+    for tree in ([a, b], [b, a], [a.T, b], [a, b.T.contiguous().T], [a.double(), b], [a[:3], a[3:], b], [a.T, b.T]):
+        for _ in range(2):
+            S, exact = expected(tree, dtype=torch.promote_types(tree[0].dtype, torch.float32))
+            same(S.project_tree(tree), exact)
+            if len({len(x) for x in tree}) == 1:
+                S, exact = expected(tree, 1, dtype=exact.dtype)
+                same(S.project_tree(tree, batched=True), exact)
+    other = Sketch(48, 96, nnz=4, seed=6)
+    assert torch.equal(other.project_tree([a, b]), torch.cat([a.flatten(), b.flatten()]) @ other.T)
+    wide = torch.cat([a, b], 1)
+    S, exact = expected([wide[:, :4], wide[:, 4:]])
+    same(S.project_tree([wide[:, :4], wide[:, 4:]]), exact)  # at different offsets of one memory
+    S.project_tree([a, b])
+    x = a.clone().requires_grad_()
+    S.project_tree([x, b]).sum().backward()
+    assert torch.equal(x.grad.flatten(), torch.ones(96, device=device) @ S[:, :24])
+
+
+def test_kept_plans_are_bounded(device):
+    from sjlt.frontends import tree_plans
+
+    for n in range(1, 2 * tree_plans.MAX_KEPT):
+        Sketch(n, 8).project_tree([torch.zeros(n, device=device)])
+        assert len(tree_plans._kept) <= tree_plans.MAX_KEPT
+
+
+def test_released_memory(device):
+    """A tensor without memory, as of sharded parameters between uses, raises an error."""
+    x, S = torch.ones(6, 4, device=device), Sketch(24, 8)
+    x.untyped_storage().resize_(0)
+    S.project_tree([torch.ones(6, 4, device=device)])
+    with pytest.raises(RuntimeError, match="24 elements, but no memory is allocated"):
+        S.project_tree([x])
+
+
 def test_compiled(device):
     leaves = {"a": leaf(device, 3, 4, 5), "b": leaf(device, 3, 6)}
     S, exact = expected(leaves.values(), 1)

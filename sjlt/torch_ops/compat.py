@@ -93,18 +93,29 @@ def is_plain(x: Tensor) -> bool:
     A Python operator passes the dispatcher twice, which costs as much as a kernel launch. If torch lacks one of the
     private checks, this is always False.
     """
+    return is_eager() and is_ordinary(x) and not _dispatch_modes() and not _function_modes() and not _profiler_enabled()
+
+
+def is_eager() -> bool:
+    """Whether calls are neither compiled, traced, transformed nor differentiated in forward mode.
+
+    If torch lacks one of the private checks, this is always False.
+    """
     return (
         not is_compiling()
         and _PLAIN_IS_KNOWN
-        and type(x) in _ORDINARY
-        and (x.is_cuda or x.is_cpu)
         and forward_ad._current_level < 0
-        and not _dispatch_modes()
-        and not _function_modes()
         and not _transforms_active()
-        and not _is_legacy_batched(x)  # is_grads_batched=True
         and not _tracing_state()
-        and not _profiler_enabled()
+    )
+
+
+def is_ordinary(x: Tensor) -> bool:
+    """Whether x is a tensor with memory on a CPU or a CUDA device, and no subclass. Requires `is_eager`."""
+    return (
+        type(x) in _ORDINARY
+        and (x.is_cuda or x.is_cpu)
+        and not _is_legacy_batched(x)  # is_grads_batched=True
         and not x.is_neg()
         and not _is_zero_tensor(x)  # a zero tangent, which has no memory
     )

@@ -49,26 +49,72 @@ def check_sharded(x: Any, batched: bool) -> None:
             raise ValueError("batched=True does not support DTensors that are sharded along the leading dimension")
 
 
-@contextmanager
-def agreement(tensors: list[Any], call: dict[str, Any]) -> Iterator[None]:
-    """A context in which to validate a call on DTensors; at its end, either all ranks continue or all raise an error.
+def held_by_rank(tensors: list[Any]) -> list[Any]:
+    """The same list with the local tensors of DTensors, without their derivatives."""
+    with torch.no_grad():  # otherwise, to_local takes 6 us
+        return [_waited(x.to_local()) if is_sharded(x) else x for x in tensors]
 
-    If a rank raises an error inside, it tells the others, which would otherwise wait for it in a sum. At the end, ranks
-    compare checksums of `call`, a dict of everything that must be equal: sums of different sketches are meaningless.
+
+def _waited(held: Any) -> Any:
+    """A local tensor, once it has been communicated."""
+    return held if type(held) is Tensor or not hasattr(held, "wait") else held.wait()
+
+
+def coordinate(mesh: Any) -> tuple[int, ...]:
+    """The position of this rank in a mesh; empty if it is outside."""
+    return tuple(mesh.get_coordinate() or ())
+
+
+# ------------------------------------------------------------------------------------- agreement
+
+
+class Claims(NamedTuple):
+    """Everything about a call on DTensors that must be equal on all ranks: sums of different sketches are meaningless.
+
+    Attributes
+    ----------
+    names : tuple of str
+        What each checksum is of.
+    message : Tensor
+        What a rank sends: 1, or 0 if it rejects its arguments, and MAX_CHECKSUMS checksums.
+    meshes : tuple
     """
-    try:
-        yield
-    except Exception:
-        _compare(tensors, {})
-        raise
-    meshes = list(dict.fromkeys(t.device_mesh for t in tensors))
+
+    names: tuple[str, ...]
+    message: Tensor
+    meshes: tuple[Any, ...]
+
+
+def claims(tensors: list[Any], call: dict[str, Any]) -> Claims:
+    """The claims of a call on these DTensors: their layouts, and the values in `call`."""
+    meshes = tuple(dict.fromkeys(t.device_mesh for t in tensors))
     described = {
         **call,
         "shapes": [tuple(t.shape) for t in tensors],
         "placements": [t.placements for t in tensors],
         "meshes": [(m.mesh.tolist(), m.mesh_dim_names, m.device_type) for m in meshes],
     }
-    differing = _compare(tensors, described)
+    checksums = [1, *map(_checksum, described.values())]
+    return Claims(tuple(described), _message(tensors, checksums), meshes)
+
+
+@contextmanager
+def refusal(tensors: list[Any]) -> Iterator[None]:
+    """A context in which to validate a call on DTensors, if there are any. Every rank must call `agree` afterwards.
+
+    If a rank raises an error inside, it tells the others, which would otherwise wait for it in a sum.
+    """
+    try:
+        yield
+    except Exception:
+        if tensors:
+            _differing(Claims((), _message(tensors, []), tuple(dict.fromkeys(t.device_mesh for t in tensors))))
+        raise
+
+
+def agree(mine: Claims) -> None:
+    """Return if all ranks claim the same; otherwise raise ValueError on all of them."""
+    differing = _differing(mine)
     if differing is None:
         raise ValueError("another rank rejected its arguments: see its error")
     if differing:
@@ -78,39 +124,46 @@ def agreement(tensors: list[Any], call: dict[str, Any]) -> Iterator[None]:
         )
 
 
-def _compare(tensors: list[Any], call: dict[str, Any]) -> list[str] | None:
-    """The keys of `call` whose values differ between ranks; None if a rank raised an error and passes an empty dict.
+def _differing(mine: Claims) -> list[str] | None:
+    """The names of the claims that differ between ranks; None if a rank rejects its arguments.
 
     If a mesh contains all ranks, they communicate in the default group, so that differing meshes are detected, too.
     Otherwise they communicate in the groups of each mesh.
     """
-    checksums = [len(call) > 0, *(_checksum(value) for value in call.values())]
-    checksums += [0] * (1 + MAX_CHECKSUMS - len(checksums))
-    mine = torch.tensor(checksums, dtype=torch.int64, device=tensors[0].device)
-    meshes = dict.fromkeys(t.device_mesh for t in tensors)
     groups: list[Any] = [torch.distributed.group.WORLD]
-    if all(mesh.size() < torch.distributed.get_world_size() for mesh in meshes):
-        groups = [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
+    if all(mesh.size() < torch.distributed.get_world_size() for mesh in mine.meshes):
+        groups = [mesh.get_group(dim) for mesh in mine.meshes for dim in range(mesh.ndim)]
     differing: set[str] = set()
     rejected = False
     for group in groups:
-        gathered = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(group))]
-        torch.distributed.all_gather(gathered, mine, group=group)
-        table = torch.stack(gathered).tolist()
+        table = _gathered(group, mine.message).tolist()
         rejected = rejected or not all(row[0] for row in table)
-        differing |= {name for i, name in enumerate(call, 1) if len({row[i] for row in table}) > 1}
+        differing |= {name for i, name in enumerate(mine.names, 1) if len({row[i] for row in table}) > 1}
     return None if rejected else sorted(differing)
+
+
+def _message(tensors: list[Any], numbers: list[int]) -> Tensor:
+    padded = numbers + [0] * (1 + MAX_CHECKSUMS - len(numbers))
+    return torch.tensor(padded, dtype=torch.int64, device=tensors[0].device)
 
 
 def _checksum(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little", signed=True)
 
 
+def _gathered(group: Any, x: Tensor) -> Tensor:
+    """The contiguous tensors x of all ranks of a group, stacked in rank order."""
+    size = torch.distributed.get_world_size(group)
+    gathered = x.new_empty((size * x.shape[0], *x.shape[1:]))
+    torch.distributed.all_gather_into_tensor(gathered, x, group=group)
+    return gathered.view(size, *x.shape)
+
+
 # ------------------------------------------------------------------------------------- parts
 
 
-def _box(x: Any) -> tuple[list[int], list[int]]:
-    """(offsets, lengths) of the part of x that this rank holds.
+def _box(x: Any, held: Any) -> tuple[list[int], list[int]]:
+    """(offsets, lengths) of the part of x that this rank holds, a tensor of shape `held`.
 
     torch splits an axis into chunks of equal length, except that the last ones may be shorter or empty.
     """
@@ -126,33 +179,33 @@ def _box(x: Any) -> tuple[list[int], list[int]]:
     # FSDP combined with tensor parallelism: of two shards along one axis, the strided one splits the other's chunks.
     for mesh_dim, placement in sorted(shards, key=lambda shard: hasattr(shard[1], "split_factor")):
         split(placement.dim, mesh_dim)
-    if tuple(lengths) != tuple(x.to_local().shape):
+    if tuple(lengths) != tuple(held):
         raise ValueError(
-            f"this rank holds {tuple(x.to_local().shape)} of a DTensor of shape {tuple(x.shape)} with placements "
+            f"this rank holds {tuple(held)} of a DTensor of shape {tuple(x.shape)} with placements "
             f"{x.placements}, where {tuple(lengths)} was expected: redistribute it"
         )
     return offsets, lengths
 
 
-def runs(columns: SketchSpec, x: Any, batched: bool) -> Iterator[tuple[SketchSpec, Tensor]]:
-    """This rank's share of x as few (columns of the sketch, tensor) pairs, each with consecutive features.
+def runs(columns: SketchSpec, x: Any, batched: bool) -> Iterator[tuple[SketchSpec, Tensor, Gap | None]]:
+    """This rank's share of x as few (columns of the sketch, view of x's local tensor, gap or None).
 
-    Ranks that hold replicas divide the work among themselves.
+    Each has consecutive features or, with a gap, is filled with zeros between them. The views are meta tensors, which
+    show shape, strides and offset. Ranks that hold replicas divide the work among themselves.
     """
     skip = int(batched)
-    for start, part, gap in _parts(x, x.to_local(), batched):
+    (held,) = held_by_rank([x])
+    held = torch.empty_strided(held.shape, held.stride(), device="meta")
+    for start, part, gap in _parts(x, held, batched):
         begin, end = _share(x, part, batched)
         if end > begin and part.numel():
-            run = part.narrow(skip, begin, end - begin)
-            if gap is not None:
-                full = run.new_zeros(gap.full_shape(run))
-                gap.inside(full, run).copy_(run)
-                run = full
-            first = start + begin * prod(run.shape[skip + 1 :])
-            yield columns.columns(first, first + prod(run.shape[skip:])), run
+            view = part.narrow(skip, begin, end - begin)
+            shape = tuple(view.shape) if gap is None else gap.full_shape(view)
+            first = start + begin * prod(shape[skip + 1 :])
+            yield columns.columns(first, first + prod(shape[skip:])), view, gap
 
 
-class _Gap(NamedTuple):
+class Gap(NamedTuple):
     """A rank holds only a range of an axis, from `offset` on; the full axis has length `length`."""
 
     axis: int
@@ -166,35 +219,41 @@ class _Gap(NamedTuple):
         """The view of a tensor of the full shape that corresponds to `part`."""
         return full.narrow(self.axis, self.offset, part.shape[self.axis])
 
+    def filled(self, part: Tensor) -> Tensor:
+        """A tensor of the full shape with the elements of `part` and zeros."""
+        full = part.new_zeros(self.full_shape(part))
+        self.inside(full, part).copy_(part)
+        return full
 
-def _parts(x: Any, local: Tensor, batched: bool) -> Iterator[tuple[int, Tensor, _Gap | None]]:
-    """Split what a rank holds of x into parts: (first feature, view of `local`, gap or None).
+
+def _parts(x: Any, held: Tensor, batched: bool) -> Iterator[tuple[int, Tensor, Gap | None]]:
+    """Split what a rank holds of x into parts: (first feature, view of `held`, gap or None).
 
     The features of a part are consecutive, or with a gap, become so once it is filled with zeros. Gaps occur where an
     inner axis is sharded, as in tensor parallelism: a few parts with zeros are faster than thousands of short runs.
     """
     skip = int(batched)
-    offsets, lengths = _box(x)
+    offsets, lengths = _box(x, held.shape)
     offsets, lengths, shape = offsets[skip:], lengths[skip:], list(x.shape[skip:])
     if not shape:
-        yield 0, local.unsqueeze(-1), None
+        yield 0, held.unsqueeze(-1), None
         return
     cut = max((axis for axis, n in enumerate(shape) if lengths[axis] != n), default=0)
     steps = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
     rows_per_part = 0
     if cut and prod(lengths[cut:]) < LONG_RUN:
-        rows_per_part = max(1, FILLED // (prod(local.shape[:skip]) * prod(shape[cut:]) or 1))
+        rows_per_part = max(1, FILLED // (prod(held.shape[:skip]) * prod(shape[cut:]) or 1))
     outer = cut - 1 if rows_per_part else cut
     every: tuple[Any, ...] = (slice(None),) * skip
     for index in product(*(range(n) for n in lengths[:outer])):
         start = sum((o + i) * step for o, i, step in zip(offsets, index, steps, strict=False))
         start += offsets[outer] * steps[outer]
         if not rows_per_part:
-            yield start, local[every + index], None
+            yield start, held[every + index], None
             continue
         for i in range(0, lengths[outer], rows_per_part):
             rows = slice(i, i + rows_per_part)
-            yield start + i * steps[outer], local[(*every, *index, rows)], _Gap(skip + 1, offsets[cut], shape[cut])
+            yield start + i * steps[outer], held[(*every, *index, rows)], Gap(skip + 1, offsets[cut], shape[cut])
 
 
 def _share(x: Any, part: Tensor, batched: bool) -> tuple[int, int]:
@@ -211,8 +270,8 @@ def adjoint(columns: SketchSpec, y: Tensor, like: Any, batched: bool) -> Any:
     """y S as a DTensor like `like`. Each rank computes the part that it holds; partial placements become replicated."""
     from torch.distributed.tensor import DTensor, Replicate
 
-    local = like.to_local()
-    result = local.new_empty(local.shape)
+    (held,) = held_by_rank([like])
+    result = held.new_empty(held.shape)
     for start, part, gap in _parts(like, result, batched):
         if part.numel():
             shape = tuple(part.shape) if gap is None else gap.full_shape(part)
@@ -232,27 +291,18 @@ def _contiguous(shape: Any) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------------- sums
 
 
-def _gathered(mesh: Any, dim: int, x: Tensor) -> Tensor:
-    """The tensors x of all ranks along a dimension of a mesh, stacked in rank order."""
-    parts = [torch.empty_like(x) for _ in range(mesh.size(dim))]
-    torch.distributed.all_gather(parts, x, group=mesh.get_group(dim))
-    return torch.stack(parts)
-
-
 def sum_over(mesh: Any, dims: Iterable[int], x: Tensor) -> Tensor:
     """The sum of the tensors x of all ranks along these dimensions of a mesh, bitwise equal on all ranks."""
     x = x.contiguous()
-    for dim in dims:
-        flat = x.view(-1)
-        step = max(1, GATHERED_BYTES // (flat.itemsize * mesh.size(dim)))
-        sums = torch.empty_like(flat)
-        for i in range(0, len(flat), step):
-            parts = _gathered(mesh, dim, flat[i : i + step])
-            total = parts[0]
-            for part in parts[1:]:  # in rank order, which torch.sum does not guarantee
-                total = total + part
-            sums[i : i + step] = total
-        x = sums.view(x.shape)
+    for dim in dims if x.numel() else ():
+        group, flat, sums = mesh.get_group(dim), x.view(-1), torch.empty_like(x)
+        step = max(1, GATHERED_BYTES // (x.itemsize * mesh.size(dim)))
+        for part, total in zip(flat.split(step), sums.view(-1).split(step), strict=True):
+            first, *others = _gathered(group, part)
+            total.copy_(first)
+            for other in others:  # in rank order, which torch.sum does not guarantee
+                total += other
+        x = sums
     return x
 
 
@@ -268,15 +318,18 @@ def project(spec: SketchSpec, x: Any, out: Any, accumulate: bool) -> Any:
 
     if out is not None or accumulate:
         raise TypeError("out= and accumulate= are not supported for DTensors")
-    with agreement([x], {"the sketch": spec, "the dtype": x.dtype}):
+    with refusal([x]):
         check_sharded(x, False)
         check_width("project", x, spec.n_features, "n_features", spec.n_components)
+        (held,) = held_by_rank([x])
+        offsets, lengths = _box(x, held.shape)
+        mine = claims([x], {"the sketch": spec, "the dtype": x.dtype})
+    agree(mine)
     last = x.ndim - 1
-    offsets, lengths = _box(x)
     columns = spec.columns(offsets[last], offsets[last] + lengths[last])
     summed_dims = [dim for dim, p in enumerate(x.placements) if getattr(p, "dim", None) == last]
     summing = torch.promote_types(x.dtype, torch.float32) if summed_dims else None
-    result = ops.call(ops.project, x.to_local(), columns, -1, summing)
+    result = ops.call(ops.project, held, columns, -1, summing)
     if summed_dims:
         result = sum_over(x.device_mesh, summed_dims, result).to(x.dtype)
     placements = [Replicate() if dim in summed_dims else p for dim, p in enumerate(x.placements)]

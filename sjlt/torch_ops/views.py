@@ -34,7 +34,7 @@ def new_result(x: Tensor, width: int, axis: int, dtype: torch.dtype | None) -> T
 
 
 def _new(x: Tensor, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-    if dtype is not None:
+    if dtype is not None and dtype != x.dtype:
         return x.new_empty(shape, dtype=dtype)
     if len(shape) == 2 and type(shape[1]) is int:  # with strides and without a dtype, twice as fast as new_empty
         return x.new_empty_strided(shape, (max(shape[1], 1), 1))

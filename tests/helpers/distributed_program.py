@@ -181,6 +181,28 @@ def refusals(mesh):
         refused(ValueError, "ranks disagree in .*meshes", lambda: S.project_tree(cut if last else flat))
     assert torch.equal(S.project_tree([x]), S.project_tree([whole(8, 6)]))  # later calls still work
 
+    # Calls like earlier ones, of which ranks have kept a plan, are compared, too.
+    kept = [Sketch(48, 20, seed=seed) for seed in (0, 1)]
+    for sketch in kept:
+        sketch.project_tree([x])
+        sketch.project_tree([other])
+    refused(ValueError, "ranks disagree in the sketch", lambda: kept[last].project_tree([x]))
+    refused(ValueError, "ranks disagree in placements", lambda: S.project_tree([other if last else x]))
+    short = torch.zeros(19 if last else 20, device=DEVICE)
+    refused(ValueError, own(r"out must have shape \(20,\)"), lambda: S.project_tree([x], out=short))
+    refused(RuntimeError if last else ValueError, own("automatic differentiation"),
+            lambda: S.project_tree([leaf if last else x]))  # fmt: skip
+    assert torch.equal(kept[1].project_tree([x]), kept[1].project_tree([whole(8, 6)]))
+
+
+def communicated(mesh):
+    """Local tensors that are still being communicated are waited for."""
+    x = whole(8, 6)
+    with torch.no_grad():
+        total = DTensor.from_local(x, mesh, [Partial()]).redistribute(mesh, [Replicate()], async_op=True)
+    S = Sketch(48, 20)
+    assert torch.equal(S.project_tree([total]), S.project_tree([WORLD * x]))
+
 
 def uneven(mesh):
     """Shards that are not contiguous, ranks without parameters, and gaps that are filled in many parts."""
@@ -241,6 +263,7 @@ uneven(flat)
 gradients_of_fsdp(flat)
 matrices(flat)
 refusals(flat)
+communicated(flat)
 print("agrees", flush=True)
 dist.barrier()
 dist.destroy_process_group()
