@@ -121,18 +121,28 @@ def make_problem(m: int, n: int, condition: float, folder: Path) -> None:
 
 
 def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndarray, Vh: np.ndarray) -> float:
-    """Return the Karlson-Walden estimate, relative to ||A||_F, with t = ||A||_F / ||b||."""
+    """Return the `karlson_walden` estimate of a solution x, with residuals in extended precision."""
     wide_x, gradient, squares = x.astype(np.longdouble), np.zeros(A.shape[1], np.longdouble), np.longdouble(0)
     for i in range(0, A.shape[0], ROWS):
         block = A[i : i + ROWS].astype(np.longdouble)
         residual = b[i : i + ROWS].astype(np.longdouble) - block @ wide_x
         gradient += residual @ block
         squares += residual @ residual
+    return karlson_walden(gradient.astype(float), float(squares), float(np.linalg.norm(b)), x, s, Vh)
+
+
+def karlson_walden(
+    gradient: np.ndarray, squares: float, b_norm: float, x: np.ndarray, s: np.ndarray, Vh: np.ndarray
+) -> float:
+    """Return the Karlson-Walden estimate of the backward error, relative to ||A||_F, with t = ||A||_F / ||b||.
+
+    Given are A'(b - A x), ||b - A x||^2, ||b||, x, and A's singular values s and right singular vectors Vh.
+    """
     norm = np.linalg.norm(s)
-    theta = norm / np.linalg.norm(b)
+    theta = norm / b_norm
     root = np.sqrt(1 + theta**2 * (x @ x))
-    eta = theta * float(np.sqrt(squares)) / root
-    return float(theta / root * np.linalg.norm((Vh @ gradient.astype(float)) / np.sqrt(s**2 + eta**2)) / norm)
+    eta = theta * np.sqrt(squares) / root
+    return float(theta / root * np.linalg.norm((Vh @ gradient) / np.sqrt(s**2 + eta**2)) / norm)
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:

@@ -1,25 +1,29 @@
 """The CUDA part of `benchmarks.linalg`: least squares and low rank for tensors, compared with torch.
 
 Times are for whole calls, between two synchronizations, because the solvers read values on the host between steps.
-Backward errors are computed on the host, by the same function as for the CPU.
+Backward errors are the estimate that is also computed for the CPU, from residuals in doubled precision on the GPU.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from sjlt.linalg import lstsq, svd_lowrank
 
 from .cases import SEED
+from .doubled import residual_sums
 from .gpu import environment
-from .linalg import backward_error
+from .linalg import karlson_walden
 from .run import save
 
 RESULTS = Path(__file__).parent / "results" / "linalg_h200.json"
@@ -42,21 +46,41 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     return result, statistics.median(laps)
 
 
-def problem(m: int, n: int, condition: float) -> tuple[torch.Tensor, ...]:
-    """Return A, b with a residual of norm 1e-3, A's singular values, and its right singular vectors."""
-    generator = torch.Generator("cuda").manual_seed(SEED)
+class Problem(NamedTuple):
+    """A least-squares problem, and A's singular values and right singular vectors on the host."""
+
+    A: torch.Tensor
+    b: torch.Tensor
+    s: np.ndarray
+    Vh: np.ndarray
+
+    def backward_error(self, x: torch.Tensor) -> float:
+        """Return the estimate of `linalg.backward_error`, with residuals in doubled precision on A's device."""
+        gradient, squares = residual_sums(self.A, self.b, x)
+        on_host = gradient.cpu().numpy(), squares, float(self.b.norm()), x.cpu().numpy()
+        return karlson_walden(*on_host, self.s, self.Vh)
+
+
+def problem(m: int, n: int, condition: float, device: str = "cuda") -> Problem:
+    """Return a problem with this condition number of A, and a residual of norm 1e-3.
+
+    A = Q diag(s) V' with known s and V, whose rounding changes s by a few machine epsilons.
+    """
+    generator = torch.Generator(device).manual_seed(SEED)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=torch.float64, device="cuda", generator=generator)
+        return torch.randn(shape, dtype=torch.float64, device=device, generator=generator)
 
     V = torch.linalg.qr(normal(n, n))[0]
-    A = normal(m, n) / m**0.5
-    A *= torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64, device="cuda")
-    A = A @ V.T
+    Q = normal(m, n)
+    for _ in range(2):  # QR by Cholesky factorizations: a random tall matrix is well conditioned
+        R = torch.linalg.cholesky(Q.T @ Q, upper=True)
+        Q = torch.linalg.solve_triangular(R, Q, upper=True, left=False)
+    s = torch.logspace(0, -math.log10(condition), n, dtype=torch.float64, device=device)
+    A = (Q * s) @ V.T
     noise = normal(m)
     b = A @ (V @ normal(n) / n**0.5) + 1e-3 * noise / noise.norm()
-    _, s, Vh = torch.linalg.svd(torch.linalg.qr(A, mode="r").R)
-    return A, b, s, Vh
+    return Problem(A, b, s.cpu().numpy(), V.T.cpu().numpy())
 
 
 def cholesky(A: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -74,17 +98,15 @@ SOLVERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 def solvers(m: int, n: int, condition: float) -> dict[str, Any]:
     """Return time and backward error of every solver on a problem with this condition number."""
-    A, b, s, Vh = problem(m, n, condition)
-    on_host = tuple(each.cpu().numpy() for each in (A, b, s, Vh))
+    given = problem(m, n, condition)
     found: dict[str, Any] = {}
     for name, solver in SOLVERS.items():
         try:
-            x, ms = timed(lambda solver=solver: solver(A, b))
+            x, ms = timed(lambda solver=solver: solver(given.A, given.b))
         except torch.linalg.LinAlgError as e:
             found[name] = {"failed": " ".join(str(e).split())}
             continue
-        error = backward_error(*on_host[:2], x.cpu().numpy(), *on_host[2:])
-        found[name] = {"seconds": ms / 1e3, "backward error": error}
+        found[name] = {"seconds": ms / 1e3, "backward error": given.backward_error(x)}
         print(f"({m}, {n}) {condition:.0e}", name, found[name], file=sys.stderr, flush=True)
     return found
 
@@ -127,17 +149,27 @@ def low_rank(m: int, n: int) -> dict[str, Any]:
 
 
 def run(quick: bool) -> None:
-    """Measure everything and save the results; `quick` divides the numbers of rows by 8 and does not save."""
+    """Measure everything, and save each case once it is measured; `quick`: an eighth of the rows, nothing is saved."""
     if not torch.cuda.is_available():
         raise SystemExit("--cuda needs a CUDA device")
     factor = 8 if quick else 1
-    results: dict[str, Any] = {"environment": environment(), "least squares": {}, "low rank": {}}
+    results = _record(environment())
     for m, n in SHAPES:
         for condition in CONDITIONS:
             title = f"({m // factor}, {n}), condition {condition:.0e}"
             results["least squares"][title] = solvers(m // factor, n, condition)
             torch.cuda.empty_cache()
+            if not quick:
+                save(RESULTS, results)
     m, n = LOW_RANK[0] // factor, LOW_RANK[1]
     results["low rank"][f"({m}, {n}), rank {RANK}, singular values 1/j"] = low_rank(m, n)
     if not quick:
         save(RESULTS, results)
+
+
+def _record(taken_with: dict[str, Any]) -> dict[str, Any]:
+    """Return the record, whose cases are replaced one by one; an empty one unless it was taken in this environment."""
+    held: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if held.get("environment") == taken_with:
+        return held
+    return {"environment": taken_with, "least squares": {}, "low rank": {}}
