@@ -11,6 +11,7 @@ PORTABLE = {
     *(f"{way}_{kernel}" for way in ("project", "adjoint") for kernel in ("tensor_core", "row_gather", "few_vectors")),
     *("write_entries", "project_one_tile", "adjoint_one_tile"),
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
+    "residual_gradient",
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
 NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_sparse_shared"}
@@ -198,6 +199,12 @@ def drop(shape, dtype, layout, bits, given):
         dropout.drop_stored(1.5, x, torch.empty(x.shape, dtype=torch.bool, device="meta"), out)
 
 
+def differentiate(m, n):
+    from sjlt.backends.triton import residual
+
+    residual.residual_gradient(*(new(shape, "float64", "rows") for shape in ((m, n), (n, 1), (m, 1))))
+
+
 def make_calls(on, everything, nvidia, hopper):
     import torch
 
@@ -209,6 +216,8 @@ def make_calls(on, everything, nvidia, hopper):
     if everything:
         for call in SPARSE:
             multiply_sparse(*call)
+        for columns in (512, 100, 4096):
+            differentiate(1 << 20, columns)
         torch.set_float32_matmul_precision("high")
         multiply(2000, 301, 300, {"nnz": 5}, "float32", "rows")
         torch.set_float32_matmul_precision("highest")

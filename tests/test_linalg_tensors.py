@@ -1,13 +1,16 @@
 """The code for CUDA tensors, run on CPU tensors, is as accurate as the code for arrays."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from helpers.cases import exhaustive_except
-from helpers.matrices import orthonormal
+from helpers.matrices import backward_error, orthonormal
 
 from sjlt import Sketch
-from sjlt.linalg import containers, cuda_matrix, svd_lowrank
+from sjlt.backends.triton import residual
+from sjlt.linalg import containers, cuda_matrix, lstsq, svd_lowrank
 from sjlt.linalg.cholesky_qr import cholesky_qr
 from sjlt.linalg.cuda_matrix import CudaMatrix
 from sjlt.linalg.matrix import DenseMatrix
@@ -38,6 +41,62 @@ def test_gram_matrices_by_blocks_of_columns(n):
             total.add(start, torch.from_numpy(A)[start : start + 400])
         product = A if basis is None else A @ basis
         np.testing.assert_array_equal(total.value, product.T @ product)
+
+
+# ------------------------------------------------------------------------------------- gradients in one read of A
+
+
+WITH_GAPS = [(301, 37, 3), (1, 1, 0), (2000, 512, 0), (5, 4096, 1)]  # (m, n, elements between rows)
+
+
+@pytest.mark.parametrize("layout", exhaustive_except(WITH_GAPS[:2], WITH_GAPS))
+def test_gradients_in_one_read_are_exact(kernels_on, layout):
+    """Sums of integers are exact, for any number of rows per block and per program, and gaps are not read."""
+    m, n, gap = layout
+    rng = np.random.default_rng(n)
+    memory = torch.full((m, n + gap), torch.nan, dtype=torch.float64, device=kernels_on)
+    A, x, b = (
+        torch.from_numpy(rng.integers(-8, 9, shape).astype(float)).to(kernels_on) for shape in ((m, n), (n, 1), (m, 2))
+    )
+    memory[:, :n] = A
+    right = b[:, 1:]
+    gradient, squares = residual.residual_gradient(memory[:, :n], x, right)
+    exact = right - A @ x
+    assert torch.equal(gradient, A.T @ exact)
+    assert torch.equal(squares, (exact * exact).sum(0))
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels are compiled in this process")
+@pytest.mark.parametrize("method", ["cg", "passes"])
+def test_least_squares_with_gradients_in_one_read(as_cuda, monkeypatch, method):
+    made = []
+
+    def recorded(a, x):
+        made.append(x.shape)
+        return x.shape[1] == 1
+
+    monkeypatch.setattr(residual, "eligible", recorded)
+    rng = np.random.default_rng(0)
+    A = orthonormal(rng, 1200, 15) * np.geomspace(1, 1e-8, 15) @ orthonormal(rng, 15, 15).T
+    b = rng.standard_normal(1200)
+    solution = lstsq(A, b, method=method)
+    assert made
+    assert solution.backward_error < 1e-16
+    assert backward_error(A, b, np.asarray(solution.x)) < 2e-16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("condition", [1e2, 1e10])
+@pytest.mark.parametrize("n", [130, 1500])
+def test_large_problems_on_a_gpu(n, condition):
+    """Sizes at which the kernel is used by itself."""
+    rng = np.random.default_rng(n)
+    A = orthonormal(rng, 20_000, n) * np.geomspace(1, 1 / condition, n) @ orthonormal(rng, n, n).T
+    b = rng.standard_normal(20_000)
+    for method in ("cg", "passes"):
+        assert residual.eligible(torch.from_numpy(A).cuda(), torch.zeros((n, 1), device="cuda"))
+        solution = lstsq(torch.from_numpy(A).cuda(), b, method=method)
+        assert backward_error(A, b, solution.x.cpu().numpy()) < 2e-16
 
 
 # ------------------------------------------------------------------------------------- Cholesky QR

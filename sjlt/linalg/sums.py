@@ -8,6 +8,7 @@ import numpy as np
 
 from ..inputs.containers import is_tensor
 from ..sketch import Sketch
+from . import tensor_products
 from .products import add_gram, multiply
 from .residuals import normal_product, residual_gradient
 from .tensor_products import add_upper_gram, symmetric, times_upper
@@ -78,8 +79,13 @@ class Normal(Sum):
         self.value: Any = 0
 
     def add(self, start: int, block: Any) -> None:
-        is_array = isinstance(block, np.ndarray)
-        self.value = self.value + (normal_product(block, self._Z) if is_array else block.T @ (block @ self._Z))
+        if isinstance(block, np.ndarray):
+            term = normal_product(block, self._Z)
+        elif is_tensor(block):
+            term = tensor_products.normal_product(block, self._Z)
+        else:
+            term = block.T @ (block @ self._Z)
+        self.value = self.value + term
 
 
 class Gram(Sum):
@@ -140,6 +146,8 @@ class Gradient(Sum):
         right = self._B[start : start + block.shape[0]][:, self._columns]
         if isinstance(block, np.ndarray):
             term, squares = residual_gradient(block, self._X, right)
+        elif is_tensor(block):
+            term, squares = tensor_products.residual_gradient(block, self._X, right)
         else:
             residual = right - block @ self._X
             term, squares = block.T @ residual, (residual * residual).sum(0)

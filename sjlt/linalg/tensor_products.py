@@ -1,11 +1,14 @@
-"""Products of torch tensors with a symmetric result or a triangular factor, in 10/16 of the operations.
+"""Products of torch tensors in fewer operations, or fewer reads of A, than two matrix products.
 
-They are computed in blocks of columns, each directly in the result, without copies.
+Those with a symmetric result or a triangular factor take 10/16 of the operations. They are computed in blocks of
+columns, each directly in the result, without copies.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from ..backends import import_triton
 
 BLOCKS, MIN_COLUMNS = 4, 128  # blocks with fewer columns use a GPU less well
 
@@ -36,6 +39,25 @@ def times_upper(a: Any, W: Any) -> Any:
     for start, stop in _column_blocks(W.shape[1]):
         torch.mm(a[:, :stop], W[:stop, start:stop], out=out[:, start:stop])
     return out
+
+
+def residual_gradient(a: Any, X: Any, B: Any) -> tuple[Any, Any]:
+    """Return a'(B - a X) and the squared column norms of B - a X."""
+    if (kernel := _single_read()).eligible(a, X):
+        return kernel.residual_gradient(a, X, B)  # type: ignore[no-any-return]
+    residual = B - a @ X
+    return a.T @ residual, (residual * residual).sum(0)
+
+
+def normal_product(a: Any, Z: Any) -> Any:
+    """Return a' a Z."""
+    if (kernel := _single_read()).eligible(a, Z):
+        return -kernel.residual_gradient(a, Z, a.new_zeros((a.shape[0], 1)))[0]
+    return a.T @ (a @ Z)
+
+
+def _single_read() -> Any:
+    return import_triton("residual", "least squares of CUDA tensors")
 
 
 def _column_blocks(n: int) -> list[tuple[int, int]]:
