@@ -129,8 +129,8 @@ def test_plans_of_equal_layouts_only(device):
             if len({len(x) for x in tree}) == 1:
                 S, exact = expected(tree, 1, dtype=exact.dtype)
                 same(S.project_tree(tree, batched=True), exact)
-    other = Sketch(48, 96, nnz=4, seed=6)
-    assert torch.equal(other.project_tree([a, b]), torch.cat([a.flatten(), b.flatten()]) @ other.T)
+    for other in (Sketch(48, 96, nnz=4, seed=seed) for seed in (6, 0, 6, -1)):
+        assert torch.equal(other.project_tree([a, b]), torch.cat([a.flatten(), b.flatten()]) @ other.T)
     wide = torch.cat([a, b], 1)
     S, exact = expected([wide[:, :4], wide[:, 4:]])
     same(S.project_tree([wide[:, :4], wide[:, 4:]]), exact)  # at different offsets of one memory

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 32  # plans; a plan with its key takes about 0.3 MB for 200 leaves
 
+THE_SKETCH = "the sketch"  # as errors name it
+
 _kept: dict[Hashable, Plan] = {}
 
 
@@ -70,12 +72,21 @@ class Leaf(NamedTuple):
     runs: tuple[tuple[Piece, ...], ...] | None
     mesh: int | None
 
+    def with_seed(self, seed: int) -> Leaf:
+        runs = self.runs
+        if runs is not None:
+            runs = tuple(
+                tuple(piece._replace(columns=piece.columns._replace(seed=seed)) for piece in run) for run in runs
+            )
+        return Leaf(self.columns._replace(seed=seed), runs, self.mesh)
+
 
 class Plan(NamedTuple):
     """How a tree is projected.
 
     Attributes
     ----------
+    spec : SketchSpec
     leaves : tuple of Leaf
     dtype : torch.dtype
         To which the tensors' dtypes promote.
@@ -88,6 +99,7 @@ class Plan(NamedTuple):
         What ranks compare before they project DTensors.
     """
 
+    spec: SketchSpec
     leaves: tuple[Leaf, ...]
     dtype: torch.dtype
     device: torch.device
@@ -95,27 +107,43 @@ class Plan(NamedTuple):
     meshes: tuple[Any, ...]
     claims: sharding.Claims | None
 
+    def with_seed(self, seed: int) -> Plan:
+        """The plan for a sketch that differs in its seed, which is all that changes."""
+        spec, claims = self.spec._replace(seed=seed), self.claims
+        if claims is not None:
+            claims = claims.replaced(THE_SKETCH, spec)
+        return self._replace(spec=spec, leaves=tuple(leaf.with_seed(seed) for leaf in self.leaves), claims=claims)
+
 
 def make_plan(spec: SketchSpec, leaves: list[Any], batched: bool) -> tuple[Plan, list[Any]]:
     """Validate the leaves; return the plan and the memory of each leaf, which for a DTensor is its local tensor."""
     memory = sharding.held_by_rank(leaves) if any(map(sharding.is_sharded, leaves)) else leaves
-    key = _key(spec, leaves, memory, batched)
+    key = _key(leaves, memory, batched)
     if key is None:
         return _new_plan(spec, leaves, batched, of_memory=False), memory
-    plan = _kept.get(key)
+    plan = _kept.get((spec, *key))
     if plan is None:
-        plan = _new_plan(spec, leaves, batched, of_memory=True)
-        if len(_kept) >= MAX_KEPT:
-            _kept.clear()
-        _kept[key] = plan
+        without_seed = spec._replace(seed=0)
+        plan = _kept.get((without_seed, *key))
+        if plan is None:
+            plan = _keep((without_seed, *key), _new_plan(without_seed, leaves, batched, of_memory=True))
+        if spec != without_seed:
+            plan = _keep((spec, *key), plan.with_seed(spec.seed))
     return plan, memory
 
 
-def _key(spec: SketchSpec, leaves: list[Any], memory: list[Any], batched: bool) -> Hashable | None:
-    """Everything that a plan depends on; None if torch must see the leaves themselves rather than their memory."""
+def _keep(key: Hashable, plan: Plan) -> Plan:
+    if len(_kept) >= MAX_KEPT:
+        _kept.clear()
+    _kept[key] = plan
+    return plan
+
+
+def _key(leaves: list[Any], memory: list[Any], batched: bool) -> tuple[Hashable, ...] | None:
+    """Everything that a plan depends on beside the sketch; None if torch must see the leaves, not only their memory."""
     if not compat.is_eager():
         return None
-    key: list[Hashable] = [spec, batched]
+    key: list[Hashable] = [batched]
     grad_enabled, mesh = torch.is_grad_enabled(), None
     for leaf, held in zip(leaves, memory, strict=True):
         if not (isinstance(held, Tensor) and compat.is_ordinary(held) and held.layout is torch.strided):
@@ -151,10 +179,10 @@ def _new_plan(spec: SketchSpec, leaves: list[Any], batched: bool, of_memory: boo
     claims = None
     if sharded:
         described = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        claims = sharding.claims(sharded, {"the sketch": spec, "batched": batched, "the tree": described})
+        claims = sharding.claims(sharded, {THE_SKETCH: spec, "batched": batched, "the tree": described})
     dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
     shape = (*leaves[0].shape[:batched], spec.n_components)
-    return Plan(tuple(planned), dtype, leaves[0].device, shape, tuple(meshes), claims)
+    return Plan(spec, tuple(planned), dtype, leaves[0].device, shape, tuple(meshes), claims)
 
 
 def _pieces(columns: SketchSpec, view: Tensor, gap: sharding.Gap | None, batched: bool) -> tuple[Piece, ...]:

@@ -84,6 +84,12 @@ class Claims(NamedTuple):
     message: Tensor
     meshes: tuple[Any, ...]
 
+    def replaced(self, name: str, value: Any) -> Claims:
+        """The claims with another value of this name."""
+        message = self.message.clone()
+        message[1 + self.names.index(name)] = _checksum(value)
+        return self._replace(message=message)
+
 
 def claims(tensors: list[Any], call: dict[str, Any]) -> Claims:
     """The claims of a call on these DTensors: their layouts, and the values in `call`."""
