@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from sjlt.backends.triton import device, exact, iid, prepared
-from sjlt.kernels.config import scattered_sums, staged_gather
+from sjlt.kernels.config import scattered_sums, staged_adjoint, staged_gather
 from sjlt.kernels.config.product import Device, Product
 
 H200 = Device(132, 232448, programmatic_launch=True)
@@ -34,6 +34,7 @@ def forget_choices():
         cached.cache_clear()
     scattered_sums._launch.cache_clear()
     staged_gather._launch.cache_clear()
+    staged_adjoint._launch.cache_clear()
     prepared._prepared.clear()
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from sjlt.backends.triton import partial_sums
-from sjlt.kernels.nvidia import scattered_sums, shared_memory, sparse_sums, staged_gather
+from sjlt.kernels.nvidia import scattered_sums, shared_memory, sparse_sums, staged_adjoint, staged_gather
 
 SIZE = 232448
 memory = np.zeros(SIZE, np.uint8)
@@ -63,6 +63,18 @@ def load_word(address):
     return tensor(memory.view(np.int32)[at(address, np.int32)], tl.int32)
 
 
+def store_word(address, word):
+    memory.view(np.int32)[at(address, np.int32)] = data(word)
+
+
+def load_four(pointer):
+    first = data(pointer).astype(np.int64)
+    assert (first % 16 == 0).all()
+    begin = int(first.min())
+    words = np.frombuffer(ctypes.string_at(begin, int(first.max()) - begin + 16), np.int32)
+    return tuple(tensor(words[(first - begin) // 4 + e], tl.int32) for e in range(4))
+
+
 def store_number(address, value):
     memory.view(words_of(value))[at(address, words_of(value))] = data(value)
 
@@ -102,11 +114,11 @@ def store_words(address, *words):
 
 def emulate(monkeypatch):
     """Make the kernels use this memory."""
-    for module in (staged_gather, scattered_sums, sparse_sums):
+    for module in (staged_gather, staged_adjoint, scattered_sums, sparse_sums):
         for name in ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
-        for name in ("load_vector", "load_words", "store_words"):
+        for name in ("load_vector", "load_words", "store_words", "store_word", "load_four"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):

@@ -19,6 +19,7 @@ from ...kernels.config.hopper_codes import HopperCodes
 from ...kernels.config.one_tile import OneTile
 from ...kernels.config.product import VECTOR_BYTES, KernelGeometry, Product, kernel_geometry
 from ...kernels.config.scattered_sums import ScatteredSums
+from ...kernels.config.staged_adjoint import StagedAdjoint
 from ...kernels.config.staged_gather import StagedGather
 from ...kernels.portable.few_vectors import adjoint_few_vectors, project_few_vectors
 from ...kernels.portable.row_gather import adjoint_row_gather, project_row_gather
@@ -204,7 +205,7 @@ def _project(
         from . import hopper
 
         return hopper.prepare_project(chosen, spec, x, kind_of_target[0], strides)
-    assert not isinstance(chosen, HopperCodes | StagedGather | ScatteredSums)
+    assert not isinstance(chosen, HopperCodes | StagedGather | StagedAdjoint | ScatteredSums)
     if isinstance(chosen, OneTile):
         return one_tile.prepare_project(chosen, plan.geometry, spec, x, strides, kind_of_target, accumulate)
     grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
@@ -229,6 +230,10 @@ def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, a
         from . import hopper
 
         return hopper.prepare_adjoint(chosen, spec, y, out)
+    if isinstance(chosen, StagedAdjoint):
+        from . import staged_adjoint
+
+        return staged_adjoint.prepare(chosen, spec, y, out, accumulate)
     assert not isinstance(chosen, HopperCodes | StagedGather | ScatteredSums), "these kernels do not compute adjoints"
     if isinstance(chosen, OneTile):
         return one_tile.prepare_adjoint(chosen, geometry, spec, y, out, accumulate)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...kernels.config import hopper_codes, scattered_sums, staged_gather
+from ...kernels.config import hopper_codes, scattered_sums, staged_adjoint, staged_gather
 from ...kernels.config.exact import FewVectors, RowGather, choose_on_the_fly
 from ...kernels.config.product import SCRATCH_BYTES, Product, kernel_geometry
 from . import exact, prepared, sparse
@@ -32,8 +32,13 @@ def project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool, axis: in
 
 def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool, axis: int = 1) -> None:
     """Write y (n, k) S to `out` (n, d), or add it if `accumulate`. Both are transposed if `axis` is 0."""
-    if out.numel() and out.dtype in (torch.float16, torch.bfloat16):  # sum in fp32, so that it is rounded once
-        y, out = (y, out) if axis else (y.t(), out.t())
+    if out.numel() == 0:
+        return
+    y, out = (y, out) if axis else (y.t(), out.t())
+    if staged_adjoint.eligible(_describe_adjoint(spec, y, out, accumulate)):
+        prepared.multiply(_prepare_staged_adjoint, spec, y, out, accumulate)
+        return
+    if out.dtype in (torch.float16, torch.bfloat16):  # sum over stacks in fp32, so that it is rounded once
         n, d = out.shape
         step = max(1, SCRATCH_BYTES // (4 * d))
         span = min(d, SCRATCH_BYTES // 4)  # less than d only if a single vector is too large
@@ -44,7 +49,7 @@ def adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool, axis: in
                 adjoint(spec.columns(j, j + part.shape[1]), y[i : i + step], wide, False)
                 part.copy_(wide)
         return
-    prepared.multiply(_prepare_adjoint, spec, y, out, accumulate, axis)
+    prepared.multiply(_prepare_adjoint, spec, y, out, accumulate)
 
 
 def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
@@ -82,9 +87,20 @@ def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool)
     return call
 
 
+def _describe_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> Product:
+    part, first = spec.one_stack(), y[:, spec.stack_rows(0)]
+    return exact.describe(part, out, first, accumulate, adjoint=True, stacks=spec.stacks)
+
+
+def _prepare_staged_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> Call:
+    """The call that adds the entries of all stacks."""
+    from .staged_adjoint import prepare
+
+    product = _describe_adjoint(spec, y, out, accumulate)
+    return prepare(staged_adjoint.launch(product), spec, y, out, accumulate)
+
+
 def _prepare_adjoint(spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> Call:
-    if out.numel() == 0:
-        return prepared.nothing
     part, calls = spec.one_stack(), []
     for stack in range(spec.stacks):
         rows, add = spec.stack_rows(stack), accumulate or stack > 0

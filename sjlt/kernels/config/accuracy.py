@@ -44,10 +44,11 @@ from .iid import Iid, IidHopper
 from .one_tile import OneTile
 from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product, reduce_lanes
 from .scattered_sums import ScatteredSums
+from .staged_adjoint import StagedAdjoint
 from .staged_gather import StagedGather
 
 OnTheFly = TensorCore | RowGather | FewVectors | Hopper
-Launch = OnTheFly | OneTile | HopperCodes | StagedGather | ScatteredSums | Iid | IidHopper
+Launch = OnTheFly | OneTile | HopperCodes | StagedGather | StagedAdjoint | ScatteredSums | Iid | IidHopper
 
 # 16-bit values that represent an element of the data. A pair of fp16 values may be replaced by three of bf16.
 PARTS = {NATIVE: 1, BF16: 1, BF16_PAIR: 2, BF16_TRIPLE: 3, FP16_PAIR: 3}
@@ -134,8 +135,8 @@ def _hopper(product: Product, launch: Hopper | HopperCodes) -> ErrorBound:
 
 def _adjoint(product: Product, launch: Launch) -> ErrorBound:
     """Adjoints under the exact law: sums of nnz terms."""
-    if isinstance(launch, RowGather | FewVectors):
-        return ErrorBound(product.nnz - 1 + SCALE_ERROR, 0.0)
+    if isinstance(launch, RowGather | FewVectors | StagedAdjoint):
+        return ErrorBound(product.nnz * product.stacks - 1 + SCALE_ERROR, 0.0)
     mode = launch.mode if isinstance(launch, TensorCore | OneTile) else FP16_PAIR
     pair = mode == FP16_PAIR
     c = 4 * (2 if pair else PARTS[mode]) * product.nnz + SPLIT_ERRORS.get(mode, 0) + SCALE_ERROR

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ...laws import exact as law
-from . import hopper, hopper_codes, one_tile, scattered_sums, staged_gather
+from . import hopper, hopper_codes, one_tile, scattered_sums, staged_adjoint, staged_gather
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
 from .hopper import Hopper
 from .hopper_codes import HopperCodes
@@ -28,6 +28,7 @@ from .product import (
     vectors_contiguous,
 )
 from .scattered_sums import ScatteredSums
+from .staged_adjoint import StagedAdjoint
 from .staged_gather import StagedGather
 
 MIN_SPLIT_ELEMENTS = 1 << 20  # data elements; for fewer, the second launch that adds splits costs more than they gain
@@ -130,7 +131,9 @@ class FewVectors:
     registers: int
 
 
-Launch = Hopper | HopperCodes | ScatteredSums | StagedGather | OneTile | FewVectors | RowGather | TensorCore
+Launch = (
+    Hopper | HopperCodes | ScatteredSums | StagedGather | StagedAdjoint | OneTile | FewVectors | RowGather | TensorCore
+)
 
 
 def choose(product: Product) -> Launch:
@@ -139,6 +142,8 @@ def choose(product: Product) -> Launch:
         return scattered_sums.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
+    if staged_adjoint.eligible(product):
+        return staged_adjoint.launch(product)
     if is_small_gather(product):
         return few_vectors(product)
     if product.device.hopper and hopper_codes.eligible(product) and not favors_few_vectors(product):

@@ -74,6 +74,12 @@ def load_word(address):
 
 
 @triton.jit
+def store_word(address, word):
+    """Store a 32-bit word to each `address`."""
+    tl.inline_asm_elementwise("st.shared.b32 [$1], $2; mov.u32 $0, 0;", "=r,r,r", [address, word], tl.int32, False, 1)
+
+
+@triton.jit
 def store_number(address, value):
     """Store an fp32 or fp64 number to each `address`."""
     if value.dtype == tl.float64:
@@ -143,4 +149,13 @@ def store_words(address, w0, w1, w2, w3):
     tl.inline_asm_elementwise(
         "st.shared.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;", "=r,r,r,r,r,r", [address, w0, w1, w2, w3],
         tl.int32, False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def load_four(pointer):
+    """Load four adjacent int32 of global memory, constant during the kernel, from each `pointer`, a multiple of 16."""
+    return tl.inline_asm_elementwise(
+        "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l", [pointer],
+        (tl.int32, tl.int32, tl.int32, tl.int32), False, 1,
     )  # fmt: skip

@@ -60,7 +60,7 @@ def _copy_words(to, words, step, rows, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _signs(words, DTYPE: tl.constexpr):
+def word_signs(words, DTYPE: tl.constexpr):
     """The signs in bit 31 of the words: 1, or -1 where the bit is set."""
     if DTYPE.primitive_bitwidth == 64:
         signs = (((words & -2147483648).to(tl.int64) << 32) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
@@ -209,7 +209,7 @@ def project_staged(
             address = begin + stage + offset + quad
         else:
             address = begin + stage + offset + (quad ^ ((offset // ROW_BYTES >> 2) & (QUADS - 1)) * 16)
-        sums = _add(sums, load_vector(address, DTYPE), _signs(word, DTYPE))
+        sums = _add(sums, load_vector(address, DTYPE), word_signs(word, DTYPE))
     wait_for_copies(steps, 0)
 
     total = tl.reshape(_side_by_side(sums), ROWS, VECTORS) * scale

@@ -1,0 +1,321 @@
+"""Adjoints X = Y S under the exact law that read Y once: components are looked up in shared memory.
+
+A program owns a block of vectors and a part of the columns. It copies the block, all components of it, to shared memory,
+one row per component with the vectors side by side. Every column then adds its few rows, with their signs, in
+registers. A thread owns 16 bytes of vectors (a quad) and a few adjacent columns; the threads of a quarter of a warp have
+different quads, so that rows of 128 bytes are read without bank conflicts. Words from `encode_offsets` say where the
+rows are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..portable.column_words import first_quad, row_of_component
+from ..portable.program import known_multiple, store_result
+from .shared_memory import (
+    commit_copies,
+    copy_async,
+    load_four,
+    load_vector,
+    load_words,
+    shared_begin,
+    store_number,
+    store_word,
+    wait_for_copies,
+)
+from .staged_gather import word_signs
+
+INTEGERS = ["n", "d", "k", "terms", "pitch", "columns_per_part", "parts", "spacing", "scale"]
+
+
+@triton.jit
+def _copy_components(
+    to, y, c, v, n, k, stride_yr, ROW_BYTES: tl.constexpr, COPY_BYTES: tl.constexpr
+):  # fmt: skip
+    """Start to copy components c of a block of contiguous vectors; v : every vector at which a copy begins."""
+    ITEM: tl.constexpr = y.dtype.element_ty.primitive_bitwidth // 8
+    PER: tl.constexpr = COPY_BYTES // ITEM
+    c = tl.minimum(c, k - 1)  # the last component may be copied several times
+    left = tl.minimum(tl.maximum(n - v, 0), PER) * ITEM
+    v = tl.minimum(v, (n - 1) // PER * PER)  # an aligned address even where nothing is copied
+    source = y + (c.to(tl.int64) * stride_yr)[:, None] + v[None, :]
+    slot = c[:, None] * ROW_BYTES + tl.arange(0, v.shape[0])[None, :] * COPY_BYTES
+    copy_async(to + slot, source, c[:, None] * 0 + left[None, :], COPY_BYTES)
+
+
+@triton.jit
+def _load_components(y, c, v, n, k, stride_yv, stride_yr, ALIGN: tl.constexpr):
+    """Components c [.., C] of vectors v: [.., C, vectors]; in 16 bits, of v and v + 1 in one word."""
+    if ALIGN > 1:
+        c = tl.max_contiguous(tl.multiple_of(c, (1, ALIGN)), (1, ALIGN))
+    pointers = y + (v.to(tl.int64) * stride_yv)[None, None, :] + (c.to(tl.int64) * stride_yr)[:, :, None]
+    inside = (c < k)[:, :, None] & (v < n)[None, None, :]
+    if y.dtype.element_ty.primitive_bitwidth == 16:
+        low = tl.load(pointers, mask=inside, other=0.0).to(tl.uint16, bitcast=True).to(tl.uint32)
+        inside = (c < k)[:, :, None] & (v + 1 < n)[None, None, :]
+        high = tl.load(pointers + stride_yv, mask=inside, other=0.0).to(tl.uint16, bitcast=True).to(tl.uint32)
+        loaded = (low | (high << 16)).to(tl.int32, bitcast=True)
+    else:
+        loaded = tl.load(pointers, mask=inside, other=0.0)
+    return loaded
+
+
+@triton.jit
+def _slots(c, k, spacing, VECTORS: tl.constexpr, ROW_BYTES: tl.constexpr, LOG_ADJACENT: tl.constexpr):
+    """The offsets in shared memory of what `_load_components` loads for components c and all vectors.
+
+    Components that do not exist are stored in an additional row after the last one.
+    """
+    QUADS: tl.constexpr = ROW_BYTES // 16
+    BYTES: tl.constexpr = ROW_BYTES // VECTORS
+    row = tl.where(c < k, row_of_component(c, LOG_ADJACENT, spacing), spacing << LOG_ADJACENT)
+    swizzle = first_quad(c, LOG_ADJACENT, _log_rows_per_quad(QUADS), QUADS - 1)
+    byte = tl.arange(0, VECTORS) * BYTES
+    quad = (byte // 16)[None, None, :] ^ swizzle[:, :, None]
+    return row[:, :, None] * ROW_BYTES + quad * 16 + (byte % 16)[None, None, :]
+
+
+@triton.constexpr_function
+def _log_rows_per_quad(quads):
+    """log2 of the number of rows in 128 bytes."""
+    return (8 // quads).bit_length() - 1
+
+
+@triton.jit
+def _store_components(address, loaded):
+    if loaded.dtype == tl.int32:
+        store_word(address, loaded)
+    else:
+        store_number(address, loaded)
+
+
+@triton.jit
+def _halves(word, DTYPE: tl.constexpr):
+    """The two 16-bit numbers of a word in fp32."""
+    if DTYPE == tl.bfloat16:
+        low = (word << 16).to(tl.float32, bitcast=True)
+        high = (word & 0xFFFF0000).to(tl.float32, bitcast=True)
+    else:
+        low = (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+        high = (word >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def _load_quad(address, DTYPE: tl.constexpr):
+    """The numbers of a quad, in fp32 or fp64, as a tuple."""
+    if DTYPE.primitive_bitwidth == 16:
+        w0, w1, w2, w3 = load_words(address)
+        numbers = _halves(w0, DTYPE) + _halves(w1, DTYPE) + _halves(w2, DTYPE) + _halves(w3, DTYPE)
+    else:
+        numbers = load_vector(address, DTYPE)
+    return numbers
+
+
+@triton.jit
+def _add_terms(sums, words, begin, quad, DTYPE: tl.constexpr, COLUMNS: tl.constexpr):
+    """sums + one term of each column; sums : a tuple, for each column, of the numbers of a quad."""
+    SUM_DTYPE: tl.constexpr = sums[0].dtype
+    ELEMENTS: tl.constexpr = 128 // DTYPE.primitive_bitwidth
+    added = ()
+    for column in tl.static_range(COLUMNS):
+        word = words[column]
+        numbers = _load_quad(begin + ((word & 0x7FFFFFFF) ^ quad), DTYPE)
+        sign = word_signs(word, SUM_DTYPE)
+        for i in tl.static_range(ELEMENTS):
+            added += (sums[column * ELEMENTS + i] + numbers[i] * sign,)  # type: ignore[assignment]
+    return added
+
+
+@triton.jit
+def _load_column_words(pointers, COLUMNS: tl.constexpr):
+    """The words of COLUMNS adjacent columns, from each pointer on, as a tuple."""
+    words = load_four(pointers)
+    if COLUMNS == 8:
+        words += load_four(pointers + 4)
+    return words
+
+
+@triton.jit
+def _side_by_side(tensors):
+    """2, 4 or 8 tensors [G, Q] or [G, Q, E] as one, along a new last axis."""
+    N: tl.constexpr = len(tensors)
+    if N == 2:
+        joined = tl.join(tensors[0], tensors[1])
+    elif N == 4:
+        joined = tl.join(tl.join(tensors[0], tensors[2]), tl.join(tensors[1], tensors[3]))
+    else:
+        even = tl.join(tl.join(tensors[0], tensors[4]), tl.join(tensors[2], tensors[6]))
+        odd = tl.join(tl.join(tensors[1], tensors[5]), tl.join(tensors[3], tensors[7]))
+        joined = tl.join(even, odd)
+    if len(tensors[0].shape) == 2:
+        joined = tl.reshape(joined, tensors[0].shape[0], tensors[0].shape[1], N)
+    else:
+        joined = tl.reshape(joined, tensors[0].shape[0], tensors[0].shape[1], tensors[0].shape[2], N)
+    return joined
+
+
+@triton.jit
+def _selected(sums, first: tl.constexpr, step: tl.constexpr, COUNT: tl.constexpr):
+    """COUNT of the sums, from `first` on, as one tensor [G, Q, COUNT]."""
+    numbers = ()
+    for i in tl.static_range(COUNT):
+        numbers += (sums[first + i * step],)  # type: ignore[assignment]
+    return _side_by_side(numbers)
+
+
+@triton.jit
+def _store_quads(
+    x, sums, first, column, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
+    ALIGN: tl.constexpr, ACCUMULATE: tl.constexpr,
+):  # fmt: skip
+    """Store contiguous vectors column by column. first [Q] : vectors at which quads begin.  column [G] : as usual."""
+    v = first[:, None] + tl.arange(0, ELEMENTS)[None, :]
+    exists = v < n
+    if ALIGN == ELEMENTS:
+        v = tl.max_contiguous(tl.multiple_of(v, (1, ALIGN)), (1, ALIGN))
+        exists = tl.max_constancy(exists, (1, ALIGN))
+    for c in tl.static_range(COLUMNS):
+        j = column + c
+        pointers = x + (j.to(tl.int64) * stride_xf)[:, None, None] + (v.to(tl.int64) * stride_xv)[None, :, :]
+        values = _selected(sums, c * ELEMENTS, 1, ELEMENTS) * scale
+        store_result(values, pointers, (j < d)[:, None, None] & exists[None, :, :], ACCUMULATE)
+
+
+@triton.jit
+def _store_adjacent(
+    x, sums, first, column, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):  # fmt: skip
+    """Store contiguous rows vector by vector: the adjacent columns of a thread are one aligned access."""
+    j = column[:, None] + tl.arange(0, COLUMNS)[None, :]
+    j = tl.max_contiguous(tl.multiple_of(j, (1, COLUMNS)), (1, COLUMNS))
+    exists = tl.max_constancy(j < d, (1, COLUMNS))
+    for i in tl.static_range(ELEMENTS):
+        v = first + i
+        pointers = x + (v.to(tl.int64) * stride_xv)[None, :, None] + (j.to(tl.int64) * stride_xf)[:, None, :]
+        values = _selected(sums, i, ELEMENTS, COLUMNS) * scale
+        store_result(values, pointers, exists[:, None, :] & (v < n)[None, :, None], ACCUMULATE)
+
+
+@triton.jit
+def _store_block(
+    x, sums, v, j, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):  # fmt: skip
+    """Store rows that no wide access fits: Triton exchanges the sums among threads, so that a warp stores a run.
+
+    v, j : all vectors and columns of the block.
+    """
+    by_column = ()
+    for c in tl.static_range(COLUMNS):
+        numbers = _selected(sums, c * ELEMENTS, 1, ELEMENTS) * scale
+        if not ACCUMULATE:
+            numbers = numbers.to(x.dtype.element_ty)
+        by_column += (numbers,)  # type: ignore[assignment]
+    values = tl.reshape(tl.permute(_side_by_side(by_column), (1, 2, 0, 3)), v.shape[0], j.shape[0])
+    pointers = x + (v.to(tl.int64) * stride_xv)[:, None] + (j.to(tl.int64) * stride_xf)[None, :]
+    store_result(values, pointers, (v < n)[:, None] & (j < d)[None, :], ACCUMULATE)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def adjoint_staged(
+    y,
+    x,
+    words,
+    n,
+    d,
+    k,
+    stride_yv,
+    stride_yr,
+    stride_xv,
+    stride_xf,
+    terms,
+    pitch,
+    columns_per_part,
+    parts,
+    spacing,
+    scale,
+    ROW_BYTES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SLICES: tl.constexpr,
+    COPY_BYTES: tl.constexpr,
+    READ_ALIGN: tl.constexpr,
+    STORE: tl.constexpr,
+    STORE_ALIGN: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    THREADS: tl.constexpr,
+    SHARED_BYTES: tl.constexpr,
+):
+    """x[v, j] = scale * sum over the entries of column j of sign * y[v, row], or add it with ACCUMULATE.
+
+    Grid: (parts * blocks of vectors,).
+
+    words : from `encode_offsets`, (terms, pitch).  k : of all stacks.  ROW_BYTES : of the vectors of a program.  COLUMNS
+    : adjacent columns of a thread.  SLICES : parts of a step that copies Y.  COPY_BYTES : bytes of contiguous vectors
+    that one copy covers; 0 if Y is copied through registers, READ_ALIGN adjacent components at a time.  STORE : one of
+    "quads", "adjacent" and "block".  STORE_ALIGN : adjacent elements of X that one access may cover.
+    """
+    DTYPE: tl.constexpr = y.dtype.element_ty
+    ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    ELEMENTS: tl.constexpr = 16 // ITEM
+    VECTORS: tl.constexpr = ROW_BYTES // ITEM
+    QUADS: tl.constexpr = ROW_BYTES // 16
+    GROUPS: tl.constexpr = THREADS // QUADS
+    STEP: tl.constexpr = GROUPS * COLUMNS
+    part, v0 = tl.program_id(0) % parts, tl.program_id(0) // parts * VECTORS
+    begin = shared_begin(SHARED_BYTES) & -16
+    if COPY_BYTES > 0:
+        c, v = tl.arange(0, SLICES), v0 + tl.arange(0, ROW_BYTES // COPY_BYTES) * (COPY_BYTES // ITEM)
+        for c0 in range(0, k, SLICES):
+            _copy_components(begin, y, c0 + c, v, n, k, stride_yr, ROW_BYTES, COPY_BYTES)
+        commit_copies(k)
+    else:
+        PACK: tl.constexpr = 4 // ITEM if ITEM < 4 else 1
+        WIDTH: tl.constexpr = 128 // ITEM
+        LOG_ADJACENT: tl.constexpr = READ_ALIGN.bit_length() - 1
+        stride_v, k = known_multiple(stride_yv, READ_ALIGN), known_multiple(k, READ_ALIGN)
+        c = tl.arange(0, SLICES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        v = v0 + tl.arange(0, VECTORS // PACK) * PACK
+        ahead = _load_components(y, c, v, n, k, stride_v, stride_yr, READ_ALIGN)
+        for c0 in range(0, k, SLICES * WIDTH):
+            loaded = ahead
+            ahead = _load_components(y, c0 + SLICES * WIDTH + c, v, n, k, stride_v, stride_yr, READ_ALIGN)
+            slots = _slots(c0 + c, k, spacing, VECTORS // PACK, ROW_BYTES, LOG_ADJACENT)
+            _store_components(begin + slots, loaded)
+
+    first = part * columns_per_part
+    end = tl.minimum(first + columns_per_part, d)
+    group = tl.arange(0, GROUPS) * COLUMNS
+    place = group[:, None] + tl.zeros((1, QUADS), tl.int32)
+    quad = tl.zeros((GROUPS, 1), tl.int32) + tl.arange(0, QUADS)[None, :] * 16
+    ahead = _load_column_words(words + tl.minimum(first + place, pitch - COLUMNS), COLUMNS)
+    wait_for_copies(k, 0)
+    tl.debug_barrier()  # all threads have copied their part
+    SUM_DTYPE: tl.constexpr = tl.float64 if ITEM == 8 else tl.float32
+    for j0 in range(first, end, STEP):
+        sums = ()
+        for _ in tl.static_range(COLUMNS * ELEMENTS):
+            sums += (tl.zeros((GROUPS, QUADS), SUM_DTYPE),)  # type: ignore[assignment]
+        for e in range(terms):
+            column_words = ahead
+            row = tl.where(e + 1 < terms, e + 1, 0)
+            j = tl.minimum(tl.where(e + 1 < terms, j0, j0 + STEP) + place, pitch - COLUMNS)
+            ahead = _load_column_words(words + row.to(tl.int64) * pitch + j, COLUMNS)
+            sums = _add_terms(sums, column_words, begin, quad, DTYPE, COLUMNS)
+        vectors = v0 + tl.arange(0, QUADS) * ELEMENTS
+        if STORE == "quads":
+            known = known_multiple(stride_xf, STORE_ALIGN)
+            _store_quads(
+                x, sums, vectors, j0 + group, n, d, stride_xv, known, scale, COLUMNS, ELEMENTS, STORE_ALIGN, ACCUMULATE
+            )
+        elif STORE == "adjacent":
+            known = known_multiple(stride_xv, STORE_ALIGN)
+            _store_adjacent(
+                x, sums, vectors, j0 + group, n, d, known, stride_xf, scale, COLUMNS, ELEMENTS, ACCUMULATE
+            )
+        else:
+            v, j = v0 + tl.arange(0, VECTORS), j0 + tl.arange(0, STEP)
+            _store_block(x, sums, v, j, n, d, stride_xv, stride_xf, scale, COLUMNS, ELEMENTS, ACCUMULATE)
