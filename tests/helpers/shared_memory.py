@@ -99,6 +99,14 @@ def load_vector(address, DTYPE):
     return tuple(tensor(memory.view(dtype)[first + e], kind) for e in range(16 // np.dtype(dtype).itemsize))
 
 
+def store_vector(address, vector):
+    dtype = words_of(vector[0])
+    first = at(address, dtype)
+    assert (data(address) % 16 == 0).all()
+    for e, numbers in enumerate(vector):
+        memory.view(dtype)[first + e] = data(numbers)
+
+
 def load_words(address):
     first = at(address, np.uint32)
     assert (data(address) % 16 == 0).all()
@@ -118,7 +126,7 @@ def emulate(monkeypatch):
         for name in ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
-        for name in ("load_vector", "load_words", "store_words", "store_word", "load_four"):
+        for name in ("load_vector", "load_words", "store_vector", "store_words", "store_word", "load_four"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):

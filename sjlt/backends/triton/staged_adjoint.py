@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.config.product import VECTOR_BYTES
-from ...kernels.config.staged_adjoint import KernelChoice, StagedAdjoint
+from ...kernels.config.staged_adjoint import StagedAdjoint
 from ...kernels.nvidia.shared_memory import LIBRARIES
 from ...kernels.nvidia.staged_adjoint import adjoint_staged
 from ...kernels.portable.column_words import encode_offsets
@@ -29,7 +29,7 @@ def prepare(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor, out: Tensor, acc
     grid = (chosen.splits * -(-n * y.element_size() // kernel.row_bytes), 1, 1)
     sizes = (n, d, spec.n_components, *y.stride(), *out.stride())
     after = (terms, chosen.pitch, chosen.columns_per_split, chosen.splits, chosen.spacing, terms**-0.5)
-    constants = _constants(chosen, _store(kernel, out), accumulate)
+    constants = _constants(chosen, accumulate)
     key = (kernel, chosen.shared_bytes, accumulate, sizes, kind(y), kind(out))
     run = Launch(adjoint_staged, grid, y.get_device(), sizes, after, key, lambda: constants)
     shape = (terms, chosen.pitch)
@@ -56,14 +56,7 @@ def _encoding(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor) -> Launch:
     return Launch(encode_offsets, grid, y.get_device(), (), (*sketch, *layout), (), lambda: options)
 
 
-def _store(kernel: KernelChoice, out: Tensor) -> str:
-    """The way to store a result, for `adjoint_staged`."""
-    if kernel.vectors_contiguous:
-        return "quads"
-    return "adjacent" if kernel.store_align % kernel.columns == 0 and out.data_ptr() % VECTOR_BYTES == 0 else "block"
-
-
-def _constants(chosen: StagedAdjoint, store: str, accumulate: bool) -> dict[str, Any]:
+def _constants(chosen: StagedAdjoint, accumulate: bool) -> dict[str, Any]:
     """The constants and compiler options of `adjoint_staged`, by name."""
     kernel = chosen.kernel
     return {
@@ -72,8 +65,8 @@ def _constants(chosen: StagedAdjoint, store: str, accumulate: bool) -> dict[str,
         "SLICES": kernel.slices,
         "COPY_BYTES": kernel.copy_bytes,
         "READ_ALIGN": kernel.read_align,
-        "STORE": store,
-        "STORE_ALIGN": kernel.store_align,
+        "VECTORS_CONTIGUOUS": kernel.vectors_contiguous,
+        "STAGED_BYTES": kernel.staged_bytes,
         "ACCUMULATE": accumulate,
         "THREADS": 32 * kernel.warps,
         "SHARED_BYTES": chosen.shared_bytes,

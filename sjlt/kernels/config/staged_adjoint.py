@@ -15,13 +15,9 @@ ROW_BYTES = (128, 64, 32, 16)  # per component of a block of vectors in shared m
 BANK_BYTES = 128  # that shared memory delivers in a cycle
 COLUMNS = 4  # adjacent columns of a thread
 COPIED_BYTES = 64  # of Y per thread and step
-THREADS = 512  # per multiprocessor, at least, if there are enough programs
-MAX_WARPS = 16
+MIN_WARPS = 16  # per multiprocessor; fewer do not hide the latency of loading words
 SIZE_UNIT = 4096  # of the shared memory of a program, for each of whose sizes a kernel is compiled
 PITCH_UNIT = 128  # words of a term are padded to a multiple of this number of columns
-# Shared memory that Triton reserves at most, to exchange sums of a program: those of 512 threads with 16 sums each, and
-# padding; of 32 sums each if the data has 16 bits.
-TRITON_BYTES = {2: 72 << 10, 4: 36 << 10, 8: 36 << 10}
 
 # Bytes per cycle that a multiprocessor of an H200 receives from memory and from the L2 cache.
 MEMORY_RATE, CACHE_RATE = 18, 26
@@ -48,10 +44,13 @@ class KernelChoice:
         Parts of a step that copies Y.
     copy_bytes : {0, 4, 8, 16}
         Bytes of contiguous vectors that a thread copies at a time; 0 if Y is copied through registers.
-    read_align, store_align : int
-        Adjacent elements of Y (if copy_bytes is 0) and of X that one access may cover.
+    read_align : int
+        If copy_bytes is 0, adjacent components of Y that one access may cover.
     vectors_contiguous : bool
         Whether the vectors of the result are contiguous; otherwise its rows are.
+    staged_bytes : int
+        Shared memory in which the threads of a program exchange their sums; 0 if the result is so aligned that each
+        can store its own.
     warps : int
     """
 
@@ -60,8 +59,8 @@ class KernelChoice:
     slices: int
     copy_bytes: int
     read_align: int
-    store_align: int
     vectors_contiguous: bool
+    staged_bytes: int
     warps: int
 
     @property
@@ -165,26 +164,30 @@ def _launch(product: Product) -> StagedAdjoint | None:
 def _kernel(product: Product, row_bytes: int) -> KernelChoice | None:
     """The kernel whose blocks of Y have rows of `row_bytes`, or None if its shared memory is too large."""
     item, copy_bytes = product.item_bytes, _copy_bytes(product)
-    contiguous = product.x_strides[0] == 1
-    x_strides, width = (product.x_strides[::-1], product.n) if contiguous else (product.x_strides, product.d)
     read_align = alignment(product, product.k * product.stacks, product.y_strides, VECTOR_BYTES)
-    warps = 8
-    kernel = KernelChoice(
-        row_bytes=row_bytes,
-        columns=COLUMNS,
-        slices=_slices(product, row_bytes, warps, copy_bytes),
-        copy_bytes=copy_bytes,
-        read_align=read_align if product.data_aligned and not copy_bytes else 1,
-        store_align=alignment(product._replace(n=2), width, x_strides, VECTOR_BYTES),
-        vectors_contiguous=contiguous,
-        warps=warps,
-    )
-    programs = _programs_per_multiprocessor(product, kernel)
-    if programs == 0:
-        return None
-    if programs * warps * 32 < THREADS:
-        kernel = KernelChoice(**{**vars(kernel), "warps": MAX_WARPS})
-    return kernel
+    for warps in (8, 16):
+        kernel = KernelChoice(
+            row_bytes=row_bytes,
+            columns=COLUMNS,
+            slices=_slices(product, row_bytes, warps, copy_bytes),
+            copy_bytes=copy_bytes,
+            read_align=read_align if product.data_aligned and not copy_bytes else 1,
+            vectors_contiguous=product.x_strides[0] == 1,
+            staged_bytes=0 if _stores_alone(product) else 32 * warps * COLUMNS * VECTOR_BYTES * (2 if product.item_bytes == 2 else 1),
+            warps=warps,
+        )
+        programs = _programs_per_multiprocessor(product, kernel)
+        if programs * warps >= MIN_WARPS:
+            break
+    return kernel if programs else None
+
+
+def _stores_alone(product: Product) -> bool:
+    """Whether what a thread stores is aligned: adjacent columns of a vector, or adjacent vectors of a column."""
+    strides, width, adjacent = product.x_strides, product.d, COLUMNS
+    if product.x_strides[0] == 1:
+        strides, width, adjacent = strides[::-1], product.n, VECTOR_BYTES // product.item_bytes
+    return product.plain and alignment(product._replace(n=2), width, strides, adjacent) == adjacent
 
 
 def _slices(product: Product, row_bytes: int, warps: int, copy_bytes: int) -> int:
@@ -208,15 +211,13 @@ def _copy_bytes(product: Product) -> int:
 def _copied_rows(product: Product, kernel: KernelChoice) -> tuple[int, int]:
     """(spacing, bytes of shared memory) of the copy of a block of Y, with an additional row."""
     spacing = -(-product.k * product.stacks // kernel.adjacent)
-    size = (spacing * kernel.adjacent + 1) * kernel.row_bytes + VECTOR_BYTES
+    size = kernel.staged_bytes + (spacing * kernel.adjacent + 1) * kernel.row_bytes + VECTOR_BYTES
     return spacing, -(-size // SIZE_UNIT) * SIZE_UNIT
 
 
 def _programs_per_multiprocessor(product: Product, kernel: KernelChoice) -> int:
     size = _copied_rows(product, kernel)[1]
     whole = product.device.shared_memory
-    if size + TRITON_BYTES[product.item_bytes] > whole:
-        return 0
     return min(whole // (size + 1024), 2048 // (32 * kernel.warps), 4)
 
 

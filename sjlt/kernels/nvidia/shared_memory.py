@@ -135,6 +135,21 @@ def load_vector(address, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def store_vector(address, vector):
+    """Store four fp32 or two fp64 numbers, a tuple, to each `address`, a multiple of 16."""
+    if vector[0].dtype.primitive_bitwidth == 64:
+        tl.inline_asm_elementwise(
+            "st.shared.v2.f64 [$1], {$2, $3}; mov.u32 $0, 0;", "=r,r,d,d", [address, vector[0], vector[1]],
+            tl.int32, False, 1,
+        )  # fmt: skip
+    else:
+        tl.inline_asm_elementwise(
+            "st.shared.v4.f32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;", "=r,r,f,f,f,f",
+            [address, vector[0], vector[1], vector[2], vector[3]], tl.int32, False, 1,
+        )  # fmt: skip
+
+
+@triton.jit
 def load_words(address):
     """Load four 32-bit words from each `address`, a multiple of 16, as a tuple."""
     return tl.inline_asm_elementwise(

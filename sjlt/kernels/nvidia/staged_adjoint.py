@@ -18,10 +18,12 @@ from .shared_memory import (
     commit_copies,
     copy_async,
     load_four,
+    load_number,
     load_vector,
     load_words,
     shared_begin,
     store_number,
+    store_vector,
     store_word,
     wait_for_copies,
 )
@@ -140,7 +142,7 @@ def _load_column_words(pointers, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _side_by_side(tensors):
-    """2, 4 or 8 tensors [G, Q] or [G, Q, E] as one, along a new last axis."""
+    """2, 4 or 8 tensors [G, Q] as one, along a new last axis."""
     N: tl.constexpr = len(tensors)
     if N == 2:
         joined = tl.join(tensors[0], tensors[1])
@@ -150,11 +152,7 @@ def _side_by_side(tensors):
         even = tl.join(tl.join(tensors[0], tensors[4]), tl.join(tensors[2], tensors[6]))
         odd = tl.join(tl.join(tensors[1], tensors[5]), tl.join(tensors[3], tensors[7]))
         joined = tl.join(even, odd)
-    if len(tensors[0].shape) == 2:
-        joined = tl.reshape(joined, tensors[0].shape[0], tensors[0].shape[1], N)
-    else:
-        joined = tl.reshape(joined, tensors[0].shape[0], tensors[0].shape[1], tensors[0].shape[2], N)
-    return joined
+    return tl.reshape(joined, tensors[0].shape[0], tensors[0].shape[1], N)
 
 
 @triton.jit
@@ -169,14 +167,15 @@ def _selected(sums, first: tl.constexpr, step: tl.constexpr, COUNT: tl.constexpr
 @triton.jit
 def _store_quads(
     x, sums, first, column, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
-    ALIGN: tl.constexpr, ACCUMULATE: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
-    """Store contiguous vectors column by column. first [Q] : vectors at which quads begin.  column [G] : as usual."""
+    """Store contiguous vectors column by column. 
+
+    first [Q] : the first vectors of quads.  column [G] : the first columns of groups.
+    """
     v = first[:, None] + tl.arange(0, ELEMENTS)[None, :]
-    exists = v < n
-    if ALIGN == ELEMENTS:
-        v = tl.max_contiguous(tl.multiple_of(v, (1, ALIGN)), (1, ALIGN))
-        exists = tl.max_constancy(exists, (1, ALIGN))
+    v = tl.max_contiguous(tl.multiple_of(v, (1, ELEMENTS)), (1, ELEMENTS))
+    exists = tl.max_constancy(v < n, (1, ELEMENTS))
     for c in tl.static_range(COLUMNS):
         j = column + c
         pointers = x + (j.to(tl.int64) * stride_xf)[:, None, None] + (v.to(tl.int64) * stride_xv)[None, :, :]
@@ -189,7 +188,10 @@ def _store_adjacent(
     x, sums, first, column, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
-    """Store contiguous rows vector by vector: the adjacent columns of a thread are one aligned access."""
+    """Store contiguous rows vector by vector: the adjacent columns of a thread are one aligned access.
+
+    Arguments are as for `_store_quads`.
+    """
     j = column[:, None] + tl.arange(0, COLUMNS)[None, :]
     j = tl.max_contiguous(tl.multiple_of(j, (1, COLUMNS)), (1, COLUMNS))
     exists = tl.max_constancy(j < d, (1, COLUMNS))
@@ -201,23 +203,49 @@ def _store_adjacent(
 
 
 @triton.jit
-def _store_block(
-    x, sums, v, j, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-):  # fmt: skip
-    """Store rows that no wide access fits: Triton exchanges the sums among threads, so that a warp stores a run.
+def _stage(at, sums, first, step, PER: tl.constexpr):
+    """Store PER of the sums, from `first` on, side by side at the addresses `at`."""
+    if PER == 2:
+        store_vector(at, (sums[first], sums[first + step]))
+    else:
+        store_vector(at, (sums[first], sums[first + step], sums[first + 2 * step], sums[first + 3 * step]))
 
-    v, j : all vectors and columns of the block.
+
+@triton.jit
+def _store_staged(
+    x, sums, begin, group, quad, v0, j0, n, d, stride_xv, stride_xf, scale, VECTORS: tl.constexpr, STEP: tl.constexpr,
+    COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr, VECTORS_CONTIGUOUS: tl.constexpr, ACCUMULATE: tl.constexpr,
+):  # fmt: skip
+    """Store runs that no wide access fits: threads exchange their sums, so that a warp stores 32 adjacent elements.
+
+    begin : the address of shared memory for the sums, one row per column if VECTORS_CONTIGUOUS, else per vector.  group,
+    quad : of each thread, [G, Q].
     """
-    by_column = ()
-    for c in tl.static_range(COLUMNS):
-        numbers = _selected(sums, c * ELEMENTS, 1, ELEMENTS) * scale
-        if not ACCUMULATE:
-            numbers = numbers.to(x.dtype.element_ty)
-        by_column += (numbers,)  # type: ignore[assignment]
-    values = tl.reshape(tl.permute(_side_by_side(by_column), (1, 2, 0, 3)), v.shape[0], j.shape[0])
-    pointers = x + (v.to(tl.int64) * stride_xv)[:, None] + (j.to(tl.int64) * stride_xf)[None, :]
-    store_result(values, pointers, (v < n)[:, None] & (j < d)[None, :], ACCUMULATE)
+    ITEM: tl.constexpr = sums[0].dtype.primitive_bitwidth // 8
+    PER: tl.constexpr = 16 // ITEM
+    SPREAD: tl.constexpr = 8 * ELEMENTS // VECTORS  # of quads, whose rows would otherwise be in the same banks
+    tl.debug_barrier()  # all threads have read the sums of the previous step
+    if VECTORS_CONTIGUOUS:
+        for c in tl.static_range(COLUMNS):
+            for i in tl.static_range(0, ELEMENTS, PER):
+                at = begin + ((group * COLUMNS + c) * VECTORS + quad * ELEMENTS + i) * ITEM
+                _stage(at, sums, c * ELEMENTS + i, 1, PER)
+        tl.debug_barrier()
+        v, j = tl.arange(0, VECTORS)[None, :], tl.arange(0, STEP)[:, None]
+        at = begin + (j * VECTORS + v) * ITEM
+    else:
+        for i in tl.static_range(ELEMENTS):
+            for c in tl.static_range(0, COLUMNS, PER):
+                slot = (group * (COLUMNS // PER) + c // PER) ^ (quad * SPREAD)
+                at = begin + (quad * ELEMENTS + i) * (STEP * ITEM) + slot * 16
+                _stage(at, sums, c * ELEMENTS + i, ELEMENTS, PER)
+        tl.debug_barrier()
+        v, j = tl.arange(0, VECTORS)[:, None], tl.arange(0, STEP)[None, :]
+        at = begin + v * (STEP * ITEM) + ((j // PER) ^ (v // ELEMENTS * SPREAD)) * 16 + j % PER * ITEM
+    values = load_number(at, sums[0].dtype) * scale
+    v, j = v0 + v, j0 + j
+    pointers = x + v.to(tl.int64) * stride_xv + j.to(tl.int64) * stride_xf
+    store_result(values, pointers, (v < n) & (j < d), ACCUMULATE)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -243,8 +271,8 @@ def adjoint_staged(
     SLICES: tl.constexpr,
     COPY_BYTES: tl.constexpr,
     READ_ALIGN: tl.constexpr,
-    STORE: tl.constexpr,
-    STORE_ALIGN: tl.constexpr,
+    VECTORS_CONTIGUOUS: tl.constexpr,
+    STAGED_BYTES: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     THREADS: tl.constexpr,
     SHARED_BYTES: tl.constexpr,
@@ -255,8 +283,9 @@ def adjoint_staged(
 
     words : from `encode_offsets`, (terms, pitch).  k : of all stacks.  ROW_BYTES : of the vectors of a program.  COLUMNS
     : adjacent columns of a thread.  SLICES : parts of a step that copies Y.  COPY_BYTES : bytes of contiguous vectors
-    that one copy covers; 0 if Y is copied through registers, READ_ALIGN adjacent components at a time.  STORE : one of
-    "quads", "adjacent" and "block".  STORE_ALIGN : adjacent elements of X that one access may cover.
+    that one copy covers; 0 if Y is copied through registers, READ_ALIGN adjacent components at a time.
+    VECTORS_CONTIGUOUS : of X; otherwise its rows are contiguous.  STAGED_BYTES : of shared memory in which threads
+    exchange their sums; 0 if X is so aligned that they need not.
     """
     DTYPE: tl.constexpr = y.dtype.element_ty
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
@@ -266,7 +295,7 @@ def adjoint_staged(
     GROUPS: tl.constexpr = THREADS // QUADS
     STEP: tl.constexpr = GROUPS * COLUMNS
     part, v0 = tl.program_id(0) % parts, tl.program_id(0) // parts * VECTORS
-    begin = shared_begin(SHARED_BYTES) & -16
+    begin = (shared_begin(SHARED_BYTES) & -16) + STAGED_BYTES
     if COPY_BYTES > 0:
         c, v = tl.arange(0, SLICES), v0 + tl.arange(0, ROW_BYTES // COPY_BYTES) * (COPY_BYTES // ITEM)
         for c0 in range(0, k, SLICES):
@@ -305,17 +334,19 @@ def adjoint_staged(
             j = tl.minimum(tl.where(e + 1 < terms, j0, j0 + STEP) + place, pitch - COLUMNS)
             ahead = _load_column_words(words + row.to(tl.int64) * pitch + j, COLUMNS)
             sums = _add_terms(sums, column_words, begin, quad, DTYPE, COLUMNS)
-        vectors = v0 + tl.arange(0, QUADS) * ELEMENTS
-        if STORE == "quads":
-            known = known_multiple(stride_xf, STORE_ALIGN)
+        first_vectors = v0 + tl.arange(0, QUADS) * ELEMENTS
+        if STAGED_BYTES > 0:
+            _store_staged(
+                x, sums, begin - STAGED_BYTES, place // COLUMNS, quad // 16, v0, j0, n, d, stride_xv, stride_xf, scale,
+                VECTORS, STEP, COLUMNS, ELEMENTS, VECTORS_CONTIGUOUS, ACCUMULATE,
+            )  # fmt: skip
+        elif VECTORS_CONTIGUOUS:
+            known = known_multiple(stride_xf, ELEMENTS)
             _store_quads(
-                x, sums, vectors, j0 + group, n, d, stride_xv, known, scale, COLUMNS, ELEMENTS, STORE_ALIGN, ACCUMULATE
-            )
-        elif STORE == "adjacent":
-            known = known_multiple(stride_xv, STORE_ALIGN)
-            _store_adjacent(
-                x, sums, vectors, j0 + group, n, d, known, stride_xf, scale, COLUMNS, ELEMENTS, ACCUMULATE
+                x, sums, first_vectors, j0 + group, n, d, stride_xv, known, scale, COLUMNS, ELEMENTS, ACCUMULATE
             )
         else:
-            v, j = v0 + tl.arange(0, VECTORS), j0 + tl.arange(0, STEP)
-            _store_block(x, sums, v, j, n, d, stride_xv, stride_xf, scale, COLUMNS, ELEMENTS, ACCUMULATE)
+            known = known_multiple(stride_xv, COLUMNS)
+            _store_adjacent(
+                x, sums, first_vectors, j0 + group, n, d, known, stride_xf, scale, COLUMNS, ELEMENTS, ACCUMULATE
+            )
