@@ -28,14 +28,14 @@ def prepare(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor, out: Tensor, acc
     encode = _encoding(chosen, spec, y)
     grid = (chosen.splits * -(-n * y.element_size() // kernel.row_bytes), 1, 1)
     sizes = (n, d, spec.n_components, *y.stride(), *out.stride())
-    after = (terms, chosen.pitch, chosen.columns_per_split, chosen.splits, chosen.spacing, terms**-0.5)
+    after = (terms, chosen.columns_per_split, chosen.splits, chosen.spacing, terms**-0.5)
     constants = _constants(chosen, accumulate)
     key = (kernel, chosen.shared_bytes, accumulate, sizes, kind(y), kind(out))
     run = Launch(adjoint_staged, grid, y.get_device(), sizes, after, key, lambda: constants)
-    shape = (terms, chosen.pitch)
+    size = terms * chosen.columns + 2 * kernel.step
 
     def call(spec: SketchSpec, y: Tensor, out: Tensor) -> None:
-        words = y.new_empty(shape, dtype=torch.int32)
+        words = y.new_empty(size, dtype=torch.int32)
         encode((words,), spec.seed)
         run((y, out, words))
 
@@ -47,13 +47,13 @@ def _encoding(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor) -> Launch:
     part, kernel = spec.one_stack(), chosen.kernel
     g = law.geometry(part.n_components, part.nnz, 0)
     quads = kernel.row_bytes // VECTOR_BYTES
-    sketch = (part.n_components, part.nnz, g.n_tiles, g.log_group, g.log_chunk, spec.feature_offset, chosen.pitch)
+    sketch = (part.n_components, part.nnz, g.n_tiles, g.log_group, g.log_chunk, spec.feature_offset)
     mask = 0 if kernel.copy_bytes else quads - 1  # rows that are copied whole have no bank conflicts
     log_adjacent = kernel.adjacent.bit_length() - 1
     layout = (kernel.row_bytes, log_adjacent, chosen.spacing, (8 // quads).bit_length() - 1, mask)
-    grid = (-(-chosen.pitch // ENCODE_BLOCK), spec.stacks * -(-part.nnz // 4), 1)
+    grid = (-(-chosen.columns // ENCODE_BLOCK), spec.stacks * -(-part.nnz // 4), 1)
     options = {"BLOCK": ENCODE_BLOCK, "num_warps": 4}
-    return Launch(encode_offsets, grid, y.get_device(), (), (*sketch, *layout), (), lambda: options)
+    return Launch(encode_offsets, grid, y.get_device(), (), (*sketch, chosen.columns, kernel.step, spec.nnz, *layout), (), lambda: options)
 
 
 def _constants(chosen: StagedAdjoint, accumulate: bool) -> dict[str, Any]:

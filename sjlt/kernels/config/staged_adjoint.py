@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from . import one_tile
-from .product import SCRATCH_BYTES, VECTOR_BYTES, Product, alignment, next_power_of_two
+from .product import (
+    SCRATCH_BYTES,
+    VECTOR_BYTES,
+    Product,
+    alignment,
+    is_power_of_two,
+    next_power_of_two,
+    vectors_contiguous,
+)
 
 MIN_VECTORS = 16
 MAX_TERMS = 16  # of a column; then instructions and shared memory take several times as long as memory
@@ -15,9 +23,14 @@ ROW_BYTES = (128, 64, 32, 16)  # per component of a block of vectors in shared m
 BANK_BYTES = 128  # that shared memory delivers in a cycle
 COLUMNS = 4  # adjacent columns of a thread
 COPIED_BYTES = 64  # of Y per thread and step
+MAX_GATHERED = 4  # terms of a column that `adjoint_row_gather` gathers
+MAX_LOG_SPLITS = 11
+WARPS = 8, 16  # of a program
 MIN_WARPS = 16  # per multiprocessor; fewer do not hide the latency of loading words
-SIZE_UNIT = 4096  # of the shared memory of a program, for each of whose sizes a kernel is compiled
-PITCH_UNIT = 128  # words of a term are padded to a multiple of this number of columns
+SHARED_UNIT = 128
+MAX_PROGRAMS = 8  # per multiprocessor
+REGISTERS = 1 << 16  # of a multiprocessor
+PROGRAM_BYTES = 1024  # of shared memory that the device reserves for each program
 
 # Bytes per cycle that a multiprocessor of an H200 receives from memory and from the L2 cache.
 MEMORY_RATE, CACHE_RATE = 18, 26
@@ -85,8 +98,6 @@ class StagedAdjoint:
         Shared memory of a program for its block of Y.
     spacing : int
         Rows of that block between adjacent components that a thread copies together.
-    pitch : int
-        Columns of the words, including padding.
     splits : int
         Number of parts that the columns are split into.
     columns_per_split : int
@@ -95,9 +106,13 @@ class StagedAdjoint:
     kernel: KernelChoice
     shared_bytes: int
     spacing: int
-    pitch: int
     splits: int
     columns_per_split: int
+
+    @property
+    def columns(self) -> int:
+        """The number of columns, in whole steps."""
+        return self.splits * self.columns_per_split
 
 
 def eligible(product: Product) -> bool:
@@ -108,10 +123,10 @@ def eligible(product: Product) -> bool:
         and product.n >= MIN_VECTORS
         and _terms(product) <= MAX_TERMS
         and max(product.n, product.d) < 1 << 30
-        and 4 * _terms(product) * _pitch(product) <= SCRATCH_BYTES
         and min(product.x_strides) == min(product.y_strides) == 1
         and not one_tile.eligible(product)
-        and _launch(product) is not None
+        and (chosen := _launch(product)) is not None
+        and 4 * words(product, chosen) <= SCRATCH_BYTES
         and _gains(product)
     )
 
@@ -123,15 +138,24 @@ def launch(product: Product) -> StagedAdjoint:
     return chosen
 
 
+def words(product: Product, launch: StagedAdjoint) -> int:
+    """The number of words of a launch, with the padding that `adjoint_staged` reads."""
+    return _terms(product) * launch.columns + 2 * launch.kernel.step
+
+
 def _gains(product: Product) -> bool:
-    chosen = launch(product)
-    terms = _terms(product)
-    encode = ENCODE_CYCLES + product.d * terms / 4 * ENCODE_INSTRUCTIONS / (
-        ISSUE_RATE * product.device.multiprocessors
-    )
+    """Whether the estimate is less than what other kernels take.
+
+    `adjoint_row_gather` reads rows of Y from the L1 cache, and was not compared.
+    """
+    if vectors_contiguous(product) and is_power_of_two(product.k, product.nnz) and product.nnz <= MAX_GATHERED:
+        return False
+    chosen, terms, device = launch(product), _terms(product), product.device
+    encode = product.d * terms / 4 * ENCODE_INSTRUCTIONS / (ISSUE_RATE * device.multiprocessors) + ENCODE_CYCLES
     size = product.n * (product.d + product.k * product.stacks) * product.item_bytes
-    floor = size / (MEMORY_RATE * product.device.multiprocessors)
-    return encode + _cycles(product, chosen.kernel, chosen.splits) <= OTHER_FLOORS * floor + OTHER_CYCLES
+    floor = size / (MEMORY_RATE * device.multiprocessors)
+    others = product.stacks * (OTHER_FLOORS * floor + OTHER_CYCLES)
+    return encode + _cycles(product, chosen.kernel, chosen.splits) <= others
 
 
 def _terms(product: Product) -> int:
@@ -139,64 +163,74 @@ def _terms(product: Product) -> int:
     return product.nnz * product.stacks
 
 
-def _pitch(product: Product) -> int:
-    return -(-product.d // PITCH_UNIT) * PITCH_UNIT
-
-
 @lru_cache(maxsize=4096)
 def _launch(product: Product) -> StagedAdjoint | None:
     """The fastest launch according to `_cycles`, or None if none fits in shared memory."""
-    kernels = [kernel for row_bytes in ROW_BYTES if (kernel := _kernel(product, row_bytes)) is not None]
-    if not kernels:
-        return None
     choices = [
         (kernel, splits)
-        for kernel in kernels
-        for splits in (1 << i for i in range(12))
+        for row_bytes in ROW_BYTES
+        if (kernel := _kernel_for(product, row_bytes)) is not None
+        for splits in (1 << i for i in range(MAX_LOG_SPLITS + 1))
         if splits == 1 or splits <= -(-product.d // kernel.step)
     ]
-    kernel, splits = min(choices, key=lambda choice: _cycles(product, *choice))
+    return launch_of(product, *min(choices, key=lambda choice: _cycles(product, *choice))) if choices else None
+
+
+def launch_of(product: Product, kernel: KernelChoice, splits: int) -> StagedAdjoint:
+    """The launch with a given kernel and (at most) a given number of splits."""
     per_split = -(-product.d // (splits * kernel.step)) * kernel.step
-    spacing, size = _copied_rows(product, kernel)
-    return StagedAdjoint(kernel, size, spacing, _pitch(product), -(-product.d // per_split), per_split)
+    return StagedAdjoint(
+        kernel=kernel,
+        shared_bytes=_shared_bytes(product, kernel),
+        spacing=_spacing(product, kernel),
+        splits=-(-product.d // per_split),
+        columns_per_split=per_split,
+    )
 
 
-def _kernel(product: Product, row_bytes: int) -> KernelChoice | None:
+def _kernel_for(product: Product, row_bytes: int) -> KernelChoice | None:
     """The kernel whose blocks of Y have rows of `row_bytes`, or None if its shared memory is too large."""
-    item, copy_bytes = product.item_bytes, _copy_bytes(product)
-    read_align = alignment(product, product.k * product.stacks, product.y_strides, VECTOR_BYTES)
-    for warps in (8, 16):
-        kernel = KernelChoice(
-            row_bytes=row_bytes,
-            columns=COLUMNS,
-            slices=_slices(product, row_bytes, warps, copy_bytes),
-            copy_bytes=copy_bytes,
-            read_align=read_align if product.data_aligned and not copy_bytes else 1,
-            vectors_contiguous=product.x_strides[0] == 1,
-            staged_bytes=0 if _stores_alone(product) else 32 * warps * COLUMNS * VECTOR_BYTES * (2 if product.item_bytes == 2 else 1),
-            warps=warps,
-        )
-        programs = _programs_per_multiprocessor(product, kernel)
-        if programs * warps >= MIN_WARPS:
-            break
-    return kernel if programs else None
+    few, many = (make_kernel(product, row_bytes, warps) for warps in WARPS)
+    programs = programs_per_multiprocessor(product, few)
+    if programs * few.warps < MIN_WARPS and programs_per_multiprocessor(product, many):
+        return many
+    return few if programs else None
 
 
-def _stores_alone(product: Product) -> bool:
+def make_kernel(product: Product, row_bytes: int, warps: int, columns: int = COLUMNS) -> KernelChoice:
+    """The kernel with the given numbers, whether or not it fits in shared memory."""
+    copy_bytes, read_align = _copy_bytes(product), 1
+    if product.data_aligned and not copy_bytes:
+        read_align = alignment(product, product.k * product.stacks, product.y_strides, VECTOR_BYTES)
+    sum_bytes = 8 if product.dtype == "float64" else 4
+    sums = 32 * warps * columns * VECTOR_BYTES // product.item_bytes
+    return KernelChoice(
+        row_bytes=row_bytes,
+        columns=columns,
+        slices=_slices(product, row_bytes, warps, copy_bytes),
+        copy_bytes=copy_bytes,
+        read_align=read_align,
+        vectors_contiguous=product.x_strides[0] == 1,
+        staged_bytes=0 if _stores_alone(product, columns) else sums * sum_bytes,
+        warps=warps,
+    )
+
+
+def _stores_alone(product: Product, columns: int) -> bool:
     """Whether what a thread stores is aligned: adjacent columns of a vector, or adjacent vectors of a column."""
-    strides, width, adjacent = product.x_strides, product.d, COLUMNS
+    strides, width, adjacent = product.x_strides, product.d, min(columns, VECTOR_BYTES // product.item_bytes)
     if product.x_strides[0] == 1:
         strides, width, adjacent = strides[::-1], product.n, VECTOR_BYTES // product.item_bytes
-    return product.plain and alignment(product._replace(n=2), width, strides, adjacent) == adjacent
+    return product.plain and alignment(product._replace(n=2), width, strides, VECTOR_BYTES) % adjacent == 0
 
 
 def _slices(product: Product, row_bytes: int, warps: int, copy_bytes: int) -> int:
     """Components, or slices of BANK_BYTES of components of a vector, that a program copies in a step."""
     copied = 32 * warps * COPIED_BYTES
     if copy_bytes:
-        return 32 * warps * COPIED_BYTES // VECTOR_BYTES * copy_bytes // row_bytes
+        return copied // VECTOR_BYTES * copy_bytes // row_bytes
     slices = -(-product.k * product.stacks * product.item_bytes // BANK_BYTES)
-    return min(next_power_of_two(slices), copied // BANK_BYTES * product.item_bytes // row_bytes)
+    return min(next_power_of_two(slices), copied * product.item_bytes // (BANK_BYTES * row_bytes))
 
 
 def _copy_bytes(product: Product) -> int:
@@ -208,17 +242,33 @@ def _copy_bytes(product: Product) -> int:
     return copied if copied >= 4 else 0
 
 
-def _copied_rows(product: Product, kernel: KernelChoice) -> tuple[int, int]:
-    """(spacing, bytes of shared memory) of the copy of a block of Y, with an additional row."""
-    spacing = -(-product.k * product.stacks // kernel.adjacent)
-    size = kernel.staged_bytes + (spacing * kernel.adjacent + 1) * kernel.row_bytes + VECTOR_BYTES
-    return spacing, -(-size // SIZE_UNIT) * SIZE_UNIT
+def _spacing(product: Product, kernel: KernelChoice) -> int:
+    return -(-product.k * product.stacks // kernel.adjacent)
 
 
-def _programs_per_multiprocessor(product: Product, kernel: KernelChoice) -> int:
-    size = _copied_rows(product, kernel)[1]
-    whole = product.device.shared_memory
-    return min(whole // (size + 1024), 2048 // (32 * kernel.warps), 4)
+def _fitting_programs(product: Product, kernel: KernelChoice) -> int:
+    """The number of programs that fit in the shared memory of a multiprocessor."""
+    rows = _spacing(product, kernel) * kernel.adjacent + 1  # the last one for components that do not exist
+    size = kernel.staged_bytes + rows * kernel.row_bytes + VECTOR_BYTES + PROGRAM_BYTES
+    return min((product.device.shared_memory + PROGRAM_BYTES) // size, MAX_PROGRAMS)
+
+
+def _shared_bytes(product: Product, kernel: KernelChoice) -> int:
+    """Shared memory of a program: one of few sizes, because a kernel is compiled for each."""
+    each = (product.device.shared_memory + PROGRAM_BYTES) // _fitting_programs(product, kernel)
+    return each // SHARED_UNIT * SHARED_UNIT - PROGRAM_BYTES
+
+
+def programs_per_multiprocessor(product: Product, kernel: KernelChoice) -> int:
+    """The number of programs that run at the same time on a multiprocessor; 0 if a program is too large."""
+    return min(_fitting_programs(product, kernel), REGISTERS // (32 * kernel.warps * _registers(product, kernel)))
+
+
+def _registers(product: Product, kernel: KernelChoice) -> int:
+    """Registers of a thread, as compiled for compute capability 9."""
+    if kernel.staged_bytes:
+        return 128
+    return 80 if product.dtype != "float32" else 64
 
 
 def _cycles(product: Product, kernel: KernelChoice, splits: int) -> float:
@@ -229,7 +279,7 @@ def _cycles(product: Product, kernel: KernelChoice, splits: int) -> float:
     columns = steps * kernel.step
     programs = splits * -(-product.n * item // row)
     filled = product.k * product.stacks * row
-    resident = _programs_per_multiprocessor(product, kernel)
+    resident = programs_per_multiprocessor(product, kernel)
     fetched = filled / (MEMORY_RATE if splits == 1 else CACHE_RATE) + 4 * terms * columns / CACHE_RATE
     memory = fetched + min(columns, product.d) * row / MEMORY_RATE
     shared = (columns * terms * row * (BANK_CONFLICTS[row] + 0.25) + 2 * filled) / BANK_BYTES

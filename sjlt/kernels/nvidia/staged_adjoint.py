@@ -29,7 +29,7 @@ from .shared_memory import (
 )
 from .staged_gather import word_signs
 
-INTEGERS = ["n", "d", "k", "terms", "pitch", "columns_per_part", "parts", "spacing", "scale"]
+INTEGERS = ["n", "d", "k", "terms", "columns_per_part", "parts", "spacing", "scale"]
 
 
 @triton.jit
@@ -133,7 +133,7 @@ def _add_terms(sums, words, begin, quad, DTYPE: tl.constexpr, COLUMNS: tl.conste
 
 @triton.jit
 def _load_column_words(pointers, COLUMNS: tl.constexpr):
-    """The words of COLUMNS adjacent columns, from each pointer on, as a tuple."""
+    """The words of one term of COLUMNS adjacent columns, from each pointer on, as a tuple."""
     words = load_four(pointers)
     if COLUMNS == 8:
         words += load_four(pointers + 4)
@@ -188,18 +188,20 @@ def _store_adjacent(
     x, sums, first, column, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
-    """Store contiguous rows vector by vector: the adjacent columns of a thread are one aligned access.
+    """Store contiguous rows vector by vector: adjacent columns of a thread are one aligned access of up to 16 bytes.
 
     Arguments are as for `_store_quads`.
     """
-    j = column[:, None] + tl.arange(0, COLUMNS)[None, :]
-    j = tl.max_contiguous(tl.multiple_of(j, (1, COLUMNS)), (1, COLUMNS))
-    exists = tl.max_constancy(j < d, (1, COLUMNS))
-    for i in tl.static_range(ELEMENTS):
-        v = first + i
-        pointers = x + (v.to(tl.int64) * stride_xv)[None, :, None] + (j.to(tl.int64) * stride_xf)[:, None, :]
-        values = _selected(sums, i, ELEMENTS, COLUMNS) * scale
-        store_result(values, pointers, exists[:, None, :] & (v < n)[None, :, None], ACCUMULATE)
+    WIDE: tl.constexpr = min(COLUMNS, ELEMENTS)
+    for c in tl.static_range(0, COLUMNS, WIDE):
+        j = column[:, None] + c + tl.arange(0, WIDE)[None, :]
+        j = tl.max_contiguous(tl.multiple_of(j, (1, WIDE)), (1, WIDE))
+        exists = tl.max_constancy(j < d, (1, WIDE))
+        for i in tl.static_range(ELEMENTS):
+            v = first + i
+            pointers = x + (v.to(tl.int64) * stride_xv)[None, :, None] + (j.to(tl.int64) * stride_xf)[:, None, :]
+            values = _selected(sums, c * ELEMENTS + i, ELEMENTS, WIDE) * scale
+            store_result(values, pointers, exists[:, None, :] & (v < n)[None, :, None], ACCUMULATE)
 
 
 @triton.jit
@@ -261,7 +263,6 @@ def adjoint_staged(
     stride_xv,
     stride_xf,
     terms,
-    pitch,
     columns_per_part,
     parts,
     spacing,
@@ -281,7 +282,7 @@ def adjoint_staged(
 
     Grid: (parts * blocks of vectors,).
 
-    words : from `encode_offsets`, (terms, pitch).  k : of all stacks.  ROW_BYTES : of the vectors of a program.  COLUMNS
+    words : from `encode_offsets`, and two steps of padding.  terms : entries of a column.  k : of all stacks.  ROW_BYTES : of the vectors of a program.  COLUMNS
     : adjacent columns of a thread.  SLICES : parts of a step that copies Y.  COPY_BYTES : bytes of contiguous vectors
     that one copy covers; 0 if Y is copied through registers, READ_ALIGN adjacent components at a time.
     VECTORS_CONTIGUOUS : of X; otherwise its rows are contiguous.  STAGED_BYTES : of shared memory in which threads
@@ -320,7 +321,11 @@ def adjoint_staged(
     group = tl.arange(0, GROUPS) * COLUMNS
     place = group[:, None] + tl.zeros((1, QUADS), tl.int32)
     quad = tl.zeros((GROUPS, 1), tl.int32) + tl.arange(0, QUADS)[None, :] * 16
-    ahead = _load_column_words(words + tl.minimum(first + place, pitch - COLUMNS), COLUMNS)
+    # Words are loaded two terms ahead, also beyond the last one.
+    pointers = words + first.to(tl.int64) * terms + place
+    current = _load_column_words(pointers, COLUMNS)
+    pointers += STEP
+    following = _load_column_words(pointers, COLUMNS)
     wait_for_copies(k, 0)
     tl.debug_barrier()  # all threads have copied their part
     SUM_DTYPE: tl.constexpr = tl.float64 if ITEM == 8 else tl.float32
@@ -328,12 +333,11 @@ def adjoint_staged(
         sums = ()
         for _ in tl.static_range(COLUMNS * ELEMENTS):
             sums += (tl.zeros((GROUPS, QUADS), SUM_DTYPE),)  # type: ignore[assignment]
-        for e in range(terms):
-            column_words = ahead
-            row = tl.where(e + 1 < terms, e + 1, 0)
-            j = tl.minimum(tl.where(e + 1 < terms, j0, j0 + STEP) + place, pitch - COLUMNS)
-            ahead = _load_column_words(words + row.to(tl.int64) * pitch + j, COLUMNS)
-            sums = _add_terms(sums, column_words, begin, quad, DTYPE, COLUMNS)
+        for _ in range(terms):
+            pointers += STEP
+            after = _load_column_words(pointers, COLUMNS)
+            sums = _add_terms(sums, current, begin, quad, DTYPE, COLUMNS)
+            current, following = following, after
         first_vectors = v0 + tl.arange(0, QUADS) * ELEMENTS
         if STAGED_BYTES > 0:
             _store_staged(
@@ -346,7 +350,7 @@ def adjoint_staged(
                 x, sums, first_vectors, j0 + group, n, d, stride_xv, known, scale, COLUMNS, ELEMENTS, ACCUMULATE
             )
         else:
-            known = known_multiple(stride_xv, COLUMNS)
+            known = known_multiple(stride_xv, min(COLUMNS, ELEMENTS))
             _store_adjacent(
                 x, sums, first_vectors, j0 + group, n, d, known, stride_xf, scale, COLUMNS, ELEMENTS, ACCUMULATE
             )

@@ -15,7 +15,7 @@ from .chunk_codes import tile_rows, tile_start
 from .law import chunk_keys, chunk_signs, chunk_tile, part_start, seed_words, words
 
 row_in_sub_block, sign_bit = words.row_in_sub_block, words.sign_bit
-INTEGERS = ["seed", "k", "nnz", "n_tiles", "log_group", "log_chunk", "first", "pitch"]
+INTEGERS = ["seed", "k", "nnz", "n_tiles", "log_group", "log_chunk", "first", "columns", "step", "terms"]
 INTEGERS += ["row_bytes", "log_adjacent", "spacing", "log_rows_per_quad", "quad_mask"]
 
 
@@ -34,10 +34,12 @@ def first_quad(component, log_adjacent, log_rows_per_quad, quad_mask):
 @triton.jit(do_not_specialize=INTEGERS)
 def encode_offsets(
     words_of_columns, seed: tl.int64, k: tl.int32, nnz: tl.int32, n_tiles: tl.int32, log_group: tl.int32,
-    log_chunk: tl.int32, first: tl.int64, pitch: tl.int32, row_bytes: tl.int32, log_adjacent: tl.int32,
+    log_chunk: tl.int32, first: tl.int64, columns: tl.int32, step: tl.int32, terms: tl.int32, row_bytes: tl.int32, log_adjacent: tl.int32,
     spacing: tl.int32, log_rows_per_quad: tl.int32, quad_mask: tl.int32, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write words (stacks * nnz, pitch) int32 for `pitch` columns, of which the first is column `first` of the law.
+    """Write words (columns / step, stacks * nnz, step) int32, the first of which is for column `first` of the law.
+
+    A program of `adjoint_staged` reads the words of `step` columns, term by term. `columns` is a multiple of `step`.
 
     Grid: (blocks of BLOCK columns, stacks * blocks of 4 sub-blocks).  k, nnz, n_tiles : of one stack.
     """
@@ -61,5 +63,5 @@ def encode_offsets(
         offset = row_of_component(component, log_adjacent, spacing) * row_bytes
         offset += first_quad(component, log_adjacent, log_rows_per_quad, quad_mask) * 16
         word = offset | (sign_bit(i, t, p, g0, g1, g2, g3) << 31).to(tl.int32)
-        to = words_of_columns + (stack * s + t).to(tl.int64) * pitch + j
-        tl.store(to, word, mask=(j < pitch) & (t < s))
+        to = words_of_columns + ((j // step * terms + (stack * s + t).to(tl.int32)) * step + j % step)
+        tl.store(to, word, mask=(j < columns) & (t < s))
