@@ -15,6 +15,7 @@ PORTABLE = {
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
 NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_sparse_shared"}
+NVIDIA |= {"encode_offsets", "adjoint_staged"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
 
 # By default only the kernels of the first products and the first dropout are compiled, for sm_90; all calls and targets

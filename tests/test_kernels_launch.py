@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from sjlt import Sketch
 from sjlt.backends.triton import exact as triton_exact
-from sjlt.kernels.config import arithmetic, hopper, hopper_codes, one_tile, scattered_sums, staged_gather
+from sjlt.kernels.config import (
+    arithmetic,
+    hopper,
+    hopper_codes,
+    one_tile,
+    scattered_sums,
+    staged_adjoint,
+    staged_gather,
+)
 from sjlt.kernels.config import exact as config
 from sjlt.kernels.config.arithmetic import BF16_TRIPLE, FP16_PAIR, NATIVE
 from sjlt.kernels.config.product import (
@@ -86,6 +94,8 @@ def test_chosen_kernel_can_run_the_product(p):
         assert scattered_sums.eligible(p) or scattered_sums.eligible_many(p)
     elif isinstance(chosen, config.StagedGather):
         assert staged_gather.eligible(p)
+    elif isinstance(chosen, config.StagedAdjoint):
+        assert staged_adjoint.eligible(p)
     elif config.is_small_gather(p):
         assert chosen == config.few_vectors(p)
     else:

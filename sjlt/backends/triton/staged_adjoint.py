@@ -53,7 +53,15 @@ def _encoding(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor) -> Launch:
     layout = (kernel.row_bytes, log_adjacent, chosen.spacing, (8 // quads).bit_length() - 1, mask)
     grid = (-(-chosen.columns // ENCODE_BLOCK), spec.stacks * -(-part.nnz // 4), 1)
     options = {"BLOCK": ENCODE_BLOCK, "num_warps": 4}
-    return Launch(encode_offsets, grid, y.get_device(), (), (*sketch, chosen.columns, kernel.step, spec.nnz, *layout), (), lambda: options)
+    return Launch(
+        encode_offsets,
+        grid,
+        y.get_device(),
+        (),
+        (*sketch, chosen.columns, kernel.step, spec.nnz, *layout),
+        (),
+        lambda: options,
+    )
 
 
 def _constants(chosen: StagedAdjoint, accumulate: bool) -> dict[str, Any]:
@@ -71,5 +79,6 @@ def _constants(chosen: StagedAdjoint, accumulate: bool) -> dict[str, Any]:
         "THREADS": 32 * kernel.warps,
         "SHARED_BYTES": chosen.shared_bytes,
         "num_warps": kernel.warps,
+        "maxnreg": kernel.registers,
         "extern_libs": LIBRARIES,
     }

@@ -29,7 +29,8 @@ WARPS = 8, 16  # of a program
 MIN_WARPS = 16  # per multiprocessor; fewer do not hide the latency of loading words
 SHARED_UNIT = 128
 MAX_PROGRAMS = 8  # per multiprocessor
-REGISTERS = 1 << 16  # of a multiprocessor
+ALL_REGISTERS = 1 << 16  # of a multiprocessor
+REGISTERS, STAGED_REGISTERS = 80, 128  # of a thread; with fewer, some values would be in memory
 PROGRAM_BYTES = 1024  # of shared memory that the device reserves for each program
 
 # Bytes per cycle that a multiprocessor of an H200 receives from memory and from the L2 cache.
@@ -65,6 +66,8 @@ class KernelChoice:
         Shared memory in which the threads of a program exchange their sums; 0 if the result is so aligned that each
         can store its own.
     warps : int
+    registers : int
+        Limit per thread.
     """
 
     row_bytes: int
@@ -75,6 +78,7 @@ class KernelChoice:
     vectors_contiguous: bool
     staged_bytes: int
     warps: int
+    registers: int
 
     @property
     def adjacent(self) -> int:
@@ -124,7 +128,7 @@ def eligible(product: Product) -> bool:
         and _terms(product) <= MAX_TERMS
         and max(product.n, product.d) < 1 << 30
         and min(product.x_strides) == min(product.y_strides) == 1
-        and not one_tile.eligible(product)
+        and (product.stacks > 1 or not one_tile.eligible(product))
         and (chosen := _launch(product)) is not None
         and 4 * words(product, chosen) <= SCRATCH_BYTES
         and _gains(product)
@@ -202,6 +206,7 @@ def make_kernel(product: Product, row_bytes: int, warps: int, columns: int = COL
     copy_bytes, read_align = _copy_bytes(product), 1
     if product.data_aligned and not copy_bytes:
         read_align = alignment(product, product.k * product.stacks, product.y_strides, VECTOR_BYTES)
+    exchanges = not _stores_alone(product, columns)
     sum_bytes = 8 if product.dtype == "float64" else 4
     sums = 32 * warps * columns * VECTOR_BYTES // product.item_bytes
     return KernelChoice(
@@ -211,8 +216,9 @@ def make_kernel(product: Product, row_bytes: int, warps: int, columns: int = COL
         copy_bytes=copy_bytes,
         read_align=read_align,
         vectors_contiguous=product.x_strides[0] == 1,
-        staged_bytes=0 if _stores_alone(product, columns) else sums * sum_bytes,
+        staged_bytes=sums * sum_bytes if exchanges else 0,
         warps=warps,
+        registers=STAGED_REGISTERS if exchanges else REGISTERS,
     )
 
 
@@ -261,14 +267,7 @@ def _shared_bytes(product: Product, kernel: KernelChoice) -> int:
 
 def programs_per_multiprocessor(product: Product, kernel: KernelChoice) -> int:
     """The number of programs that run at the same time on a multiprocessor; 0 if a program is too large."""
-    return min(_fitting_programs(product, kernel), REGISTERS // (32 * kernel.warps * _registers(product, kernel)))
-
-
-def _registers(product: Product, kernel: KernelChoice) -> int:
-    """Registers of a thread, as compiled for compute capability 9."""
-    if kernel.staged_bytes:
-        return 128
-    return 80 if product.dtype != "float32" else 64
+    return min(_fitting_programs(product, kernel), ALL_REGISTERS // (32 * kernel.warps * kernel.registers))
 
 
 def _cycles(product: Product, kernel: KernelChoice, splits: int) -> float:

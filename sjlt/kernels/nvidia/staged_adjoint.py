@@ -169,7 +169,7 @@ def _store_quads(
     x, sums, first, column, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
-    """Store contiguous vectors column by column. 
+    """Store contiguous vectors column by column.
 
     first [Q] : the first vectors of quads.  column [G] : the first columns of groups.
     """
