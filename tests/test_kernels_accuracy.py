@@ -18,6 +18,7 @@ from sjlt.kernels.config.hopper_codes import HopperCodes
 from sjlt.kernels.config.iid import Iid, IidHopper
 from sjlt.kernels.config.one_tile import OneTile
 from sjlt.kernels.config.scattered_sums import ScatteredSums
+from sjlt.kernels.config.staged_adjoint import StagedAdjoint
 
 pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows in the interpreter
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
@@ -148,6 +149,9 @@ ON_CUDA = {
     "scattered sums, nnz 1": Case(ScatteredSums, Sketch(2**22, 16, nnz=1, seed=695), 8),
     "scattered sums, fp64": Case(ScatteredSums, Sketch(2**20, 300, nnz=3), 8, "float64"),
     "few_vectors, fp64, columns": Case(FewVectors, Sketch(2**13, 100, nnz=3), 40, "float64", columns=True),
+    "staged adjoint": Case(StagedAdjoint, Sketch(2000, 300, nnz=8), 300, adjoint=True),
+    "staged adjoint, bf16": Case(StagedAdjoint, Sketch(2000, 300, nnz=5), 300, "bfloat16", adjoint=True),
+    "staged adjoint, fp64": Case(StagedAdjoint, Sketch(2000, 300, nnz=5), 300, "float64", adjoint=True, columns=True),
     "independent entries": Case(Iid, Sketch(2**16, 60, density=0.3), 70, mode=4),
     "independent entries, one long sum": Case(Iid, Sketch(2**16, 60, density=0.3), 70, settings=ONE_SPLIT, mode=4),
     "independent entries, fp64": Case(Iid, Sketch(2**16, 20, density=1), 70, "float64", settings=ONE_SPLIT),

@@ -29,6 +29,7 @@ def test_contiguous_vectors():
 def test_small_products():
     """Products that gather in one launch, and products worth a second launch for codes."""
     columns, rows = {"n": 360, "d": 1500, "x_strides": (1, 360)}, {"n": 1000, "d": 4000}
+    adjoint = rows | {"adjoint": True, "device": HOPPER._replace(asynchronous_copies=False)}
     for changes, expected in (
         (columns, config.FewVectors),
         (columns | {"k": 256}, config.RowGather),
@@ -36,12 +37,13 @@ def test_small_products():
         (columns | {"nnz": 4, "d": 3000}, config.HopperCodes),
         (columns | {"dtype": "float16"}, config.HopperCodes),
         (columns | {"d": 700}, config.RowGather),
-        (rows | {"adjoint": True, "d": 2000}, config.FewVectors),
-        (rows | {"adjoint": True, "d": 2000, "k": 256}, config.TensorCore),
-        (rows | {"adjoint": True, "d": 2000, "nnz": 8}, config.TensorCore),
-        (rows | {"adjoint": True}, config.TensorCore),
-        (rows | {"adjoint": True, "d": 4001}, config.FewVectors),  # stored one element at a time
-        (rows | {"adjoint": True, "d": 4001, "n": 100_000, "k": 256}, config.FewVectors),
+        (adjoint | {"d": 2000}, config.FewVectors),
+        (adjoint | {"d": 2000, "k": 256}, config.TensorCore),
+        (adjoint | {"d": 2000, "nnz": 8}, config.TensorCore),
+        (adjoint, config.TensorCore),
+        (adjoint | {"d": 4001}, config.FewVectors),  # stored one element at a time
+        (adjoint | {"d": 4001, "n": 100_000, "k": 256}, config.FewVectors),
+        (rows | {"adjoint": True}, config.StagedAdjoint),
         (rows | {"dtype": "float16", "n": 900}, config.HopperCodes),
         (rows | {"dtype": "float16", "n": 900, "k": 256}, config.TensorCore),
         (rows | {"dtype": "float16", "n": 900, "x_strides": (4001, 1), "k": 256}, config.HopperCodes),

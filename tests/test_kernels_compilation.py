@@ -104,6 +104,17 @@ STAGED = [  # kernels that address shared memory themselves
     (2, 2_000_000, 1200, {"nnz": 12, "stacks": 4}, "float64", "rows"),
 ]
 
+STAGED_ADJOINTS = [  # in every order, with and without wide accesses
+    (254_527, 1024, 1152, {"nnz": 4}, "float32", "rows"),
+    (104_282, 384, 384, {"nnz": 3}, "float16", "rows"),
+    (21_624, 3072, 192, {"nnz": 4}, "float16", "columns"),
+    (21_619, 3072, 192, {"nnz": 4}, "float16", "columns"),
+    (100_000, 3279, 300, {"nnz": 4}, "float32", "rows"),
+    (100_000, 1000, 300, {"nnz": 4}, "float64", "rows"),
+    (49_175, 66, 2048, {"nnz": 3}, "bfloat16", "rows"),
+    (4096, 8192, 4000, {"nnz": 4}, "float32", "columns"),
+]
+
 SPARSE = [  # (n, nonzeros, k, law, dtype, index dtype)
     (200_000, 20_000_000, 512, {"nnz": 4}, "float32", "int64"),
     (8, 10_000_000, 300, {"density": 1 / 3}, "float32", "int32"),
@@ -224,7 +235,7 @@ def make_calls(on, everything, nvidia, hopper):
         torch.set_float32_matmul_precision("highest")
     if everything and nvidia:
         on(asynchronous_copies=True)
-        for call in STAGED:
+        for call in STAGED + STAGED_ADJOINTS:
             multiply(*call)
         for call in SPARSE:
             multiply_sparse(*call)

@@ -77,7 +77,8 @@ class ErrorBound(NamedTuple):
 def error_bound(product: Product, launch: Launch) -> ErrorBound:
     """The bound for a launch that `exact.choose` or `iid.choose` returned for this product.
 
-    With stacks, the bound is that of one stack; an adjoint adds the stacks, with one rounding each.
+    With stacks, the bound is that of one stack; an adjoint adds the stacks, with one rounding each, or all at once by
+    `StagedAdjoint`.
     """
     if isinstance(launch, Iid | IidHopper):
         bound = _iid(product, launch)

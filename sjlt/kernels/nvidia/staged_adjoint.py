@@ -1,10 +1,10 @@
 """Adjoints X = Y S under the exact law that read Y once: components are looked up in shared memory.
 
-A program owns a block of vectors and a part of the columns. It copies the block, all components of it, to shared memory,
-one row per component with the vectors side by side. Every column then adds its few rows, with their signs, in
-registers. A thread owns 16 bytes of vectors (a quad) and a few adjacent columns; the threads of a quarter of a warp have
-different quads, so that rows of 128 bytes are read without bank conflicts. Words from `encode_offsets` say where the
-rows are.
+A program owns a block of vectors and a part of the columns. It copies the block, all components of it, to shared
+memory, one row per component with the vectors side by side. Every column then adds its few rows, with their signs, in
+registers. A thread owns 16 bytes of vectors (a quad) and a few adjacent columns; the threads of a quarter of a warp
+have different quads, so that rows of 128 bytes are read without bank conflicts. Words from `encode_offsets` say where
+the rows are.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _store_components(address, loaded):
 @triton.jit
 def _halves(word, DTYPE: tl.constexpr):
     """The two 16-bit numbers of a word in fp32."""
-    if DTYPE == tl.bfloat16:
+    if DTYPE.is_bf16():
         low = (word << 16).to(tl.float32, bitcast=True)
         high = (word & 0xFFFF0000).to(tl.float32, bitcast=True)
     else:
@@ -220,8 +220,8 @@ def _store_staged(
 ):  # fmt: skip
     """Store runs that no wide access fits: threads exchange their sums, so that a warp stores 32 adjacent elements.
 
-    begin : the address of shared memory for the sums, one row per column if VECTORS_CONTIGUOUS, else per vector.  group,
-    quad : of each thread, [G, Q].
+    begin : the address of shared memory for the sums: one row per column if VECTORS_CONTIGUOUS, else per vector.
+    group, quad : of each thread, [G, Q].
     """
     ITEM: tl.constexpr = sums[0].dtype.primitive_bitwidth // 8
     PER: tl.constexpr = 16 // ITEM
@@ -282,11 +282,11 @@ def adjoint_staged(
 
     Grid: (parts * blocks of vectors,).
 
-    words : from `encode_offsets`, and two steps of padding.  terms : entries of a column.  k : of all stacks.  ROW_BYTES : of the vectors of a program.  COLUMNS
-    : adjacent columns of a thread.  SLICES : parts of a step that copies Y.  COPY_BYTES : bytes of contiguous vectors
-    that one copy covers; 0 if Y is copied through registers, READ_ALIGN adjacent components at a time.
-    VECTORS_CONTIGUOUS : of X; otherwise its rows are contiguous.  STAGED_BYTES : of shared memory in which threads
-    exchange their sums; 0 if X is so aligned that they need not.
+    words : from `encode_offsets`, and two steps of padding.  k : of all stacks.  terms : entries of a column.
+    ROW_BYTES : of the vectors of a program.  COLUMNS : adjacent columns of a thread.  SLICES : parts of a step that
+    copies Y.  COPY_BYTES : bytes of contiguous vectors that one copy covers; 0 if Y is copied through registers,
+    READ_ALIGN adjacent components at a time.  VECTORS_CONTIGUOUS : of X; otherwise its rows are contiguous.
+    STAGED_BYTES : of shared memory in which threads exchange their sums; 0 if each can store its own.
     """
     DTYPE: tl.constexpr = y.dtype.element_ty
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8

@@ -34,8 +34,8 @@ def first_quad(component, log_adjacent, log_rows_per_quad, quad_mask):
 @triton.jit(do_not_specialize=INTEGERS)
 def encode_offsets(
     words_of_columns, seed: tl.int64, k: tl.int32, nnz: tl.int32, n_tiles: tl.int32, log_group: tl.int32,
-    log_chunk: tl.int32, first: tl.int64, columns: tl.int32, step: tl.int32, terms: tl.int32, row_bytes: tl.int32, log_adjacent: tl.int32,
-    spacing: tl.int32, log_rows_per_quad: tl.int32, quad_mask: tl.int32, BLOCK: tl.constexpr,
+    log_chunk: tl.int32, first: tl.int64, columns: tl.int32, step: tl.int32, terms: tl.int32, row_bytes: tl.int32,
+    log_adjacent: tl.int32, spacing: tl.int32, log_rows_per_quad: tl.int32, quad_mask: tl.int32, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write words (columns / step, stacks * nnz, step) int32, the first of which is for column `first` of the law.
 
