@@ -77,8 +77,8 @@ def test_launches_cover_the_product(n, d, k, nnz, stacks, columns, padding, dtyp
     if kernel.copy_bytes:
         assert columns[1]
         assert y_strides[1] * item % kernel.copy_bytes == 0
-    elif kernel.read_align > 1:
-        assert y_strides[0] % kernel.read_align == k * stacks % kernel.read_align == 0
+    elif kernel.adjacent > 1:
+        assert y_strides[0] % kernel.adjacent == k * stacks % kernel.adjacent == 0
     if not kernel.staged_bytes:
         assert plain
         assert (n + padding if columns[0] else d + padding) * item % 8 == 0

@@ -67,14 +67,6 @@ def store_word(address, word):
     memory.view(np.int32)[at(address, np.int32)] = data(word)
 
 
-def load_four(pointer):
-    first = data(pointer).astype(np.int64)
-    assert (first % 16 == 0).all()
-    begin = int(first.min())
-    words = np.frombuffer(ctypes.string_at(begin, int(first.max()) - begin + 16), np.int32)
-    return tuple(tensor(words[(first - begin) // 4 + e], tl.int32) for e in range(4))
-
-
 def store_number(address, value):
     memory.view(words_of(value))[at(address, words_of(value))] = data(value)
 
@@ -120,18 +112,52 @@ def store_words(address, *words):
         memory.view(np.uint32)[first + e] = data(word)
 
 
+def loaded(pointer, dtype, count):
+    """`count` adjacent words of global memory from each pointer on."""
+    size = np.dtype(dtype).itemsize
+    first = data(pointer).astype(np.int64)
+    assert (first % (count * size) == 0).all()
+    begin = int(first.min())
+    words = np.frombuffer(ctypes.string_at(begin, int(first.max()) - begin + count * size), np.uint8)
+    places = (first - begin)[..., None] + np.arange(count * size)
+    words = words[places].view(dtype)
+    kind = tl.int64 if size == 8 else tl.int32
+    return tuple(tensor(words[..., e].astype(np.int64 if size == 8 else np.int32), kind) for e in range(count))
+
+
+def stored(pointer, words, keep):
+    words = np.stack(np.broadcast_arrays(*map(data, words)), -1)
+    kept, first = (np.broadcast_to(data(a), words.shape[:-1]) for a in (keep, pointer))
+    assert (first.astype(np.int64) % (words.shape[-1] * words.itemsize) == 0).all()
+    for place, run in zip(first[kept.astype(bool)].tolist(), words[kept.astype(bool)], strict=True):
+        ctypes.memmove(place, run.tobytes(), run.nbytes)
+
+
+GLOBAL = {
+    "load_four": lambda pointer: loaded(pointer, np.int32, 4),
+    "load_two": lambda pointer: loaded(pointer, np.int32, 2),
+    "load_two_long": lambda pointer: loaded(pointer, np.int64, 2),
+    "load_long": lambda pointer: loaded(pointer, np.int64, 1)[0],
+    "load_word_or_less": lambda pointer, BYTES: loaded(pointer, np.uint16 if BYTES == 2 else np.int32, 1)[0],
+    "store_four": stored,
+    "store_two": stored,
+}
+
+
 def emulate(monkeypatch):
     """Make the kernels use this memory."""
     for module in (staged_gather, staged_adjoint, scattered_sums, sparse_sums):
         for name in ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
-        for name in ("load_vector", "load_words", "store_vector", "store_words", "store_word", "load_four"):
+        for name in ("load_vector", "load_words", "store_vector", "store_words", "store_word"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *_: None)
+    for name, function in GLOBAL.items():
+        monkeypatch.setattr(staged_adjoint, name, function)
     assert hasattr(shared_memory, "LIBRARIES")
     # Few large programs add the partial sums, which other tests are about: each takes the interpreter 20 ms.
     monkeypatch.setattr(partial_sums, "FEW_ELEMENTS", 4096)

@@ -1,7 +1,8 @@
 """Stacked sketches under the exact law on Triton.
 
 One launch computes the projection of many vectors. The tiles of all stacks run side by side, so that all but one of
-them find the data in the L2 cache. Few vectors (except by `scattered_sums`) and adjoints (except by `staged_adjoint`) are computed stack by stack.
+them find the data in the L2 cache. Few vectors (except by `scattered_sums`) and adjoints (except by `staged_adjoint`)
+are computed stack by stack.
 """
 
 from __future__ import annotations

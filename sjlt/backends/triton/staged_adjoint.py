@@ -70,9 +70,11 @@ def _constants(chosen: StagedAdjoint, accumulate: bool) -> dict[str, Any]:
     return {
         "ROW_BYTES": kernel.row_bytes,
         "COLUMNS": kernel.columns,
-        "SLICES": kernel.slices,
         "COPY_BYTES": kernel.copy_bytes,
-        "READ_ALIGN": kernel.read_align,
+        "READS_VECTORS": kernel.reads_vectors,
+        "LOG_ADJACENT": kernel.adjacent.bit_length() - 1,
+        "WIDTH": kernel.width,
+        "SLICES": kernel.slices,
         "VECTORS_CONTIGUOUS": kernel.vectors_contiguous,
         "STAGED_BYTES": kernel.staged_bytes,
         "ACCUMULATE": accumulate,

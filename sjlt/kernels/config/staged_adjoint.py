@@ -23,6 +23,8 @@ ROW_BYTES = (128, 64, 32, 16)  # per component of a block of vectors in shared m
 BANK_BYTES = 128  # that shared memory delivers in a cycle
 COLUMNS = 4  # adjacent columns of a thread
 COPIED_BYTES = 64  # of Y per thread and step
+# Reads by neighbouring threads of so many bytes each; those of 8 threads are stored without bank conflicts.
+WIDTHS = {16: 8, 8: 8, 4: 16, 2: 32}
 MAX_GATHERED = 4  # terms of a column that `adjoint_row_gather` gathers
 MAX_LOG_SPLITS = 11
 WARPS = 8, 16  # of a program
@@ -54,12 +56,17 @@ class KernelChoice:
         Bytes of the vectors of a program.
     columns : int
         Adjacent columns of a thread.
-    slices : int
-        Parts of a step that copies Y.
     copy_bytes : {0, 4, 8, 16}
         Bytes of contiguous vectors that a thread copies at a time; 0 if Y is copied through registers.
-    read_align : int
-        If copy_bytes is 0, adjacent components of Y that one access may cover.
+    adjacent : int
+        Components that a thread copies at a time, and that therefore do not lie in adjacent rows; 1 unless copy_bytes
+        is 0.
+    width : int
+        Reads of adjacent components of one vector by neighbouring threads.
+    slices : int
+        Parts of a step that copies Y, of `width` reads for each vector; of one component if copy_bytes is not 0.
+    reads_vectors : bool
+        Whether vectors of Y are contiguous, though not so aligned that they could be copied directly.
     vectors_contiguous : bool
         Whether the vectors of the result are contiguous; otherwise its rows are.
     staged_bytes : int
@@ -72,18 +79,15 @@ class KernelChoice:
 
     row_bytes: int
     columns: int
-    slices: int
     copy_bytes: int
-    read_align: int
+    adjacent: int
+    width: int
+    slices: int
+    reads_vectors: bool
     vectors_contiguous: bool
     staged_bytes: int
     warps: int
     registers: int
-
-    @property
-    def adjacent(self) -> int:
-        """Components that a thread copies at a time, and that therefore do not lie in adjacent rows."""
-        return 1 if self.copy_bytes else self.read_align
 
     @property
     def step(self) -> int:
@@ -203,18 +207,21 @@ def _kernel_for(product: Product, row_bytes: int) -> KernelChoice | None:
 
 def make_kernel(product: Product, row_bytes: int, warps: int, columns: int = COLUMNS) -> KernelChoice:
     """The kernel with the given numbers, whether or not it fits in shared memory."""
-    copy_bytes, read_align = _copy_bytes(product), 1
+    copy_bytes, adjacent = _copy_bytes(product), 1
     if product.data_aligned and not copy_bytes:
-        read_align = alignment(product, product.k * product.stacks, product.y_strides, VECTOR_BYTES)
+        adjacent = alignment(product, product.k * product.stacks, product.y_strides, VECTOR_BYTES)
+    width = WIDTHS[adjacent * product.item_bytes]
     exchanges = not _stores_alone(product, columns)
     sum_bytes = 8 if product.dtype == "float64" else 4
     sums = 32 * warps * columns * VECTOR_BYTES // product.item_bytes
     return KernelChoice(
         row_bytes=row_bytes,
         columns=columns,
-        slices=_slices(product, row_bytes, warps, copy_bytes),
         copy_bytes=copy_bytes,
-        read_align=read_align,
+        adjacent=adjacent,
+        width=width,
+        slices=_slices(product, row_bytes, warps, copy_bytes or adjacent * product.item_bytes * width),
+        reads_vectors=product.y_strides[0] == 1,
         vectors_contiguous=product.x_strides[0] == 1,
         staged_bytes=sums * sum_bytes if exchanges else 0,
         warps=warps,
@@ -230,13 +237,13 @@ def _stores_alone(product: Product, columns: int) -> bool:
     return product.plain and alignment(product._replace(n=2), width, strides, VECTOR_BYTES) % adjacent == 0
 
 
-def _slices(product: Product, row_bytes: int, warps: int, copy_bytes: int) -> int:
-    """Components, or slices of BANK_BYTES of components of a vector, that a program copies in a step."""
-    copied = 32 * warps * COPIED_BYTES
-    if copy_bytes:
-        return copied // VECTOR_BYTES * copy_bytes // row_bytes
-    slices = -(-product.k * product.stacks * product.item_bytes // BANK_BYTES)
-    return min(next_power_of_two(slices), copied * product.item_bytes // (BANK_BYTES * row_bytes))
+def _slices(product: Product, row_bytes: int, warps: int, run_bytes: int) -> int:
+    """Components, or slices of all vectors and `run_bytes` of components, that a program copies in a step."""
+    copied, components = 32 * warps * COPIED_BYTES, product.k * product.stacks
+    if _copy_bytes(product):
+        return copied // VECTOR_BYTES * run_bytes // row_bytes
+    slices = -(-components * product.item_bytes // run_bytes)
+    return max(1, min(next_power_of_two(slices), copied * product.item_bytes // (run_bytes * row_bytes)))
 
 
 def _copy_bytes(product: Product) -> int:

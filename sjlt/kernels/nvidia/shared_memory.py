@@ -165,12 +165,3 @@ def store_words(address, w0, w1, w2, w3):
         "st.shared.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;", "=r,r,r,r,r,r", [address, w0, w1, w2, w3],
         tl.int32, False, 1,
     )  # fmt: skip
-
-
-@triton.jit
-def load_four(pointer):
-    """Load four adjacent int32 of global memory, constant during the kernel, from each `pointer`, a multiple of 16."""
-    return tl.inline_asm_elementwise(
-        "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l", [pointer],
-        (tl.int32, tl.int32, tl.int32, tl.int32), False, 1,
-    )  # fmt: skip

@@ -13,11 +13,19 @@ import triton
 import triton.language as tl
 
 from ..portable.column_words import first_quad, row_of_component
-from ..portable.program import known_multiple, store_result
+from ..portable.program import store_result
+from .global_memory import (
+    load_four,
+    load_long,
+    load_two,
+    load_two_long,
+    load_word_or_less,
+    store_four,
+    store_two,
+)
 from .shared_memory import (
     commit_copies,
     copy_async,
-    load_four,
     load_number,
     load_vector,
     load_words,
@@ -48,49 +56,65 @@ def _copy_components(
 
 
 @triton.jit
-def _load_components(y, c, v, n, k, stride_yv, stride_yr, ALIGN: tl.constexpr):
-    """Components c [.., C] of vectors v: [.., C, vectors]; in 16 bits, of v and v + 1 in one word."""
-    if ALIGN > 1:
-        c = tl.max_contiguous(tl.multiple_of(c, (1, ALIGN)), (1, ALIGN))
-    pointers = y + (v.to(tl.int64) * stride_yv)[None, None, :] + (c.to(tl.int64) * stride_yr)[:, :, None]
-    inside = (c < k)[:, :, None] & (v < n)[None, None, :]
-    if y.dtype.element_ty.primitive_bitwidth == 16:
-        low = tl.load(pointers, mask=inside, other=0.0).to(tl.uint16, bitcast=True).to(tl.uint32)
-        inside = (c < k)[:, :, None] & (v + 1 < n)[None, None, :]
-        high = tl.load(pointers + stride_yv, mask=inside, other=0.0).to(tl.uint16, bitcast=True).to(tl.uint32)
-        loaded = (low | (high << 16)).to(tl.int32, bitcast=True)
+def _load_adjacent(pointers, COUNT: tl.constexpr):
+    """COUNT adjacent elements from each pointer on, as a tuple of words; words of 16-bit data have two elements."""
+    BITS: tl.constexpr = pointers.dtype.element_ty.primitive_bitwidth
+    if COUNT * BITS == 128:
+        words = load_two_long(pointers) if BITS == 64 else load_four(pointers)
+    elif BITS == 64:
+        words = (load_long(pointers),)  # type: ignore[assignment]
+    elif COUNT * BITS == 64:
+        words = load_two(pointers)
     else:
-        loaded = tl.load(pointers, mask=inside, other=0.0)
+        words = (load_word_or_less(pointers, COUNT * BITS // 8),)  # type: ignore[assignment]
+    return words
+
+
+@triton.jit
+def _interleaved(low, high, COUNT: tl.constexpr):
+    """COUNT words of an element of `low` and one of `high`, for words of one or two elements from `_load_adjacent`."""
+    words = ()
+    for i in tl.static_range(COUNT):
+        if i % 2 == 0:
+            words += ((low[i // 2] & 0xFFFF) | (high[i // 2] << 16),)  # type: ignore[assignment]
+        else:
+            words += (((low[i // 2] >> 16) & 0xFFFF) | (high[i // 2] & -65536),)  # type: ignore[assignment]
+    return words
+
+
+@triton.jit
+def _load_components(y, c, v, n, k, stride_yv, stride_yr, ADJACENT: tl.constexpr):
+    """Components c to c + ADJACENT - 1 of vectors v, as a tuple; in 16 bits, of v and v + 1 in one word.
+
+    In place of components and vectors that do not exist, others are loaded.
+    """
+    components = y + tl.minimum(c, k - ADJACENT).to(tl.int64) * stride_yr
+    loaded = _load_adjacent(components + tl.minimum(v, n - 1).to(tl.int64) * stride_yv, ADJACENT)
+    if y.dtype.element_ty.primitive_bitwidth == 16:
+        high = _load_adjacent(components + tl.minimum(v + 1, n - 1).to(tl.int64) * stride_yv, ADJACENT)
+        loaded = _interleaved(loaded, high, ADJACENT)
     return loaded
 
 
 @triton.jit
-def _slots(c, k, spacing, VECTORS: tl.constexpr, ROW_BYTES: tl.constexpr, LOG_ADJACENT: tl.constexpr):
-    """The offsets in shared memory of what `_load_components` loads for components c and all vectors.
+def _store_components(
+    begin, loaded, c, v, k, spacing, ROW_BYTES: tl.constexpr, ITEM: tl.constexpr, LOG_ADJACENT: tl.constexpr
+):  # fmt: skip
+    """Store what `_load_components` returned to the rows of shared memory from address `begin` on.
 
-    Components that do not exist are stored in an additional row after the last one.
+    v : numbered from the first vector of the block.  Components that do not exist are stored in an additional row after
+    the last one.
     """
     QUADS: tl.constexpr = ROW_BYTES // 16
-    BYTES: tl.constexpr = ROW_BYTES // VECTORS
-    row = tl.where(c < k, row_of_component(c, LOG_ADJACENT, spacing), spacing << LOG_ADJACENT)
-    swizzle = first_quad(c, LOG_ADJACENT, _log_rows_per_quad(QUADS), QUADS - 1)
-    byte = tl.arange(0, VECTORS) * BYTES
-    quad = (byte // 16)[None, None, :] ^ swizzle[:, :, None]
-    return row[:, :, None] * ROW_BYTES + quad * 16 + (byte % 16)[None, None, :]
-
-
-@triton.constexpr_function
-def _log_rows_per_quad(quads):
-    """log2 of the number of rows in 128 bytes."""
-    return (8 // quads).bit_length() - 1
-
-
-@triton.jit
-def _store_components(address, loaded):
-    if loaded.dtype == tl.int32:
-        store_word(address, loaded)
-    else:
-        store_number(address, loaded)
+    LOG_ROWS_PER_QUAD: tl.constexpr = 3 if QUADS == 1 else 2 if QUADS == 2 else 1 if QUADS == 4 else 0
+    quad = (v * ITEM // 16) ^ first_quad(c, LOG_ADJACENT, LOG_ROWS_PER_QUAD, QUADS - 1)
+    in_row = quad * 16 + v * ITEM % 16
+    for i in tl.static_range(1 << LOG_ADJACENT):
+        row = tl.where(c < k, row_of_component(c + i, LOG_ADJACENT, spacing), spacing << LOG_ADJACENT)
+        if ITEM == 8:
+            store_number(begin + row * ROW_BYTES + in_row, loaded[i].to(tl.float64, bitcast=True))
+        else:
+            store_word(begin + row * ROW_BYTES + in_row, loaded[i])
 
 
 @triton.jit
@@ -141,67 +165,45 @@ def _load_column_words(pointers, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _side_by_side(tensors):
-    """2, 4 or 8 tensors [G, Q] as one, along a new last axis."""
-    N: tl.constexpr = len(tensors)
-    if N == 2:
-        joined = tl.join(tensors[0], tensors[1])
-    elif N == 4:
-        joined = tl.join(tl.join(tensors[0], tensors[2]), tl.join(tensors[1], tensors[3]))
+def _store_run(pointers, sums, first: tl.constexpr, step: tl.constexpr, COUNT: tl.constexpr, scale, keep):
+    """Store COUNT of the sums, times scale, as adjacent elements from each pointer on: one access of 8 or 16 bytes.
+
+    The first of them is number `first`; then, every number after `step`.
+    """
+    DTYPE: tl.constexpr = pointers.dtype.element_ty
+    words = ()
+    if DTYPE.primitive_bitwidth == 16:
+        for i in tl.static_range(0, COUNT, 2):
+            low = (sums[first + i * step] * scale).to(DTYPE).to(tl.uint16, bitcast=True).to(tl.uint32)
+            high = (sums[first + (i + 1) * step] * scale).to(DTYPE).to(tl.uint16, bitcast=True).to(tl.uint32)
+            words += ((low | (high << 16)).to(tl.int32, bitcast=True),)  # type: ignore[assignment]
     else:
-        even = tl.join(tl.join(tensors[0], tensors[4]), tl.join(tensors[2], tensors[6]))
-        odd = tl.join(tl.join(tensors[1], tensors[5]), tl.join(tensors[3], tensors[7]))
-        joined = tl.join(even, odd)
-    return tl.reshape(joined, tensors[0].shape[0], tensors[0].shape[1], N)
+        WORD: tl.constexpr = tl.int64 if DTYPE.primitive_bitwidth == 64 else tl.int32
+        for i in tl.static_range(COUNT):
+            words += ((sums[first + i * step] * scale).to(WORD, bitcast=True),)  # type: ignore[assignment]
+    if COUNT * DTYPE.primitive_bitwidth == 128 and DTYPE.primitive_bitwidth < 64:
+        store_four(pointers, words, keep)
+    else:
+        store_two(pointers, words, keep)
 
 
 @triton.jit
-def _selected(sums, first: tl.constexpr, step: tl.constexpr, COUNT: tl.constexpr):
-    """COUNT of the sums, from `first` on, as one tensor [G, Q, COUNT]."""
-    numbers = ()
-    for i in tl.static_range(COUNT):
-        numbers += (sums[first + i * step],)  # type: ignore[assignment]
-    return _side_by_side(numbers)
-
-
-@triton.jit
-def _store_quads(
-    x, sums, first, column, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
+def _store_aligned(
+    x, sums, v, j, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
+    VECTORS_CONTIGUOUS: tl.constexpr,
 ):  # fmt: skip
-    """Store contiguous vectors column by column.
-
-    first [Q] : the first vectors of quads.  column [G] : the first columns of groups.
-    """
-    v = first[:, None] + tl.arange(0, ELEMENTS)[None, :]
-    v = tl.max_contiguous(tl.multiple_of(v, (1, ELEMENTS)), (1, ELEMENTS))
-    exists = tl.max_constancy(v < n, (1, ELEMENTS))
-    for c in tl.static_range(COLUMNS):
-        j = column + c
-        pointers = x + (j.to(tl.int64) * stride_xf)[:, None, None] + (v.to(tl.int64) * stride_xv)[None, :, :]
-        values = _selected(sums, c * ELEMENTS, 1, ELEMENTS) * scale
-        store_result(values, pointers, (j < d)[:, None, None] & exists[None, :, :], ACCUMULATE)
-
-
-@triton.jit
-def _store_adjacent(
-    x, sums, first, column, n, d, stride_xv, stride_xf, scale, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-):  # fmt: skip
-    """Store contiguous rows vector by vector: adjacent columns of a thread are one aligned access of up to 16 bytes.
-
-    Arguments are as for `_store_quads`.
-    """
-    WIDE: tl.constexpr = min(COLUMNS, ELEMENTS)
-    for c in tl.static_range(0, COLUMNS, WIDE):
-        j = column[:, None] + c + tl.arange(0, WIDE)[None, :]
-        j = tl.max_contiguous(tl.multiple_of(j, (1, WIDE)), (1, WIDE))
-        exists = tl.max_constancy(j < d, (1, WIDE))
+    """Store the sums of every thread, for a quad from vector v on and COLUMNS columns from j on, in wide accesses."""
+    if VECTORS_CONTIGUOUS:
+        for c in tl.static_range(COLUMNS):
+            pointers = x + (j + c).to(tl.int64) * stride_xf + v
+            _store_run(pointers, sums, c * ELEMENTS, 1, ELEMENTS, scale, (j + c < d) & (v < n))
+    else:
+        RUN: tl.constexpr = min(COLUMNS, ELEMENTS)
         for i in tl.static_range(ELEMENTS):
-            v = first + i
-            pointers = x + (v.to(tl.int64) * stride_xv)[None, :, None] + (j.to(tl.int64) * stride_xf)[:, None, :]
-            values = _selected(sums, c * ELEMENTS + i, ELEMENTS, WIDE) * scale
-            store_result(values, pointers, exists[:, None, :] & (v < n)[None, :, None], ACCUMULATE)
+            row = x + (v + i).to(tl.int64) * stride_xv
+            for c in tl.static_range(0, COLUMNS, RUN):
+                keep = (j + c < d) & (v + i < n)
+                _store_run(row + (j + c), sums, c * ELEMENTS + i, ELEMENTS, RUN, scale, keep)
 
 
 @triton.jit
@@ -271,7 +273,9 @@ def adjoint_staged(
     COLUMNS: tl.constexpr,
     SLICES: tl.constexpr,
     COPY_BYTES: tl.constexpr,
-    READ_ALIGN: tl.constexpr,
+    READS_VECTORS: tl.constexpr,
+    LOG_ADJACENT: tl.constexpr,
+    WIDTH: tl.constexpr,
     VECTORS_CONTIGUOUS: tl.constexpr,
     STAGED_BYTES: tl.constexpr,
     ACCUMULATE: tl.constexpr,
@@ -283,15 +287,17 @@ def adjoint_staged(
     Grid: (parts * blocks of vectors,).
 
     words : from `encode_offsets`, and two steps of padding.  k : of all stacks.  terms : entries of a column.
-    ROW_BYTES : of the vectors of a program.  COLUMNS : adjacent columns of a thread.  SLICES : parts of a step that
-    copies Y.  COPY_BYTES : bytes of contiguous vectors that one copy covers; 0 if Y is copied through registers,
-    READ_ALIGN adjacent components at a time.  VECTORS_CONTIGUOUS : of X; otherwise its rows are contiguous.
+    ROW_BYTES : of the vectors of a program.  COLUMNS : adjacent columns of a thread.  COPY_BYTES : bytes of
+    contiguous vectors that one copy covers, for SLICES components in a step; 0 if Y is copied through registers, in
+    SLICES times WIDTH reads of 2^LOG_ADJACENT adjacent components.  READS_VECTORS : whether neighbouring threads then
+    read neighbouring vectors, not components.  VECTORS_CONTIGUOUS : of X; otherwise its rows are contiguous.
     STAGED_BYTES : of shared memory in which threads exchange their sums; 0 if each can store its own.
     """
     DTYPE: tl.constexpr = y.dtype.element_ty
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     ELEMENTS: tl.constexpr = 16 // ITEM
     VECTORS: tl.constexpr = ROW_BYTES // ITEM
+    WORDS: tl.constexpr = ROW_BYTES // max(ITEM, 4)
     QUADS: tl.constexpr = ROW_BYTES // 16
     GROUPS: tl.constexpr = THREADS // QUADS
     STEP: tl.constexpr = GROUPS * COLUMNS
@@ -303,18 +309,20 @@ def adjoint_staged(
             _copy_components(begin, y, c0 + c, v, n, k, stride_yr, ROW_BYTES, COPY_BYTES)
         commit_copies(k)
     else:
-        PACK: tl.constexpr = 4 // ITEM if ITEM < 4 else 1
-        WIDTH: tl.constexpr = 128 // ITEM
-        LOG_ADJACENT: tl.constexpr = READ_ALIGN.bit_length() - 1
-        stride_v, k = known_multiple(stride_yv, READ_ALIGN), known_multiple(k, READ_ALIGN)
-        c = tl.arange(0, SLICES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        v = v0 + tl.arange(0, VECTORS // PACK) * PACK
-        ahead = _load_components(y, c, v, n, k, stride_v, stride_yr, READ_ALIGN)
-        for c0 in range(0, k, SLICES * WIDTH):
+        # Neighbouring threads read adjacent elements.
+        ADJACENT: tl.constexpr = 1 << LOG_ADJACENT
+        if READS_VECTORS:
+            c, w = tl.arange(0, WIDTH)[None, :, None], tl.arange(0, WORDS)[None, None, :]
+        else:
+            c, w = tl.arange(0, WIDTH)[None, None, :], tl.arange(0, WORDS)[None, :, None]
+        c = (tl.arange(0, SLICES)[:, None, None] * WIDTH + c) * ADJACENT + w * 0
+        w = w * (VECTORS // WORDS) + c * 0
+        ahead = _load_components(y, c, v0 + w, n, k, stride_yv, stride_yr, ADJACENT)
+        for c0 in range(0, k, SLICES * WIDTH * ADJACENT):
             loaded = ahead
-            ahead = _load_components(y, c0 + SLICES * WIDTH + c, v, n, k, stride_v, stride_yr, READ_ALIGN)
-            slots = _slots(c0 + c, k, spacing, VECTORS // PACK, ROW_BYTES, LOG_ADJACENT)
-            _store_components(begin + slots, loaded)
+            c_ahead = c0 + SLICES * WIDTH * ADJACENT + c
+            ahead = _load_components(y, c_ahead, v0 + w, n, k, stride_yv, stride_yr, ADJACENT)
+            _store_components(begin, loaded, c0 + c, w, k, spacing, ROW_BYTES, ITEM, LOG_ADJACENT)
 
     first = part * columns_per_part
     end = tl.minimum(first + columns_per_part, d)
@@ -338,19 +346,13 @@ def adjoint_staged(
             after = _load_column_words(pointers, COLUMNS)
             sums = _add_terms(sums, current, begin, quad, DTYPE, COLUMNS)
             current, following = following, after
-        first_vectors = v0 + tl.arange(0, QUADS) * ELEMENTS
         if STAGED_BYTES > 0:
             _store_staged(
                 x, sums, begin - STAGED_BYTES, place // COLUMNS, quad // 16, v0, j0, n, d, stride_xv, stride_xf, scale,
                 VECTORS, STEP, COLUMNS, ELEMENTS, VECTORS_CONTIGUOUS, ACCUMULATE,
             )  # fmt: skip
-        elif VECTORS_CONTIGUOUS:
-            known = known_multiple(stride_xf, ELEMENTS)
-            _store_quads(
-                x, sums, first_vectors, j0 + group, n, d, stride_xv, known, scale, COLUMNS, ELEMENTS, ACCUMULATE
-            )
         else:
-            known = known_multiple(stride_xv, min(COLUMNS, ELEMENTS))
-            _store_adjacent(
-                x, sums, first_vectors, j0 + group, n, d, known, stride_xf, scale, COLUMNS, ELEMENTS, ACCUMULATE
-            )
+            _store_aligned(
+                x, sums, v0 + quad // ITEM, j0 + place, n, d, stride_xv, stride_xf, scale, COLUMNS, ELEMENTS,
+                VECTORS_CONTIGUOUS,
+            )  # fmt: skip
