@@ -62,11 +62,11 @@ def _load_adjacent(pointers, COUNT: tl.constexpr):
     if COUNT * BITS == 128:
         words = load_two_long(pointers) if BITS == 64 else load_four(pointers)
     elif BITS == 64:
-        words = (load_long(pointers),)  # type: ignore[assignment]
+        words = (load_long(pointers),)
     elif COUNT * BITS == 64:
         words = load_two(pointers)
     else:
-        words = (load_word_or_less(pointers, COUNT * BITS // 8),)  # type: ignore[assignment]
+        words = (load_word_or_less(pointers, COUNT * BITS // 8),)
     return words
 
 
@@ -216,40 +216,52 @@ def _stage(at, sums, first, step, PER: tl.constexpr):
 
 
 @triton.jit
-def _store_staged(
-    x, sums, begin, group, quad, v0, j0, n, d, stride_xv, stride_xf, scale, VECTORS: tl.constexpr, STEP: tl.constexpr,
-    COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr, VECTORS_CONTIGUOUS: tl.constexpr, ACCUMULATE: tl.constexpr,
+def _stage_all(
+    sums, begin, group, quad, VECTORS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr, ELEMENTS: tl.constexpr,
+    VECTORS_CONTIGUOUS: tl.constexpr,
 ):  # fmt: skip
-    """Store runs that no wide access fits: threads exchange their sums, so that a warp stores 32 adjacent elements.
+    """Store all sums to shared memory at address `begin`: one row per column if VECTORS_CONTIGUOUS, else per vector.
 
-    begin : the address of shared memory for the sums: one row per column if VECTORS_CONTIGUOUS, else per vector.
     group, quad : of each thread, [G, Q].
     """
     ITEM: tl.constexpr = sums[0].dtype.primitive_bitwidth // 8
     PER: tl.constexpr = 16 // ITEM
     SPREAD: tl.constexpr = 8 * ELEMENTS // VECTORS  # of quads, whose rows would otherwise be in the same banks
-    tl.debug_barrier()  # all threads have read the sums of the previous step
     if VECTORS_CONTIGUOUS:
         for c in tl.static_range(COLUMNS):
             for i in tl.static_range(0, ELEMENTS, PER):
                 at = begin + ((group * COLUMNS + c) * VECTORS + quad * ELEMENTS + i) * ITEM
                 _stage(at, sums, c * ELEMENTS + i, 1, PER)
-        tl.debug_barrier()
-        v, j = tl.arange(0, VECTORS)[None, :], tl.arange(0, STEP)[:, None]
-        at = begin + (j * VECTORS + v) * ITEM
     else:
         for i in tl.static_range(ELEMENTS):
             for c in tl.static_range(0, COLUMNS, PER):
                 slot = (group * (COLUMNS // PER) + c // PER) ^ (quad * SPREAD)
                 at = begin + (quad * ELEMENTS + i) * (STEP * ITEM) + slot * 16
                 _stage(at, sums, c * ELEMENTS + i, ELEMENTS, PER)
-        tl.debug_barrier()
-        v, j = tl.arange(0, VECTORS)[:, None], tl.arange(0, STEP)[None, :]
-        at = begin + v * (STEP * ITEM) + ((j // PER) ^ (v // ELEMENTS * SPREAD)) * 16 + j % PER * ITEM
-    values = load_number(at, sums[0].dtype) * scale
-    v, j = v0 + v, j0 + j
-    pointers = x + v.to(tl.int64) * stride_xv + j.to(tl.int64) * stride_xf
-    store_result(values, pointers, (v < n) & (j < d), ACCUMULATE)
+
+
+@triton.jit
+def _store_staged(
+    x, begin, v0, j0, n, d, stride_xv, stride_xf, scale, DTYPE: tl.constexpr, VECTORS: tl.constexpr,
+    STEP: tl.constexpr, PIECES: tl.constexpr, ELEMENTS: tl.constexpr, VECTORS_CONTIGUOUS: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of `_stage_all`, in PIECES parts, so that a warp stores 32 adjacent elements."""
+    ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    PER: tl.constexpr = 16 // ITEM
+    SPREAD: tl.constexpr = 8 * ELEMENTS // VECTORS
+    for piece in range(PIECES):
+        if VECTORS_CONTIGUOUS:
+            v = tl.arange(0, VECTORS)[None, :]
+            j = piece * (STEP // PIECES) + tl.arange(0, STEP // PIECES)[:, None]
+            at = begin + (j * VECTORS + v) * ITEM
+        else:
+            v = piece * (VECTORS // PIECES) + tl.arange(0, VECTORS // PIECES)[:, None]
+            j = tl.arange(0, STEP)[None, :]
+            at = begin + v * (STEP * ITEM) + ((j // PER) ^ (v // ELEMENTS * SPREAD)) * 16 + j % PER * ITEM
+        values = load_number(at, DTYPE) * scale
+        pointers = x + (v0 + v).to(tl.int64) * stride_xv + (j0 + j).to(tl.int64) * stride_xf
+        store_result(values, pointers, (v0 + v < n) & (j0 + j < d), ACCUMULATE)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -347,9 +359,14 @@ def adjoint_staged(
             sums = _add_terms(sums, current, begin, quad, DTYPE, COLUMNS)
             current, following = following, after
         if STAGED_BYTES > 0:
+            # Threads exchange their sums. A thread then stores 8 numbers at a time, for want of registers.
+            staged = begin - STAGED_BYTES
+            tl.debug_barrier()  # all threads have stored the results of the previous step
+            _stage_all(sums, staged, place // COLUMNS, quad // 16, VECTORS, STEP, COLUMNS, ELEMENTS, VECTORS_CONTIGUOUS)
+            tl.debug_barrier()
             _store_staged(
-                x, sums, begin - STAGED_BYTES, place // COLUMNS, quad // 16, v0, j0, n, d, stride_xv, stride_xf, scale,
-                VECTORS, STEP, COLUMNS, ELEMENTS, VECTORS_CONTIGUOUS, ACCUMULATE,
+                x, staged, v0, j0, n, d, stride_xv, stride_xf, scale, SUM_DTYPE, VECTORS, STEP,
+                COLUMNS * ELEMENTS // 8, ELEMENTS, VECTORS_CONTIGUOUS, ACCUMULATE,
             )  # fmt: skip
         else:
             _store_aligned(
