@@ -165,3 +165,52 @@ def store_words(address, w0, w1, w2, w3):
         "st.shared.v4.b32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;", "=r,r,r,r,r,r", [address, w0, w1, w2, w3],
         tl.int32, False, 1,
     )  # fmt: skip
+
+
+@triton.jit
+def load_numbers(address, DTYPE: tl.constexpr, COUNT: tl.constexpr):
+    """Load COUNT fp32 or fp64 numbers, at most 16 bytes, from each `address`, a multiple of their size, as a tuple."""
+    BITS: tl.constexpr = COUNT * DTYPE.primitive_bitwidth
+    tl.static_assert(COUNT == 1 or COUNT == 2 or COUNT == 4)
+    tl.static_assert(BITS <= 128)
+    if COUNT == 1:
+        numbers = (load_number(address, DTYPE),)
+    elif BITS == 128:
+        numbers = load_vector(address, DTYPE)
+    else:
+        numbers = tl.inline_asm_elementwise(
+            "ld.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r", [address], (tl.float32, tl.float32), False, 1
+        )
+    return numbers
+
+
+@triton.jit
+def store_numbers(address, numbers):
+    """Store the fp32 or fp64 numbers of a tuple to each `address`, as `load_numbers` loads them."""
+    COUNT: tl.constexpr = len(numbers)
+    if COUNT == 1:
+        store_number(address, numbers[0])
+    elif COUNT == 4:
+        tl.inline_asm_elementwise(
+            "st.shared.v4.f32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;", "=r,r,f,f,f,f",
+            [address, numbers[0], numbers[1], numbers[2], numbers[3]], tl.int32, False, 1,
+        )  # fmt: skip
+    elif numbers[0].dtype == tl.float64:
+        tl.inline_asm_elementwise(
+            "st.shared.v2.f64 [$1], {$2, $3}; mov.u32 $0, 0;", "=r,r,d,d", [address, numbers[0], numbers[1]],
+            tl.int32, False, 1,
+        )  # fmt: skip
+    else:
+        tl.inline_asm_elementwise(
+            "st.shared.v2.f32 [$1], {$2, $3}; mov.u32 $0, 0;", "=r,r,f,f", [address, numbers[0], numbers[1]],
+            tl.int32, False, 1,
+        )  # fmt: skip
+
+
+@triton.jit
+def prefetch(pointer, keep):
+    """Start to read the sector at each `pointer` into the L2 cache, where `keep`."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l,r",
+        [pointer, keep.to(tl.int32)], tl.int32, False, 1,
+    )  # fmt: skip
