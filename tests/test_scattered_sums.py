@@ -1,9 +1,11 @@
 """Few long vectors whose columns add to sums in shared memory: eligible products, and exactness."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
-from helpers.cases import each_value_then_pairs, pairwise
+from helpers.cases import each_value_then_pairs, exhaustive_except, pairwise
 from helpers.choices import H200, HOPPER, all_tensors_on, changed_choices, exact_product
 from helpers.kernels import check_project, product_error
 from helpers.shared_memory import emulate
@@ -113,7 +115,11 @@ def test_launches_cover_the_product(n, d, k, nnz, stacks, dtype, columns, offset
     # A warp's lanes, and the window between two barriers, cover columns of one group, or use replicas.
     group = 1 << g.log_group + g.log_chunk
     window = 32 * kernel.together * (4 if kernel.shared_sums else 1)
-    assert kernel.replicas == max(1, 32 // group)
+    assert kernel.groups == max(1, 32 // group)
+    assert kernel.replicas % kernel.groups == kernel.vectors % kernel.unit == 0
+    assert kernel.unit * item <= 16
+    assert kernel.rotations in (1, 2, 4, 8)
+    assert kernel.vectors // kernel.unit % kernel.rotations == 0
     assert window <= group or (kernel.together == 1 and not kernel.shared_sums)
     assert kernel.parts == kernel.replicas * (1 if kernel.shared_sums else 4 // kernel.team)
     assert nnz * stacks % kernel.team == 0
@@ -123,8 +129,7 @@ def test_launches_cover_the_product(n, d, k, nnz, stacks, dtype, columns, offset
     assert kernel.loaded % kernel.together == 0
     assert kernel.width == 0 or kernel.vectors % kernel.width == n % kernel.width == 0
     table = (kernel.chunks << kernel.log_parts) * nnz * stacks * 16
-    apart = 32 // kernel.replicas if kernel.replicas > 1 else 0
-    sums = kernel.parts * (kernel.vectors * kernel.rows + apart) * item
+    sums = kernel.parts * kernel.vectors * kernel.rows * item
     assert table + sums + 16 <= kernel.shared_bytes <= described.shared_memory - 2048
     assert 32 << kernel.log_parts == max(32, 1 << g.log_chunk)
     sums = launch.splits * n * k * stacks * item
@@ -158,6 +163,30 @@ def test_products_emulated(monkeypatch, case, dtype, d, offset, x_in, out_in, ad
     S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=3)[:, offset:]
     with changed_choices(SMALL):
         check_project(S, n, dtype, x_in=x_in, out_in=out_in, add=add and dtype in ("float32", "float64"))
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
+@pytest.mark.parametrize("seed", exhaustive_except([1, 3, 4, 5, 7, 8], range(100)))
+def test_any_layout_of_sums_emulated(monkeypatch, seed):
+    emulate(monkeypatch)
+    all_tensors_on(monkeypatch, EMULATED)
+    rng = random.Random(seed)
+    k, nnz, stacks, n = rng.choice([*CASES, (23, 2, 1, 32), (40, 8, 1, 16), (700, 4, 1, 16)])
+    dtype, x_in = rng.choice(["float32", "float64", "float16"]), rng.choice(["rows", "columns"])
+    S = Sketch(700, k, nnz=nnz, stacks=stacks, seed=seed)[:, rng.choice([0, 33]) :]
+    with changed_choices(SMALL | {"scattered_sums._cost": lambda *_: rng.random()}):
+        check_project(S, n, dtype, x_in=x_in)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(60))
+def test_any_layout_of_sums(seed):
+    rng = random.Random(seed)
+    k, nnz, stacks, n = rng.choice([*CASES, (23, 2, 1, 32), (40, 8, 1, 16), (700, 4, 1, 16)])
+    dtype, x_in = rng.choice(["float32", "float64"]), rng.choice(["rows", "columns"])
+    S = Sketch(100_000, k, nnz=nnz, stacks=stacks, seed=seed)[:, rng.choice([0, 33]) :]
+    with changed_choices(SMALL | {"scattered_sums._cost": lambda *_: rng.random()}):
+        check_project(S, n, dtype, device="cuda", x_in=x_in)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,14 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from sjlt.backends.triton import partial_sums
-from sjlt.kernels.nvidia import scattered_sums, shared_memory, sparse_sums, staged_adjoint, staged_gather
+from sjlt.kernels.nvidia import (
+    scattered_loads,
+    scattered_sums,
+    shared_memory,
+    sparse_sums,
+    staged_adjoint,
+    staged_gather,
+)
 
 SIZE = 232448
 memory = np.zeros(SIZE, np.uint8)
@@ -32,6 +39,7 @@ def words_of(numbers):
 
 def shared_begin(size):
     memory[:] = 0xFF  # NaN
+    loaded[:] = False
     return tensor(np.asarray(SIZE - int(data(size)), np.int32).reshape(1), tl.int32)
 
 
@@ -112,7 +120,7 @@ def store_words(address, *words):
         memory.view(np.uint32)[first + e] = data(word)
 
 
-def loaded(pointer, dtype, count):
+def words_at(pointer, dtype, count):
     """`count` adjacent words of global memory from each pointer on."""
     size = np.dtype(dtype).itemsize
     first = data(pointer).astype(np.int64)
@@ -125,7 +133,7 @@ def loaded(pointer, dtype, count):
     return tuple(tensor(words[..., e].astype(np.int64 if size == 8 else np.int32), kind) for e in range(count))
 
 
-def stored(pointer, words, keep):
+def write_words(pointer, words, keep):
     words = np.stack(np.broadcast_arrays(*map(data, words)), -1)
     kept, first = (np.broadcast_to(data(a), words.shape[:-1]) for a in (keep, pointer))
     assert (first.astype(np.int64) % (words.shape[-1] * words.itemsize) == 0).all()
@@ -134,23 +142,62 @@ def stored(pointer, words, keep):
 
 
 GLOBAL = {
-    "load_four": lambda pointer: loaded(pointer, np.int32, 4),
-    "load_two": lambda pointer: loaded(pointer, np.int32, 2),
-    "load_two_long": lambda pointer: loaded(pointer, np.int64, 2),
-    "load_long": lambda pointer: loaded(pointer, np.int64, 1)[0],
-    "load_word_or_less": lambda pointer, BYTES: loaded(pointer, np.uint16 if BYTES == 2 else np.int32, 1)[0],
-    "store_four": stored,
-    "store_two": stored,
+    "load_four": lambda pointer: words_at(pointer, np.int32, 4),
+    "load_two": lambda pointer: words_at(pointer, np.int32, 2),
+    "load_two_long": lambda pointer: words_at(pointer, np.int64, 2),
+    "load_long": lambda pointer: words_at(pointer, np.int64, 1)[0],
+    "load_word_or_less": lambda pointer, BYTES: words_at(pointer, np.uint16 if BYTES == 2 else np.int32, 1)[0],
+    "store_four": write_words,
+    "store_two": write_words,
 }
+
+
+loaded = np.zeros(SIZE // 4, bool)  # numbers between `load_numbers` and `store_numbers`
+
+
+def words_of_numbers(address, dtype, count):
+    """Indices of the 32-bit words of `count` numbers at each address; no word occurs twice."""
+    size = count * np.dtype(dtype).itemsize
+    assert (data(address) % size == 0).all()
+    places = (data(address).astype(np.int64).ravel()[:, None] + np.arange(0, size, 4)) // 4
+    assert (places >= 0).all()
+    assert len(np.unique(places)) == places.size, "two lanes add to one number"
+    return places
+
+
+def load_numbers(address, DTYPE, COUNT):
+    count = int(data(COUNT))
+    dtype = np.float64 if DTYPE.primitive_bitwidth == 64 else np.float32
+    places = words_of_numbers(address, dtype, count)
+    assert not loaded[places].any(), "a number is added to twice at a time"
+    loaded[places] = True
+    first, kind = at(address, dtype), tl.float64 if dtype == np.float64 else tl.float32
+    return tuple(tensor(memory.view(dtype)[first + e], kind) for e in range(count))
+
+
+def store_numbers(address, numbers):
+    dtype = words_of(numbers[0])
+    places = words_of_numbers(address, dtype, len(numbers))
+    assert loaded[places].all()
+    loaded[places] = False
+    for e, number in enumerate(numbers):
+        memory.view(dtype)[at(address, dtype) + e] = data(number)
+
+
+def prefetch(pointer, keep):
+    assert data(pointer).shape == data(keep).shape
 
 
 def emulate(monkeypatch):
     """Make the kernels use this memory."""
-    for module in (staged_gather, staged_adjoint, scattered_sums, sparse_sums):
+    for module in (staged_gather, staged_adjoint, scattered_loads, scattered_sums, sparse_sums):
         for name in ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("load_vector", "load_words", "store_vector", "store_words", "store_word"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, globals()[name])
+        for name in ("load_numbers", "store_numbers", "prefetch"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):

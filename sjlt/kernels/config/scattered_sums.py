@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,15 +14,19 @@ MAX_VECTORS = 32
 MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
 MAX_NNZ = 16  # over all stacks; the table grows with it
 WARPS, LANES, ENTRY_BYTES = 4, 32, 16
-SUMS_BYTES = 32 << 10  # for the sums of a program, if possible
-MAX_SUMS_BYTES = 96 << 10
+BANKS = 32  # of shared memory, of 4 bytes
+UNIT_BYTES = 16  # the widest access to sums
+MAX_SUMS_BYTES = 108 << 10  # for the sums of a program
 MAX_PROGRAMS = 8  # per multiprocessor
+SLOWER = {1: 2.0, 2: 1.25, 3: 1.1}  # estimated, with so few programs per multiprocessor
 TRITON_BYTES = 1 << 10  # shared memory that Triton and the device reserve
 MAX_TERMS = 1024  # per sum of one part
-MAX_LOADED = 8  # elements that a lane loads at a time
-MAX_PROGRAM_VECTORS = 8
-SECTOR_BYTES = 32  # of memory; a program reads whole sectors of contiguous vectors if it can
-WORD_BYTES = 8  # the widest access
+MAX_LOADED = 8  # elements that a lane loads at a time, of at most MAX_PROGRAM_VECTORS vectors
+MAX_PROGRAM_VECTORS = 16
+MAX_VECTOR_BYTES = 64  # of the sums of all vectors of a program in one row
+PREFETCHED_BYTES = 8 << 10  # of data that a program fetches ahead into the L2 cache
+MAX_PREFETCHED = 8  # steps
+WORD_BYTES = 8  # the widest access to contiguous vectors
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,18 @@ class ScatterConstants:
     ----------
     vectors : int
         Vectors per program.
+    unit : int
+        Vectors whose sums a lane reads or writes at once.
     team : int
         Warps that share sums and divide the sub-blocks among them.
     shared_sums : bool
         Whether all warps share sums, and work on one group of chunks between two barriers.
+    groups : int
+        Groups of chunks that 32 columns belong to.
     replicas : int
-        Copies of the sums of a team, if a group of chunks has fewer than LANES columns.
+        Copies of the sums of a team, a multiple of `groups`; more of them avoid bank conflicts.
+    rotations : int
+        Orders in which lanes access the units of vectors, which avoid bank conflicts, too.
     parts : int
         Copies of the sums of a program.
     rows : int
@@ -50,6 +61,8 @@ class ScatterConstants:
         Blocks of 32 columns that a warp loads at a time.
     together : int
         Blocks among them whose sums a warp loads together; they lie in one group of chunks.
+    prefetched : int
+        Steps by which the L2 cache is ahead of the loads.
     width : int
         Contiguous vectors that one access reads; 0 if rows of X are contiguous.
     shared_bytes : int
@@ -57,15 +70,19 @@ class ScatterConstants:
     """
 
     vectors: int
+    unit: int
     team: int
     shared_sums: bool
+    groups: int
     replicas: int
+    rotations: int
     parts: int
     rows: int
     chunks: int
     log_parts: int
     loaded: int
     together: int
+    prefetched: int
     width: int
     shared_bytes: int
 
@@ -158,9 +175,9 @@ def _launch(product: Product) -> ScatteredSums | None:
         if smaller.chunks == kernel.chunks:
             break
         kernel, batches = smaller, _batches(product, smaller.chunks)
-    resident = min(MAX_PROGRAMS, product.device.shared_memory // (kernel.shared_bytes + TRITON_BYTES))
+    resident = _resident(product, kernel)
     # Each group of chunks contributes at most one term to a component, which is added to one of the program's parts.
-    terms = -(-kernel.chunks // kernel.parts) >> product.geometry.log_group
+    terms = -(-kernel.chunks * kernel.replicas // (kernel.parts * kernel.groups)) >> product.geometry.log_group
     longest = max(1, MAX_TERMS // max(1, terms))
     per_split = min(-(-batches // max(1, resident * multiprocessors // blocks)), longest)
     splits = -(-batches // per_split)
@@ -178,34 +195,87 @@ def _batches(product: Product, chunks: int) -> int:
 
 def _constants(product: Product) -> ScatterConstants | None:
     """The constants of the kernel, or None if shared memory does not hold the sums of one vector."""
-    log_chunk, log_group = product.geometry.log_chunk, product.geometry.log_group
-    group, nnz, item = 1 << log_chunk + log_group, product.nnz * product.stacks, max(4, product.item_bytes)
-    rows = _rounded_up(product.k * product.stacks)
-    width, max_vectors = 0, MAX_PROGRAM_VECTORS
-    if not _are_rows(product):
-        word = WORD_BYTES // product.item_bytes
-        width = math.gcd(word, product.n, product.x_strides[1]) if product.data_aligned else 1
-        max_vectors = max(max_vectors, SECTOR_BYTES // product.item_bytes)
-    vectors = min(max_vectors, next_power_of_two(product.n))
-    replicas = max(1, LANES // group)
-    while vectors > 1 and replicas * rows * item * vectors > SUMS_BYTES:
-        vectors //= 2
-    sums_bytes, team, shared_sums = replicas * rows * item * vectors, 1, False
-    if sums_bytes > MAX_SUMS_BYTES:
+    best = min(_sums(product), key=lambda sums: _cost(product, *sums), default=None)
+    if best is None:
         return None
-    if WARPS * sums_bytes > SUMS_BYTES:
-        shared_sums = group >= WARPS * LANES
-        if not shared_sums:
-            while team < WARPS and nnz % (2 * team) == 0 and WARPS // team * sums_bytes > SUMS_BYTES:
-                team *= 2
-            while vectors > 1 and WARPS // team * sums_bytes > MAX_SUMS_BYTES:
-                vectors, sums_bytes = vectors // 2, sums_bytes // 2
-    parts = replicas if shared_sums else WARPS // team * replicas
+    vectors, unit, team, shared_sums, replicas = best
+    group, nnz = 1 << product.geometry.log_chunk + product.geometry.log_group, product.nnz * product.stacks
     loaded, rounds = max(1, MAX_LOADED // vectors), nnz // team
     together = max(1, min(loaded, group // (LANES * (WARPS if shared_sums else 1)), 4 // min(4, rounds)))
-    width = min(width, vectors)
-    kernel = ScatterConstants(vectors, team, shared_sums, replicas, parts, rows, 0, 0, loaded, together, width, 0)
-    return _with_chunks(product, kernel, WARPS * LANES)
+    parts, groups = replicas if shared_sums else WARPS // team * replicas, max(1, LANES // group)
+    rows, width = _rounded_up(product.k * product.stacks), min(_width(product), vectors)
+    _, rotations = bank_conflicts(product, vectors, unit, replicas)
+    kernel = ScatterConstants(
+        vectors, unit, team, shared_sums, groups, replicas, rotations, parts, rows, 0, 0, loaded, together, 0, width, 0
+    )  # fmt: skip
+    kernel, smaller = (_with_chunks(product, kernel, chunks) for chunks in (WARPS * LANES, WARPS * LANES // 2))
+    return smaller if _resident(product, kernel) == 1 < _resident(product, smaller) else kernel
+
+
+def _resident(product: Product, kernel: ScatterConstants) -> int:
+    """The number of programs that a multiprocessor can run at a time."""
+    return min(MAX_PROGRAMS, product.device.shared_memory // (kernel.shared_bytes + TRITON_BYTES))
+
+
+def _width(product: Product) -> int:
+    """The number of contiguous vectors that one access reads; 0 if rows are contiguous."""
+    if _are_rows(product):
+        return 0
+    return math.gcd(WORD_BYTES // product.item_bytes, product.n, product.x_strides[1]) if product.data_aligned else 1
+
+
+def _sums(product: Product) -> Iterator[tuple[int, int, int, bool, int]]:
+    """All (vectors, unit, team, shared_sums, replicas) whose sums fit in shared memory."""
+    group, nnz = 1 << product.geometry.log_chunk + product.geometry.log_group, product.nnz * product.stacks
+    item, groups, rows = max(4, product.item_bytes), max(1, LANES // group), _rounded_up(product.k * product.stacks)
+    ways = [(team, False) for team in (1, 2, 4) if nnz % team == 0] + [(1, True)] * (group >= WARPS * LANES)
+    vectors = min(MAX_PROGRAM_VECTORS, MAX_VECTOR_BYTES // item, next_power_of_two(product.n))
+    while vectors:
+        for unit in {1, min(vectors, UNIT_BYTES // item)}:
+            replicas = groups
+            while replicas <= max(groups, 4 * BANKS // (unit * item)):
+                for team, shared_sums in ways:
+                    copies = 1 if shared_sums else WARPS // team
+                    if copies * replicas * rows * vectors * item <= MAX_SUMS_BYTES:
+                        yield vectors, unit, team, shared_sums, replicas
+                replicas *= 2
+        vectors //= 2
+
+
+def _cost(product: Product, vectors: int, unit: int, team: int, shared_sums: bool, replicas: int) -> float:
+    """The estimated time per vector, column and sub-block, in cycles of a multiprocessor for 32 of them.
+
+    Shared memory and the load path take one cycle per line of 128 bytes, the schedulers one per four instructions.
+    """
+    nnz, item, rows = product.nnz * product.stacks, max(4, product.item_bytes), product.k * product.stacks
+    conflicts, rotations = bank_conflicts(product, vectors, unit, replicas)
+    loaded_lines = 1.0 if _width(product) == 0 else product.item_bytes / 4
+    lines = 2 * conflicts * item / 4 + 4 / vectors + loaded_lines * team / nnz
+    instructions = 3 + 3 / unit + 14 / vectors + (4 + rotations.bit_length()) * team / nnz
+    copies = 1 if shared_sums else WARPS // team
+    table = WARPS * LANES * max(1, (1 << product.geometry.log_chunk) // LANES) * nnz * ENTRY_BYTES
+    used = copies * replicas * rows * vectors * item + table
+    programs = max(1, product.device.shared_memory // (used + TRITON_BYTES))
+    blocks = -(-product.n // vectors) * vectors / product.n
+    busiest, other = max(lines, instructions / 4), min(lines, instructions / 4)
+    return (busiest + other / 4) * blocks * SLOWER.get(programs, 1.0) * (1.1 if shared_sums else 1.0)
+
+
+def bank_conflicts(product: Product, vectors: int, unit: int, replicas: int) -> tuple[float, int]:
+    """(Cycles per access of as many lanes as the banks can serve in one, `ScatterConstants.rotations`).
+
+    These are averages over all columns of sketches of various shapes.
+    """
+    item, p = max(4, product.item_bytes), product.geometry.log_chunk
+    line = 4 * BANKS // (unit * item)  # lanes that use all banks
+    rotations = max(1, min(vectors // unit, line // replicas))
+    if replicas * rotations >= line:
+        return 1.0, rotations
+    if line < BANKS:
+        return 2.3 if rotations == 1 and p >= 4 else 1.95, rotations
+    # The columns of a chunk meet different rows, in different banks if a sub-block has at most 32 rows.
+    all_rows = p == 5 and product.k == product.geometry.n_tiles * 32 * product.nnz
+    return 1.0 if all_rows else (2.0 if p >= 4 else 2.5), 1
 
 
 def _with_chunks(product: Product, kernel: ScatterConstants, chunks: int) -> ScatterConstants:
@@ -215,14 +285,15 @@ def _with_chunks(product: Product, kernel: ScatterConstants, chunks: int) -> Sca
     while chunks << log_chunk < step * kernel.together:
         chunks *= 2
     loaded = max(kernel.together, min(kernel.loaded, (chunks << log_chunk) // step))
-    skew = LANES // kernel.replicas if kernel.replicas > 1 else 0
     table = (chunks << log_parts) * nnz * ENTRY_BYTES
-    shared = table + kernel.parts * (kernel.vectors * kernel.rows + skew) * item
+    shared = table + kernel.parts * kernel.vectors * kernel.rows * item
     shared = -(-shared // 2048) * 2048 + ENTRY_BYTES
-    return replace(kernel, chunks=chunks, log_parts=log_parts, loaded=loaded, shared_bytes=shared)
+    step_bytes = step * loaded * kernel.vectors * product.item_bytes
+    ahead = min(MAX_PREFETCHED, PREFETCHED_BYTES // step_bytes)
+    return replace(kernel, chunks=chunks, log_parts=log_parts, loaded=loaded, prefetched=ahead, shared_bytes=shared)
 
 
 def _rounded_up(rows: int) -> int:
-    """`rows` rounded up to 32 or more with three significant bits, so that few kernels are compiled."""
-    step = max(LANES, next_power_of_two(rows) // 8)
+    """`rows` rounded up to 32 or more with four significant bits, so that few kernels are compiled."""
+    step = max(LANES, next_power_of_two(rows) // 16)
     return -(-rows // step) * step

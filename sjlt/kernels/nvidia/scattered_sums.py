@@ -28,10 +28,17 @@ from ..portable.law import (
     select_word,
     tile_theta,
 )
-from .shared_memory import load_number, load_words, shared_begin, store_number, store_words
+from .scattered_loads import LANES, THREADS, block_offset, load_blocks, prefetch_step
+from .shared_memory import (
+    load_number,
+    load_numbers,
+    load_vector,
+    load_words,
+    shared_begin,
+    store_numbers,
+    store_words,
+)
 
-THREADS = tl.constexpr(128)
-LANES = tl.constexpr(32)
 ENTRY_BYTES = tl.constexpr(16)
 INTEGERS = ["n", "d", "stride_x", "offset", "k", "n_tiles", "log_group", "log_chunk", "batches"]
 INTEGERS += ["batches_per_program", "stride_ts", "stride_tv", "stride_tk", "seed"]
@@ -95,56 +102,6 @@ def _write_table(
 
 
 @triton.jit
-def _block_offset(i: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr):
-    """The distance from a lane's first column to its column in block i.
-
-    The sets of warps process windows of TOGETHER blocks in turn.
-    """
-    return (i // TOGETHER * SETS * TOGETHER + i % TOGETHER) * LANES
-
-
-@triton.jit
-def _load_run(pointer, inside, WIDTH: tl.constexpr):
-    """WIDTH consecutive elements from each pointer, read as one word, as a tuple; zeros where not `inside`."""
-    DTYPE: tl.constexpr = pointer.dtype.element_ty
-    BITS: tl.constexpr = DTYPE.primitive_bitwidth
-    run = ()
-    if WIDTH == 1:
-        run += (tl.load(pointer, mask=inside, other=0),)  # type: ignore[assignment]
-    else:
-        WORD: tl.constexpr = tl.uint64 if BITS * WIDTH == 64 else tl.uint32
-        PART: tl.constexpr = tl.uint32 if BITS == 32 else tl.uint16
-        word = tl.load(pointer.to(tl.pointer_type(WORD), bitcast=True), mask=inside, other=0)
-        for i in tl.static_range(WIDTH):
-            run += ((word >> (i * BITS)).to(PART).to(DTYPE, bitcast=True),)  # type: ignore[assignment]
-    return run
-
-
-@triton.jit
-def _load_blocks(
-    x, column, v, n, d, stride_x, LOADED: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr,
-    VECTORS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """LOADED blocks of 32 columns of VECTORS vectors, from vector v on, as a tuple; zeros outside the data.
-
-    Each tensor has one vector's elements of one block, a column per lane; vectors vary fastest.
-    """
-    loaded = ()
-    for i in tl.static_range(LOADED):
-        j = column + _block_offset(i, TOGETHER, SETS)
-        inside = j.to(tl.uint32) < d.to(tl.uint32)
-        if WIDTH == 0:
-            for u in tl.static_range(VECTORS):
-                row = x + (v + u).to(tl.int64) * stride_x
-                loaded += (tl.load(row + j, mask=inside & (v + u < n), other=0),)  # type: ignore[assignment]
-        else:
-            for u in tl.static_range(0, VECTORS, WIDTH):
-                pointer = x + j.to(tl.int64) * stride_x + (v + u)
-                loaded += _load_run(pointer, inside & (v + u < n), WIDTH)
-    return loaded
-
-
-@triton.jit
 def _row_and_sign(entry, i, p):
     """(row, word whose highest bit is the sign) of columns i of their chunks, from the table entries at `entry`."""
     first, second, row, sign = load_words(entry)
@@ -156,43 +113,90 @@ def _row_and_sign(entry, i, p):
 
 
 @triton.jit
-def _with_sign(z, word):
-    """z, negated where the highest bit of `word` is 1."""
-    if z.dtype == tl.float64:
-        z = tl.where(word.to(tl.int32, bitcast=True) < 0, -z, z)
+def _sign_of(word, DTYPE: tl.constexpr):
+    """-1 where the highest bit of `word` is 1, otherwise 1."""
+    if DTYPE.primitive_bitwidth == 64:
+        sign = 1.0 - 2.0 * (word >> 31).to(tl.float64)
     else:
-        z = (z.to(tl.uint32, bitcast=True) ^ (word & 0x80000000)).to(tl.float32, bitcast=True)
-    return z
+        sign = ((word & 0x80000000) | 0x3F800000).to(tl.float32, bitcast=True)
+    return sign
+
+
+@triton.jit
+def _exchange_units(
+    loaded, rotation, DTYPE: tl.constexpr, ITEMS: tl.constexpr, UNIT: tl.constexpr, ROTATIONS: tl.constexpr
+):
+    """The ITEMS tensors of `loaded` in DTYPE; unit u of a block is the former unit u ^ rotation, for each lane."""
+    numbers = ()
+    for i in tl.static_range(ITEMS):
+        numbers += (loaded[i].to(DTYPE),)  # type: ignore[assignment]
+    for bit in tl.static_range(3):
+        if 1 << bit < ROTATIONS:
+            exchange = (rotation >> bit) & 1 != 0
+            exchanged = ()
+            for i in tl.static_range(ITEMS):
+                exchanged += (tl.where(exchange, numbers[i ^ (UNIT << bit)], numbers[i]),)  # type: ignore[assignment]
+            numbers = exchanged
+    return numbers
 
 
 @triton.jit
 def _add_blocks(
     loaded, entries, columns, sums, p, DTYPE: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr,
-    VECTORS: tl.constexpr, ROUND: tl.constexpr, ROUNDS: tl.constexpr, ROUND_BYTES: tl.constexpr, ROWS: tl.constexpr,
+    VECTORS: tl.constexpr, UNIT: tl.constexpr, ROUND: tl.constexpr, ROUNDS: tl.constexpr, ROUND_BYTES: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Add blocks FIRST .. FIRST + BLOCKS - 1 of `loaded` to the sums of rounds ROUND .. ROUND + ROUNDS - 1.
 
     entries : for each block, the addresses of its table entries for round 0.  columns : for each block, its columns
-    within their chunks.
+    within their chunks.  sums : for each unit of vectors, the addresses of its sums in row 0.
 
     All of these sums are different, so they are loaded together and latencies overlap.
     """
-    ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    address = ()
+    UNITS: tl.constexpr = VECTORS // UNIT
+    offset = ()
     sign = ()
     for i in tl.static_range(FIRST, FIRST + BLOCKS):
         for t in tl.static_range(ROUND, ROUND + ROUNDS):
             row, word = _row_and_sign(entries[i] + t * ROUND_BYTES, columns[i], p)
-            address += (sums + row * ITEM,)  # type: ignore[assignment]
-            sign += (word,)  # type: ignore[assignment]
+            offset += (row * ROW_BYTES,)  # type: ignore[assignment]
+            sign += (_sign_of(word, DTYPE),)  # type: ignore[assignment]
     before = ()
     for i in tl.static_range(BLOCKS * ROUNDS):
-        for u in tl.static_range(VECTORS):
-            before += (load_number(address[i] + u * (ROWS * ITEM), DTYPE),)  # type: ignore[assignment]
+        for u in tl.static_range(UNITS):
+            before += load_numbers(sums[u] + offset[i], DTYPE, UNIT)
     for i in tl.static_range(BLOCKS * ROUNDS):
-        for u in tl.static_range(VECTORS):
-            z = loaded[(FIRST + i // ROUNDS) * VECTORS + u].to(DTYPE)
-            store_number(address[i] + u * (ROWS * ITEM), before[i * VECTORS + u] + _with_sign(z, sign[i]))
+        for u in tl.static_range(UNITS):
+            after = ()
+            for e in tl.static_range(u * UNIT, u * UNIT + UNIT):
+                z = loaded[(FIRST + i // ROUNDS) * VECTORS + e]
+                after += (tl.fma(z, sign[i], before[i * VECTORS + e]),)  # type: ignore[assignment]
+            store_numbers(sums[u] + offset[i], after)
+
+
+@triton.jit
+def _total(
+    address, first, DTYPE: tl.constexpr, UNIT: tl.constexpr, REPLICAS: tl.constexpr, COPIES: tl.constexpr,
+    COPY_BYTES: tl.constexpr,
+):  # fmt: skip
+    """The sums of a unit of vectors over all copies and replicas, in a fixed order that begins with replica `first`."""
+    ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    totals = ()
+    for _ in tl.static_range(UNIT):
+        totals += (tl.zeros(address.shape, DTYPE),)  # type: ignore[assignment]
+    for part in range(COPIES * REPLICAS):
+        place = address + (part // REPLICAS * COPY_BYTES + (part + first) % REPLICAS * (UNIT * ITEM))
+        numbers = ()
+        if UNIT * ITEM == 16:
+            numbers += load_vector(place, DTYPE)
+        else:
+            for e in tl.static_range(UNIT):
+                numbers += (load_number(place + e * ITEM, DTYPE),)  # type: ignore[assignment]
+        after = ()
+        for e in tl.static_range(UNIT):
+            after += (totals[e] + numbers[e],)  # type: ignore[assignment]
+        totals = after
+    return totals
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -217,14 +221,18 @@ def project_scattered(
     NNZ: tl.constexpr,
     STACKS: tl.constexpr,
     VECTORS: tl.constexpr,
+    UNIT: tl.constexpr,
     TEAM: tl.constexpr,
     SHARED_SUMS: tl.constexpr,
+    GROUPS: tl.constexpr,
     REPLICAS: tl.constexpr,
+    ROTATIONS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     LOG_PARTS: tl.constexpr,
     LOADED: tl.constexpr,
     TOGETHER: tl.constexpr,
+    PREFETCHED: tl.constexpr,
     WIDTH: tl.constexpr,
     SHARED_BYTES: tl.constexpr,
 ):
@@ -236,23 +244,32 @@ def project_scattered(
     target : (splits, n, k * STACKS), of DTYPE.  k, n_tiles, NNZ : of one stack.
     batches : the number of batches of CHUNKS chunks that contain the columns offset to offset + d - 1.
 
-    TEAM : number of warps that share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums
-    and, between two barriers, process columns of one group.  REPLICAS : number of copies of the sums, for lanes of
-    different groups; a group of chunks then has 32 / REPLICAS columns.  ROWS : at least k * STACKS, a multiple of 32.
-    LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if it has fewer than 32.  LOADED : blocks of 32 columns that
-    a warp loads at a time.  TOGETHER : blocks, all in one group, whose sums it loads together; divides LOADED.
-    WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is contiguous along d.
+    UNIT : number of vectors whose sums a lane reads or writes at once, at most 16 bytes.  TEAM : number of warps that
+    share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums and, between two barriers,
+    process columns of one group.  GROUPS : number of groups of chunks that 32 columns belong to; a divisor of REPLICAS.
+    REPLICAS : number of copies of a team's sums; lanes of different groups add to different ones.  ROTATIONS : number
+    of orders in which lanes access their units of vectors; from 2 on, all sums of a row are adjacent, otherwise all of
+    a unit.  ROWS : at least k * STACKS, a multiple of 32.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if
+    it has fewer than 32.  LOADED : blocks of 32 columns that a warp loads at a time.  TOGETHER : blocks, all in one
+    group, whose sums it loads together; divides LOADED.  PREFETCHED : number of steps by which the L2 cache is ahead of
+    the loads.  WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is contiguous along d.
+
+    The banks of shared memory are 128 bytes wide. If REPLICAS * ROTATIONS units of vectors have as many bytes, lanes
+    that are served at a time use different banks.
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     SUB_BLOCKS: tl.constexpr = NNZ * STACKS
     SETS: tl.constexpr = 4 // TEAM  # of warps; the warps of a set process the same columns
     TABLE_BYTES: tl.constexpr = (CHUNKS << LOG_PARTS) * ENTRY_BYTES  # per sub-block
     ROUND_BYTES: tl.constexpr = TABLE_BYTES * TEAM
-    # Replicas are padded by the number of columns of a group, so that neighbours' sums are in different banks.
-    REPLICA: tl.constexpr = VECTORS * ROWS + (LANES // REPLICAS if REPLICAS > 1 else 0)
-    PARTS: tl.constexpr = (1 if SHARED_SUMS else SETS) * REPLICAS
-    SUMS: tl.constexpr = PARTS * REPLICA
+    UNITS: tl.constexpr = VECTORS // UNIT
+    UNIT_BYTES: tl.constexpr = UNIT * ITEM * REPLICAS  # of all replicas
+    ROW_BYTES: tl.constexpr = UNIT_BYTES * UNITS if ROTATIONS > 1 else UNIT_BYTES  # from row to row, and
+    NEXT_UNIT: tl.constexpr = UNIT_BYTES if ROTATIONS > 1 else UNIT_BYTES * ROWS  # from unit to unit
+    COPY_BYTES: tl.constexpr = UNIT_BYTES * UNITS * ROWS
+    COPIES: tl.constexpr = 1 if SHARED_SUMS else SETS
     WINDOW: tl.constexpr = LANES * TOGETHER
+    STEP: tl.constexpr = LANES * LOADED * SETS  # columns
     ROUNDS: tl.constexpr = SUB_BLOCKS // TEAM  # in round t, member i of a team processes sub-block t TEAM + i
     STEP_ROUNDS: tl.constexpr = min(ROUNDS, 4 if VECTORS <= 8 else 2)
     k0, k1 = seed_words(seed)
@@ -262,55 +279,68 @@ def project_scattered(
     v = tl.program_id(0) * VECTORS
     table = shared_begin(SHARED_BYTES) & -16
     sums = table + SUB_BLOCKS * TABLE_BYTES
-    for first in range(0, SUMS, THREADS):
-        store_number(sums + tl.minimum(first + thread, SUMS - 1) * ITEM, tl.zeros((THREADS,), DTYPE))
-    replica = (lane >> (log_group + log_chunk)) % REPLICAS
-    own_sums = sums + ((0 if SHARED_SUMS else team) * REPLICAS + replica) * (REPLICA * ITEM)
+    zero = (thread * 0).to(tl.uint32)
+    for first in range(0, COPIES * COPY_BYTES, THREADS * 16):
+        store_words(sums + tl.minimum(first + thread * 16, COPIES * COPY_BYTES - 16), zero, zero, zero, zero)
+    rotation = lane // REPLICAS % ROTATIONS
+    own_sums = ()
+    for u in tl.static_range(UNITS):
+        own_sums += (  # type: ignore[assignment]
+            sums + (0 if SHARED_SUMS else team) * COPY_BYTES + lane % REPLICAS * (UNIT * ITEM)
+            + (u ^ rotation) * NEXT_UNIT,
+        )  # fmt: skip
     own_table = table + member * TABLE_BYTES
 
     start = tl.program_id(1) * batches_per_program
     stop = tl.minimum(start + batches_per_program, batches)
-    steps = (CHUNKS << log_chunk) // (LANES * LOADED * SETS)
+    steps = (CHUNKS << log_chunk) // STEP
     log_part = tl.minimum(log_chunk, 5)
     batch0 = (offset >> log_chunk.to(tl.int64)) // CHUNKS
-    column0 = (((batch0 + start) * CHUNKS) << log_chunk.to(tl.int64)) - offset
-    column = column0.to(tl.int32) + team * WINDOW + lane
-    ahead = _load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
+    first_column = ((((batch0 + start) * CHUNKS) << log_chunk.to(tl.int64)) - offset).to(tl.int32)
+    stop_column = tl.minimum(d, first_column + ((stop - start) * CHUNKS << log_chunk.to(tl.int32)))
+    place = team * WINDOW + lane % GROUPS * (LANES // GROUPS) + lane // GROUPS
+    for i in tl.static_range(PREFETCHED):
+        prefetch_step(x, first_column + i * STEP, stop_column, thread, v, n, stride_x, STEP, VECTORS, WIDTH)
+    column = first_column + place
+    ahead = load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
     for batch in range(start, stop):
         tl.debug_barrier()  # all warps are done with the previous table
         _write_table(
             table, (batch0 + batch) * CHUNKS, thread, k, n_tiles, pm, p, k0, k1, NNZ, STACKS, CHUNKS, LOG_PARTS
         )
         tl.debug_barrier()
-        in_batch = team * WINDOW + lane
+        in_batch = place
         for _ in range(steps):
-            loaded = ahead
-            column += LANES * LOADED * SETS
-            ahead = _load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
+            loaded = _exchange_units(ahead, rotation, DTYPE, VECTORS * LOADED, UNIT, ROTATIONS)
+            if PREFETCHED > 0:
+                far = column - place + PREFETCHED * STEP
+                prefetch_step(x, far, stop_column, thread, v, n, stride_x, STEP, VECTORS, WIDTH)
+            column += STEP
+            ahead = load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
             entries = ()
             columns = ()
             for i in tl.static_range(LOADED):
-                j = in_batch + _block_offset(i, TOGETHER, SETS)
+                j = in_batch + block_offset(i, TOGETHER, SETS)
                 entries += (own_table + (j >> log_part) * ENTRY_BYTES,)  # type: ignore[assignment]
                 columns += ((j & ((1 << log_chunk) - 1)).to(tl.uint32),)  # type: ignore[assignment]
             for i in tl.static_range(0, LOADED, TOGETHER):
                 for t in tl.static_range(0, ROUNDS, STEP_ROUNDS):
                     _add_blocks(
-                        loaded, entries, columns, own_sums, p, DTYPE, i, TOGETHER, VECTORS, t,
-                        min(STEP_ROUNDS, ROUNDS - t), ROUND_BYTES, ROWS,
+                        loaded, entries, columns, own_sums, p, DTYPE, i, TOGETHER, VECTORS, UNIT, t,
+                        min(STEP_ROUNDS, ROUNDS - t), ROUND_BYTES, ROW_BYTES,
                     )  # fmt: skip
                 if SHARED_SUMS:
                     tl.debug_barrier()  # the next window may be in another group
-            in_batch += LANES * LOADED * SETS
+            in_batch += STEP
     tl.debug_barrier()
 
     target += tl.program_id(1).to(tl.int64) * stride_ts
-    for r0 in range(0, k * STACKS, THREADS):
-        r = r0 + thread
-        for u in tl.static_range(VECTORS):
-            total = tl.zeros((THREADS,), DTYPE)
-            for part in range(PARTS):
-                index = part * REPLICA + u * ROWS + tl.minimum(r, ROWS - 1)
-                total += load_number(sums + index * ITEM, DTYPE)
-            pointers = target + (v + u).to(tl.int64) * stride_tv + r.to(tl.int64) * stride_tk
-            tl.store(pointers, total, mask=(r < k * STACKS) & (v + u < n))
+    for first in range(0, k * STACKS * UNITS, THREADS):
+        unit, r = (first + thread) % UNITS, (first + thread) // UNITS
+        totals = _total(
+            sums + unit * NEXT_UNIT + tl.minimum(r, ROWS - 1) * ROW_BYTES, r, DTYPE, UNIT, REPLICAS, COPIES, COPY_BYTES
+        )
+        for e in tl.static_range(UNIT):
+            w = v + unit * UNIT + e
+            pointers = target + w.to(tl.int64) * stride_tv + r.to(tl.int64) * stride_tk
+            tl.store(pointers, totals[e], mask=(r < k * STACKS) & (w < n))

@@ -1,0 +1,83 @@
+"""Loads of few long vectors: a warp reads blocks of 32 columns of several vectors, one column per lane."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .shared_memory import prefetch
+
+THREADS = tl.constexpr(128)
+LANES = tl.constexpr(32)
+
+
+@triton.jit
+def block_offset(i: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr):
+    """The distance from a lane's first column to its column in block i.
+
+    The sets of warps process windows of TOGETHER blocks in turn.
+    """
+    return (i // TOGETHER * SETS * TOGETHER + i % TOGETHER) * LANES
+
+
+@triton.jit
+def _load_run(pointer, inside, WIDTH: tl.constexpr):
+    """WIDTH consecutive elements from each pointer, read as one word, as a tuple; zeros where not `inside`."""
+    DTYPE: tl.constexpr = pointer.dtype.element_ty
+    BITS: tl.constexpr = DTYPE.primitive_bitwidth
+    run = ()
+    if WIDTH == 1:
+        run += (tl.load(pointer, mask=inside, other=0),)  # type: ignore[assignment]
+    else:
+        WORD: tl.constexpr = tl.uint64 if BITS * WIDTH == 64 else tl.uint32
+        PART: tl.constexpr = tl.uint32 if BITS == 32 else tl.uint16
+        word = tl.load(pointer.to(tl.pointer_type(WORD), bitcast=True), mask=inside, other=0)
+        for i in tl.static_range(WIDTH):
+            run += ((word >> (i * BITS)).to(PART).to(DTYPE, bitcast=True),)  # type: ignore[assignment]
+    return run
+
+
+@triton.jit
+def load_blocks(
+    x, column, v, n, d, stride_x, LOADED: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr,
+    VECTORS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """LOADED blocks of 32 columns of VECTORS vectors, from vector v on, as a tuple; zeros after the last column.
+
+    Each tensor has one vector's elements of one block, a column per lane; vectors vary fastest. The last vector is read
+    again in place of vectors that do not exist, as masks of their own would take more instructions.
+    """
+    loaded = ()
+    for i in tl.static_range(LOADED):
+        j = column + block_offset(i, TOGETHER, SETS)
+        inside = j.to(tl.uint32) < d.to(tl.uint32)
+        if WIDTH == 0:
+            for u in tl.static_range(VECTORS):
+                row = x + tl.minimum(v + u, n - 1).to(tl.int64) * stride_x
+                loaded += (tl.load(row + j, mask=inside, other=0),)  # type: ignore[assignment]
+        else:
+            for u in tl.static_range(0, VECTORS, WIDTH):
+                pointer = x + j.to(tl.int64) * stride_x + tl.minimum(v + u, n - WIDTH)
+                loaded += _load_run(pointer, inside, WIDTH)
+    return loaded
+
+
+@triton.jit
+def prefetch_step(
+    x, first, stop, thread, v, n, stride_x, COLUMNS: tl.constexpr, VECTORS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Prefetch COLUMNS columns of VECTORS vectors, from `first` to at most `stop` - 1 and from vector v on."""
+    SECTOR: tl.constexpr = 256 // x.dtype.element_ty.primitive_bitwidth
+    if WIDTH == 0:
+        THREADS_EACH: tl.constexpr = THREADS // VECTORS
+        for i in tl.static_range(0, COLUMNS, SECTOR * THREADS_EACH):
+            j = i + thread // VECTORS * SECTOR
+            u = v + thread % VECTORS
+            keep = (j < COLUMNS) & (first + j < stop) & (u < n)
+            prefetch(x + u.to(tl.int64) * stride_x + (first + j), keep & (first + j >= 0))
+    else:
+        STEP: tl.constexpr = max(1, SECTOR // VECTORS)
+        for i in tl.static_range(0, COLUMNS, STEP * THREADS):
+            j = i + thread * STEP
+            keep = (j < COLUMNS) & (first + j < stop)
+            prefetch(x + (first + j).to(tl.int64) * stride_x + v, keep & (first + j >= 0))
