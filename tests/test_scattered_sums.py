@@ -118,7 +118,7 @@ def test_launches_cover_the_product(n, d, k, nnz, stacks, dtype, columns, offset
     assert kernel.groups == max(1, 32 // group)
     assert kernel.replicas % kernel.groups == kernel.vectors % kernel.unit == 0
     assert kernel.unit * item <= 16
-    assert kernel.rotations in (1, 2, 4, 8)
+    assert kernel.rotations in (1, 2, 4, 8, 16)
     assert kernel.vectors // kernel.unit % kernel.rotations == 0
     assert window <= group or (kernel.together == 1 and not kernel.shared_sums)
     assert kernel.parts == kernel.replicas * (1 if kernel.shared_sums else 4 // kernel.team)

@@ -6,6 +6,10 @@ has sums of its own if shared memory suffices. Otherwise a team of warps shares 
 its members (TEAM), or all warps share sums and process the same group of chunks between two barriers (SHARED_SUMS). At
 the end, sums are added in a fixed order, so results are bitwise reproducible.
 
+The sums of up to 16 bytes of vectors, a unit, are adjacent, so that one access reads or writes them. Shared memory
+serves as many lanes at a time as its banks have units, if these lanes use different banks. They do if each adds to
+another replica of the sums (REPLICAS) or, in another order than the others, to its units (ROTATIONS).
+
 A program first derives the words of a batch of chunks, one chunk per thread, and keeps them in a table in shared
 memory, in entries of 16 bytes for each sub-block and up to 32 columns.
 """
@@ -130,7 +134,7 @@ def _exchange_units(
     numbers = ()
     for i in tl.static_range(ITEMS):
         numbers += (loaded[i].to(DTYPE),)  # type: ignore[assignment]
-    for bit in tl.static_range(3):
+    for bit in tl.static_range(5):
         if 1 << bit < ROTATIONS:
             exchange = (rotation >> bit) & 1 != 0
             exchanged = ()
