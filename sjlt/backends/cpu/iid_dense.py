@@ -13,7 +13,7 @@ from ... import threads
 from ...laws.philox import HALF, LOW
 from . import iid_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
-from .iid_entries import ROW_BATCH, round_up
+from .iid_entries import ROW_BATCH, rounded_up
 from .iid_kernels import IID_TILE_VECTORS, REDUCE_STEP
 from .jit import compiled
 from .plan import MAX_TERMS, MIB, STAGE_BYTES, STEP_WORK, Scratch, useful_threads
@@ -53,10 +53,10 @@ class IidPlan:
 
     def new_entries(self, columns: int, rows: int, compute: Any) -> tuple[np.ndarray, ...]:
         """Buffers for the entries of some columns and rows: `iid_kernels.ENTRIES`."""
-        size = columns * int(round_up(rows))
+        size = columns * rounded_up(rows)
         floats, codes = (size, 0) if self.dense else (0, columns * rows)
         return (
-            np.empty(int(round_up(rows)) // 2, np.uint32),
+            np.empty(rounded_up(rows) // 2, np.uint32),
             np.empty(floats, compute),
             np.empty(codes, np.int32),
             np.empty(columns + 1, np.int32),

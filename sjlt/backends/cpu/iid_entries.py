@@ -25,10 +25,12 @@ RULE = (types.uint64,) * 6
 assert sys.byteorder == "little", "lanes must be laid out in memory as in words"
 
 
-@leaf
-def round_up(rows):
+def rounded_up(rows):
     """The number of rows rounded up to whole vectors of calls."""
     return (rows + ROW_BATCH - 1) // ROW_BATCH * ROW_BATCH
+
+
+round_up = leaf(rounded_up)  # for kernels
 
 
 def _marks(builder, scalars):

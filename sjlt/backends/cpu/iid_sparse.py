@@ -13,7 +13,7 @@ from ... import threads
 from . import iid_sparse_kernels as kernels
 from .bits import kernel_view
 from .iid_dense import IidPlan, iid_plan
-from .iid_entries import round_up
+from .iid_entries import rounded_up
 from .jit import compiled
 from .plan import MIB, SCRATCH_BYTES, STEP_WORK, STORE_WORK, TABLE_CODES, Scratch, row_ranges, useful_threads
 from .sparse import csc_steps, csr_steps, has_sorted_indices, new_sums
@@ -247,7 +247,7 @@ def column_codes(plan: IidPlan) -> Table:
     step = max(1, min(-(-d // workers), PART_CODES // k))
     parts: list[Any] = [np.empty(0, np.int32)] * -(-d // step)
     starts = np.zeros(d + 1, np.int64)
-    scratch = Scratch(lambda: (np.empty(int(round_up(k)) // 2, np.uint32), np.empty(step * k, np.int32)))
+    scratch = Scratch(lambda: (np.empty(rounded_up(k) // 2, np.uint32), np.empty(step * k, np.int32)))
 
     def task(part: int) -> None:
         first, last = part * step, min((part + 1) * step, d)

@@ -23,15 +23,18 @@ from ...laws import exact as exact_law
 from ...laws import philox
 
 READ_VERSION = (0, 68)  # the last version of Numba whose cache format `_Cache` is known to read
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+# Numba would also compile each function for callers in C, and each leaf for callers in Python, of which there are none.
+# That takes a sixth of the time. A leaf without code for Python aborts the process if Python calls it.
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+LEAF_OPTIONS = OPTIONS | {"no_cpython_wrapper": True}
 
 
 threads.fork_locks.append(global_compiler_lock)
 
 
 def leaf(function: Callable[..., Any]) -> Any:
-    """Declare a function that kernels call. It is compiled into each of them."""
-    return numba.njit(function, **OPTIONS)
+    """Declare a function that kernels call, but Python does not. It is compiled into each of them."""
+    return numba.njit(function, **LEAF_OPTIONS)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
