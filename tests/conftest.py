@@ -1,5 +1,7 @@
 """Fixtures for tests of torch tensors and of kernels: the device, and the backend that handles its tensors."""
 
+import contextlib
+import dataclasses
 import math
 import os
 
@@ -15,6 +17,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
+    with contextlib.suppress(ImportError):
+        from triton.runtime import interpreter
+
+        # Unless it debugs, the interpreter computes whether integers overflow but ignores the result: half of its time.
+        builder = interpreter.interpreter_builder
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 @pytest.hookimpl(optionalhook=True)
