@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import combinations, product
+from operator import or_
 from typing import Any
 
 import pytest
@@ -20,13 +22,19 @@ def all_pairs(
     """
     indices = [range(len(axis)) for axis in axes]
     cases = [c for c in product(*indices) if allowed is None or allowed(*(axes[a][i] for a, i in enumerate(c)))]
-    pairs = {c: {((a, c[a]), (b, c[b])) for a, b in combinations(range(len(axes)), 2)} or {c} for c in cases}
-    missing = set().union(*pairs.values()) if pairs else set()
+    numbers: dict[Any, int] = {}  # of the pairs of values: sets of pairs are the bits of an integer
+
+    def pairs(c: Case) -> int:
+        found = [((a, c[a]), (b, c[b])) for a, b in combinations(range(len(axes)), 2)] or [c]
+        return sum(1 << numbers.setdefault(pair, len(numbers)) for pair in found)
+
+    pairs_of = {c: pairs(c) for c in cases}
+    missing = reduce(or_, pairs_of.values(), 0)
     chosen: dict[Case, None] = {}
     while missing:
-        best = max(cases, key=lambda c: len(pairs[c] & missing))
+        best = max(cases, key=lambda c: (pairs_of[c] & missing).bit_count())
         chosen[best] = None
-        missing -= pairs[best]
+        missing &= ~pairs_of[best]
 
     def values(c: Case) -> Case:
         return tuple(axes[a][i] for a, i in enumerate(c))
