@@ -101,7 +101,7 @@ def test_vectors_are_not_copied():
     assert result["v"].num_chunks == 1
 
 
-@each_value(dtype=["float16", "float32", "float64"], given=["float16", "float32", "float64", "int8"])
+@each_value(dtype=["float64", "float32", "float16"], given=["float16", "float32", "float64", "int8"])
 def test_dtype(given, dtype):
     x = vectors(dtype=given)
     expected = np.empty((N, K), dtype)

@@ -49,7 +49,7 @@ def check(lazy, expected, chunks):
 
 @each_value(
     product=["project", "x @ S.T", "S @ a", "adjoint", "y @ S", "S.T @ b"],
-    dtype=["float16", "float32", "float64", "int32"],
+    dtype=["float16", "float32", "float64", "int8"],
     rows=[(60,), (20, 20, 20), (7, 53)],
     features=[(48,), (16, 16, 16), (5, 43), (1, 2, 3, 4, 38)],
     law=[{"nnz": 4}, {"density": 0.25}],

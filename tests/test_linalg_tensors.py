@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from helpers.cases import exhaustive_except
+from helpers.cases import each_value, exhaustive_except
 from helpers.matrices import backward_error, orthonormal
 
 from sjlt import Sketch
@@ -223,8 +223,7 @@ def test_float32_products_of_reduced_precision_are_not_used(device, reason):
         np.testing.assert_allclose(a.cpu(), b, atol=1e-12 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("n_iter", [0, 1, 2])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each_value(dtype=["float32", "float64"], n_iter=[0, 1, 2])
 def test_low_rank_factors_agree_with_those_of_arrays(dtype, n_iter):
     """Singular values that decay slowly, quickly, and to 0; the signs of singular vectors are arbitrary."""
     rng = np.random.default_rng(0)

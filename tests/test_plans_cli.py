@@ -9,11 +9,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import cli
 from helpers.plans import D, K, contents, left, result, shards, write_parquet
 
 import sjlt
 from sjlt import plans
 from sjlt.files.errors import UserError
+
+in_process = cli.run  # a fixture
 
 
 def run(*arguments, check=True, **options):
@@ -201,12 +204,16 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_gives_one_line(tmp_path, case):
+def test_bad_input_gives_one_line(tmp_path, in_process, case):
     make, message = BAD[case]
     make(tmp_path)
     (source,) = tmp_path.iterdir()
     out = "y" if source.is_dir() else f"y{source.suffix}"
-    assert message in error("project", source, tmp_path / out, "-k", 2)
+    result = in_process("project", source, tmp_path / out, "-k", 2)
+    assert result.code == 2
+    assert result.err.startswith("Error: ")
+    assert result.err.count("\n") == 1
+    assert message in result.err
     assert list(tmp_path.iterdir()) == [source]
 
 

@@ -23,7 +23,7 @@ from sjlt.files.opening import open_source
 def here(tmp_path, monkeypatch):
     """An empty directory, and small blocks, so that there are many."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(search, "BLOCK_BYTES", 4 * 40 * 70)
+    monkeypatch.setattr(search, "BLOCK_BYTES", 4 * 40 * 110)
 
 
 def data(n=300, d=40):
