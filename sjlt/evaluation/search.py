@@ -232,11 +232,10 @@ class _Best:
         """The share of the exact nearest rows found among the first `within` rows; equal scores are equivalent."""
         last = exact.scores[:, neighbours - 1]
         limit = last - 2e-6 * np.abs(last)
-        found = [
-            min(neighbours, len(np.intersect1d(mine[:within], rows[scores >= least])))
-            for mine, rows, scores, least in zip(self.rows, exact.rows, exact.scores, limit, strict=True)
-        ]
-        return float(np.mean(found)) / neighbours
+        queries = np.arange(len(limit))[:, None] * (1 + max(self.rows.max(), exact.rows.max()))  # apart from each other
+        is_near = exact.scores >= limit[:, None]
+        found = np.isin((queries + self.rows)[:, :within], (queries + exact.rows)[is_near]).sum(axis=1)
+        return float(np.minimum(found, neighbours).mean()) / neighbours
 
 
 # ------------------------------------------------------------------------------------- rows
