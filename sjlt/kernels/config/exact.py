@@ -142,10 +142,10 @@ def choose(product: Product) -> Launch:
         return scattered_sums.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
-    if staged_adjoint.eligible(product):
-        return staged_adjoint.launch(product)
     if is_small_gather(product):
         return few_vectors(product)
+    if staged_adjoint.eligible(product):
+        return staged_adjoint.launch(product)
     if product.device.hopper and hopper_codes.eligible(product) and not favors_few_vectors(product):
         return hopper_codes.launch(product)
     if scattered_sums.eligible_many(product):

@@ -42,8 +42,12 @@ ISSUE_RATE = 128  # instructions of threads per cycle
 LATENCY = 2500  # cycles from the start of a program to its first stores
 ENCODE_CYCLES = 4000  # of the launch that encodes
 ENCODE_INSTRUCTIONS = 500  # for up to 4 terms of a column
-# Other kernels take about so many memory floors, and so many cycles more.
-OTHER_FLOORS, OTHER_CYCLES = 2.2, 8000
+# Memory, shared memory and instructions overlap except for this share of the shorter ones. A program that has a
+# multiprocessor for itself takes longer by the second number. (H200: estimates of 40 launches were 25 % off on average,
+# and the choice of ROW_BYTES cost at most 10 %.)
+NOT_OVERLAPPED, ALONE = 0.15, 0.6
+# (Memory floors, additional cycles) of other kernels in general, in power-of-two geometries, and in fp64.
+OTHERS, OTHERS_POWER_OF_TWO, OTHERS_FP64 = (2.2, 16_000), (1.8, 8000), (1.5, 8000)
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,10 @@ def _gains(product: Product) -> bool:
     encode = product.d * terms / 4 * ENCODE_INSTRUCTIONS / (ISSUE_RATE * device.multiprocessors) + ENCODE_CYCLES
     size = product.n * (product.d + product.k * product.stacks) * product.item_bytes
     floor = size / (MEMORY_RATE * device.multiprocessors)
-    others = product.stacks * (OTHER_FLOORS * floor + OTHER_CYCLES)
+    floors, cycles = OTHERS_POWER_OF_TWO if is_power_of_two(product.k, product.nnz) else OTHERS
+    if product.dtype == "float64":
+        floors, cycles = OTHERS_FP64
+    others = product.stacks * (floors * floor + cycles)
     return encode + _cycles(product, chosen.kernel, chosen.splits) <= others
 
 
@@ -294,4 +301,6 @@ def _cycles(product: Product, kernel: KernelChoice, splits: int) -> float:
     on_one = -(-programs // sms)
     waves = -(-on_one // resident)
     latency = LATENCY * (1 + (waves - 1) / resident)
-    return on_one * max(memory, shared, issue) + latency
+    longest = max(memory, shared, issue)
+    busy = longest + NOT_OVERLAPPED * (memory + shared + issue - longest)
+    return on_one * busy * (1 + ALONE / min(resident, on_one)) + latency

@@ -20,19 +20,23 @@ NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
 
 
 @gluon.jit
-def panel_columns(columns, done, count, start, box_f, CHOSEN: gl.constexpr, PANELS: gl.constexpr):
+def panel_columns(held, slot, done, count, start, box_f, CHOSEN: gl.constexpr, PANELS: gl.constexpr):
     """The columns of each panel of the step that begins with block `done`; NO_COLUMN or more past the last block.
 
-    box_f : the columns of a box, counted from its first.
+    held : in shared memory, for each slot, the first column of the block of each of a step's columns; not used with
+    one tile.  box_f : the columns of a box, counted from its first.
     """
+    WIDTH: gl.constexpr = 1 << CHOSEN.log_panel
+    AXIS: gl.constexpr = 1 if CHOSEN.vectors_contiguous else 0
     result: gl.tuple = ()
     for q in gl.static_range(PANELS):
         step_f = (q << CHOSEN.log_panel) + box_f
         if CHOSEN.one_tile:
             result += (start + (done << CHOSEN.log_block) + step_f,)
         else:
-            i = done + (step_f >> CHOSEN.log_block)
-            column = gl.load(columns + i, mask=i < count, other=NO_COLUMN)
+            column = held.index(slot).slice(q * WIDTH, WIDTH).load(gl.SliceLayout(AXIS, box_f.type.layout))
+            column = gl.expand_dims(column, AXIS)
+            column = gl.where(done + (step_f >> CHOSEN.log_block) < count, column, NO_COLUMN)
             result += (column + (step_f & ((1 << CHOSEN.log_block) - 1)),)
     return result
 

@@ -18,6 +18,7 @@ threads, with neighbouring threads storing neighbours in memory.
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -36,6 +37,7 @@ STEP = gl.constexpr(hopper.STEP_COLUMNS)
 TMA, COPY, LOAD = (gl.constexpr(i) for i in (hopper_codes.TMA, hopper_codes.COPY, hopper_codes.LOAD))
 NO_ENTRY, NO_COLUMN = gl.constexpr(chunk_codes.NO_ENTRY.value), gl.constexpr(chunk_codes.NO_COLUMN.value)
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
+STEPS_AHEAD = gl.constexpr(4)  # steps whose codes and columns are copied ahead
 LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per lane
 
 
@@ -80,7 +82,6 @@ def _expand(code, CHOSEN: gl.constexpr, DTYPE: gl.constexpr):
     words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, CHOSEN.producer_warps)
     ONE: gl.constexpr = 0x3F80 if gl.bfloat16 == DTYPE else 0x3C00
     word = gl.arange(0, (1 << CHOSEN.log_block) // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, words))).to(gl.uint32)
-    code = code.to(gl.uint32)
     i = code & 127
     pair = ((code >> 7) << 15 | ONE) << ((i & 1) << 4)
     entries = gl.where((i >> 1)[:, :, None] == word[None, None, :], pair[:, :, None], 0)
@@ -88,9 +89,43 @@ def _expand(code, CHOSEN: gl.constexpr, DTYPE: gl.constexpr):
 
 
 @gluon.jit
+def _copy_step(held, ahead, slot, codes, columns, done, count, CHOSEN: gl.constexpr):
+    """Start to copy a step's codes and columns, from block `done` of the list on, to a slot of `held`.
+
+    Registers are no place for them: every copy from one register to another waits for the load, which queues behind
+    those of data (H200: the producer waited for codes 70 % of the time, X (300000, 1024) -> 300 in fp16).
+    """
+    WARPS: gl.constexpr = CHOSEN.producer_warps
+    BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
+    words: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
+    block = done + gl.arange(0, BLOCKS, layout=gl.SliceLayout(1, words))[:, None]
+    word = gl.arange(0, TILE // 4, layout=gl.SliceLayout(0, words))[None, :]
+    async_copy.async_copy_global_to_shared(
+        held[0].index(slot), codes + block * (TILE // 4) + word, mask=(block < count) & (word >= 0)
+    )
+    if not CHOSEN.one_tile and CHOSEN.loader != TMA:
+        place: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+        i = done + (gl.arange(0, STEP, layout=place) >> CHOSEN.log_block)
+        async_copy.async_copy_global_to_shared(held[1].index(slot), columns + i, mask=i < count)
+    async_copy.mbarrier_arrive(ahead.index(slot), increment_count=False)
+
+
+@gluon.jit
+def _held_codes(held, slot, done, count, CHOSEN: gl.constexpr):
+    """The codes [rows, blocks of a step] of a slot."""
+    BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
+    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, CHOSEN.producer_warps)
+    of_bytes: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    codes = held.index(slot)._reinterpret(gl.uint8, [BLOCKS, TILE], of_bytes).slice(0, CHOSEN.rows, dim=1)
+    code = codes.permute((1, 0)).load(gl.SliceLayout(2, words)).to(gl.uint32)
+    block = done + gl.arange(0, BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
+    return gl.where(block < count, code, NO_ENTRY)
+
+
+@gluon.jit
 def _produce(
-    x, xs, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity, n, d, stride_v, stride_f,
-    CHOSEN: gl.constexpr,
+    x, xs, tiles, full, empty, held, ahead, codes, columns, counts, products, splits, n_tiles, capacity, n, d, stride_v,
+    stride_f, CHOSEN: gl.constexpr,
 ):  # fmt: skip
     """The producer: fill slots with data and entries, one step per slot."""
     DTYPE: gl.constexpr = xs.dtype
@@ -108,14 +143,9 @@ def _produce(
     box_v = box_column if CHOSEN.vectors_contiguous else box_row
     list_layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     STEP_BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
-    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, WARPS)
-    r = gl.arange(0, CHOSEN.rows, layout=gl.SliceLayout(1, gl.SliceLayout(2, words)))[:, None]
-    u = gl.arange(0, STEP_BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
-    # Loads of the next step are started before this step's data is stored (H200, 16 bits, odd strides: 3.4 times the
-    # memory floor instead of 4.3 with one tile, no difference with 16; 3.2 instead of 2.9 if vectors are contiguous).
-    AHEAD: gl.constexpr = CHOSEN.loader == LOAD and not CHOSEN.vectors_contiguous
     wait_for_previous_kernel()
     slot, phase = 0, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
+    ahead_slot, ahead_phase = 0, 0
     product = gl.program_id(0)
     while product < products:
         m, split, vector_block = _work(product, splits, n_tiles)
@@ -123,64 +153,64 @@ def _produce(
         count = gl.load(counts + split * n_tiles + m)
         list_begin = (split * n_tiles + m).to(gl.int64) * capacity
         list_columns = columns + list_begin
-        code_pointers = codes + list_begin * TILE + (u * TILE + r)
         start = gl.load(list_columns)
-        code = gl.load(code_pointers, mask=u + r * 0 < count, other=NO_ENTRY)
+        list_codes = (codes + list_begin * TILE).to(gl.pointer_type(gl.uint32), bitcast=True)
+        for done in gl.static_range(0, STEPS_AHEAD * STEP_BLOCKS, STEP_BLOCKS):
+            _copy_step(held, ahead, ahead_slot, list_codes, list_columns, done, count, CHOSEN)
+            ahead_slot = (ahead_slot + 1) % STEPS_AHEAD
         base = x
         rows: gl.tuple = (box_v, box_v)
-        if CHOSEN.loader != TMA:
-            next_columns = panel_columns(list_columns, 0, count, start, box_f, CHOSEN, PANELS)
-            if not CHOSEN.vectors_contiguous:  # rows past the last are replaced by the last; their sums are not stored
-                base = x + first.to(gl.int64) * stride_v
-                last = n - 1 - first
-                low, high = gl.minimum(box_v, last), gl.minimum(box_v + HALF, last)
-                rows = ((low * stride_v).to(gl.int32), (high * stride_v).to(gl.int32))
-        if AHEAD:
+        if CHOSEN.loader != TMA and not CHOSEN.vectors_contiguous:
+            # Rows past the last are replaced by the last; their sums are not stored.
+            base = x + first.to(gl.int64) * stride_v
+            last = n - 1 - first
+            low, high = gl.minimum(box_v, last), gl.minimum(box_v + HALF, last)
+            rows = ((low * stride_v).to(gl.int32), (high * stride_v).to(gl.int32))
+        if CHOSEN.loader == LOAD:
+            mbarrier.wait(ahead.index(ahead_slot), ahead_phase)
+            f = panel_columns(held[1], ahead_slot, 0, count, start, box_f, CHOSEN, PANELS)
             boxes = load_boxes(
-                x, base, rows, next_columns, first + box_v, n, d, count > 0, stride_v, stride_f, CHOSEN, SIDES, PANELS
+                x, base, rows, f, first + box_v, n, d, count > 0, stride_v, stride_f, CHOSEN, SIDES, PANELS
             )
-            next_columns = panel_columns(list_columns, STEP_BLOCKS, count, start, box_f, CHOSEN, PANELS)
         for done in range(0, count, STEP_BLOCKS):
-            code_pointers += STEP_BLOCKS * TILE
-            next_code = gl.load(code_pointers, mask=done + STEP_BLOCKS + u + r * 0 < count, other=NO_ENTRY)
-            if AHEAD:
-                step_boxes = boxes
-                boxes = load_boxes(
-                    x, base, rows, next_columns, first + box_v, n, d, done + STEP_BLOCKS < count, stride_v, stride_f,
-                    CHOSEN, SIDES, PANELS,
-                )  # fmt: skip
-                next_columns = panel_columns(list_columns, done + 2 * STEP_BLOCKS, count, start, box_f, CHOSEN, PANELS)
-                mbarrier.wait(empty.index(slot), phase)
-                store_boxes(xs, slot, step_boxes, BOXES)
-            elif CHOSEN.loader != TMA:
-                step_columns = next_columns
-                next_columns = panel_columns(list_columns, done + STEP_BLOCKS, count, start, box_f, CHOSEN, PANELS)
-                if CHOSEN.loader == LOAD:  # all loads are started before any is waited for
-                    boxes = load_boxes(
-                        x, base, rows, step_columns, first + box_v, n, d, True, stride_v, stride_f, CHOSEN, SIDES,
-                        PANELS,
-                    )  # fmt: skip
-                mbarrier.wait(empty.index(slot), phase)
-                if CHOSEN.loader == LOAD:
-                    store_boxes(xs, slot, boxes, BOXES)
-                else:
-                    copy_boxes(
-                        xs, full, slot, x, base, rows, step_columns, first, box_v, n, d, stride_v, stride_f,
-                        CHOSEN, SIDES, PANELS,
-                    )  # fmt: skip
-            else:
+            mbarrier.wait(ahead.index(ahead_slot), ahead_phase)
+            code = _held_codes(held[0], ahead_slot, done, count, CHOSEN)
+            if CHOSEN.loader == TMA:
                 column = gl.full([WARPS * LIST], 0, gl.int32, layout=list_layout)
                 if not CHOSEN.one_tile:
                     i = done // LIST * LIST + gl.arange(0, WARPS * LIST, layout=list_layout) % LIST
                     column = gl.load(list_columns + i, mask=i < count, other=NO_COLUMN)
                 mbarrier.wait(empty.index(slot), phase)
                 load_boxes_by_tma(xs, full, slot, x, column, first, start, done, CHOSEN, SIDES, PANELS, LIST)
+            elif CHOSEN.loader == COPY:
+                f = panel_columns(held[1], ahead_slot, done, count, start, box_f, CHOSEN, PANELS)
+                mbarrier.wait(empty.index(slot), phase)
+                copy_boxes(
+                    xs, full, slot, x, base, rows, f, first, box_v, n, d, stride_v, stride_f, CHOSEN, SIDES, PANELS
+                )
+            else:
+                mbarrier.wait(empty.index(slot), phase)
+                store_boxes(xs, slot, boxes, BOXES)
+                # The next step's data is loaded into the same registers: a copy would wait for it.
+                next_slot_ahead = (ahead_slot + 1) % STEPS_AHEAD
+                mbarrier.wait(ahead.index(next_slot_ahead), ahead_phase ^ (next_slot_ahead == 0).to(gl.int32))
+                f = panel_columns(held[1], next_slot_ahead, done + STEP_BLOCKS, count, start, box_f, CHOSEN, PANELS)
+                boxes = load_boxes(
+                    x, base, rows, f, first + box_v, n, d, done + STEP_BLOCKS < count, stride_v, stride_f, CHOSEN,
+                    SIDES, PANELS,
+                )  # fmt: skip
             tiles.index(slot).store(_expand(code, CHOSEN, DTYPE))
             fence_async_shared()
             barrier()
             mbarrier.arrive(full.index(slot), count=1)
             slot, phase = next_slot(slot, phase, CHOSEN.slots)
-            code = next_code
+            _copy_step(
+                held, ahead, ahead_slot, list_codes, list_columns, done + STEPS_AHEAD * STEP_BLOCKS, count, CHOSEN
+            )
+            ahead_slot, ahead_phase = next_slot(ahead_slot, ahead_phase, STEPS_AHEAD)
+        for _ in gl.static_range(STEPS_AHEAD):  # steps past the last, of which nothing was copied
+            mbarrier.wait(ahead.index(ahead_slot), ahead_phase)
+            ahead_slot, ahead_phase = next_slot(ahead_slot, ahead_phase, STEPS_AHEAD)
         product += gl.num_programs(0)
 
 
@@ -344,6 +374,13 @@ def project_codes_hopper(
         outs = gl.allocate_shared_memory(out.dtype, out_box, out_shared)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    # Codes and columns of the next steps, and barriers that signal their arrival.
+    of_words: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    held_codes = gl.allocate_shared_memory(gl.uint32, [STEPS_AHEAD, STEP >> CHOSEN.log_block, TILE // 4], of_words)
+    held_columns = gl.allocate_shared_memory(gl.int32, [STEPS_AHEAD, STEP], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ahead = gl.allocate_shared_memory(gl.int64, [STEPS_AHEAD, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STEPS_AHEAD):
+        mbarrier.init(ahead.index(s), count=32 * CHOSEN.producer_warps)
     # Arrivals that fill a slot: one of the entries, and those of the data.
     FILLED: gl.constexpr = 2 if CHOSEN.loader == TMA else 1 + 32 * CHOSEN.producer_warps if CHOSEN.loader == COPY else 1
     for s in gl.static_range(SLOTS):
@@ -357,8 +394,8 @@ def project_codes_hopper(
                          stride_os, stride_ov, stride_or, scale, CHOSEN, ACCUMULATE, 0)),
             (_consume, (xs, tiles, full, empty, out, outs, counts, n, k, products, splits, n_tiles,
                          stride_os, stride_ov, stride_or, scale, CHOSEN, ACCUMULATE, 1)),
-            (_produce, (x, xs, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity, n, d,
-                     stride_v, stride_f, CHOSEN)),
+            (_produce, (x, xs, tiles, full, empty, (held_codes, held_columns), ahead, codes, columns, counts, products,
+                         splits, n_tiles, capacity, n, d, stride_v, stride_f, CHOSEN)),
         ],
         [4, CHOSEN.producer_warps],
         registers(BITS, CHOSEN.loader, CHOSEN.producer_warps),
