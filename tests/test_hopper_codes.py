@@ -39,7 +39,7 @@ def test_power_of_two_geometries_keep_their_kernel(k):
     [
         {"n": 47},
         {"n": 300, "d": 768},
-        {"n": 60, "d": 1 << 20, "nnz": 8},
+        {"n": 60, "d": 1 << 20, "nnz": 8, "dtype": "bfloat16"},
         {"n": 4096, "d": 1 << 25},
         {"dtype": "float64"},
         {"adjoint": True},

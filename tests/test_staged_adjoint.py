@@ -21,7 +21,8 @@ from sjlt.laws import exact as law
 DEVICE = "cpu" if device.INTERPRETED else "cuda"
 EMULATED = HOPPER._replace(multiprocessors=4, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
 A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
-EVERY_SIZE = {"staged_adjoint.OTHER_CYCLES": 1 << 60}
+EVERY_SIZE = {f"staged_adjoint.{name}": (1, 1 << 60) for name in ("OTHERS", "OTHERS_POWER_OF_TWO", "OTHERS_FP64")}
+EVERY_SIZE |= {"exact.MIN_SMALL": 1 << 60}  # no small gathers
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ EVERY_SIZE = {"staged_adjoint.OTHER_CYCLES": 1 << 60}
         ({}, True),
         ({"dtype": "float16"}, True),
         ({"dtype": "float64"}, True),
-        ({"n": 1000, "d": 500}, True),
+        ({"n": 5000, "d": 500}, True),
         ({"stacks": 4, "k": 75, "nnz": 1}, True),
         ({"adjoint": False}, False),
         ({"n": 8}, False),

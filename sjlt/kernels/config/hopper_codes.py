@@ -28,7 +28,7 @@ INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
 FAST = 8  # MIN_BYTES is multiplied by this if the portable kernels are fast
 MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empty
-MIN_BYTES_PER_CODE = 16  # data bytes per byte of codes; for fewer, encoding dominates
+MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates
 MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, whose vectors are columns
 # Shorter sums are not split, because adding splits takes a launch: X (4096, 768) -> 256 in bf16 takes 14 us, but 18 in
 # three splits. X (473, 1536) -> 384 in fp32 takes 17 us with 2 steps per split and 19 with 4 (H200).

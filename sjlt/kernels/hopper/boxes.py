@@ -110,12 +110,12 @@ def copy_boxes(
 @gluon.jit
 def load_boxes_by_tma(
     xs, full, slot, x, column, first, start, done,
-    CHOSEN: gl.constexpr, SIDES: gl.constexpr, PANELS: gl.constexpr, LIST: gl.constexpr,
+    CHOSEN: gl.constexpr, SIDES: gl.constexpr, PANELS: gl.constexpr,
 ):  # fmt: skip
     """Start the TMA's loads of a step's data to a slot; `full` receives one arrival, with the bytes.
 
-    column : the first columns of LIST blocks, by lane, used if the sketch has several tiles.  start : the first column
-    of all, otherwise.  done : blocks of earlier steps.
+    column : the first column of the block of each of the step's columns, used if the sketch has several tiles.
+    start : the first column of all, otherwise.  done : blocks of earlier steps.
     """
     BOXES: gl.constexpr = 2 * SIDES * PANELS
     mbarrier.expect(full.index(slot), BOXES * x.block_type.nbytes)
@@ -123,7 +123,7 @@ def load_boxes_by_tma(
         if CHOSEN.one_tile:
             j = start + (done << CHOSEN.log_block) + (q << CHOSEN.log_panel)
         else:
-            j = lane_value(column, done % LIST + q)
+            j = lane_value(column, q << CHOSEN.log_panel)
         for side in gl.static_range(2 * SIDES):
             v, box = first + side * (HALF // SIDES), xs.index(slot * BOXES + side * PANELS + q)
             if CHOSEN.vectors_contiguous:

@@ -18,7 +18,6 @@ threads, with neighbouring threads storing neighbours in memory.
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -30,32 +29,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..config import hopper, hopper_codes
 from ..portable import chunk_codes
 from .boxes import copy_boxes, load_boxes, load_boxes_by_tma, panel_columns, store_boxes
+from .codes_ahead import STEPS_AHEAD, copy_step, count_blocks, expand, held_codes, next_position
 from .common import TILE, barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
 
 HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 STEP = gl.constexpr(hopper.STEP_COLUMNS)
 TMA, COPY, LOAD = (gl.constexpr(i) for i in (hopper_codes.TMA, hopper_codes.COPY, hopper_codes.LOAD))
-NO_ENTRY, NO_COLUMN = gl.constexpr(chunk_codes.NO_ENTRY.value), gl.constexpr(chunk_codes.NO_COLUMN.value)
+NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
-STEPS_AHEAD = gl.constexpr(4)  # steps whose codes and columns are copied ahead
-LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per lane
 
 
 @gluon.constexpr_function
 def swizzle_bytes(width, bits):
     """The swizzle of a tile whose rows have `width` elements of `bits` bits."""
     return min(128, width * bits // 8)
-
-
-@gluon.constexpr_function
-def codes_layout(rows, log_block, warps):
-    """The layout of entries [rows, blocks of a step, words of a block]: each thread has a part of a row."""
-    across, blocks = rows // 32, 64 >> log_block
-    parts = warps // across  # of a row
-    at_once, split = max(1, blocks // parts), min(blocks, parts)
-    return gl.BlockedLayout(
-        [1, at_once, (1 << log_block) // 2 * split // parts], [32, 1, 1], [across, split, parts // split], [2, 1, 0]
-    )
 
 
 @gluon.constexpr_function
@@ -71,55 +58,6 @@ def _work(product, splits, n_tiles):
     """(tile, split, block of vectors) of a product."""
     rest = product // n_tiles
     return product % n_tiles, rest % splits, rest // splits
-
-
-@gluon.jit
-def _expand(code, CHOSEN: gl.constexpr, DTYPE: gl.constexpr):
-    """The 16-bit entries of codes [rows, blocks of a step], two per 32-bit word: [rows, STEP // 2]."""
-    ACROSS: gl.constexpr = CHOSEN.rows // 32
-    PARTS: gl.constexpr = CHOSEN.producer_warps // ACROSS
-    flat: gl.constexpr = gl.BlockedLayout([1, STEP // 2 // PARTS], [32, 1], [ACROSS, PARTS], [1, 0])
-    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, CHOSEN.producer_warps)
-    ONE: gl.constexpr = 0x3F80 if gl.bfloat16 == DTYPE else 0x3C00
-    word = gl.arange(0, (1 << CHOSEN.log_block) // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, words))).to(gl.uint32)
-    i = code & 127
-    pair = ((code >> 7) << 15 | ONE) << ((i & 1) << 4)
-    entries = gl.where((i >> 1)[:, :, None] == word[None, None, :], pair[:, :, None], 0)
-    return gl.convert_layout(gl.reshape(entries, [CHOSEN.rows, STEP // 2]), flat)
-
-
-@gluon.jit
-def _copy_step(held, ahead, slot, codes, columns, done, count, CHOSEN: gl.constexpr):
-    """Start to copy a step's codes and columns, from block `done` of the list on, to a slot of `held`.
-
-    Registers are no place for them: every copy from one register to another waits for the load, which queues behind
-    those of data (H200: the producer waited for codes 70 % of the time, X (300000, 1024) -> 300 in fp16).
-    """
-    WARPS: gl.constexpr = CHOSEN.producer_warps
-    BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
-    words: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
-    block = done + gl.arange(0, BLOCKS, layout=gl.SliceLayout(1, words))[:, None]
-    word = gl.arange(0, TILE // 4, layout=gl.SliceLayout(0, words))[None, :]
-    async_copy.async_copy_global_to_shared(
-        held[0].index(slot), codes + block * (TILE // 4) + word, mask=(block < count) & (word >= 0)
-    )
-    if not CHOSEN.one_tile and CHOSEN.loader != TMA:
-        place: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-        i = done + (gl.arange(0, STEP, layout=place) >> CHOSEN.log_block)
-        async_copy.async_copy_global_to_shared(held[1].index(slot), columns + i, mask=i < count)
-    async_copy.mbarrier_arrive(ahead.index(slot), increment_count=False)
-
-
-@gluon.jit
-def _held_codes(held, slot, done, count, CHOSEN: gl.constexpr):
-    """The codes [rows, blocks of a step] of a slot."""
-    BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
-    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, CHOSEN.producer_warps)
-    of_bytes: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    codes = held.index(slot)._reinterpret(gl.uint8, [BLOCKS, TILE], of_bytes).slice(0, CHOSEN.rows, dim=1)
-    code = codes.permute((1, 0)).load(gl.SliceLayout(2, words)).to(gl.uint32)
-    block = done + gl.arange(0, BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
-    return gl.where(block < count, code, NO_ENTRY)
 
 
 @gluon.jit
@@ -141,23 +79,27 @@ def _produce(
     box_column = gl.arange(0, BOX1, layout=gl.SliceLayout(0, box_layout))[None, :]
     box_f = box_row if CHOSEN.vectors_contiguous else box_column
     box_v = box_column if CHOSEN.vectors_contiguous else box_row
-    list_layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    list_layout: gl.constexpr = gl.BlockedLayout([STEP // 32], [32], [WARPS], [0])
     STEP_BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
     wait_for_previous_kernel()
     slot, phase = 0, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
     ahead_slot, ahead_phase = 0, 0
+    lists = splits * n_tiles
     product = gl.program_id(0)
+    next_count = count_blocks(counts, product, products, lists)
+    next_start = gl.load(columns + (product % lists).to(gl.int64) * capacity)
+    following = count_blocks(counts, product + gl.num_programs(0), products, lists)
+    position: gl.tuple = (product, product * 0, next_count, following)
+    for s in gl.static_range(STEPS_AHEAD):
+        copy_step(held, ahead, s, codes, columns, position, lists, capacity, CHOSEN)
+        position = next_position(position, counts, products, lists, CHOSEN)
     while product < products:
-        m, split, vector_block = _work(product, splits, n_tiles)
+        _, _, vector_block = _work(product, splits, n_tiles)
         first = vector_block * (2 * HALF)
-        count = gl.load(counts + split * n_tiles + m)
-        list_begin = (split * n_tiles + m).to(gl.int64) * capacity
-        list_columns = columns + list_begin
-        start = gl.load(list_columns)
-        list_codes = (codes + list_begin * TILE).to(gl.pointer_type(gl.uint32), bitcast=True)
-        for done in gl.static_range(0, STEPS_AHEAD * STEP_BLOCKS, STEP_BLOCKS):
-            _copy_step(held, ahead, ahead_slot, list_codes, list_columns, done, count, CHOSEN)
-            ahead_slot = (ahead_slot + 1) % STEPS_AHEAD
+        count, start = next_count, next_start
+        product += gl.num_programs(0)
+        next_count = count_blocks(counts, product, products, lists)
+        next_start = gl.load(columns + (product % lists).to(gl.int64) * capacity)
         base = x
         rows: gl.tuple = (box_v, box_v)
         if CHOSEN.loader != TMA and not CHOSEN.vectors_contiguous:
@@ -169,19 +111,17 @@ def _produce(
         if CHOSEN.loader == LOAD:
             mbarrier.wait(ahead.index(ahead_slot), ahead_phase)
             f = panel_columns(held[1], ahead_slot, 0, count, start, box_f, CHOSEN, PANELS)
-            boxes = load_boxes(
-                x, base, rows, f, first + box_v, n, d, count > 0, stride_v, stride_f, CHOSEN, SIDES, PANELS
-            )
-        for done in range(0, count, STEP_BLOCKS):
+            boxes = load_boxes(x, base, rows, f, first + box_v, n, d, True, stride_v, stride_f, CHOSEN, SIDES, PANELS)
+        for done in range(0, gl.maximum(count, 1), STEP_BLOCKS):
             mbarrier.wait(ahead.index(ahead_slot), ahead_phase)
-            code = _held_codes(held[0], ahead_slot, done, count, CHOSEN)
+            code = held_codes(held[0], ahead_slot, done, count, CHOSEN)
             if CHOSEN.loader == TMA:
-                column = gl.full([WARPS * LIST], 0, gl.int32, layout=list_layout)
+                column = gl.full([STEP], 0, gl.int32, layout=list_layout)
                 if not CHOSEN.one_tile:
-                    i = done // LIST * LIST + gl.arange(0, WARPS * LIST, layout=list_layout) % LIST
-                    column = gl.load(list_columns + i, mask=i < count, other=NO_COLUMN)
+                    i = done + (gl.arange(0, STEP, layout=list_layout) >> CHOSEN.log_block)
+                    column = gl.where(i < count, held[1].index(ahead_slot).load(list_layout), NO_COLUMN)
                 mbarrier.wait(empty.index(slot), phase)
-                load_boxes_by_tma(xs, full, slot, x, column, first, start, done, CHOSEN, SIDES, PANELS, LIST)
+                load_boxes_by_tma(xs, full, slot, x, column, first, start, done, CHOSEN, SIDES, PANELS)
             elif CHOSEN.loader == COPY:
                 f = panel_columns(held[1], ahead_slot, done, count, start, box_f, CHOSEN, PANELS)
                 mbarrier.wait(empty.index(slot), phase)
@@ -191,27 +131,22 @@ def _produce(
             else:
                 mbarrier.wait(empty.index(slot), phase)
                 store_boxes(xs, slot, boxes, BOXES)
-                # The next step's data is loaded into the same registers: a copy would wait for it.
-                next_slot_ahead = (ahead_slot + 1) % STEPS_AHEAD
-                mbarrier.wait(ahead.index(next_slot_ahead), ahead_phase ^ (next_slot_ahead == 0).to(gl.int32))
-                f = panel_columns(held[1], next_slot_ahead, done + STEP_BLOCKS, count, start, box_f, CHOSEN, PANELS)
+                # The next step's data is loaded into the same registers: copying them would wait for it.
+                after, after_phase = next_slot(ahead_slot, ahead_phase, STEPS_AHEAD)
+                mbarrier.wait(ahead.index(after), after_phase)
+                f = panel_columns(held[1], after, done + STEP_BLOCKS, count, start, box_f, CHOSEN, PANELS)
                 boxes = load_boxes(
                     x, base, rows, f, first + box_v, n, d, done + STEP_BLOCKS < count, stride_v, stride_f, CHOSEN,
                     SIDES, PANELS,
                 )  # fmt: skip
-            tiles.index(slot).store(_expand(code, CHOSEN, DTYPE))
+            tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
             fence_async_shared()
             barrier()
             mbarrier.arrive(full.index(slot), count=1)
             slot, phase = next_slot(slot, phase, CHOSEN.slots)
-            _copy_step(
-                held, ahead, ahead_slot, list_codes, list_columns, done + STEPS_AHEAD * STEP_BLOCKS, count, CHOSEN
-            )
+            copy_step(held, ahead, ahead_slot, codes, columns, position, lists, capacity, CHOSEN)
+            position = next_position(position, counts, products, lists, CHOSEN)
             ahead_slot, ahead_phase = next_slot(ahead_slot, ahead_phase, STEPS_AHEAD)
-        for _ in gl.static_range(STEPS_AHEAD):  # steps past the last, of which nothing was copied
-            mbarrier.wait(ahead.index(ahead_slot), ahead_phase)
-            ahead_slot, ahead_phase = next_slot(ahead_slot, ahead_phase, STEPS_AHEAD)
-        product += gl.num_programs(0)
 
 
 @gluon.jit
@@ -230,7 +165,7 @@ def _sum_of_blocks(xs, tiles, full, empty, count, slot, phase, CHOSEN: gl.conste
     largest = gl.zeros([HALF], gl.uint32, layout=gl.SliceLayout(1, operand_layout))
     scale = scale_of(largest, 14)
     acc = gl.zeros((HALF, ROWS), gl.float32, layout=sums_layout)
-    for _ in range(0, count, STEP >> CHOSEN.log_block):
+    for _ in range(0, gl.maximum(count, 1), STEP >> CHOSEN.log_block):
         mbarrier.wait(full.index(slot), phase)
         tile = tiles.index(slot)._reinterpret(DTYPE, [ROWS, STEP], tile_shared).permute((1, 0))
         data = xs.index((slot * 2 + CONSUMER) * BOXES)  # the boxes of a half have the layout of one swizzled tile
@@ -312,9 +247,11 @@ def _consume(
     wait_for_previous_kernel()
     slot, phase = 0, 0
     product = gl.program_id(0)
+    next_count = count_blocks(counts, product, products, splits * n_tiles)
     while product < products:
         m, split, vector_block = _work(product, splits, n_tiles)
-        count = gl.load(counts + split * n_tiles + m)
+        count = next_count
+        next_count = count_blocks(counts, product + gl.num_programs(0), products, splits * n_tiles)
         acc, slot, phase = _sum_of_blocks(xs, tiles, full, empty, count, slot, phase, CHOSEN, CONSUMER)
         v = (vector_block * 2 + CONSUMER) * HALF
         _store(
@@ -376,8 +313,9 @@ def project_codes_hopper(
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     # Codes and columns of the next steps, and barriers that signal their arrival.
     of_words: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    held_codes = gl.allocate_shared_memory(gl.uint32, [STEPS_AHEAD, STEP >> CHOSEN.log_block, TILE // 4], of_words)
-    held_columns = gl.allocate_shared_memory(gl.int32, [STEPS_AHEAD, STEP], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    codes_ahead = gl.allocate_shared_memory(gl.uint32, [STEPS_AHEAD, STEP >> CHOSEN.log_block, TILE // 4], of_words)
+    columns_ahead = gl.allocate_shared_memory(gl.int32, [STEPS_AHEAD, STEP], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    held: gl.tuple = (codes_ahead, columns_ahead)
     ahead = gl.allocate_shared_memory(gl.int64, [STEPS_AHEAD, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STEPS_AHEAD):
         mbarrier.init(ahead.index(s), count=32 * CHOSEN.producer_warps)
@@ -394,8 +332,8 @@ def project_codes_hopper(
                          stride_os, stride_ov, stride_or, scale, CHOSEN, ACCUMULATE, 0)),
             (_consume, (xs, tiles, full, empty, out, outs, counts, n, k, products, splits, n_tiles,
                          stride_os, stride_ov, stride_or, scale, CHOSEN, ACCUMULATE, 1)),
-            (_produce, (x, xs, tiles, full, empty, (held_codes, held_columns), ahead, codes, columns, counts, products,
-                         splits, n_tiles, capacity, n, d, stride_v, stride_f, CHOSEN)),
+            (_produce, (x, xs, tiles, full, empty, held, ahead, codes, columns, counts, products, splits, n_tiles,
+                         capacity, n, d, stride_v, stride_f, CHOSEN)),
         ],
         [4, CHOSEN.producer_warps],
         registers(BITS, CHOSEN.loader, CHOSEN.producer_warps),
