@@ -20,23 +20,19 @@ NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
 
 
 @gluon.jit
-def panel_columns(held, slot, done, count, start, box_f, CHOSEN: gl.constexpr, PANELS: gl.constexpr):
+def panel_columns(columns, done, count, start, box_f, CHOSEN: gl.constexpr, PANELS: gl.constexpr):
     """The columns of each panel of the step that begins with block `done`; NO_COLUMN or more past the last block.
 
-    held : in shared memory, for each slot, the first column of the block of each of a step's columns; not used with
-    one tile.  box_f : the columns of a box, counted from its first.
+    box_f : the columns of a box, counted from its first.
     """
-    WIDTH: gl.constexpr = 1 << CHOSEN.log_panel
-    AXIS: gl.constexpr = 1 if CHOSEN.vectors_contiguous else 0
     result: gl.tuple = ()
     for q in gl.static_range(PANELS):
         step_f = (q << CHOSEN.log_panel) + box_f
         if CHOSEN.one_tile:
             result += (start + (done << CHOSEN.log_block) + step_f,)
         else:
-            column = held.index(slot).slice(q * WIDTH, WIDTH).load(gl.SliceLayout(AXIS, box_f.type.layout))
-            column = gl.expand_dims(column, AXIS)
-            column = gl.where(done + (step_f >> CHOSEN.log_block) < count, column, NO_COLUMN)
+            i = done + (step_f >> CHOSEN.log_block)
+            column = gl.load(columns + i, mask=i < count, other=NO_COLUMN)
             result += (column + (step_f & ((1 << CHOSEN.log_block) - 1)),)
     return result
 
@@ -110,12 +106,12 @@ def copy_boxes(
 @gluon.jit
 def load_boxes_by_tma(
     xs, full, slot, x, column, first, start, done,
-    CHOSEN: gl.constexpr, SIDES: gl.constexpr, PANELS: gl.constexpr,
+    CHOSEN: gl.constexpr, SIDES: gl.constexpr, PANELS: gl.constexpr, LIST: gl.constexpr,
 ):  # fmt: skip
     """Start the TMA's loads of a step's data to a slot; `full` receives one arrival, with the bytes.
 
-    column : the first column of the block of each of the step's columns, used if the sketch has several tiles.
-    start : the first column of all, otherwise.  done : blocks of earlier steps.
+    column : the first columns of LIST blocks, by lane, used if the sketch has several tiles.  start : the first column
+    of all, otherwise.  done : blocks of earlier steps.
     """
     BOXES: gl.constexpr = 2 * SIDES * PANELS
     mbarrier.expect(full.index(slot), BOXES * x.block_type.nbytes)
@@ -123,7 +119,7 @@ def load_boxes_by_tma(
         if CHOSEN.one_tile:
             j = start + (done << CHOSEN.log_block) + (q << CHOSEN.log_panel)
         else:
-            j = lane_value(column, q << CHOSEN.log_panel)
+            j = lane_value(column, done % LIST + q)
         for side in gl.static_range(2 * SIDES):
             v, box = first + side * (HALF // SIDES), xs.index(slot * BOXES + side * PANELS + q)
             if CHOSEN.vectors_contiguous:
