@@ -237,6 +237,11 @@ def measure(case: Product, floor: float, names: Callable[[str], bool]) -> dict[s
     return {"floor_ms": floor, "target_ratio": case.target_ratio, "tensors": len(data), "methods": rows}
 
 
+def short_name() -> str:
+    """The model of the GPU, such as "h200", for the names of records."""
+    return torch.cuda.get_device_name().split()[1].lower()
+
+
 def environment() -> dict[str, Any]:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]

@@ -232,9 +232,15 @@ def main() -> None:
         if results[name]:
             print(json.dumps({name: results[name]}, indent=1), flush=True)
     if (arguments.record or not arguments.cases) and any(results.values()):
-        path = RESULTS / f"gradients_{'cpu' if arguments.cpu else 'h200'}.json"
+        path = RESULTS / f"gradients_{_device_name(device)}.json"
         held = json.loads(path.read_text()) if path.exists() else {}
         save(path, {**held, **results, "environment": environment(device)})
+
+
+def _device_name(device: str) -> str:
+    from . import gpu
+
+    return gpu.short_name() if device == "cuda" else "cpu"
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ each from a cold page cache.
 
 Every method runs in its own process, on the same stored data. A time is the median of REPEATS calls, or fewer if they
 are slow; a run takes about 7 minutes on 2 cores. The results are written to benchmarks/results/linalg_cpu.json, with
---cuda to linalg_h200.json.
+--cuda to a file named after the GPU, such as linalg_h200.json.
 """
 
 from __future__ import annotations

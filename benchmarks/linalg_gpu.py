@@ -22,11 +22,11 @@ from sjlt.linalg import lstsq, svd_lowrank
 
 from .cases import SEED
 from .doubled import residual_sums
-from .gpu import environment
+from .gpu import environment, short_name
 from .linalg import karlson_walden
 from .run import save
 
-RESULTS = Path(__file__).parent / "results" / "linalg_h200.json"
+RESULTS = Path(__file__).parent / "results"
 SHAPES = ((2**20, 512), (2**18, 2048))
 CONDITIONS = (1e2, 1e10)
 LOW_RANK, RANK = (2**20, 2048), 100
@@ -148,6 +148,10 @@ def low_rank(m: int, n: int) -> dict[str, Any]:
     return found
 
 
+def _path() -> Path:
+    return RESULTS / f"linalg_{short_name()}.json"
+
+
 def run(quick: bool) -> None:
     """Measure everything, and save each case once it is measured; `quick`: an eighth of the rows, nothing is saved."""
     if not torch.cuda.is_available():
@@ -160,16 +164,16 @@ def run(quick: bool) -> None:
             results["least squares"][title] = solvers(m // factor, n, condition)
             torch.cuda.empty_cache()
             if not quick:
-                save(RESULTS, results)
+                save(_path(), results)
     m, n = LOW_RANK[0] // factor, LOW_RANK[1]
     results["low rank"][f"({m}, {n}), rank {RANK}, singular values 1/j"] = low_rank(m, n)
     if not quick:
-        save(RESULTS, results)
+        save(_path(), results)
 
 
 def _record(taken_with: dict[str, Any]) -> dict[str, Any]:
     """Return the record, whose cases are replaced one by one; an empty one unless it was taken in this environment."""
-    held: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    held: dict[str, Any] = json.loads(_path().read_text()) if _path().exists() else {}
     if held.get("environment") == taken_with:
         return held
     return {"environment": taken_with, "least squares": {}, "low rank": {}}

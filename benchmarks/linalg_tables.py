@@ -10,10 +10,12 @@ from .records import ABSENT, digits, markdown, results
 Cells = tuple[object, ...]
 
 
-def _table(part: str, columns: tuple[str, ...], cells: Callable[[dict[str, Any], dict[str, Any]], Cells]) -> str:
+def _table(
+    record: str, part: str, columns: tuple[str, ...], cells: Callable[[dict[str, Any], dict[str, Any]], Cells]
+) -> str:
     """Return a table with one row per problem and method; cells(row, sjlt's row) gives the columns after the names."""
     try:
-        problems = results("linalg_cpu")[part]
+        problems = results(record)[part]
     except FileNotFoundError:
         return ABSENT
     rows = [
@@ -24,7 +26,7 @@ def _table(part: str, columns: tuple[str, ...], cells: Callable[[dict[str, Any],
     return markdown(("A", "method", *columns), rows)
 
 
-def least_squares() -> str:
+def least_squares(record: str = "linalg_cpu") -> str:
     """Return the table of every least-squares solver on every problem."""
 
     def cells(row: dict[str, Any], ours: dict[str, Any]) -> Cells:
@@ -32,12 +34,13 @@ def least_squares() -> str:
             return "failed", "", ""
         return digits(row["seconds"]), digits(row["seconds"] / ours["seconds"]), f"{row['backward error']:.0e}"
 
-    return _table("least squares", ("s", "× sjlt", "backward error"), cells)
+    return _table(record, "least squares", ("s", "× sjlt", "backward error"), cells)
 
 
-def low_rank() -> str:
+def low_rank(record: str = "linalg_cpu") -> str:
     """Return the table of low-rank times and errors for every number of iterations."""
     return _table(
+        record,
         "low rank",
         ("s", "error / best"),
         lambda row, ours: (digits(row["seconds"]), f"{row['error over best']:.3f}"),
@@ -47,6 +50,7 @@ def low_rank() -> str:
 def file() -> str:
     """Return the table for a matrix in a file."""
     return _table(
+        "linalg_cpu",
         "file",
         ("s", "peak MiB", "reads"),
         lambda row, ours: (digits(row["seconds"]), f"{row['peak_mib']:.0f}", row["reads"]),

@@ -293,10 +293,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "least squares": linalg_tables.least_squares,
     "low rank": linalg_tables.low_rank,
     "linalg file": linalg_tables.file,
+    "least squares h100": lambda: linalg_tables.least_squares("linalg_h100"),
+    "low rank h100": lambda: linalg_tables.low_rank("linalg_h100"),
     "dropout gpu": dropout_gpu,
     "dropout cpu": dropout_cpu,
     "gradients cpu": lambda: gradients("gradients_cpu"),
     "gradients h200": lambda: gradients("gradients_h200"),
+    "gradients h100": lambda: gradients("gradients_h100"),
     "distances": distances_std,
     "distances tail": distances_tail,
 }
