@@ -18,7 +18,7 @@ BANKS = 32  # of shared memory, of 4 bytes
 UNIT_BYTES = 16  # the widest access to sums
 MAX_SUMS_BYTES = 108 << 10  # for the sums of a program
 MAX_PROGRAMS = 8  # per multiprocessor
-# Estimated, with so few programs per multiprocessor. X (16, 1544097) -> 832 in fp16 took 2.5 times the estimate with two.
+# Estimated, with so few programs per multiprocessor. X (16, 1544097) -> 832 in fp16 took 2.5 times the estimate with 2.
 SLOWER = {1: 3.0, 2: 1.8, 3: 1.2}
 TRITON_BYTES = 1 << 10  # shared memory that Triton and the device reserve
 MAX_TERMS = 1024  # per sum of one part
