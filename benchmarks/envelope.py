@@ -17,7 +17,7 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,12 @@ from rich.table import Table
 
 import sjlt
 
+from .envelope_tables import HEADINGS, describe, ratios, summary, worst
 from .run import save, versions
 
 RESULTS = Path(__file__).parent / "results"
 MIN_BYTES, MAX_BYTES = 1 << 20, 4e9
-LARGE = 64e6  # bytes of data and result
 LAUNCH_MS = 0.004  # allowed for every product in addition to the floor
-SLOWER = 1.05
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}  # of the error, relative to the result's norm
 RIVAL_LIMIT = 3e-2  # of a rival's error, for bf16 sums and tf32
 CHECKED = 64  # maximum number of vectors, from the first to the last, whose results are checked
@@ -198,46 +197,15 @@ def count_kernels() -> int:
     return len({id(compiled) for compiled, _ in launcher._compiled.values()})
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    known = sorted(value for value in values if not math.isnan(value))
-    return known[min(len(known) - 1, int(share * len(known)))] if known else math.nan
-
-
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print the table by kind, size and k, and the ten worst shapes."""
-
-    def whole(row: dict[str, Any]) -> bool:
-        return row["k"] >= 128 and row["k"] & (row["k"] - 1) == 0
-
-    def large(row: dict[str, Any]) -> bool:
-        return row["n"] * (row["d"] + row["k"]) * (4 if row["dtype"] == "float32" else 2) >= LARGE
-
-    groups: dict[str, Callable[[dict[str, Any]], bool]] = {"all": lambda row: True, "from 64 MB": large}
-    groups["below 64 MB"] = lambda row: not large(row)
-    for kind in ("embed", "tall", "few", "adjoint", "any"):
-        groups[kind] = lambda row, kind=kind: row["kind"] == kind
-    groups |= {"k = 128 * 2^a": whole, "other k": lambda row: not whole(row)}
-    table = Table("shapes", "number", "of floor", "of floor + 4 µs", "of best of torch", "slower", box=box.SIMPLE)
-    for name, belongs in groups.items():
-        chosen = [row for row in rows if belongs(row)]
-        if not chosen:
-            continue
-        columns = [[row[key] for row in chosen] for key in ("of floor", "of floor and launch", "of best")]
-        cells = [" ".join(f"{quantile(column, share):.2f}" for share in (0.5, 0.9, 1)) for column in columns]
-        slower = sum(value > SLOWER for value in columns[2])
-        table.add_row(name, str(len(chosen)), *cells, f"{slower} of {sum(value == value for value in columns[2])}")
+    """Print the table by kind, size and k, and the shapes that are farthest from the floor."""
+    table = Table(*HEADINGS, box=box.SIMPLE)
+    for cells in summary(rows):
+        table.add_row(*cells)
     console = Console(width=140)
     console.print(table)
-    for row in sorted(rows, key=lambda row: -row["of floor and launch"])[:10]:
-        console.print(describe(row))
-
-
-def describe(row: dict[str, Any]) -> str:
-    layout = "transposed" if row["padding"] is None else f"padded by {row['padding']}"
-    return (
-        f"{row['kind']} ({row['n']}, {row['d']}) -> {row['k']} nnz {row['nnz']} {row['dtype']} {layout}: "
-        f"{row['of floor']:.2f} x floor, {row['of floor and launch']:.2f} with launch, {row['of best']:.2f} of torch"
-    )
+    for row in worst(rows):
+        console.print(f"{describe(row)}: {ratios(row)}")
 
 
 def main() -> None:
@@ -258,7 +226,7 @@ def main() -> None:
         shape, seed = draw(rng), rng.getrandbits(32)
         torch.manual_seed(seed)
         rows.append(measure(shape, seed, bandwidth))
-        print(describe(rows[-1]), flush=True)
+        print(f"{describe(rows[-1])}: {ratios(rows[-1])}", flush=True)
         gc.collect()
         torch.cuda.empty_cache()
     show(rows)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from . import linalg_tables
+from . import envelope_tables, linalg_tables
 from .records import ABSENT, digits, environment, markdown, ms, results
 
 ROOT = Path(__file__).parent.parent
@@ -299,6 +299,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "dropout cpu": dropout_cpu,
     "gradients cpu": lambda: gradients("gradients_cpu"),
     "gradients h200": lambda: gradients("gradients_h200"),
+    "envelope": envelope_tables.envelope,
     "gradients h100": lambda: gradients("gradients_h100"),
     "distances": distances_std,
     "distances tail": distances_tail,

@@ -140,7 +140,7 @@ def _keep(key: Hashable, plan: Plan) -> Plan:
 
 
 def _key(leaves: list[Any], memory: list[Any], batched: bool) -> tuple[Hashable, ...] | None:
-    """Everything that a plan depends on, apart from the sketch; None if torch must see the leaves, not only their memory."""
+    """Everything that a plan depends on, apart from the sketch; None if torch must see the leaves themselves."""
     if not compat.is_eager():
         return None
     key: list[Hashable] = [batched]
