@@ -6,7 +6,7 @@ import torch
 from helpers import kernels
 from helpers.adversarial import DATA, U, check_bound
 from helpers.cases import exhaustive_except
-from helpers.choices import changed_choices
+from helpers.choices import STAGED_ADJOINTS, changed_choices
 from helpers.kernels import FLOATS
 
 from sjlt import Sketch
@@ -29,8 +29,6 @@ SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
 ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1}
 NO_CODES = {"hopper_codes.MIN_BYTES": 1 << 60}
 PAIRS = {"arithmetic.MIN_PAIR_ELEMENTS": 0}
-STAGED_ADJOINT = {f"staged_adjoint.{name}": (1, 1 << 60) for name in ("OTHERS", "OTHERS_POWER_OF_TWO", "OTHERS_FP64")}
-STAGED_ADJOINT |= {"exact.MIN_SMALL": 1 << 60}
 LARGE = {"hopper.MIN_ELEMENTS": 0, "hopper.MIN_VECTORS": 0, "hopper.MIN_UTILIZATION": {2: 0, 4: 0}}
 LARGE |= {"hopper.MIN_PRODUCTS": 0, "iid.MIN_PRODUCTS": 0}
 
@@ -151,12 +149,12 @@ ON_CUDA = {
     "scattered sums, nnz 1": Case(ScatteredSums, Sketch(2**22, 16, nnz=1, seed=695), 8),
     "scattered sums, fp64": Case(ScatteredSums, Sketch(2**20, 300, nnz=3), 8, "float64"),
     "few_vectors, fp64, columns": Case(FewVectors, Sketch(2**13, 100, nnz=3), 40, "float64", columns=True),
-    "staged adjoint": Case(StagedAdjoint, Sketch(2000, 300, nnz=8), 300, adjoint=True, settings=STAGED_ADJOINT),
+    "staged adjoint": Case(StagedAdjoint, Sketch(2000, 300, nnz=8), 300, adjoint=True, settings=STAGED_ADJOINTS),
     "staged adjoint, bf16": Case(
-        StagedAdjoint, Sketch(2000, 300, nnz=5), 300, "bfloat16", adjoint=True, settings=STAGED_ADJOINT
+        StagedAdjoint, Sketch(2000, 300, nnz=5), 300, "bfloat16", adjoint=True, settings=STAGED_ADJOINTS
     ),
     "staged adjoint, fp64": Case(
-        StagedAdjoint, Sketch(2000, 300, nnz=5), 300, "float64", adjoint=True, columns=True, settings=STAGED_ADJOINT
+        StagedAdjoint, Sketch(2000, 300, nnz=5), 300, "float64", adjoint=True, columns=True, settings=STAGED_ADJOINTS
     ),
     "independent entries": Case(Iid, Sketch(2**16, 60, density=0.3), 70, mode=4),
     "independent entries, one long sum": Case(Iid, Sketch(2**16, 60, density=0.3), 70, settings=ONE_SPLIT, mode=4),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each_value, pairwise
-from helpers.choices import HOPPER, all_tensors_on, changed_choices, exact_product
+from helpers.choices import HOPPER, STAGED_ADJOINTS, all_tensors_on, changed_choices, exact_product
 from helpers.kernels import check_adjoint, product_error
 from helpers.shared_memory import emulate
 from hypothesis import assume, given, settings
@@ -21,8 +21,6 @@ from sjlt.laws import exact as law
 DEVICE = "cpu" if device.INTERPRETED else "cuda"
 EMULATED = HOPPER._replace(multiprocessors=4, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
 A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
-EVERY_SIZE = {f"staged_adjoint.{name}": (1, 1 << 60) for name in ("OTHERS", "OTHERS_POWER_OF_TWO", "OTHERS_FP64")}
-EVERY_SIZE |= {"exact.MIN_SMALL": 1 << 60}  # no small gathers
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ def test_launches_cover_the_product(n, d, k, nnz, stacks, columns, padding, dtyp
     product = exact_product(
         n, d, k, nnz, 0, x_strides, y_strides, dtype, adjoint=True, plain=plain, device=described, stacks=stacks
     )  # fmt: skip
-    with changed_choices(EVERY_SIZE):
+    with changed_choices(STAGED_ADJOINTS):
         assume(staged_adjoint.eligible(product))
         launch = staged_adjoint.launch(product)
     kernel, item = launch.kernel, product.item_bytes
@@ -141,7 +139,7 @@ def emulated(monkeypatch):
 def test_addresses(emulated, sketch, dtype, layouts, size, add):
     (k, nnz, stacks), (x_in, out_in), (n, d) = sketch, layouts, size
     S = Sketch(345 + d, k, nnz=nnz, stacks=stacks, seed=3)[:, 345:]
-    with changed_choices(EVERY_SIZE | {"staged_adjoint.MAX_GATHERED": 0}):
+    with changed_choices(STAGED_ADJOINTS | {"staged_adjoint.MAX_GATHERED": 0}):
         check_adjoint(S, n, dtype, x_in=x_in, out_in=out_in, add=add)
     assert emulated, "another kernel was chosen"
 
@@ -149,7 +147,7 @@ def test_addresses(emulated, sketch, dtype, layouts, size, add):
 @pytest.mark.parametrize(("x_in", "out_in"), [("rows", "rows"), ("columns", "columns"), ("rows", "columns")])
 @pytest.mark.parametrize("row_bytes", [16, 32, 64, 128])
 def test_blocks_of_every_width(emulated, x_in, out_in, row_bytes):
-    with changed_choices(EVERY_SIZE | {"staged_adjoint.ROW_BYTES": (row_bytes,)}):
+    with changed_choices(STAGED_ADJOINTS | {"staged_adjoint.ROW_BYTES": (row_bytes,)}):
         check_adjoint(Sketch(200, 260, nnz=2, seed=3), 40, x_in=x_in, out_in=out_in)
     assert [chosen.kernel.row_bytes for chosen in emulated] == [row_bytes]
 
@@ -157,7 +155,7 @@ def test_blocks_of_every_width(emulated, x_in, out_in, row_bytes):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_other_dtypes_of_results(emulated, dtype):
     out_dtype = {"float32": "float64", "bfloat16": "float32", "float64": "float32"}[dtype]
-    with changed_choices(EVERY_SIZE):
+    with changed_choices(STAGED_ADJOINTS):
         check_adjoint(Sketch(200, 300, nnz=4, seed=3), 40, dtype, out_dtype)
     assert emulated, "another kernel was chosen"
 
@@ -173,7 +171,7 @@ def test_other_dtypes_of_results(emulated, dtype):
 def test_products(sketch, dtype, layouts, size, add):
     (k, nnz, stacks), (x_in, out_in), (n, d, offset) = sketch, layouts, size
     S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=3)[:, offset:]
-    with changed_choices(EVERY_SIZE | {"staged_adjoint.MAX_GATHERED": 0}):
+    with changed_choices(STAGED_ADJOINTS | {"staged_adjoint.MAX_GATHERED": 0}):
         check_adjoint(S, n, dtype, device="cuda", x_in=x_in, out_in=out_in, add=add)
 
 
@@ -184,7 +182,7 @@ def test_non_finite_values_reach_only_their_columns(x_in):
     y = torch.randn(70, 300, device="cuda")
     y[7, 200] = torch.inf
     y = y if x_in == "rows" else y.T.contiguous().T
-    with changed_choices(EVERY_SIZE):
+    with changed_choices(STAGED_ADJOINTS):
         x = y @ S
     rows, _ = S.entries(0)
     expected = np.zeros((70, 3000), bool)
@@ -200,7 +198,7 @@ def test_errors(dtype, limit):
     S = Sketch(3000, 1000, nnz=7, seed=3)
     y = torch.randn(2000, 1000, device="cuda", dtype=dtype)
     exact_result = torch.from_numpy(y.double().cpu().numpy() @ S).cuda()
-    with changed_choices(EVERY_SIZE):
+    with changed_choices(STAGED_ADJOINTS):
         first = y @ S
         assert product_error(first, exact_result) < limit
         assert torch.equal(y @ S, first)

@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """How a leaf is projected.
+    """The projection of one leaf.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Leaf(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a tree is projected.
+    """The projection of a tree.
 
     Attributes
     ----------

@@ -11,6 +11,10 @@ from sjlt.kernels.config.product import Device, Product
 H200 = Device(132, 232448, programmatic_launch=True)
 HOPPER = H200._replace(hopper=True, asynchronous_copies=True)
 
+# Settings with which adjoints of all sizes use `adjoint_staged` where it can run them.
+STAGED_ADJOINTS = {f"staged_adjoint.{name}": (1, 1 << 60) for name in ("OTHERS", "OTHERS_POWER_OF_TWO", "OTHERS_FP64")}
+STAGED_ADJOINTS |= {"exact.MIN_SMALL": 1 << 60}  # no small gathers
+
 
 def exact_product(
     n=1 << 20, d=768, k=256, nnz=4, offset=0, x_strides=None, y_strides=None, dtype="float32", precision="highest",

@@ -13,7 +13,7 @@ from .device import DTYPE_NAMES
 
 
 class Address(NamedTuple):
-    """What Triton reads of the tensor of a descriptor. A tensor of the caller would be kept alive."""
+    """The attributes that Triton reads of the tensor of a descriptor. A tensor of the caller would be kept alive."""
 
     dtype: torch.dtype
     address: int

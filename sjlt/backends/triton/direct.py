@@ -24,7 +24,7 @@ _VERSION = triton.__version__[:4]
 
 
 class Direct(NamedTuple):
-    """How to launch one compiled kernel.
+    """The function that launches one compiled kernel, and its fixed arguments.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Direct(NamedTuple):
 
 
 def direct(compiled: Any) -> Direct | None:
-    """How to launch a compiled kernel; None if it is unknown for this kernel or version of Triton."""
+    """The direct launch of a compiled kernel; None if it is unknown for this kernel or version of Triton."""
     if _VERSION not in ("3.6.", "3.7."):
         return None
     run = compiled.run

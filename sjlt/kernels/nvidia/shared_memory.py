@@ -190,16 +190,8 @@ def store_numbers(address, numbers):
     COUNT: tl.constexpr = len(numbers)
     if COUNT == 1:
         store_number(address, numbers[0])
-    elif COUNT == 4:
-        tl.inline_asm_elementwise(
-            "st.shared.v4.f32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;", "=r,r,f,f,f,f",
-            [address, numbers[0], numbers[1], numbers[2], numbers[3]], tl.int32, False, 1,
-        )  # fmt: skip
-    elif numbers[0].dtype == tl.float64:
-        tl.inline_asm_elementwise(
-            "st.shared.v2.f64 [$1], {$2, $3}; mov.u32 $0, 0;", "=r,r,d,d", [address, numbers[0], numbers[1]],
-            tl.int32, False, 1,
-        )  # fmt: skip
+    elif COUNT * numbers[0].dtype.primitive_bitwidth == 128:
+        store_vector(address, numbers)
     else:
         tl.inline_asm_elementwise(
             "st.shared.v2.f32 [$1], {$2, $3}; mov.u32 $0, 0;", "=r,r,f,f", [address, numbers[0], numbers[1]],
