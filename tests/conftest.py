@@ -58,6 +58,13 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=left_out)
 
 
+def pytest_runtest_teardown():
+    """Return the memory of large tests to the GPU, which the workers of ``pytest -n`` share."""
+    if CUDA and torch.cuda.memory_reserved() > 1 << 30:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kernels_on(request):
     """The device on which kernels run: CUDA or, without a GPU, the CPU in Triton's interpreter."""

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sjlt import Sketch
-from sjlt.backends.triton import device
+from sjlt.backends.triton import device, exact
+from sjlt.kernels.config import exact as config
 from sjlt.kernels.config import staged_gather
 from sjlt.kernels.config.chunk_codes import encoding
 from sjlt.kernels.config.product import SCRATCH_BYTES, count_groups
@@ -199,11 +200,21 @@ def test_non_finite_values_reach_only_their_rows(k, nnz, stacks, x_in):
 
 
 @pytest.mark.gpu
+def test_errors_of_one_split():
+    S, x = Sketch(2000, 999, nnz=3, seed=3), torch.randn(4096, 2000, device="cuda", dtype=torch.float64)
+    chosen = config.choose(exact.describe(S.spec, x, x.new_empty(4096, 999), False, adjoint=False))
+    assert isinstance(chosen, staged_gather.StagedGather)
+    assert chosen.splits == 1
+    expected = torch.from_numpy(S.project(x.cpu().numpy())).cuda()
+    assert product_error(S.project(x), expected) < 1e-15
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
 def test_errors(dtype, limit):
     S = Sketch(1 << 20, 1024, nnz=8, stacks=4, seed=3)
     a = torch.randn(1 << 20, 128, device="cuda", dtype=dtype)
-    exact = torch.from_numpy(S.project(a.double().cpu().numpy().T)).cuda()
+    expected = torch.from_numpy(S.project(a.double().cpu().numpy().T)).cuda()
     first = (S @ a).T
-    assert product_error(first, exact) < limit
+    assert product_error(first, expected) < limit
     assert torch.equal((S @ a).T, first)

@@ -49,10 +49,13 @@ def source_of(kernel, arguments, options):
             signature[name], divisible = "*" + TYPES[str(value.dtype)[6:]], True
         else:
             annotated = parameter.annotation_type
-            signature[name] = annotated or ("i32" if abs(value) < 2**31 else "i64")
+            number = "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
+            signature[name] = annotated or number
             divisible = value % 16 == 0
         if divisible and special and not parameter.do_not_specialize_on_alignment:
             hints[(place,)] = [["tt.divisibility", 16]]
+    rounded = [name for name, kind in signature.items() if kind == "fp32"]
+    assert not rounded or "*fp64" not in signature.values(), f"{kernel.__name__} rounds {rounded} to fp32"
     source = GluonASTSource if kernel.is_gluon() else ASTSource
     return source(kernel, signature, constexprs=constants, attrs=hints), options
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..portable.column_words import first_quad, row_of_component
-from ..portable.program import store_result
+from ..portable.program import scalar, store_result
 from .global_memory import (
     load_four,
     load_long,
@@ -280,7 +280,7 @@ def adjoint_staged(
     columns_per_part,
     parts,
     spacing,
-    scale,
+    scale: tl.float64,
     ROW_BYTES: tl.constexpr,
     COLUMNS: tl.constexpr,
     SLICES: tl.constexpr,
@@ -349,6 +349,7 @@ def adjoint_staged(
     wait_for_copies(k, 0)
     tl.debug_barrier()  # all threads have copied their part
     SUM_DTYPE: tl.constexpr = tl.float64 if ITEM == 8 else tl.float32
+    scale = scalar(scale, SUM_DTYPE)
     for j0 in range(first, end, STEP):
         sums = ()
         for _ in tl.static_range(COLUMNS * ELEMENTS):

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from ...laws import exact as law
 from ..portable.chunk_codes import tile_start
+from ..portable.program import scalar
 from .shared_memory import (
     commit_copies,
     copy_async,
@@ -132,7 +133,7 @@ def project_staged(
     groups_per_split,
     first_split,
     parts,
-    scale,
+    scale: tl.float64,
     DTYPE: tl.constexpr,
     ROWS: tl.constexpr,
     VECTORS: tl.constexpr,
@@ -212,7 +213,7 @@ def project_staged(
         sums = _add(sums, load_vector(address, DTYPE), word_signs(word, DTYPE))
     wait_for_copies(steps, 0)
 
-    total = tl.reshape(_side_by_side(sums), ROWS, VECTORS) * scale
+    total = tl.reshape(_side_by_side(sums), ROWS, VECTORS) * scalar(scale, DTYPE)
     v = v0 + tl.arange(0, VECTORS)
     row = _rows_of_result(part * ROWS + tl.arange(0, ROWS), k, n_tiles, lists)
     target += (first_split + tl.program_id(1)).to(tl.int64) * stride_os

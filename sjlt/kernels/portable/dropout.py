@@ -26,7 +26,7 @@ import triton.language as tl
 
 from ..philox import dropout_words, flat_groups, lanes_at_top
 from .law import pair
-from .program import known_multiple
+from .program import known_multiple, scalar
 
 DROP, ADD, STORED, MASK = (tl.constexpr(mode) for mode in range(4))
 
@@ -101,7 +101,7 @@ def _write(
             if MODE == ADD:
                 addend = _load(other, live, MASKED).to(COMPUTE)
             keep = _keep(seed, e, step, threshold, BITS, CALLS)
-        value = tl.where(keep, value * tl.full((), scale, tl.float64).to(COMPUTE), 0.0)
+        value = tl.where(keep, value * scalar(scale, COMPUTE), 0.0)
         if MODE == ADD:
             value += addend
     value = value.to(out.dtype.element_ty)

@@ -20,7 +20,7 @@ from ..config import iid as config
 from ..philox import flat_groups, lanes_at_top, philox_wide
 from .fp32_split import BF16_TRIPLE, FP16_PAIR, NATIVE, has_overflow, inverse, multiply_split
 from .law import seed_words, select_word
-from .program import known_multiple, store_sums
+from .program import known_multiple, scalar, store_sums
 
 _words = philox.define(
     iid_law.FUNCTIONS, triton.jit, tl.constexpr, tl.static_range, philox=philox_wide, select_word=select_word, tl=tl
@@ -238,4 +238,4 @@ def multiply_iid(
             )  # fmt: skip
     keep = (rows_v < n)[:, None] & (o < out_dim)[None, :]
     out += split * stride_os + rows_v[:, None] * stride_ov + o[None, :] * stride_oo
-    store_sums(acc, out, keep, tl.full((), half_scale, tl.float64).to(acc.dtype), SINGLE_SPLIT, ACCUMULATE)
+    store_sums(acc, out, keep, scalar(half_scale, acc.dtype), SINGLE_SPLIT, ACCUMULATE)

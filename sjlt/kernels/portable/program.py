@@ -53,6 +53,12 @@ def known_multiple(n, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def scalar(value, DTYPE: tl.constexpr):
+    """An argument of type fp64 as a scalar of DTYPE. Triton's interpreter would convert it to fp32 first."""
+    return tl.full((), value, tl.float64).to(DTYPE)
+
+
+@triton.jit
 def store_result(values, pointers, keep, ACCUMULATE: tl.constexpr):
     """Store `values` where `keep`, or with ACCUMULATE add them to what is stored; rounded once."""
     if ACCUMULATE:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..config import product
-from .program import known_multiple, store_result, wait_for_previous
+from .program import known_multiple, scalar, store_result, wait_for_previous
 
 UNROLL = tl.constexpr(product.SPLITS_PER_SUM)
 
@@ -72,5 +72,5 @@ def reduce_partial_sums(
         total = tl.sum(tl.reshape(total, LANES, ROWS, COLUMNS), 0)
         r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         inside = (r < rows)[:, None] & (c < columns)[None, :]
-    total *= tl.full((), scale, tl.float64).to(SUM_DTYPE)  # Triton's interpreter would cast `scale` to fp32
+    total *= scalar(scale, SUM_DTYPE)
     store_result(total, out + (r[:, None] * stride_or + c[None, :] * stride_oc), inside, ACCUMULATE)
