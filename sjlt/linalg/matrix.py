@@ -103,6 +103,10 @@ class Matrix:
         """Return A as a dense float64 array, from one pass."""
         raise NotImplementedError
 
+    def random(self, shape: tuple[int, int], seed: int) -> Any:
+        """Return standard normal numbers, float64; the same for all containers in the host's memory."""
+        return self.array(np.random.default_rng(seed).standard_normal(shape))
+
     def zeros(self, shape: tuple[int, int]) -> Any:
         """Return float64 zeros of the kind of small results."""
         if self.device is None:

@@ -41,6 +41,13 @@ def times_upper(a: Any, W: Any) -> Any:
     return out
 
 
+def multiply(a: Any, V: Any) -> Any:
+    """Return a V in a's dtype, with its accuracy."""
+    if a.is_cuda and (kernel := import_triton("tall_product", "a product")).eligible(a, V):
+        return kernel.multiply(a, V)
+    return a @ V.to(a.dtype)
+
+
 def residual_gradient(a: Any, X: Any, B: Any) -> tuple[Any, Any]:
     """Return a'(B - a X) and the squared column norms of B - a X."""
     if (kernel := _single_read()).eligible(a, X):

@@ -14,6 +14,9 @@ from .tensor_products import gram
 # Shift eta, relative to the Frobenius norm of the triangular factor R, from which on the rounding errors of R'R + eta^2
 # are below 1 % of eta^2.
 MIN_SUM_SHIFT = 1e-6
+# Size of tensors for which Householder reflections are faster than Cholesky factorizations: (1024, 32), (2048, 128) and
+# (8192, 256) take 0.3, 0.9 and 2.9 ms against 1.9, 1.7 and 2.4 on an H100.
+SMALL_ROWS, SMALL_COLUMNS = 8192, 128
 
 
 def r_factor(xp: Any, a: Any, columns: int | None = None) -> Any:
@@ -40,7 +43,8 @@ def _tensor_r_factor(xp: Any, a: Any, n: int) -> Any:
 
 def reduced_qr(xp: Any, a: Any) -> tuple[Any, Any]:
     """Return (Q, R) of the reduced QR factorization of `a`."""
-    found = None if xp is np else cholesky_qr(xp, a)
+    is_small = xp is not np and a.shape[1] <= SMALL_COLUMNS and a.shape[0] <= SMALL_ROWS
+    found = None if xp is np or is_small else cholesky_qr(xp, a)
     if found is None:
         Q, R = xp.linalg.qr(a)
         return Q, R
