@@ -31,6 +31,7 @@ from rich.table import Table
 import sjlt
 
 from .envelope_tables import HEADINGS, describe, ratios, summary, worst
+from .gpu import short_name
 from .run import save, versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -237,7 +238,7 @@ def main() -> None:
         device_name = torch.cuda.get_device_name()
         record = {"device": device_name, "seed": arguments.seed, "copy bytes per ms": bandwidth, "kernels": kernels}
         record["rows"] = rows
-        save(RESULTS / f"{name}_h200.json", {**versions("torch", "triton"), **record})
+        save(RESULTS / f"{name}_{short_name()}.json", {**versions("torch", "triton"), **record})
 
 
 if __name__ == "__main__":

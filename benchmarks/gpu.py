@@ -5,7 +5,8 @@ device times: calls are queued behind a wait, which hides the host's time (`benc
 is the median over repeats; a repeat runs calls back to back for at least a millisecond, so launch latency matters
 little. The data is several times the size of the L2 cache; if one tensor is not, several are used in rotation. The
 floor is (bytes of data read once + bytes of result written once) / the bandwidth of a large device copy, counting bytes
-read and written, measured in the same run. Without arguments the results also go to benchmarks/results/h200.json.
+read and written, measured in the same run. Without arguments the results also go to benchmarks/results, to a file named
+after the GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .baselines import AbsentError, Call, Product
 from .cases import SEED
 from .run import save, versions
 
-RESULTS = Path(__file__).parent / "results" / "h200.json"
+RESULTS = Path(__file__).parent / "results"
 WARM_UPS, REPEATS = 3, 10
 SLOW = 2000  # ms after which a method is not repeated further
 LAP = 1.0  # ms, the minimum duration of a repeat
@@ -324,7 +325,7 @@ def main(patterns: list[str], baselines_only: bool) -> None:
     if failures:
         raise SystemExit("\n".join(f"{key} FAILED: {message}" for key, message in failures.items()))
     if not patterns and not baselines_only:
-        save(RESULTS, results)
+        save(RESULTS / f"{short_name()}.json", results)
 
 
 if __name__ == "__main__":
