@@ -5,14 +5,21 @@ import dataclasses
 import gc
 import math
 import os
+from pathlib import Path
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before NumPy is imported: workers already share the CPUs
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # Before NumPy is imported: workers already share the CPUs.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Before CUDA is initialized: the first GPU of each worker, which most tests use, is another one.
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if gpus > 1:
+        turned = ((int(worker.removeprefix("gw")) + i) % gpus for i in range(gpus))
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, turned)))
 
 import pytest
 import torch
 
-if "PYTEST_XDIST_WORKER" in os.environ:
+if worker:
     torch.set_num_threads(1)
 
 CUDA = torch.cuda.is_available()
