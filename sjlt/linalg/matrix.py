@@ -131,7 +131,7 @@ class Matrix:
         return total.value
 
     def times(self, V: Any) -> Any:
-        """Return A V, from one pass."""
+        """Return A V, from one pass; for a float32 array in float32, the dtype in which it is computed."""
         total = Product(self.shape[0], V)
         self.run(total, width=V.shape[1])
         return total.value
@@ -227,7 +227,7 @@ class SparseMatrix(Matrix):
     max_gram_columns = 0
 
     def __init__(self, a: Any, progress: Progress | None = None):
-        super().__init__(a.shape, np.float64, progress=progress)
+        super().__init__(a.shape, "float64", progress=progress)
         self._a = a.astype(np.float64, copy=False)
 
     def blocks(self, width: int) -> Iterator[tuple[int, Any]]:

@@ -33,11 +33,11 @@ def row_pieces(a: np.ndarray) -> list[slice]:
 
 
 def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return a b as float64, computed in the dtype of a and b."""
-    out = np.empty((a.shape[0], b.shape[1]))
+    """Return a b in the dtype of b, to which a's pieces are converted."""
+    out = np.empty((a.shape[0], b.shape[1]), b.dtype)
 
     def task(piece: slice) -> None:
-        out[piece] = a[piece] @ b
+        np.matmul(a[piece].astype(b.dtype, copy=False), b, out=out[piece])
 
     in_parallel(task, ((piece,) for piece in row_pieces(a)))
     return out
@@ -61,13 +61,29 @@ def residual_gradient(a: np.ndarray, x: np.ndarray, b: np.ndarray) -> tuple[np.n
 
 
 def add_gram(total: np.ndarray, p: np.ndarray) -> None:
-    """Add p' p to `total`, in the tiles on and above the diagonal."""
+    """Add p' p to `total`, at least in the tiles on and above the diagonal.
+
+    With a single tile the threads share the rows, and each piece is converted to the dtype of `total`.
+    """
+    if p.shape[1] <= TILE:
+        total += _narrow_gram(p, total.dtype)
+        return
     starts = range(0, p.shape[1], TILE)
 
     def task(i: int, j: int) -> None:
         total[i : i + TILE, j : j + TILE] += p[:, i : i + TILE].T @ p[:, j : j + TILE]
 
     in_parallel(task, ((i, j) for i in starts for j in starts if i <= j))
+
+
+def _narrow_gram(p: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return p' p, computed in this dtype."""
+
+    def term(piece: slice) -> np.ndarray:
+        converted = p[piece].astype(dtype, copy=False)
+        return np.asarray(converted.T @ converted)
+
+    return _sum_over_pieces(p, p.shape[1], term)
 
 
 def _sum_over_pieces(a: np.ndarray, columns: int, term: Callable[[slice], np.ndarray]) -> np.ndarray:

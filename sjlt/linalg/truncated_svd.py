@@ -19,6 +19,8 @@ ROWS_PER_COLUMN = 16  # rows of the sketch for n_iter > 0, per column of V: with
 SKETCH_ITERATIONS = 6  # subspace iterations on that sketch
 # Condition number of Y up to which Y'Y is accurate enough: Q'Q = I up to its square times eps.
 MAX_UNWHITENED_CONDITION = 1e2
+# The same for a Y with columns of norm 1, for the squared norm of its pseudoinverse.
+MAX_SCALED_INVERSE = 1e2
 MIN_EMBEDDING = 0.01  # smallest singular value allowed for Psi Q; with twice as many rows as columns it is above 0.2
 HOST_COLUMNS = 256  # of a square tensor, up to which the host's SVD is faster: 5 ms for 200, and 19 ms on an H200
 
@@ -85,22 +87,74 @@ def by_iterations(matrix: Matrix, rank: int, width: int, n_iter: int, seed: int)
     Z = matrix.dense() if S is None else matrix.quick_sketch(S)
     check_finite(matrix, Z)
     top = power_of_two(float(abs(Z).max()))  # A'A might overflow
-    Z = Z / top
-    V = matrix.random((matrix.shape[1], width), seed)
-    for _ in range(SKETCH_ITERATIONS):
-        V, _ = reduced_qr(xp, normal_product(Z, V) if xp is np else Z.T @ (Z @ V))
+    V = _leading_vectors(matrix, Z / top, width, seed)
     for _ in range(n_iter - 1):
-        V, _ = reduced_qr(xp, matrix.normal_times(V / top))
+        V = _orthonormal(xp, matrix.normal_times(V / top))
     Y = matrix.times(V)
+    P, E, T = _orthogonal_basis(matrix, Y, S, width)
+    U, s, Vh = _svd(xp, T)
+    return _times(P, E, U[:, :rank]), s[:rank], Vh[:rank] @ V.T
+
+
+def _leading_vectors(matrix: Matrix, Z: Any, width: int, seed: int) -> Any:
+    """Return approximate leading right singular vectors of a sketch Z of the matrix, as orthonormal columns."""
+    xp = matrix.xp
+    V = matrix.random((matrix.shape[1], width), seed)
+    if xp is not np:
+        for _ in range(SKETCH_ITERATIONS):
+            V = _orthonormal(xp, Z.T @ (Z @ V))
+        return V
+    # The last iteration, in float64, removes the rounding errors of those in float32.
+    narrow = Z.astype(matrix.dtype, copy=False)
+    for z in [narrow] * (SKETCH_ITERATIONS - 1) + [Z]:
+        V = _orthonormal(xp, normal_product(z, V.astype(z.dtype)))
+    return V
+
+
+def _orthonormal(xp: Any, W: Any) -> Any:
+    """Return an orthonormal basis of the range of W, whose first columns span the range of W's first columns."""
+    if xp is not np:
+        return reduced_qr(xp, W)[0]
+    W = W.astype(np.float64, copy=False)
+    factors = _by_scaled_columns(W)
+    return reduced_qr(xp, W)[0] if factors is None else W @ factors[0]
+
+
+def _orthogonal_basis(matrix: Matrix, Y: Any, S: Sketch | None, width: int) -> Factors:
+    """Return (P, E, T) such that Y = P E T and P E, or P for E = None, has orthonormal columns."""
+    xp = matrix.xp
+    if xp is np and (factors := _by_scaled_columns(Y)) is not None:
+        return Y, *factors
     check_finite(matrix, Y)
+    if xp is np:
+        Y = Y.astype(np.float64, copy=False)
     basis = None if S is None else _sketched_basis(xp, Y, S, width)
     if basis is None or basis.U.shape[1] < width:
         P, T = reduced_qr(xp, Y)
-        E = None
-    else:
-        P, E, T = basis.P, basis.E, basis.T
-    U, s, Vh = _svd(xp, T)
-    return _times(P, E, U[:, :rank]), s[:rank], Vh[:rank] @ V.T
+        return P, None, T
+    return basis.P, basis.E, basis.T
+
+
+def _by_scaled_columns(Y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return (T^-1, T) for the Cholesky factor T of Y'Y; None if that might be inaccurate or Y is not finite.
+
+    After subspace iterations the columns of Y are nearly orthogonal, though their norms may differ by many orders of
+    magnitude. The accuracy of a Cholesky factorization does not depend on those norms.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        gram = _gram(Y)
+    scales = np.sqrt(np.diag(gram))
+    if not (scales.min() > 1e-100 and scales.max() < 1e100):  # or NaN
+        return None
+    try:
+        C = cholesky(np, gram / scales / scales[:, None]).T
+    except LostRangeError:
+        return None
+    E = inverse(np, C)
+    # The squared 2-norm of E is at most the one in the Frobenius norm, less n - 2, since C has columns of norm 1.
+    if not (E * E).sum() < MAX_SCALED_INVERSE + len(E) - 2:
+        return None
+    return E / scales[:, None], C * scales
 
 
 def _sketched_basis(xp: Any, Y: Any, S: Sketch, max_rank: int) -> _Basis | None:
