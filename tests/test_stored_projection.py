@@ -96,3 +96,14 @@ def test_refusals():
             projection.transpose(x)
     with pytest.raises(TypeError, match=r"floating-point tensor is required, got torch.int64"):
         projection(torch.ones(2, 10, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("shape", [(9, 2), (2, 10), (10, 3), (10, 1), (20,)])
+@pytest.mark.parametrize("name", ["rand_indices", "rand_signs"])
+def test_tables_of_other_shapes(name, shape):
+    """Some of these would silently ignore features."""
+    projection = SJLTProjection(10, 5, 2, device="cpu")
+    setattr(projection, name, torch.ones(shape, dtype=getattr(projection, name).dtype))
+    for call in (lambda: projection(torch.ones(3, 10)), lambda: projection.transpose(torch.ones(3, 5))):
+        with pytest.raises(ValueError, match=rf"{name} must have shape \(10, 2\), got "):
+            call()

@@ -42,7 +42,7 @@ class SJLTProjection(nn.Module):
     rand_indices : int64 tensor of shape (original_dim, c), from 0 to proj_dim - 1
     rand_signs : int8 tensor of shape (original_dim, c), 1 or -1
         Buffers, drawn in this order by ``torch.randint``, so ``torch.manual_seed`` reproduces them. They may be
-        assigned.
+        replaced by tensors of the same shape.
     normalization_factor : float, 1/sqrt(c)
 
     Raises
@@ -127,6 +127,10 @@ class SJLTProjection(nn.Module):
             raise ValueError(f"a tensor of shape (batch, {name} = {width}) is required, got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise TypeError(f"a floating-point tensor is required, got {x.dtype}")
+        shape = self.original_dim, self.c
+        for table_name, table in self.named_buffers():
+            if table.shape != shape:  # scatter_add_ would silently drop features
+                raise ValueError(f"{table_name} must have shape {shape}, got {tuple(table.shape)}")
         return x.to(self.device)
 
     def _blocks(self, x: Tensor) -> list[tuple[int, int]]:
