@@ -16,7 +16,7 @@ from .inputs.containers import as_container, is_tensor, refuse_foreign, result_d
 from .laws.count_sketch import MAX_ROWS, row_seed
 from .laws.exact import MAX_N_COMPONENTS
 from .sketch import MAX_FEATURES, Sketch
-from .torch_ops import sparse
+from .torch_ops import sharding, sparse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -211,6 +211,7 @@ class CountSketch:
         if not isinstance(table, (np.ndarray, Tensor)):
             raise TypeError(f"a table must be an array or a tensor, got {type(table).__name__}")
         refuse_foreign(table)
+        sharding.refuse_sharded(table, "a CountSketch's table", "table.full_tensor()")
         if tuple(table.shape) != (self.rows, self.columns):
             raise ValueError(f"a table must have shape {(self.rows, self.columns)}, got {tuple(table.shape)}")
         if _dtype_name(table) not in ("float32", "float64"):

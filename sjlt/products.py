@@ -194,12 +194,15 @@ class SketchProducts(Operator):
         -------
         tree of dicts, lists and tuples
             ``y @ S``, split into tensors with the shapes and dtypes of those in `like`. For a DTensor, each rank
-            computes the part that it holds; partial placements become replicated.
+            computes the part that it holds; partial placements become replicated. Every rank of the mesh must make the
+            call: the ranks compare their sketches.
 
         Raises
         ------
         TypeError, ValueError
             As in `project_tree`.
+        RuntimeError
+            If `like` contains a DTensor and y requires a gradient.
 
         Examples
         --------

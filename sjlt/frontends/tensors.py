@@ -35,6 +35,8 @@ def project_tensor(spec: SketchSpec, x: Tensor, out: Any, accumulate: bool) -> T
 
 def project_adjoint_tensor(spec: SketchSpec, y: Tensor, out: Any, accumulate: bool) -> Tensor:
     """y S along the last axis of y."""
+    if type(y) is not Tensor:
+        sharding.refuse_sharded(y, "Y @ S", "S.adjoint_tree(y, like=...)")
     check_tensor(y, "a sketch")
     check_width("project_adjoint", y, spec.n_components, "n_components", spec.n_features)
     if out is None and not accumulate:
@@ -46,6 +48,8 @@ def project_adjoint_tensor(spec: SketchSpec, y: Tensor, out: Any, accumulate: bo
 
 def multiply_tensor(spec: SketchSpec, a: Tensor) -> Tensor:
     """S A for a vector or matrix A."""
+    if type(a) is not Tensor:
+        sharding.refuse_sharded(a, "S @ A", "S.project(A.T)")
     if a.layout is not STRIDED and _sparse().is_sparse(a):
         sparse = _sparse()
         sparse.check_sparse(a)
@@ -58,6 +62,8 @@ def multiply_tensor(spec: SketchSpec, a: Tensor) -> Tensor:
 
 def multiply_transposed_tensor(spec: SketchSpec, b: Tensor) -> Tensor:
     """S' B for a vector or matrix B."""
+    if type(b) is not Tensor:
+        sharding.refuse_sharded(b, "S.T @ B", "S.adjoint_tree(y, like=...)")
     check_tensor(b, "a sketch")
     check_height("S.T", b, (spec.n_features, spec.n_components))
     return ops.call(ops.project_adjoint, b, spec, 0, None)

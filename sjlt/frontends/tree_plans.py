@@ -178,11 +178,16 @@ def _new_plan(spec: SketchSpec, leaves: list[Any], batched: bool, of_memory: boo
         planned.append(Leaf(columns, runs, mesh))
     claims = None
     if sharded:
-        described = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        claims = sharding.claims(sharded, {THE_SKETCH: spec, "batched": batched, "the tree": described})
+        claims = sharding.claims(sharded, claimed(spec, leaves, batched))
     dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
     shape = (*leaves[0].shape[:batched], spec.n_components)
     return Plan(spec, tuple(planned), dtype, leaves[0].device, shape, tuple(meshes), claims)
+
+
+def claimed(spec: SketchSpec, leaves: list[Any], batched: bool) -> dict[str, Any]:
+    """What must be equal on all ranks, besides the layouts of DTensors."""
+    described = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    return {THE_SKETCH: spec, "batched": batched, "the tree": described}
 
 
 def _pieces(columns: SketchSpec, view: Tensor, gap: sharding.Gap | None, batched: bool) -> tuple[Piece, ...]:

@@ -14,7 +14,7 @@ from ..torch_ops import projection as ops
 from ..torch_ops import sharding, sparse
 from ..torch_ops.checks import check_out, check_tensor
 from ..torch_ops.views import check_memory
-from .tree_plans import check_tree, flat, make_plan
+from .tree_plans import check_tree, claimed, flat, make_plan
 
 if TYPE_CHECKING:
     from ..laws.spec import SketchSpec
@@ -51,15 +51,12 @@ def project_tree(spec: SketchSpec, tree: Any, out: Any, batched: bool) -> Tensor
 def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
     """y S, split into tensors with the shapes, dtypes and placements of those in the tree `like`."""
     leaves = list(leaves_of(like))
-    check_tree(spec, leaves, batched)
-    if not isinstance(y, Tensor) or sharding.is_sharded(y):
-        raise TypeError(f"adjoint_tree needs a torch tensor that is not sharded, got {type(y).__name__}")
-    check_tensor(y, "a sketch")
-    shape = (*leaves[0].shape[:batched], spec.n_components)
-    if y.shape != shape:
-        raise ValueError(f"adjoint_tree needs y of shape {shape} for this tree, got {tuple(y.shape)}")
-    if y.device != leaves[0].device:
-        raise ValueError(f"y must be on {leaves[0].device}, like the tree, got {y.device}")
+    sharded = [leaf for leaf in leaves if sharding.is_sharded(leaf)]
+    with sharding.refusal(sharded):
+        _check_adjoint(spec, y, leaves, batched, bool(sharded))
+        mine = sharding.claims(sharded, claimed(spec, leaves, batched)) if sharded else None
+    if mine is not None:
+        sharding.agree(mine)
     starts = iter([0, *accumulate(prod(leaf.shape[batched:]) for leaf in leaves)])
 
     def adjoint(leaf: Tensor) -> Tensor:
@@ -70,6 +67,24 @@ def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
         return ops.call(ops.project_adjoint, y, columns, -1, leaf.dtype).view(leaf.shape)
 
     return _mapped(adjoint, like)
+
+
+def _check_adjoint(spec: SketchSpec, y: Any, leaves: list[Any], batched: bool, is_sharded: bool) -> None:
+    with torch.no_grad():  # of the leaves, only the layout matters
+        check_tree(spec, leaves, batched)
+    if not isinstance(y, Tensor) or sharding.is_sharded(y):
+        raise TypeError(f"adjoint_tree needs a torch tensor that is not sharded, got {type(y).__name__}")
+    check_tensor(y, "a sketch")
+    shape = (*leaves[0].shape[:batched], spec.n_components)
+    if y.shape != shape:
+        raise ValueError(f"adjoint_tree needs y of shape {shape} for this tree, got {tuple(y.shape)}")
+    if y.device != leaves[0].device:
+        raise ValueError(f"y must be on {leaves[0].device}, like the tree, got {y.device}")
+    if is_sharded and torch.is_grad_enabled() and y.requires_grad:  # its gradient would be that of one rank's shards
+        raise RuntimeError(
+            "adjoint_tree with DTensors does not support automatic differentiation: detach y, or call under "
+            "torch.no_grad()"
+        )
 
 
 def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

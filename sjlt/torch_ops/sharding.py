@@ -37,6 +37,8 @@ def is_sharded(x: Any) -> bool:
 def check_sharded(x: Any, batched: bool) -> None:
     """Raise an error unless the shards of the DTensor x can be projected in place."""
     check_tensor(x, "a sketch")
+    if not _is_inside(x.device_mesh):
+        raise ValueError(f"this rank is outside {x.device_mesh}, the mesh of a DTensor: call on the mesh's ranks only")
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError(
             "the projection of DTensors does not support automatic differentiation: detach them, or call under "
@@ -47,6 +49,12 @@ def check_sharded(x: Any, batched: bool) -> None:
             raise ValueError(f"a partial DTensor must have reduce_op 'sum', got {placement}: redistribute it")
         if batched and placement.is_shard(0):
             raise ValueError("batched=True does not support DTensors that are sharded along the leading dimension")
+
+
+def refuse_sharded(x: Any, product: str, instead: str) -> None:
+    """Raise TypeError if x is a DTensor, for which `product` is not implemented."""
+    if is_sharded(x):
+        raise TypeError(f"{product} does not support DTensors: use {instead}")
 
 
 def held_by_rank(tensors: list[Any]) -> list[Any]:
@@ -63,6 +71,10 @@ def _waited(held: Any) -> Any:
 def coordinate(mesh: Any) -> tuple[int, ...]:
     """The position of this rank in a mesh; empty if it is outside."""
     return tuple(mesh.get_coordinate() or ())
+
+
+def _is_inside(mesh: Any) -> bool:
+    return mesh.get_coordinate() is not None
 
 
 # ------------------------------------------------------------------------------------- agreement
@@ -134,11 +146,11 @@ def _differing(mine: Claims) -> list[str] | None:
     """The names of the claims that differ between ranks; None if a rank rejects its arguments.
 
     If a mesh contains all ranks, they communicate in the default group, so that differing meshes are detected, too.
-    Otherwise they communicate in the groups of each mesh.
+    Otherwise they communicate in the groups of each mesh that contains them.
     """
     groups: list[Any] = [torch.distributed.group.WORLD]
     if all(mesh.size() < torch.distributed.get_world_size() for mesh in mine.meshes):
-        groups = [mesh.get_group(dim) for mesh in mine.meshes for dim in range(mesh.ndim)]
+        groups = [mesh.get_group(dim) for mesh in filter(_is_inside, mine.meshes) for dim in range(mesh.ndim)]
     differing: set[str] = set()
     rejected = False
     for group in groups:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -180,6 +180,35 @@ def refusals(mesh):
         cut = [distribute_tensor(whole(8, 6), square, [Shard(0), Shard(1)])]
         refused(ValueError, "ranks disagree in .*meshes", lambda: S.project_tree(cut if last else flat))
     assert torch.equal(S.project_tree([x]), S.project_tree([whole(8, 6)]))  # later calls still work
+
+    # Adjoints do not sum, but shards of different sketches would not fit together.
+    y = torch.ones(20, device=DEVICE)
+    refused(ValueError, "ranks disagree in the sketch", lambda: Sketch(48, 20, seed=RANK).adjoint_tree(y, like=[x]))
+    refused(ValueError, "ranks disagree in placements", lambda: S.adjoint_tree(y, like=[other if last else x]))
+    refused(ValueError, own(r"needs y of shape \(20,\)"), lambda: S.adjoint_tree(y[last:], like=[x]))
+    refused(RuntimeError, "does not support automatic", lambda: S.adjoint_tree(y.clone().requires_grad_(), like=[x]))
+    assert not S.adjoint_tree(y, like=[leaf])[0].requires_grad  # parameters serve as `like`
+
+    refused(TypeError, r"S @ A does not support DTensors: use S.project\(A.T\)", lambda: Sketch(8, 4) @ x)
+    refused(TypeError, r"S.T @ B does not support DTensors", lambda: Sketch(5, 8).T @ x)
+    refused(TypeError, r"Y @ S does not support DTensors", lambda: x @ Sketch(5, 6))
+    refused(TypeError, "table does not support DTensors", lambda: CountSketch(9, 8, 6).query(other, [1]))
+
+    # A mesh without this rank. Ranks inside are not affected.
+    alone = DeviceMesh(DEVICE, [0])
+    inner = DTensor.from_local(whole(8, 6), alone, [Shard(0)], run_check=False)
+    calls = [
+        lambda: S.project_tree([inner]),
+        lambda: S.adjoint_tree(y, like=[inner]),
+        lambda: Sketch(6, 4).project(inner),
+    ]
+    for call in calls:
+        if RANK == 0:
+            call()
+        else:
+            refused(ValueError, "this rank is outside", call)
+    refused(ValueError, "this rank is outside" if RANK else "another rank rejected its arguments",
+            lambda: Sketch(96, 20).project_tree([inner, x]))  # fmt: skip
 
     # Calls like earlier ones, of which ranks have kept a plan, are compared, too.
     kept = [Sketch(48, 20, seed=seed) for seed in (0, 1)]
