@@ -289,13 +289,17 @@ def adjoint(columns: SketchSpec, y: Tensor, like: Any, batched: bool) -> Any:
     from torch.distributed.tensor import DTensor, Replicate
 
     (held,) = held_by_rank([like])
-    result = held.new_empty(held.shape)
+    result, y = held.new_empty(held.shape), y.detach()
     for start, part, gap in _parts(like, result, batched):
-        if part.numel():
-            shape = tuple(part.shape) if gap is None else gap.full_shape(part)
-            part_columns = columns.columns(start, start + prod(shape[int(batched) :]))
-            full = ops.call(ops.project_adjoint, y, part_columns, -1, like.dtype).view(shape)
-            part.copy_(full if gap is None else gap.inside(full, part))
+        if not part.numel():
+            continue
+        shape = tuple(part.shape) if gap is None else gap.full_shape(part)
+        part_columns = columns.columns(start, start + prod(shape[int(batched) :]))
+        if gap is None and part.is_contiguous():  # without a second copy of the shard
+            ops.call_into(ops.project_adjoint, y, part.view(*y.shape[:-1], -1), part_columns, False)
+            continue
+        full = ops.call(ops.project_adjoint, y, part_columns, -1, like.dtype).view(shape)
+        part.copy_(full if gap is None else gap.inside(full, part))
     placements = [Replicate() if p.is_partial() else p for p in like.placements]
     return DTensor.from_local(
         result, like.device_mesh, placements, run_check=False, shape=like.shape, stride=_contiguous(like.shape)

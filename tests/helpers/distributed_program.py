@@ -269,6 +269,12 @@ def memory(mesh):
         y = S.project_tree(tree)
         more = peak() - before
         assert more <= (64 << 20) + y.nbytes, f"{more / 2**20:.1f} MiB for {tree[0].placements}"
+    for tree in trees:
+        before = peak(start=True)
+        (update,) = S.adjoint_tree(y, like=tree)
+        more = peak() - before
+        assert more <= (32 << 20) + update.to_local().nbytes, f"{more / 2**20:.1f} MiB back to {tree[0].placements}"
+        del update
 
 
 def peak(start=False):
