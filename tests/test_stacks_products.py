@@ -7,8 +7,10 @@ import pytest
 import scipy.sparse
 import torch
 from helpers.cases import all_pairs, pairwise
+from helpers.cli import run as run
 from helpers.data import exact_adjoint, exact_project, integers, same
 from helpers.products import PRODUCTS, matrix, numbers, product_of, whole
+from sklearn.base import clone
 
 import sjlt
 
@@ -97,6 +99,44 @@ def test_compiled(device):
 def test_one_call():
     x = integers((5, 300), "float32")
     same(sjlt.project(x, 512, nnz=4, stacks=2, seed=3), sjlt.Sketch(300, 512, nnz=4, stacks=2, seed=3).project(x))
+
+
+# ------------------------------------------------------------------------------------- interfaces
+
+
+def test_transformer():
+    x, S = integers((5, 300), "float32"), sjlt.Sketch(300, 64, nnz=8, stacks=4, seed=3)
+    transformer = sjlt.SparseRandomProjection(64, nnz=8, stacks=4, random_state=3)
+    same(clone(transformer).fit_transform(x), S.project(x))
+    assert transformer.get_params()["stacks"] == 4
+    assert "stacks=4" in repr(transformer)
+    for stacks, nnz in ((3, 6), (4, 6), (0, "auto")):
+        with pytest.raises(ValueError, match=f"stacks.*{stacks}"):
+            transformer.set_params(stacks=stacks, nnz=nnz).fit(x)
+
+
+def test_layer(device):
+    x, S = whole(device, 3, 300), sjlt.Sketch(300, 64, nnz=8, stacks=4, seed=3)
+    layer = sjlt.nn.SparseProjection(300, 64, nnz=8, stacks=4, seed=3).to(device)
+    assert torch.equal(layer(x), x @ S.T)
+    assert "stacks=4" in repr(layer)
+    with pytest.raises(ValueError, match="stacks = 3 and n_components = 64"):
+        sjlt.nn.SparseProjection(300, 64, stacks=3, seed=3)
+
+
+def test_command_line(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x, S = integers((50, 300), "float32"), sjlt.Sketch(300, 64, nnz=8, stacks=4, seed=3)
+    np.save("x.npy", x)
+    options = ("-k", 64, "--nnz", 8, "--seed", 3)
+    assert run("project", "x.npy", "y.npy", *options, "--stacks", 4).code == 0
+    same(np.load("y.npy"), S.project(x))
+    for stacks in (3, 0, 65):
+        result = run("project", "x.npy", "z.npy", *options, "--stacks", stacks)
+        assert result.code == 2
+        assert "stacks" in result.err
+        assert str(stacks) in result.err
+    assert not (tmp_path / "z.npy").exists()
 
 
 # ------------------------------------------------------------------------------------- kernels
