@@ -154,6 +154,9 @@ def test_parameters_of_the_other_functions():
     for shape in ((0, 5), (5, 0)):
         with pytest.raises(ValueError, match="shape"):
             SVDSketch(shape, 1)
+    for shape in (5, (5,), (5, 5, 5), "55"):
+        with pytest.raises(TypeError, match=r"shape.*, got "):
+            SVDSketch(shape, 1)
 
 
 def test_files(tmp_path):

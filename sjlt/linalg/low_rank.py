@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,8 @@ class SVDSketch:
     """
 
     def __init__(self, shape: tuple[int, int], rank: int, *, oversampling: int | None = None, seed: int = 0):
+        if not isinstance(shape, Sequence) or len(shape) != 2:
+            raise TypeError(f"shape must be a tuple of two integers, (m, n), got {shape!r}")
         m, n = (integer(f"shape[{i}]", size, 1, 2**63 - 1) for i, size in enumerate(shape))
         self.shape = m, n
         self.rank, self.oversampling = _sizes(self.shape, rank, oversampling)
