@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 from helpers.cli import run as run
 
 from sjlt.cli import app, matrices
@@ -99,6 +100,23 @@ def test_an_existing_result_is_kept_unless_forced(run, name):
     assert_refused(run, f"{out}: exists (--force replaces it)", *COMMANDS[name])
     assert run(*COMMANDS[name], "--force").code == 0
     assert out.read_bytes() != b"old"
+
+
+def test_without_a_gpu(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert_refused(run, "no device cuda: torch", *COMMANDS["lstsq"], "--device", "cuda")
+    scipy.sparse.save_npz("A.npz", scipy.sparse.csr_matrix(np.load("A.npy")))
+    result = run("lstsq", "A.npz", "b.npy", "x.npy", "--device", "cuda")
+    assert result.code == 2
+    assert "A.npz: a sparse matrix is solved on the CPU only" in result.err
+
+
+@pytest.mark.gpu
+def test_lstsq_on_a_gpu(run):
+    result = run(*COMMANDS["lstsq"], "--device", "cuda")
+    assert result.code == 0
+    expected = lstsq("A.npy", np.load("b.npy"))
+    np.testing.assert_allclose(np.load("x.npy"), expected.x, rtol=1e-8)
 
 
 BAD_B = {

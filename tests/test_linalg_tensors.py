@@ -10,7 +10,8 @@ from helpers.matrices import backward_error, orthonormal
 
 from sjlt import Sketch
 from sjlt.backends.triton import residual, tall_product
-from sjlt.linalg import containers, cuda_matrix, lstsq, svd_lowrank
+from sjlt.linalg import containers, cuda_matrix, least_squares, lstsq, svd_lowrank
+from sjlt.linalg import matrix as matrix_module
 from sjlt.linalg.cholesky_qr import cholesky_qr
 from sjlt.linalg.cuda_matrix import CudaMatrix
 from sjlt.linalg.matrix import DenseMatrix
@@ -289,3 +290,27 @@ def test_tall_products_are_used_on_a_gpu():
     assert float((matrix.times(V) - exact).norm() / exact.norm()) < 1e-6
     normal = A.double().T @ exact
     assert float((matrix.normal_times(V) - normal).norm() / normal.norm()) < 1e-6
+
+
+# ------------------------------------------------------------------------------------- files on a GPU
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("m", [300, 20_000])
+def test_files_in_blocks_on_the_device_of_b(tmp_path, monkeypatch, m, dtype, device):
+    """A file's blocks are copied to the device of b; here also to the CPU, as tensors."""
+    rng = np.random.default_rng(m)
+    A = (orthonormal(rng, m, 12) * np.geomspace(1, 1e-5, 12) @ orthonormal(rng, 12, 12).T).astype(dtype)
+    b = rng.standard_normal((m, 2))
+    np.save(tmp_path / "A.npy", A)
+    monkeypatch.setattr(matrix_module, "FILE_BYTES", 1 << 16)
+    right = torch.from_numpy(b).to(device)
+    if device == "cpu":
+        monkeypatch.setattr(least_squares, "_device_for_files", lambda b: b.device)
+    seen = []
+    solution = lstsq(tmp_path / "A.npy", right, callback=lambda *progress: seen.append(progress))
+    assert solution.x.device.type == solution.residuals.device.type == device
+    for j in range(2):
+        assert backward_error(A.astype(float), b[:, j], solution.x[:, j].cpu().numpy()) < 2e-16
+    assert seen[-1] == (solution.iterations, m, m)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,11 @@ from .terminal import note, say
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class Device(enum.StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 def lstsq(
@@ -28,6 +34,7 @@ def lstsq(
         typer.Option(help="Treat singular values of A up to rcond times the largest as zero. Default: 10 machine "
                      "epsilons.", show_default=False, **NUMBER),
     ] = None,
+    device: Annotated[Device, typer.Option(help="Where to compute; A is read block by block.")] = Device.cpu,
     column: MatrixColumn = None,
     seed: SketchSeed = 0,
     threads: Threads = None,
@@ -46,6 +53,8 @@ def lstsq(
     The last line of output shows the rank of A, the number of passes, |A x - b|, and the backward error: the relative
     change of A and b for which X is exact.
 
+    With --device cuda, blocks of A are copied to the GPU. A sparse A is solved on the CPU only.
+
     X appears only when it is complete. An interrupted run writes nothing; running it again starts from the first pass.
     If A changes between passes, the run fails.
     """
@@ -56,17 +65,35 @@ def lstsq(
     check_output(out, [matrix_file, right_file], (".npy",), force)
     set_threads(threads)
     with open_matrix(matrix_file, column) as (A, shape):
-        b = _right_hand_sides(right_file, matrix_file, shape)
+        b = right = _right_hand_sides(right_file, matrix_file, shape)
+        if on_gpu := device is Device.cuda:
+            right = _on_gpu(b, A, matrix_file)
         with solving(out) as progress:
-            solution = solve(A, b, damp=damp, rcond=rcond, seed=seed, callback=progress)
-            save(out, lambda file: np.save(file, solution.x), force)
+            solution = solve(A, right, damp=damp, rcond=rcond, seed=seed, callback=progress)
+            x, squares = (value.cpu().numpy() if on_gpu else value for value in (solution.x, solution.residuals))
+            save(out, lambda file: np.save(file, x), force)
     largest = "" if b.ndim == 1 else f" (the largest of {b.shape[1]})"
     say(
         f"{out}: rank {solution.rank} of {shape[1]}, {solution.iterations} passes, residual "
-        f"{float(np.sqrt(solution.residuals).max()):.4g}{largest}, backward error {solution.backward_error:.1e}"
+        f"{float(np.sqrt(squares).max()):.4g}{largest}, backward error {solution.backward_error:.1e}"
     )
     if solution.rank < min(shape) and damp == 0:
         note(f"A has rank {solution.rank} and shape {shape}: X is the solution of minimum norm")
+
+
+def _on_gpu(b: np.ndarray, A: Any, path: Path) -> Any:
+    """Return b as a CUDA tensor, if A is not a sparse matrix in memory."""
+    import torch
+
+    from ..files.errors import UserError
+    from ..files.source import Source
+
+    if not isinstance(A, Source):
+        raise UserError(f"{path}: a sparse matrix is solved on the CPU only")
+    if not torch.cuda.is_available():
+        raise UserError(f"no device cuda: torch {torch.__version__} finds no usable GPU")
+    # Other dtypes are left to `sjlt.linalg.lstsq`, which refuses them.
+    return torch.from_numpy(b.astype("float64")).cuda() if b.dtype.kind in "fiub" else b
 
 
 def _right_hand_sides(path: Path, matrix_file: Path, shape: tuple[int, int]) -> np.ndarray:

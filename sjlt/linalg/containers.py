@@ -11,15 +11,15 @@ import numpy as np
 from ..files.source import Source
 from ..inputs.containers import checked_sparse, is_sparse, is_tensor
 from .checks import as_array, check_matrix
-from .cuda_matrix import CudaMatrix
+from .cuda_matrix import CudaMatrix, StreamedMatrix
 from .matrix import DenseMatrix, FileMatrix, Matrix, Progress, SparseMatrix
 
 
-def as_matrix(a: Any, name: str = "A", progress: Progress | None = None) -> Matrix:
+def as_matrix(a: Any, name: str = "A", progress: Progress | None = None, device: Any = None) -> Matrix:
     """Return `a`, an array, sparse matrix, tensor, `Source` or path of an .npy file, as a `Matrix`.
 
-    Raises TypeError or ValueError if it is not a non-empty float32 or float64 matrix. Whether the values are finite is
-    checked in the first pass.
+    With `device`, a CUDA device, the blocks of a file are copied to it. Raises TypeError or ValueError if `a` is not a
+    non-empty float32 or float64 matrix. Whether the values are finite is checked in the first pass.
     """
     if progress is not None and not callable(progress):
         raise TypeError(f"callback must be callable, got {progress!r}")
@@ -30,7 +30,7 @@ def as_matrix(a: Any, name: str = "A", progress: Progress | None = None) -> Matr
         except BaseException:
             file.close()
             raise
-        return file
+        return file if device is None else StreamedMatrix(file, device, progress)
     if is_tensor(a):
         check_matrix(name, tuple(a.shape), str(a.dtype).removeprefix("torch."))
         if a.is_cuda:

@@ -1,4 +1,4 @@
-"""CUDA tensors as matrices that are read in passes."""
+"""CUDA tensors, and files whose blocks are copied to a CUDA device, as matrices that are read in passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..sketch import Sketch
-from .matrix import Matrix, Progress, one_pass
+from .matrix import FileMatrix, Matrix, Progress, one_pass
 from .tensor_products import multiply
 
 GPU_ROWS = 1 << 16  # rows per block, if blocks are converted or their products are wide
@@ -95,3 +95,26 @@ class CudaMatrix(Matrix):
         if self._a.dtype == self.xp.float64:
             return True
         return precision(self._a.dtype) == "highest" and not self.xp.is_autocast_enabled(self._a.device.type)
+
+
+class StreamedMatrix(Matrix):
+    """A `FileMatrix` whose blocks are copied to a CUDA device, in turn with reading the next ones."""
+
+    max_gram_columns = math.inf
+
+    def __init__(self, file: FileMatrix, device: Any, progress: Progress | None = None):
+        import torch
+
+        super().__init__(file.shape, file.dtype, torch, device, progress)
+        self._file = file
+
+    def close(self) -> None:
+        self._file.close()
+
+    def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
+        for i, block in self._file.blocks(width):
+            yield i, self.xp.from_numpy(block).to(self.device).double()
+
+    @one_pass
+    def dense(self) -> Any:
+        return self.array(self._file.dense())

@@ -85,6 +85,7 @@ def lstsq(
     A : {ndarray, CSR or CSC matrix or array, tensor, path of an .npy file} of shape (m, n), float32 or float64
         Intended for m much larger than n. A file may be larger than memory. float32 data is summed in float64.
     b : array_like of shape (m,) or (m, columns), real
+        If A is a file and b a CUDA tensor, A's blocks are copied to b's device, where everything is computed.
     damp : float or sequence of floats, each >= 0 and finite, default 0
         Ridge parameter. A sequence is solved for all its values with one sketch, in the same passes.
     rcond : float in [0, 1), optional
@@ -103,7 +104,8 @@ def lstsq(
     Returns
     -------
     LstsqResult
-        Its values are tensors on A's device if A is a tensor, otherwise arrays.
+        Its values are tensors on A's device if A is a tensor, on b's device if A is a file and b a CUDA tensor;
+        otherwise arrays.
 
     Raises
     ------
@@ -142,7 +144,7 @@ def lstsq(
     seed = seed_number(seed)
     ridges, is_sequence = _ridges(damp)
     rcond = None if rcond is None else below_one("rcond", rcond)
-    matrix = as_matrix(A, "A", callback)
+    matrix = as_matrix(A, "A", callback, _device_for_files(b))
     try:
         B, is_vector = _right_hand_sides(matrix, b)
         problem = Problem(matrix, B, ridges, rcond)
@@ -157,6 +159,11 @@ def lstsq(
         squares = (squares * problem.b_scale * problem.b_scale).reshape(shape)
     x, squares, factor = (like_input(A, value) for value in (x, squares, problem.factor))
     return LstsqResult(x, squares, problem.rank, matrix.passes, error, factor)
+
+
+def _device_for_files(b: Any) -> Any:
+    """Return the device to which the blocks of a file are copied, or None."""
+    return b.device if is_tensor(b) and b.is_cuda else None
 
 
 def _ridges(damp: float | Sequence[float]) -> tuple[np.ndarray, bool]:
