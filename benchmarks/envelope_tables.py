@@ -71,3 +71,26 @@ def envelope(record: str = "envelope_h200") -> str:
     about = ", ".join(f"{key} {found[key]}" for key in ("device", "seed", "sjlt", "torch", "triton"))
     tables = markdown(HEADINGS, summary(found["rows"])), markdown(("farthest from the floor", *HEADINGS[2:4]), listed)
     return f"{about}:\n\n" + "\n".join(tables)
+
+
+def cpu_named() -> str:
+    """The named shapes of `benchmarks.envelope_cpu`."""
+    rows = []
+    for row in results("envelope_cpu")["named"]:
+        stacks = f" stacks {row['stacks']}" if row["stacks"] > 1 else ""
+        sizes = (digits(row["seconds"]["sjlt"] * 1e3), row["best"], digits(row["of best"]), digits(row["most"]))
+        rows.append((describe(row) + stacks, *sizes))
+    return markdown(("shape", "ms", "best rival", "of its time", "target"), rows)
+
+
+def cpu_random() -> str:
+    """Time over the best rival's of the random shapes, by kind."""
+    found = results("envelope_cpu")
+    kinds = ("all", *dict.fromkeys(row["kind"] for row in found["rows"]))
+    rows = []
+    for kind in kinds:
+        values = [row["of best"] for row in found["rows"] if kind in ("all", row["kind"])]
+        three = " ".join(f"{quantile(values, share):.2f}" for share in (0.5, 0.9, 1))
+        rows.append((kind, str(len(values)), three, f"{sum(value > SLOWER for value in values)} of {len(values)}"))
+    about = f"{found['threads']} threads of an {found['processor']}, seed {found['seed']}, sjlt {found['sjlt']}"
+    return f"{about}:\n\n" + markdown(("shapes", "number", "of the best rival's time", "slower"), rows)

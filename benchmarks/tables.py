@@ -301,6 +301,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gradients cpu": lambda: gradients("gradients_cpu"),
     "gradients h200": lambda: gradients("gradients_h200"),
     "envelope": envelope_tables.envelope,
+    "envelope cpu named": envelope_tables.cpu_named,
+    "envelope cpu": envelope_tables.cpu_random,
     "gradients h100": lambda: gradients("gradients_h100"),
     "distances": distances_std,
     "distances tail": distances_tail,
