@@ -11,11 +11,11 @@ PORTABLE = {
     *(f"{way}_{kernel}" for way in ("project", "adjoint") for kernel in ("tensor_core", "row_gather", "few_vectors")),
     *("write_entries", "project_one_tile", "adjoint_one_tile"),
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
-    *("residual_gradient", "multiply_tall"),
+    "residual_gradient",
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
 NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_sparse_shared"}
-NVIDIA |= {"encode_offsets", "adjoint_staged"}
+NVIDIA |= {"encode_offsets", "adjoint_staged", "multiply_tall"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
 
 # By default only the kernels of the first products and the first dropout are compiled, for sm_90; all calls and targets
@@ -236,11 +236,11 @@ def make_calls(on, everything, nvidia, hopper):
             multiply_sparse(*call)
         for columns in (512, 100, 4096):
             differentiate(1 << 20, columns)
-        multiply_tall(1 << 20, 2048, 128)
         torch.set_float32_matmul_precision("high")
         multiply(2000, 301, 300, {"nnz": 5}, "float32", "rows")
         torch.set_float32_matmul_precision("highest")
     if everything and nvidia:
+        multiply_tall(1 << 20, 2048, 128)
         on(asynchronous_copies=True)
         for call in STAGED + STAGED_ADJOINTS:
             multiply(*call)
