@@ -21,6 +21,11 @@ def quantile(values: Sequence[float], share: float) -> float:
     return known[min(len(known) - 1, int(share * len(known)))] if known else math.nan
 
 
+def three(values: Sequence[float]) -> str:
+    """The median, the 90th percentile and the largest value."""
+    return " ".join(f"{quantile(values, share):.2f}" for share in (0.5, 0.9, 1))
+
+
 def summary(rows: list[Row]) -> list[tuple[str, ...]]:
     """Cells of HEADINGS by kind, size and k: the median, the 90th percentile and the largest of each ratio."""
 
@@ -39,7 +44,7 @@ def summary(rows: list[Row]) -> list[tuple[str, ...]]:
     for name, belongs in groups.items():
         if chosen := [row for row in rows if belongs(row)]:
             columns = [[row[key] for row in chosen] for key in ("of floor", "of floor and launch", "of best")]
-            cells = [" ".join(f"{quantile(column, share):.2f}" for share in (0.5, 0.9, 1)) for column in columns]
+            cells = [three(column) for column in columns]
             slower = sum(value > SLOWER for value in columns[2])
             compared = sum(value == value for value in columns[2])
             found.append((name, str(len(chosen)), *cells, f"{slower} of {compared}"))
@@ -93,7 +98,7 @@ def cpu_random() -> str:
         cells = [kind, str(len(chosen))]
         for key in ("of best", "of best as precise"):
             values = [row[key] for row in chosen]
-            cells.append(" ".join(f"{quantile(values, share):.2f}" for share in (0.5, 0.9, 1)))
+            cells.append(three(values))
             cells.append(str(sum(value > SLOWER for value in values)))
         rows.append(cells)
     about = f"{found['threads']} threads of an {found['processor']}, seed {found['seed']}, sjlt {found['sjlt']}"

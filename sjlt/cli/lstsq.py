@@ -85,13 +85,13 @@ def _on_gpu(b: np.ndarray, A: Any, path: Path) -> Any:
     """Return b as a CUDA tensor, if A is not a sparse matrix in memory."""
     import torch
 
+    from ..files.device import check_cuda
     from ..files.errors import UserError
     from ..files.source import Source
 
     if not isinstance(A, Source):
         raise UserError(f"{path}: a sparse matrix is solved on the CPU only")
-    if not torch.cuda.is_available():
-        raise UserError(f"no device cuda: torch {torch.__version__} finds no usable GPU")
+    check_cuda()
     # Other dtypes are left to `sjlt.linalg.lstsq`, which refuses them.
     return torch.from_numpy(b.astype("float64")).cuda() if b.dtype.kind in "fiub" else b
 

@@ -27,9 +27,16 @@ def use_gpu(device: str, rows: Source, note: Callable[[str], None]) -> bool:
         return available and not obstacle
     if obstacle:
         raise UserError(f"{rows.path}: {obstacle}; it cannot be projected on the device cuda")
-    if not available:
-        raise UserError(f"no device cuda: torch {torch.__version__} finds no usable GPU")
+    check_cuda()
     return True
+
+
+def check_cuda() -> None:
+    """Raise UserError unless torch finds a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError(f"no device cuda: torch {torch.__version__} finds no usable GPU")
 
 
 def has_driver() -> bool:

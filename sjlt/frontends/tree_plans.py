@@ -185,7 +185,7 @@ def _new_plan(spec: SketchSpec, leaves: list[Any], batched: bool, of_memory: boo
 
 
 def claimed(spec: SketchSpec, leaves: list[Any], batched: bool) -> dict[str, Any]:
-    """What must be equal on all ranks, besides the layouts of DTensors."""
+    """The values that must be equal on all ranks, besides the layouts of DTensors."""
     described = [(leaf.shape, leaf.dtype) for leaf in leaves]
     return {THE_SKETCH: spec, "batched": batched, "the tree": described}
 

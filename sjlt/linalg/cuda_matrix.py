@@ -98,7 +98,7 @@ class CudaMatrix(Matrix):
 
 
 class StreamedMatrix(Matrix):
-    """A `FileMatrix` whose blocks are copied to a CUDA device, in turn with reading the next ones."""
+    """A `FileMatrix` whose blocks are copied to a CUDA device while the next ones are read."""
 
     max_gram_columns = math.inf
 

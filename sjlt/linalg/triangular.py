@@ -43,7 +43,7 @@ def _tensor_r_factor(xp: Any, a: Any, n: int) -> Any:
 
 def reduced_qr(xp: Any, a: Any) -> tuple[Any, Any]:
     """Return (Q, R) of the reduced QR factorization of `a`."""
-    is_small = xp is not np and a.shape[1] <= SMALL_COLUMNS and a.shape[0] <= SMALL_ROWS
+    is_small = a.shape[0] <= SMALL_ROWS and a.shape[1] <= SMALL_COLUMNS
     found = None if xp is np or is_small else cholesky_qr(xp, a)
     if found is None:
         Q, R = xp.linalg.qr(a)

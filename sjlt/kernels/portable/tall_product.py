@@ -1,7 +1,7 @@
 """A V for a tall A in fp32 and few columns, on tensor cores, with the accuracy of fp32.
 
 A number in fp32 is the sum of two in TF32, up to 2^-21 of it, so a product takes three on tensor cores: at 140 Tflop/s
-on an H100, half the time of fp32 arithmetic. It is launched on NVIDIA only, where TF32 exists.
+on an H100, half the time of fp32 arithmetic. It is launched on NVIDIA only.
 """
 
 from __future__ import annotations
