@@ -2,8 +2,7 @@
 
 Least squares: time and backward error (the Karlson-Walden estimate, with residuals in extended precision).
 Low rank: time, and error relative to that of the best approximation, for 0, 1, ... iterations until it is below 1.01.
-A file: time and peak memory, compared with normal equations from a memory map and with reading the file four times,
-each from a cold page cache.
+A file: see `linalg_files`.
 
 Every method runs in its own process, on the same stored data. A time is the median of REPEATS calls, or fewer if they
 are slow; a run takes about 7 minutes on 2 cores. The results are written to benchmarks/results/linalg_cpu.json, with
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -24,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from . import linalg_files
 from .cases import SEED
-from .run import environment, in_process, resident, save
+from .run import environment, in_process, save
 
 RESULTS = Path(__file__).parent / "results" / "linalg_cpu.json"
 REPEATS, MAX_SECONDS = 3, 10.0  # calls of a method; total time after which it is not called again
@@ -33,7 +32,6 @@ LSQR_STEPS = 150  # for an ill-conditioned A it does not converge in thousands
 SHAPES = {"tall": (100_000, 500), "wide": (40_000, 1_500)}
 CONDITIONS = (1e2, 1e10)
 LOW_RANK, RANK = (200_000, 1_000), 50
-FILE_COLUMNS, FILE_GB, MEMORY_GB = 500, 6.0, 1.0
 ROWS = 4096  # per block when a matrix is generated or read
 
 METHODS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {}
@@ -221,83 +219,6 @@ def measure_low_rank(kind: str, n_iter: int, folder: Path) -> dict[str, float]:
     return {"seconds": seconds, "error over best": error_over_best(A, squares, factors)}
 
 
-# ------------------------------------------------------------------------------------- a file
-
-
-def make_file(path: Path, gigabytes: float) -> None:
-    """Write a float64 matrix of this size with condition number 1e4, and a right-hand side in the same folder."""
-    rows = int(gigabytes * 1e9 / 8 / FILE_COLUMNS)
-    rng = np.random.default_rng(SEED)
-    scales = np.geomspace(1, 1e-4, FILE_COLUMNS)
-    A = np.lib.format.open_memmap(path, "w+", np.float64, (rows, FILE_COLUMNS))
-    for i in range(0, rows, ROWS):
-        A[i : i + ROWS] = rng.standard_normal((min(ROWS, rows - i), FILE_COLUMNS)) * scales
-    A.flush()
-    del A
-    np.save(path.with_name("b.npy"), rng.standard_normal(rows))
-
-
-def drop_from_page_cache(path: Path) -> None:
-    """Ask the operating system to drop the file from its page cache."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def read_four_times(path: Path) -> None:
-    buffer = np.empty(32 << 20, np.uint8)
-    for _ in range(4):
-        with open(path, "rb", buffering=0) as file:
-            while file.readinto(buffer):  # type: ignore[attr-defined]
-                pass
-
-
-def file_sjlt(path: Path, b: np.ndarray) -> dict[str, float]:
-    from sjlt.linalg import lstsq
-
-    solution = lstsq(path, b)
-    return {"reads": solution.iterations, "estimated backward error": solution.backward_error}
-
-
-def file_normal_equations(path: Path, b: np.ndarray) -> dict[str, float]:
-    import scipy.linalg
-
-    A = np.load(path, mmap_mode="r")
-    gram, rhs = np.zeros((FILE_COLUMNS, FILE_COLUMNS)), np.zeros(FILE_COLUMNS)
-    for i in range(0, A.shape[0], ROWS):
-        block = np.asarray(A[i : i + ROWS])
-        gram += block.T @ block
-        rhs += block.T @ b[i : i + ROWS]
-    scipy.linalg.cho_solve(scipy.linalg.cho_factor(gram), rhs)
-    return {"reads": 1}
-
-
-def file_read(path: Path, b: np.ndarray) -> dict[str, float]:
-    read_four_times(path)
-    return {"reads": 4}
-
-
-FILES = {
-    "sjlt.linalg.lstsq": file_sjlt,
-    "memory map, normal equations": file_normal_equations,
-    "reading it 4 times": file_read,
-}
-
-
-def measure_file(name: str, folder: Path) -> dict[str, float]:
-    """Return time from a cold page cache and peak resident memory, which includes the pages of a memory map."""
-    b = np.load(folder / "b.npy")
-    small = folder / "small.npy"
-    if not small.exists():
-        np.save(small, np.random.default_rng(SEED).standard_normal((20 * FILE_COLUMNS, FILE_COLUMNS)))
-    FILES[name](small, b[: 20 * FILE_COLUMNS])  # compile and start threads
-    drop_from_page_cache(folder / "A.npy")
-    Path("/proc/self/clear_refs").write_text("5")
-    start = time.perf_counter()
-    found = FILES[name](folder / "A.npy", b)
-    return {"seconds": time.perf_counter() - start, "peak_mib": resident("VmHWM"), **found}
-
-
 # ------------------------------------------------------------------------------------- the run
 
 
@@ -333,42 +254,34 @@ def run_low_rank(quick: bool, folder: Path) -> dict[str, Any]:
     return {f"{shape}, rank {RANK}, singular values 1/j": found}
 
 
-def run_file(gigabytes: float, folder: Path) -> dict[str, Any]:
-    make_file(folder / "A.npy", gigabytes)
-    found = {name: in_child("file", name, folder) for name in FILES}
-    peak = found["sjlt.linalg.lstsq"]["peak_mib"]
-    if peak > MEMORY_GB * 1e9 / 2**20:
-        raise SystemExit(f"lstsq used {peak:.0f} MiB of memory, more than {MEMORY_GB:g} GB")
-    return {f"float64, {gigabytes:g} GB, {FILE_COLUMNS} columns": found}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.linalg", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows; the results are not saved")
-    parser.add_argument("--file-gb", type=float, default=None, help=f"size of the file in GB, default {FILE_GB:g}")
+    parser.add_argument(
+        "--file-gb", type=float, default=None, help=f"size of the file in GB, default {linalg_files.GIGABYTES:g}"
+    )
     parser.add_argument("--directory", type=Path, default=None, help="folder for the data, 7 GB")
     parser.add_argument("--cuda", action="store_true", help="measure CUDA tensors instead")
     parser.add_argument("--measure", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         kind, *names, folder = arguments.measure
-        functions: dict[str, Callable[..., Any]] = {"solver": measure_solver, "file": measure_file}
-        call = measure_low_rank if kind == "low_rank" else functions[kind]
+        call: Callable[..., Any] = measure_low_rank if kind == "low_rank" else measure_solver
         values = [int(name) if name.isdigit() else name for name in names]
         print(json.dumps(call(*values, Path(folder))))
         return
+    gigabytes = arguments.file_gb or (linalg_files.GIGABYTES / 10 if arguments.quick else linalg_files.GIGABYTES)
     if arguments.cuda:
         from .linalg_gpu import run
 
-        run(arguments.quick)
+        run(arguments.quick, gigabytes, arguments.directory)
         return
     results: dict[str, Any] = {"environment": environment()}
-    gigabytes = arguments.file_gb or (FILE_GB / 10 if arguments.quick else FILE_GB)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         folder = Path(name)
         results["least squares"] = run_solvers(arguments.quick, folder)
         results["low rank"] = run_low_rank(arguments.quick, folder)
-        results["file"] = run_file(gigabytes, folder)
+        results["file"] = linalg_files.run(linalg_files.ON_CPU, gigabytes, folder)
     if not arguments.quick:
         save(RESULTS, results)
 

@@ -1,4 +1,4 @@
-"""The CUDA part of `benchmarks.linalg`: least squares and low rank for tensors, compared with torch.
+"""The CUDA part of `benchmarks.linalg`: least squares, low rank, and a file, compared with torch.
 
 Times are for whole calls, between two synchronizations, because the solvers read values on the host between steps.
 Backward errors are the estimate that is also computed for the CPU, from residuals in doubled precision on the GPU.
@@ -10,6 +10,7 @@ import json
 import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 
 from sjlt.linalg import lstsq, svd_lowrank
 
+from . import linalg_files
 from .cases import SEED
 from .doubled import residual_sums
 from .gpu import environment, short_name
@@ -152,8 +154,11 @@ def _path() -> Path:
     return RESULTS / f"linalg_{short_name()}.json"
 
 
-def run(quick: bool) -> None:
-    """Measure everything, and save each case once it is measured; `quick`: an eighth of the rows, nothing is saved."""
+def run(quick: bool, gigabytes: float, directory: Path | None) -> None:
+    """Measure everything, and save each case once it is measured; `quick`: an eighth of the rows, nothing is saved.
+
+    The file has `gigabytes`, and lies in a temporary folder in `directory`.
+    """
     if not torch.cuda.is_available():
         raise SystemExit("--cuda needs a CUDA device")
     factor = 8 if quick else 1
@@ -167,6 +172,9 @@ def run(quick: bool) -> None:
                 save(_path(), results)
     m, n = LOW_RANK[0] // factor, LOW_RANK[1]
     results["low rank"][f"({m}, {n}), rank {RANK}, singular values 1/j"] = low_rank(m, n)
+    torch.cuda.empty_cache()
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        results["file"] = linalg_files.run(linalg_files.ON_GPU, gigabytes, Path(name))
     if not quick:
         save(_path(), results)
 
@@ -176,4 +184,4 @@ def _record(taken_with: dict[str, Any]) -> dict[str, Any]:
     held: dict[str, Any] = json.loads(_path().read_text()) if _path().exists() else {}
     if held.get("environment") == taken_with:
         return held
-    return {"environment": taken_with, "least squares": {}, "low rank": {}}
+    return {"environment": taken_with, "least squares": {}, "low rank": {}, "file": {}}

@@ -295,6 +295,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "low rank": linalg_tables.low_rank,
     "linalg file": linalg_tables.file,
     "least squares h100": lambda: linalg_tables.least_squares("linalg_h100"),
+    "linalg file h100": lambda: linalg_tables.file("linalg_h100"),
     "low rank h100": lambda: linalg_tables.low_rank("linalg_h100"),
     "dropout gpu": dropout_gpu,
     "dropout cpu": dropout_cpu,

@@ -285,12 +285,15 @@ class FileMatrix(Matrix):
         if changes := differences(self._initial, self._stamp()):
             raise ValueError(f"{self._path} changed between passes: {'; '.join(changes)}")
 
-    def blocks(self, width: int) -> Iterator[tuple[int, np.ndarray]]:
-        """See `Matrix.blocks`; a thread reads the next block into the other of two buffers meanwhile."""
+    def blocks(self, width: int, new_buffer: Callable[..., np.ndarray] = np.empty) -> Iterator[tuple[int, np.ndarray]]:
+        """See `Matrix.blocks`; a thread reads the next block into the other of two buffers meanwhile.
+
+        `new_buffer` allocates the buffers, and is called like `numpy.empty`.
+        """
         m, n = self.shape
         rows = min(m, max(64, FILE_BYTES // (8 * max(n, width))))
         order: Literal["C", "F"] = "F" if self._source.order == "F" else "C"
-        buffers = itertools.cycle([np.empty((rows, n), self.dtype, order=order) for _ in range(2)])
+        buffers = itertools.cycle([new_buffer((rows, n), self.dtype, order=order) for _ in range(2)])
 
         def read(start: int) -> Any:
             stop = min(start + rows, m)
