@@ -115,7 +115,7 @@ def _gains(product: Product) -> bool:
     if product.n < MIN_VECTORS:
         return False
     programs = _count_products(product) * _split(product)[0]
-    return _utilization(programs, product.device.multiprocessors) >= MIN_UTILIZATION[product.item_bytes]
+    return utilization(programs, product.device.multiprocessors) >= MIN_UTILIZATION[product.item_bytes]
 
 
 def _adjoint_gains(product: Product) -> bool:
@@ -163,10 +163,10 @@ def _split(product: Product) -> tuple[int, int]:
 def count_splits(products: int, multiprocessors: int, fewest: int, most: int) -> int:
     """The number of splits, from `fewest` to `most`, with the best utilization, or the first with enough of it."""
     candidates = range(fewest, max(fewest, most) + 1)
-    return max(candidates, key=lambda splits: min(_utilization(products * splits, multiprocessors), ENOUGH_UTILIZATION))
+    return max(candidates, key=lambda splits: min(utilization(products * splits, multiprocessors), ENOUGH_UTILIZATION))
 
 
-def _utilization(programs: int, multiprocessors: int) -> float:
+def utilization(programs: int, multiprocessors: int) -> float:
     """The fraction of the multiprocessors' time during which they have programs to run."""
     return programs / (-(-programs // multiprocessors) * multiprocessors)
 

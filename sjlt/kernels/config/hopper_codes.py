@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...laws import exact as law
 from .arithmetic import MAX_CHUNKS
-from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS, count_splits
+from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS, count_splits, utilization
 from .product import (
     SCRATCH_BYTES,
     VECTOR_BYTES,
@@ -33,6 +33,13 @@ MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, 
 # Shorter sums are not split, because adding splits takes a launch: X (4096, 768) -> 256 in bf16 takes 14 us, but 18 in
 # three splits. X (473, 1536) -> 384 in fp32 takes 17 us with 2 steps per split and 19 with 4 (H200).
 MIN_SPLIT_STEPS, MIN_STEPS = 8, 2  # of a sum that is split; per split
+# Long sums are also split if the last of several rounds of programs would leave many multiprocessors idle. X (3651,
+# 39325) -> 576 in fp16 takes 347 us with 4 splits and 481 without; (18000, 4096) -> 100 in fp32 154 and 181. A single
+# round of 92 programs loads data about as fast as one of 132 (H100).
+MIN_UTILIZATION = 0.7
+MAX_BALANCING_SPLITS, MIN_BALANCED_STEPS = 8, 8  # the most splits; the fewest steps per split
+LAUNCH_STEPS = 3  # that take the time of a launch
+MIN_BALANCING_GAIN = 0.95  # of the estimated time
 ROW_BYTES = 128  # per row of a TMA box; for fewer, copies by threads are faster
 
 
@@ -248,8 +255,29 @@ def _split(product: Product) -> tuple[int, int]:
     fitting = (SCRATCH_BYTES - _code_bytes(product)) // (4 * product.n * product.k * product.stacks)
     most = min(2 * multiprocessors // products, steps // MIN_STEPS if steps >= MIN_SPLIT_STEPS else 1, fitting)
     splits = count_splits(products, multiprocessors, fewest, most)
+    if products > multiprocessors and utilization(products * splits, multiprocessors) < MIN_UTILIZATION:
+        splits = _balanced(product, steps, splits, min(MAX_BALANCING_SPLITS, steps // MIN_BALANCED_STEPS, fitting))
     per_split = -(-groups // (splits * unit)) * unit
     return -(-groups // per_split), per_split
+
+
+def _balanced(product: Product, steps: int, splits: int, most: int) -> int:
+    """The number of splits, from `splits` to `most`, with the least estimated time.
+
+    The estimate has the time of whole rounds of the multiprocessors; of writing and reading partial sums; and of a
+    second launch, in steps. All are relative to that of the data.
+    """
+    products, multiprocessors = _count_products(product), product.device.multiprocessors
+    vector_bytes = product.item_bytes * (product.d + product.stacks * product.k)
+    traffic = 8 * product.stacks * product.k / vector_bytes
+    launch = LAUNCH_STEPS * multiprocessors / (products * steps)
+
+    def estimate(splits: int) -> float:
+        rounds = 1 / utilization(products * splits, multiprocessors)
+        return rounds if splits == 1 else rounds + splits * traffic + launch
+
+    best = min(range(splits, max(splits, most) + 1), key=estimate)
+    return best if estimate(best) < MIN_BALANCING_GAIN * estimate(splits) else splits
 
 
 def _code_bytes(product: Product) -> int:
