@@ -43,6 +43,8 @@ PRODUCTS = [
     (65_536, 768, 100, {"nnz": 4}, "float32", "rows"),
     (65_536, 768, 30, {"nnz": 3}, "bfloat16", "rows"),
     (1000, 20_001, 60, {"nnz": 8}, "float16", "columns"),
+    (1000, 768, 30, {"nnz": 3}, "float32", "rows"),
+    (2000, 301, 100, {"nnz": 8}, "bfloat16", "columns"),
     (65_536, 768, 1024, {"nnz": 4, "stacks": 4}, "float32", "rows"),
     (512, 262_144, 1024, {"nnz": 8, "stacks": 2}, "float32", "columns"),
     (2000, 301, 600, {"nnz": 4, "stacks": 2}, "bfloat16", "rows"),

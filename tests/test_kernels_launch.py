@@ -88,7 +88,7 @@ def test_chosen_kernel_can_run_the_product(p):
         assert chosen.splits * chosen.groups_per_split >= count_groups(p)
         assert chosen.splits <= 65_535
     elif isinstance(chosen, config.OneTile):
-        assert one_tile.eligible(p)
+        assert one_tile.is_small(p) if chosen.sub_blocks else one_tile.eligible(p)
         assert 1 <= chosen.splits <= 65_535
     elif isinstance(chosen, config.ScatteredSums):
         assert scattered_sums.eligible(p) or scattered_sums.eligible_many(p)
@@ -147,7 +147,7 @@ def test_memory_beyond_input_and_output(p):
         launches.append(hopper_codes.launch(p))
     for c in launches:
         allocated = max(4, p.item_bytes) * c.splits * p.n * p.k if c.splits > 1 else 0
-        if isinstance(c, config.OneTile):
+        if isinstance(c, config.OneTile) and not c.sub_blocks:
             allocated += (count_groups(p) << p.geometry.log_chunk) * c.rows * 2
         elif isinstance(c, config.HopperCodes):
             allocated += c.splits * p.geometry.n_tiles * c.capacity * (law.TILE_ROWS + 4)  # and block offsets

@@ -1,4 +1,4 @@
-"""Products of one-tile sketches, whose entries are written first: exact on integer data."""
+"""Products of one-tile sketches, whose entries are stored first or generated in every program: exact on integers."""
 
 import pytest
 import torch
@@ -17,9 +17,11 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
 )
 ALL_SIZES = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES": 1 << 60}
+STORED = ALL_SIZES | {"one_tile.MAX_SMALL": ()}
+GENERATED = ALL_SIZES | {"one_tile.MAX_SMALL": ((128, 1 << 60),), "one_tile.MIN_SMALL_VECTORS": 1}
+GENERATED |= {"exact.MIN_SMALL": 1 << 60}  # no small gathers
 SHORT = {  # splits and sums of a few chunks, and fp32 data as pairs of fp16 values
     "one_tile.MAX_CHUNKS": 3,
-    "one_tile.CHUNKS_PER_SUM": 2,
     "arithmetic.MIN_PAIR_ELEMENTS": 0,
 }
 
@@ -34,7 +36,7 @@ def launches(monkeypatch):
         return launches[-1][1]
 
     monkeypatch.setattr(one_tile, "launch", record)
-    with changed_choices(ALL_SIZES):
+    with changed_choices(STORED):
         yield launches
 
 
@@ -71,10 +73,37 @@ def test_layouts(kernels_on, launches, layouts, dtype):
 
 @each_value(dtype=["float32", "float16"], nnz=[1, 4, pytest.param(16, marks=pytest.mark.exhaustive)], n=[20, 66])
 def test_splits_and_sums_add_up(kernels_on, launches, dtype, nnz, n):
-    with changed_choices(ALL_SIZES | SHORT):
+    with changed_choices(STORED | SHORT):
         check_both(Sketch(900, 100, nnz=nnz, seed=2), n, dtype, "float32", kernels_on, launches)
     assert all(launch.splits > 1 for _, launch in launches)
     assert any(launch.chunked_sum for _, launch in launches)
+
+
+def check_generated(S, n, dtype, device, launches, layouts=("rows", "rows"), add=False, settings=None):
+    launches.clear()
+    with changed_choices(GENERATED | (settings or {})):
+        check_project(S, n, dtype, "float32", device, *layouts, add=add)
+    assert launches
+    assert all(launch.sub_blocks for _, launch in launches)
+
+
+@pytest.mark.parametrize("case", exhaustive_except(CASES[1:15:4], CASES[:15]), ids=str)
+def test_generated_entries(kernels_on, launches, case):
+    k, nnz, dtype, n, d, offset, add = case
+    S = Sketch(2**40, k, nnz=nnz, seed=2**63 + k)[:, offset : offset + d]
+    check_generated(S, n, dtype, kernels_on, launches, add=add)
+
+
+@pytest.mark.parametrize("layouts", exhaustive_except(IN_AND_OUT[1::4], IN_AND_OUT))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layouts_with_generated_entries(kernels_on, launches, layouts, dtype):
+    check_generated(Sketch(90, 60, nnz=4, seed=1), 66, dtype, kernels_on, launches, layouts)
+
+
+@each_value(dtype=["float32", "float16"], nnz=[1, 3, 8], n=[20, 66])
+def test_splits_with_generated_entries(kernels_on, launches, dtype, nnz, n):
+    check_generated(Sketch(900, 30, nnz=nnz, seed=2), n, dtype, kernels_on, launches, settings=SHORT)
+    assert all(launch.splits > 1 and launch.chunked_sum for _, launch in launches)
 
 
 def test_underestimated_scale_is_recovered(kernels_on, launches):
@@ -83,7 +112,7 @@ def test_underestimated_scale_is_recovered(kernels_on, launches):
     x = torch.ones(70, 400, device=kernels_on)
     x[3, 7], x[69, 399] = 2.0**20, -(2.0**20)
     out = torch.empty(70, 60, device=kernels_on)
-    with changed_choices(ALL_SIZES | SHORT):
+    with changed_choices(STORED | SHORT):
         exact.project(S.spec, x, out, False)
     assert launches[-1][1].mode == FP16_PAIR
     assert torch.equal(out.cpu().double(), x.cpu().double() @ torch.from_numpy(S.toarray()).T)  # integers / 2
@@ -95,6 +124,10 @@ def test_choice():
     assert isinstance(choose(exact_product(k=100, adjoint=True, device=HOPPER)), one_tile.OneTile)
     for others in ({"k": 128}, {"k": 300}, {"k": 100, "n": 50}, {"k": 100, "dtype": "float64"}):
         assert not one_tile.eligible(exact_product(**others))
+    for device in (H200, HOPPER):
+        assert choose(exact_product(n=1000, d=768, k=32, device=device)).sub_blocks == one_tile.SUB_BLOCKS
+    for others in ({"nnz": 9}, {"stacks": 2}, {"adjoint": True}, {"n": 10_000}, {"n": 10}, {"k": 128}):
+        assert not one_tile.is_small(exact_product(**{"n": 1000, "d": 768, "k": 32} | others))
     for d in (1, 64, 65, 4096, 100_003, 190_000):
         for k, nnz, n in ((100, 4, 64), (20, 1, 5000), (127, 120, 1000)):
             for adjoint in (False, True):
@@ -103,7 +136,6 @@ def test_choice():
                 chunks = -(-d // chunk)
                 assert (chosen.splits - 1) * chosen.chunks_per_split < chunks <= chosen.splits * chosen.chunks_per_split
                 assert chosen.splits == 1 or chosen.chunks_per_split * chunk % one_tile.STEP == 0
-                assert chosen.chunks_per_sum * chunk % one_tile.STEP == 0
                 if one_tile.eligible(product) and not adjoint and chosen.splits > 1:
                     entries = chunks * chunk * chosen.rows * 2
                     assert entries + 4 * chosen.splits * n * k <= 64 << 20

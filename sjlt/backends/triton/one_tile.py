@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...kernels.config.arithmetic import FP16_PAIR, NATIVE
 from ...kernels.config.chunk_codes import encoding
-from ...kernels.config.one_tile import OneTile
+from ...kernels.config.one_tile import ONE_BF16, ONE_FP16, OneTile
 from ...kernels.config.product import KernelGeometry
 from ...kernels.portable.one_tile import adjoint_one_tile, project_one_tile, write_entries
 from . import device
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
     from .prepared import Call
 
-ONES = {torch.float16: 0x3C00, torch.bfloat16: 0x3F80}  # the bits of 1
+ONES = {torch.float16: ONE_FP16, torch.bfloat16: ONE_BF16}
 STORED = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -39,24 +39,29 @@ def prepare_project(
 
     `strides` are those of the target along splits, vectors and components.
     """
-    write, numbers = _prepare_entries(chosen, geometry, spec, x, x.shape[1])
     scales = vector_scales(chosen.mode, x)
     options = {
+        "SUB_BLOCKS": chosen.sub_blocks,
         "CHUNKED_SUM": chosen.chunked_sum,
         "SINGLE_SPLIT": chosen.splits == 1,
         "ACCUMULATE": accumulate,
     }
-    span = chosen.chunks_per_sum << geometry.log_chunk if chosen.chunked_sum else 1 << 30
     sizes, kinds = (*x.shape, *x.stride(), *strides), (kind(x), kind_of_target)
-    run = _launch(project_one_tile, chosen, x, sizes, (*numbers, span, geometry.scale), kinds, options)
-    return lambda spec, x, target: run((x, write(spec, x), target, scales(x)))
+    numbers = _numbers(chosen, geometry, spec, x.shape[1])
+    numbers += (geometry.scale, geometry.nnz, geometry.log_chunk, spec.feature_offset)
+    run = _launch(project_one_tile, chosen, x, sizes, numbers, kinds, options)
+    if chosen.sub_blocks:
+        return lambda spec, x, target: run((x, x, target, x), spec.seed)
+    write = _prepare_entries(chosen, geometry, spec, x, x.shape[1])
+    return lambda spec, x, target: run((x, write(spec, x), target, scales(x)), spec.seed)
 
 
 def prepare_adjoint(
     chosen: OneTile, geometry: KernelGeometry, spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool
 ) -> Call:
     """The `Call` (spec, y, out) that writes Y S, or adds it if `accumulate`."""
-    write, numbers = _prepare_entries(chosen, geometry, spec, y, out.shape[1])
+    write = _prepare_entries(chosen, geometry, spec, y, out.shape[1])
+    numbers = _numbers(chosen, geometry, spec, out.shape[1])
     sizes, kinds = (*out.shape, *y.stride(), *out.stride()), (kind(y), kind(out))
     run = _launch(adjoint_one_tile, chosen, y, sizes, (*numbers, geometry.scale), kinds, {"ACCUMULATE": accumulate})
     return lambda spec, y, out: run((y, write(spec, y), out))
@@ -102,17 +107,31 @@ def _stored(chosen: OneTile, data: Tensor) -> torch.dtype:
     return torch.float16 if chosen.mode == FP16_PAIR else torch.bfloat16
 
 
-def _prepare_entries(
-    chosen: OneTile, geometry: KernelGeometry, spec: SketchSpec, data: Tensor, d: int
-) -> tuple[Callable[[SketchSpec, Tensor], Tensor], tuple[int, int, int, int]]:
-    """A function that returns the entries of d columns, and the numbers that kernels need to read them.
-
-    These are k, the number of columns, that of columns per split, and the column of the data at which the entries
-    begin. The latter is not positive, because the entries begin with a whole chunk.
-    """
+def _chunks(geometry: KernelGeometry, spec: SketchSpec, d: int) -> tuple[int, int]:
+    """The first chunk of the sketch's d columns, and the number of chunks that contain them."""
     log_chunk, offset = geometry.log_chunk, spec.feature_offset
     first = offset >> log_chunk
-    chunks = ((offset + d - 1) >> log_chunk) + 1 - first
+    return first, ((offset + d - 1) >> log_chunk) + 1 - first
+
+
+def _numbers(chosen: OneTile, geometry: KernelGeometry, spec: SketchSpec, d: int) -> tuple[float, ...]:
+    """k, the number of columns of entries, that of columns per split, and the first column, as the kernels need them.
+
+    The latter is that of the data at which the entries begin. It is not positive, because the entries begin with a
+    whole chunk.
+    """
+    log_chunk = geometry.log_chunk
+    first, chunks = _chunks(geometry, spec, d)
+    per_split = chosen.chunks_per_split << log_chunk
+    return geometry.k, chunks << log_chunk, per_split, (first << log_chunk) - spec.feature_offset
+
+
+def _prepare_entries(
+    chosen: OneTile, geometry: KernelGeometry, spec: SketchSpec, data: Tensor, d: int
+) -> Callable[[SketchSpec, Tensor], Tensor]:
+    """A function that returns the entries of d columns."""
+    log_chunk = geometry.log_chunk
+    first, chunks = _chunks(geometry, spec, d)
     sub_blocks, per_program = encoding(chunks, geometry.nnz)
     after = (first, chunks, per_program, geometry.k, geometry.nnz, log_chunk, ONES[_stored(chosen, data)])
     programmatic = device.describe(data.device).programmatic_launch
@@ -131,4 +150,4 @@ def _prepare_entries(
         run((entries,), spec.seed)
         return entries
 
-    return write, (geometry.k, shape[0], chosen.chunks_per_split << log_chunk, (first << log_chunk) - offset)
+    return write

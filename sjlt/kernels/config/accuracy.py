@@ -41,6 +41,7 @@ from .exact import BATCHES_PER_SUM, FewVectors, RowGather, TensorCore
 from .hopper import STEP_COLUMNS, Hopper
 from .hopper_codes import HopperCodes
 from .iid import Iid, IidHopper
+from .one_tile import STEP as COLUMNS_PER_SUM
 from .one_tile import OneTile
 from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product, reduce_lanes
 from .scattered_sums import ScatteredSums
@@ -87,18 +88,18 @@ def error_bound(product: Product, launch: Launch) -> ErrorBound:
     elif isinstance(launch, Hopper | HopperCodes):
         bound = _hopper(product, launch)
     else:
-        bound = _portable(launch)
+        bound = _portable(product, launch)
     lanes = reduce_lanes(launch.splits, product.n * product.out_dim)
     in_group = min(-(-launch.splits // lanes), SPLITS_PER_SUM)
     reduction = in_group - 1 + (2 if launch.splits > in_group * lanes else 0) + lanes - 1
     return ErrorBound(bound.c + reduction + SCALE_ERROR, bound.floor)
 
 
-def _portable(launch: Launch) -> ErrorBound:
+def _portable(product: Product, launch: Launch) -> ErrorBound:
     """Projections under the exact law by Triton kernels: the sums of one split."""
     if isinstance(launch, TensorCore | OneTile):
         if isinstance(launch, OneTile):
-            groups, longest = launch.chunks_per_split, launch.chunks_per_sum
+            groups, longest = launch.chunks_per_split, max(1, COLUMNS_PER_SUM >> product.geometry.log_chunk)
         else:
             groups, longest = launch.groups_per_split, max(CHUNKS_PER_SUM, launch.chunks_per_dot)
         in_sum = min(groups, longest) if launch.chunked_sum else groups

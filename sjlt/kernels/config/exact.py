@@ -144,6 +144,8 @@ def choose(product: Product) -> Launch:
         return hopper.launch(product)
     if is_small_gather(product):
         return few_vectors(product)
+    if one_tile.is_small(product):
+        return one_tile.launch(product)
     if staged_adjoint.eligible(product):
         return staged_adjoint.launch(product)
     if product.device.hopper and hopper_codes.eligible(product) and not favors_few_vectors(product):

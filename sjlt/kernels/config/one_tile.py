@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
+from .arithmetic import BF16, BF16_TRIPLE, FP16_PAIR, MAX_CHUNKS, NATIVE, choose_mode
 from .product import (
     GROUPS_PER_STEP,
     SCRATCH_BYTES,
@@ -23,6 +23,14 @@ MAX_ENTRY_BYTES = SCRATCH_BYTES // 4 * 3  # the rest of SCRATCH_BYTES is for par
 MIN_ROWS = 32  # of a block of entries
 PROGRAMS = 2  # per multiprocessor
 MIN_SPLIT_COLUMNS = 4 * STEP
+ONE_FP16, ONE_BF16 = 0x3C00, 0x3F80  # the bits of 1
+
+# Of products whose programs generate the entries
+SUB_BLOCKS = 8  # one compiled kernel serves every smaller nnz
+SMALL_PROGRAMS = 3  # per multiprocessor
+MIN_SMALL_VECTORS = 16
+MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (127, 1 << 20))  # (largest k, elements of X)
+MAX_SHORT_COLUMNS = 4 * STEP  # that one program sums; for as few, a second launch takes longer
 
 
 @dataclass(frozen=True)
@@ -33,10 +41,10 @@ class OneTile:
     ----------
     block_vectors, rows, mode, chunked_sum, align
         Constants of the kernels.
+    sub_blocks : int
+        0 if `write_entries` stores the entries; otherwise a constant of `project_one_tile`, which generates them.
     splits, chunks_per_split : int
         Number of parts that the columns are split into, and of chunks in each part.
-    chunks_per_sum : int
-        If chunked_sum, the number of chunks in one sum on tensor cores.
     num_warps, num_stages : int
         Compiler options.
     """
@@ -46,9 +54,9 @@ class OneTile:
     mode: int
     chunked_sum: bool
     align: int
+    sub_blocks: int
     splits: int
     chunks_per_split: int
-    chunks_per_sum: int
     num_warps: int
     num_stages: int
 
@@ -66,13 +74,39 @@ def eligible(product: Product) -> bool:
     )
 
 
+def is_small(product: Product) -> bool:
+    """Whether `project_one_tile` should generate the entries, which saves the launch of `write_entries`.
+
+    In microseconds on an H100, with other kernels and with generated entries: (226, 3072) -> 16 in fp32 15 and 13;
+    (99, 3839) -> 16 in fp16, contiguous vectors, 23 and 10; (186, 218) -> 32 in fp16 37 and 14; (15167, 64) -> 66 in
+    bf16 13 and 11. Not for more data: (2484, 1024) -> 64 in fp32 19 and 22; (547, 4093) -> 32 in fp16 18 and 22.
+    """
+    most = next((elements for k, elements in MAX_SMALL if product.k <= k), 0)
+    if (
+        product.item_bytes == 2
+        and product.x_strides[1] == 1
+        and alignment(product, product.d, product.x_strides, 2) == 1
+    ):
+        most //= 2  # without asynchronous copies, which need 4 bytes
+    return (
+        not product.adjoint
+        and product.stacks == 1
+        and product.dtype != "float64"
+        and product.nnz <= SUB_BLOCKS
+        and product.n >= MIN_SMALL_VECTORS
+        and product.n * product.d <= most
+    )
+
+
 def launch(product: Product) -> OneTile:
-    """The launch for an eligible product."""
+    """The launch for an eligible or a small product."""
     adjoint, chunks, mode = product.adjoint, count_groups(product), choose_mode(product)
-    chunk, rows = 1 << product.geometry.log_chunk, _rows(product)
-    max_chunks = {NATIVE: MAX_CHUNKS, BF16: GROUPS_PER_STEP}.get(mode, CHUNKS_PER_SUM)
-    block_vectors = 128 if mode == NATIVE and product.n > 64 else 64
-    splits, per_split = _split(product, block_vectors, chunks)
+    chunk, rows, small = 1 << product.geometry.log_chunk, _rows(product), is_small(product)
+    if small and mode == FP16_PAIR:
+        mode = BF16_TRIPLE  # which needs no launch of `scale_vectors`
+    max_chunks = {NATIVE: MAX_CHUNKS, BF16: GROUPS_PER_STEP}.get(mode, 0)
+    block_vectors = 128 if mode == NATIVE and product.n > 64 and not small else 64
+    splits, per_split = _split(product, block_vectors, chunks, small)
     step_bytes = STEP * (0 if adjoint else block_vectors * product.item_bytes) + STEP * rows * 2
     return OneTile(
         block_vectors=block_vectors,
@@ -80,9 +114,9 @@ def launch(product: Product) -> OneTile:
         mode=mode,
         chunked_sum=not adjoint and per_split > max_chunks,
         align=alignment(product, product.d, product.x_strides, math.gcd(chunk, product.offset)),
+        sub_blocks=SUB_BLOCKS if small else 0,
         splits=splits,
         chunks_per_split=per_split,
-        chunks_per_sum=max(max_chunks, -(-STEP // chunk)),
         num_warps=8 if block_vectors * rows > 8192 else 4,
         num_stages=max(2, min(4, product.device.shared_memory // PROGRAMS // step_bytes)),
     )
@@ -98,14 +132,16 @@ def _entry_bytes(product: Product) -> int:
     return (count_groups(product) << product.geometry.log_chunk) * _rows(product) * 2
 
 
-def _split(product: Product, block_vectors: int, chunks: int) -> tuple[int, int]:
+def _split(product: Product, block_vectors: int, chunks: int, small: bool) -> tuple[int, int]:
     """(splits, chunks per split, in whole steps), so that every multiprocessor has enough programs.
 
     An adjoint does not sum over columns: its splits are parts of the result.
     """
-    unit = max(1, MIN_SPLIT_COLUMNS >> product.geometry.log_chunk)
-    blocks = -(-product.n // block_vectors)
-    splits = max(1, min(PROGRAMS * product.device.multiprocessors // blocks, chunks // unit))
+    unit = max(1, (STEP if small else MIN_SPLIT_COLUMNS) >> product.geometry.log_chunk)
+    programs = (SMALL_PROGRAMS if small else PROGRAMS) * product.device.multiprocessors
+    splits = max(1, min(programs // -(-product.n // block_vectors), chunks // unit))
+    if small and product.d <= MAX_SHORT_COLUMNS:
+        splits = 1
     if not product.adjoint:
         splits = max(1, min(splits, (SCRATCH_BYTES - MAX_ENTRY_BYTES) // (4 * product.n * product.k)))
     step_chunks = max(1, STEP >> product.geometry.log_chunk)

@@ -5,6 +5,10 @@ entries again for every block of vectors, above all in geometries that are not p
 stores the entries once per call, as 16-bit numbers that stay in the L2 cache: at most 256 bytes per column. The kernels
 that multiply by them depend neither on the law nor on its geometry, so one compilation serves all sketches. (With
 several tiles the products are too short: 1.3 to 2.2 times the time of the other kernels on an H200.)
+
+For small products, which the launch of a second kernel would delay more, `project_one_tile` generates the entries
+itself, column by column rather than row by row as elsewhere, so that k, nnz and the geometry are still run-time
+arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +28,17 @@ from .fp32_split import (
     multiply_vectors,
     split_vectors,
 )
-from .law import seed_words
+from .law import (
+    beta,
+    chunk_keys,
+    chunk_signs,
+    part_start,
+    row_theta,
+    scale_index,
+    seed_words,
+    select_word,
+    sub_block_of_row,
+)
 from .program import known_multiple, start_dependents, store_result, store_sums, wait_for_previous
 
 STEP = tl.constexpr(config.STEP)
@@ -82,35 +96,67 @@ def _load_entries(entries, q, stop, ROWS: tl.constexpr, STORED: tl.constexpr):
 
 
 @triton.jit
+def _generate_entries(
+    column, k, nnz, log_chunk, k0, k1, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr, STORED: tl.constexpr
+):
+    """The entries of columns of the sketch (int64): [columns, ROWS]."""
+    COLUMNS: tl.constexpr = column.shape[0]
+    ONE: tl.constexpr = config.ONE_BF16 if tl.bfloat16 == STORED else config.ONE_FP16
+    c, p = column >> log_chunk.to(tl.int64), log_chunk.to(tl.uint32)
+    i = (column & ((1 << log_chunk) - 1)).to(tl.uint32)[:, None]
+    quad = tl.arange(0, SUB_BLOCKS // 4).to(tl.uint32)[None, :]
+    w0, w1, w2, w3 = chunk_keys(c[:, None] + (quad * 0).to(tl.int64), quad, k0, k1)
+    w = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), COLUMNS, SUB_BLOCKS)
+    t = tl.arange(0, SUB_BLOCKS)[None, :]
+    begin = part_start(tl.minimum(t, nnz - 1), k, nnz)
+    b = (part_start(tl.minimum(t, nnz - 1) + 1, k, nnz) - begin).to(tl.uint32)
+    row = scale_index(beta(i, w, w >> 8, w >> 16, w >> 24, p), b, row_theta(w, b), p).to(tl.int32) + begin
+    e = (t << log_chunk).to(tl.uint32) + i
+    g0, g1, g2, g3 = chunk_signs(c, k0, k1)
+    negative = (select_word(e >> 5, g0[:, None], g1[:, None], g2[:, None], g3[:, None]) >> (e & 31)) & 1
+    entry = row | (negative << 15).to(tl.int32)
+    r = tl.arange(0, ROWS)
+    of_row = tl.minimum(sub_block_of_row(r, nnz, k), nnz - 1)  # rows past the last are not stored
+    entry = tl.gather(entry, tl.broadcast_to(of_row[None, :], COLUMNS, ROWS), 1)
+    value = tl.where((entry & 0x7FFF) == r[None, :], (entry & 0x8000) | ONE, 0)
+    return value.to(tl.uint16).to(STORED, bitcast=True)
+
+
+@triton.jit
 def _sum_of_columns(
-    data, v, factor, entries, start, stop, first_column, span, ROWS: tl.constexpr, ALIGN: tl.constexpr,
-    CHUNKED_SUM: tl.constexpr, MODE: tl.constexpr, STORED: tl.constexpr, INTERPRETED: tl.constexpr,
+    data, v, factor, entries, law, start, stop, first_column, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr,
+    ALIGN: tl.constexpr, CHUNKED_SUM: tl.constexpr, MODE: tl.constexpr, STORED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """X times the entries of columns start to stop - 1: [vectors, ROWS] fp32.
 
-    CHUNKED_SUM : tensor cores sum `span` columns at a time; these sums are added in fp32.
+    CHUNKED_SUM : tensor cores sum STEP columns at a time; these sums are added in fp32.  law : arguments of
+    `_generate_entries`.
     """
     x, n, d, stride_xv, stride_xf = data
+    feature_offset, k, nnz, log_chunk, k0, k1 = law
     DTYPE: tl.constexpr = STORED if (MODE == NATIVE) | (MODE == FP16_PAIR) else tl.bfloat16
-    acc = tl.zeros((v.shape[0], ROWS), tl.float32)
-    sums = tl.zeros_like(acc)
-    for first in range(start, stop, span):
-        for q in range(first, tl.minimum(first + span, stop), STEP):
-            j, exists = _step_columns(q, stop, first_column, d, ALIGN)
-            address = x + v[:, None] * stride_xv + (j * stride_xf)[None, :]
-            z = tl.load(address, mask=(v < n)[:, None] & exists[None, :], other=0.0)
+    sums = tl.zeros((v.shape[0], ROWS), tl.float32)
+    for q in range(start, stop, STEP):
+        j, exists = _step_columns(q, stop, first_column, d, ALIGN)
+        address = x + v[:, None] * stride_xv + (j * stride_xf)[None, :]
+        z = tl.load(address, mask=(v < n)[:, None] & exists[None, :], other=0.0)
+        if SUB_BLOCKS > 0:
+            column = feature_offset + first_column + q + tl.arange(0, STEP)
+            block = _generate_entries(column, k, nnz, log_chunk, k0, k1, ROWS, SUB_BLOCKS, DTYPE)
+        else:
             block = _load_entries(entries, q, stop, ROWS, STORED).to(DTYPE)
-            acc = multiply_split(z, factor, block, acc, MODE, False, INTERPRETED)
         if CHUNKED_SUM:
-            sums += acc
-            acc = tl.zeros_like(acc)
-    return sums if CHUNKED_SUM else acc
+            sums += multiply_split(z, factor, block, tl.zeros_like(sums), MODE, False, INTERPRETED)
+        else:
+            sums = multiply_split(z, factor, block, sums, MODE, False, INTERPRETED)
+    return sums
 
 
-INTEGERS = ["k", "columns", "columns_per_split", "first_column", "span", "scale"]
+INTEGERS = ["k", "columns", "columns_per_split", "first_column", "scale"]
 
 
-@triton.jit(do_not_specialize=INTEGERS)
+@triton.jit(do_not_specialize=[*INTEGERS, "nnz", "log_chunk", "feature_offset", "seed"])
 def project_one_tile(
     x,
     entries,
@@ -123,15 +169,19 @@ def project_one_tile(
     stride_os,
     stride_ov,
     stride_or,
+    seed: tl.int64,
     k: tl.int32,
     columns: tl.int32,
     columns_per_split: tl.int32,
     first_column: tl.int64,
-    span: tl.int32,
     scale: tl.float32,
+    nnz: tl.int32,
+    log_chunk: tl.int32,
+    feature_offset: tl.int64,
     ROWS: tl.constexpr,
     BLOCK_VECTORS: tl.constexpr,
     ALIGN: tl.constexpr,
+    SUB_BLOCKS: tl.constexpr,
     CHUNKED_SUM: tl.constexpr,
     MODE: tl.constexpr,
     STORED: tl.constexpr,
@@ -142,9 +192,10 @@ def project_one_tile(
 ):
     """out[split, v, r] = sum over the split's columns j of x[v, j] S[r, j]; grid (blocks of vectors, splits).
 
-    entries : (columns, ROWS), from `write_entries`; their first column is column first_column of the data, which may be
-    negative.  STORED : dtype of the entries.  span : with CHUNKED_SUM, the columns that tensor cores sum at a time.
-    Other arguments are as in `project_tensor_core`.
+    entries : (columns, ROWS), from `write_entries`; not read if SUB_BLOCKS > 0.  columns : the number of columns of
+    entries, whose first is column first_column of the data, which may be negative.  SUB_BLOCKS : 0 or, to generate
+    entries, a power of two, at least 4 and nnz.  STORED : dtype of the entries.  CHUNKED_SUM : tensor cores sum STEP
+    columns at a time; these sums are added in fp32.  Other arguments are as in `project_tensor_core`.
     """
     start_dependents(PROGRAMMATIC_LAUNCH)
     v = tl.program_id(0).to(tl.int64) * BLOCK_VECTORS + tl.arange(0, BLOCK_VECTORS)
@@ -152,19 +203,22 @@ def project_one_tile(
     start = tl.program_id(1) * columns_per_split
     stop = tl.minimum(start + columns_per_split, columns)
     factor = scale
+    k0, k1 = seed_words(seed)
+    law = (feature_offset, k, nnz, log_chunk, k0, k1)
     wait_for_previous(PROGRAMMATIC_LAUNCH)
     if MODE == FP16_PAIR:
         factor = tl.load(scales + v, mask=v < n, other=1.0)
     data = (x, n, d, stride_xv, stride_xf)
     acc = _sum_of_columns(
-        data, v, factor, entries, start, stop, first_column, span, ROWS, ALIGN, CHUNKED_SUM, MODE, STORED, INTERPRETED
-    )
+        data, v, factor, entries, law, start, stop, first_column, ROWS, SUB_BLOCKS, ALIGN, CHUNKED_SUM, MODE, STORED,
+        INTERPRETED,
+    )  # fmt: skip
     if MODE == FP16_PAIR:
         acc *= inverse(factor)[:, None]
         if has_overflow(acc):
             acc = _sum_of_columns(
-                data, v, 1.0, entries, start, stop, first_column, span, ROWS, ALIGN, CHUNKED_SUM, BF16_TRIPLE, STORED,
-                INTERPRETED,
+                data, v, 1.0, entries, law, start, stop, first_column, ROWS, SUB_BLOCKS, ALIGN, CHUNKED_SUM,
+                BF16_TRIPLE, STORED, INTERPRETED,
             )  # fmt: skip
     r = tl.arange(0, ROWS)
     keep = (v < n)[:, None] & (r < k)[None, :]
