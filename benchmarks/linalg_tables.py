@@ -52,7 +52,7 @@ def file(record: str = "linalg_cpu") -> str:
     return _table(
         record,
         "file",
-        ("s", "peak MiB", "of which in the call", "reads"),
+        ("s", "peak MiB", "growth in the call, MiB", "reads"),
         lambda row, ours: (
             digits(row["seconds"]),
             f"{row['peak_mib']:.0f}",

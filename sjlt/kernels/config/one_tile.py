@@ -28,6 +28,7 @@ ONE_FP16, ONE_BF16 = 0x3C00, 0x3F80  # the bits of 1
 # Of products whose programs generate the entries
 SUB_BLOCKS = 8  # one compiled kernel serves every smaller nnz
 SMALL_PROGRAMS = 3  # per multiprocessor
+SMALL_STAGES = 3  # compiler option
 MIN_SMALL_VECTORS = 16
 MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (127, 1 << 20))  # (largest k, elements of X)
 MAX_SHORT_COLUMNS = 4 * STEP  # that one program sums; for as few, a second launch takes longer
@@ -118,7 +119,7 @@ def launch(product: Product) -> OneTile:
         splits=splits,
         chunks_per_split=per_split,
         num_warps=8 if block_vectors * rows > 8192 else 4,
-        num_stages=max(2, min(4, product.device.shared_memory // PROGRAMS // step_bytes)),
+        num_stages=SMALL_STAGES if small else max(2, min(4, product.device.shared_memory // PROGRAMS // step_bytes)),
     )
 
 

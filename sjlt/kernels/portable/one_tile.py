@@ -96,29 +96,42 @@ def _load_entries(entries, q, stop, ROWS: tl.constexpr, STORED: tl.constexpr):
 
 
 @triton.jit
+def _sub_blocks(k, nnz, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr):
+    """(first row, number of rows) of each sub-block [SUB_BLOCKS], and the sub-block of each row [ROWS].
+
+    From index nnz on, sub-blocks repeat the last one.
+    """
+    rows, s = k.to(tl.uint32), nnz.to(tl.uint32)
+    t = tl.minimum(tl.arange(0, SUB_BLOCKS).to(tl.uint32), s - 1)
+    begin = part_start(t, rows, s)
+    r = tl.arange(0, ROWS).to(tl.uint32)
+    return begin, part_start(t + 1, rows, s) - begin, tl.minimum(sub_block_of_row(r, s, rows), s - 1).to(tl.int32)
+
+
+@triton.jit
 def _generate_entries(
-    column, k, nnz, log_chunk, k0, k1, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr, STORED: tl.constexpr
+    column, sub_blocks, log_chunk, k0, k1, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr, STORED: tl.constexpr
 ):
-    """The entries of columns of the sketch (int64): [columns, ROWS]."""
+    """The entries of columns of the sketch (int64): [columns, ROWS]. Those of rows from k on are meaningless.
+
+    sub_blocks : from `_sub_blocks`.
+    """
     COLUMNS: tl.constexpr = column.shape[0]
     ONE: tl.constexpr = config.ONE_BF16 if tl.bfloat16 == STORED else config.ONE_FP16
+    begin, b, of_row = sub_blocks
     c, p = column >> log_chunk.to(tl.int64), log_chunk.to(tl.uint32)
     i = (column & ((1 << log_chunk) - 1)).to(tl.uint32)[:, None]
     quad = tl.arange(0, SUB_BLOCKS // 4).to(tl.uint32)[None, :]
     w0, w1, w2, w3 = chunk_keys(c[:, None] + (quad * 0).to(tl.int64), quad, k0, k1)
     w = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), COLUMNS, SUB_BLOCKS)
-    t = tl.arange(0, SUB_BLOCKS)[None, :]
-    begin = part_start(tl.minimum(t, nnz - 1), k, nnz)
-    b = (part_start(tl.minimum(t, nnz - 1) + 1, k, nnz) - begin).to(tl.uint32)
-    row = scale_index(beta(i, w, w >> 8, w >> 16, w >> 24, p), b, row_theta(w, b), p).to(tl.int32) + begin
-    e = (t << log_chunk).to(tl.uint32) + i
+    b = b[None, :]
+    row = begin[None, :] + scale_index(beta(i, w, w >> 8, w >> 16, w >> 24, p), b, row_theta(w, b), p)
+    e = (tl.arange(0, SUB_BLOCKS).to(tl.uint32) << p)[None, :] + i
     g0, g1, g2, g3 = chunk_signs(c, k0, k1)
     negative = (select_word(e >> 5, g0[:, None], g1[:, None], g2[:, None], g3[:, None]) >> (e & 31)) & 1
-    entry = row | (negative << 15).to(tl.int32)
-    r = tl.arange(0, ROWS)
-    of_row = tl.minimum(sub_block_of_row(r, nnz, k), nnz - 1)  # rows past the last are not stored
-    entry = tl.gather(entry, tl.broadcast_to(of_row[None, :], COLUMNS, ROWS), 1)
-    value = tl.where((entry & 0x7FFF) == r[None, :], (entry & 0x8000) | ONE, 0)
+    entry = tl.gather(row | (negative << 15), tl.broadcast_to(of_row[None, :], COLUMNS, ROWS), 1)
+    r = tl.arange(0, ROWS).to(tl.uint32)[None, :]
+    value = tl.where((entry & 0x7FFF) == r, (entry & 0x8000) | ONE, 0)
     return value.to(tl.uint16).to(STORED, bitcast=True)
 
 
@@ -130,11 +143,11 @@ def _sum_of_columns(
 ):  # fmt: skip
     """X times the entries of columns start to stop - 1: [vectors, ROWS] fp32.
 
-    CHUNKED_SUM : tensor cores sum STEP columns at a time; these sums are added in fp32.  law : arguments of
-    `_generate_entries`.
+    CHUNKED_SUM : tensor cores sum STEP columns at a time; these sums are added in fp32.  law : the feature
+    offset, and arguments of `_generate_entries`.
     """
     x, n, d, stride_xv, stride_xf = data
-    feature_offset, k, nnz, log_chunk, k0, k1 = law
+    feature_offset, sub_blocks, log_chunk, k0, k1 = law
     DTYPE: tl.constexpr = STORED if (MODE == NATIVE) | (MODE == FP16_PAIR) else tl.bfloat16
     sums = tl.zeros((v.shape[0], ROWS), tl.float32)
     for q in range(start, stop, STEP):
@@ -143,7 +156,7 @@ def _sum_of_columns(
         z = tl.load(address, mask=(v < n)[:, None] & exists[None, :], other=0.0)
         if SUB_BLOCKS > 0:
             column = feature_offset + first_column + q + tl.arange(0, STEP)
-            block = _generate_entries(column, k, nnz, log_chunk, k0, k1, ROWS, SUB_BLOCKS, DTYPE)
+            block = _generate_entries(column, sub_blocks, log_chunk, k0, k1, ROWS, SUB_BLOCKS, DTYPE)
         else:
             block = _load_entries(entries, q, stop, ROWS, STORED).to(DTYPE)
         if CHUNKED_SUM:
@@ -204,7 +217,8 @@ def project_one_tile(
     stop = tl.minimum(start + columns_per_split, columns)
     factor = scale
     k0, k1 = seed_words(seed)
-    law = (feature_offset, k, nnz, log_chunk, k0, k1)
+    sub_blocks = _sub_blocks(k, nnz, ROWS, SUB_BLOCKS) if SUB_BLOCKS > 0 else (k, k, k)  # not used
+    law = (feature_offset, sub_blocks, log_chunk, k0, k1)
     wait_for_previous(PROGRAMMATIC_LAUNCH)
     if MODE == FP16_PAIR:
         factor = tl.load(scales + v, mask=v < n, other=1.0)
