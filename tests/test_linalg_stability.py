@@ -10,8 +10,10 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from sjlt import threads
 from sjlt.linalg import lstsq, products
+from sjlt.linalg.matrix import DenseMatrix
 from sjlt.linalg.residuals import normal_product, residual_gradient
 from sjlt.linalg.sums import Gram
+from sjlt.linalg.whitening import Whitening
 
 METHODS = ["cg", "passes"]
 CONDITIONS = [1, 1e4, 1e8, 1e10, 1e12, 1e14]
@@ -59,6 +61,41 @@ def test_the_estimate_for_several_right_hand_sides(method, condition):
     solution = lstsq(A, B, method=method)
     errors = [backward_error(A, B[:, j], solution.x[:, j]) for j in range(B.shape[1])]
     assert max(errors) / 4 - 1e-18 <= solution.backward_error <= 1.2e-16
+
+
+@pytest.mark.parametrize("condition", [1, 300, 1e3, 1e4, 1e5, 1e6])
+def test_backward_error_with_passes_in_float32(condition):
+    """Conjugate gradients read a rounded copy up to a condition number of about 1e5, and W is rounded up to 1e3."""
+    check(*problem(4000, 120, condition, 1e-3, 0), ["cg"], 1)
+
+
+def test_a_poor_copy_in_float32_is_given_up(monkeypatch):
+    """If refinement stalls because rounding changed A too much, it goes on with A itself."""
+    noise = 3e-5 * np.random.default_rng(1).standard_normal((4000, 120), np.float32)  # ||noise|| > 1e-3
+    rounded = DenseMatrix.rounded
+    calls = []
+
+    def poor(self):
+        calls.append(self)
+        return rounded(self) + noise
+
+    monkeypatch.setattr(DenseMatrix, "rounded", poor)
+    check(*problem(4000, 120, 1e3, 1e-3, 0), ["cg"], 1)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("condition", [1, 1e3, 1e8])
+def test_weighted_norms_are_upper_bounds_within_a_tenth(condition):
+    """Whether conjugate gradients, a Cholesky factor or QR computes them."""
+    rng = np.random.default_rng(0)
+    R = np.linalg.qr(problem(500, 120, condition, 1, 0)[0], mode="r")
+    whitening = Whitening.triangular(np, np.asfortranarray(R))
+    _, sigma, Vh = np.linalg.svd(R)
+    G = rng.standard_normal((120, 1))
+    for eta in (1e-9, 1e-4, 1e-2, 1, 100):
+        exact = np.linalg.norm(Vh @ G / np.sqrt(sigma[:, None] ** 2 + (eta * whitening.norm) ** 2))
+        found = whitening.weighted_norms(G, np.zeros(1), np.array([eta * whitening.norm]), np.zeros(1))[0]
+        assert 0.999 * exact <= found <= 1.11 * exact
 
 
 @pytest.mark.exhaustive

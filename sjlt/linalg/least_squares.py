@@ -95,9 +95,10 @@ def lstsq(
     seed : int, -2^63 to 2^64 - 1, default 0
         Seed of the sketch.
     method : {"auto", "cg", "passes"}, default "auto"
-        "cg": conjugate gradients in the basis W, with refinement; 15 to 60 cheap passes. "passes": form and factor
+        "cg": conjugate gradients in the basis W, with refinement; 15 to 60 cheap passes. For a C-contiguous float64
+        array with a condition number up to about 1e6, most of them read a float32 copy. "passes": form and factor
         (A W)'(A W), or A'A if A is well conditioned; 3 to 5 passes, one of them expensive. "auto": "passes" for a
-        file, a CUDA tensor of up to 1024 columns, or a well-conditioned array of up to 800 columns; otherwise "cg".
+        file, a CUDA tensor of up to 1024 columns, or a well-conditioned array of up to 400 columns; otherwise "cg".
     callback : callable, optional
         Called as ``callback(pass, rows_done, m)`` while A is read. An exception raised by it ends the call.
 

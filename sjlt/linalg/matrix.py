@@ -22,7 +22,8 @@ from ..files.opening import open_source
 from ..files.source import Source
 from ..inputs.containers import is_tensor
 from ..sketch import Sketch
-from .products import multiply, normal_product
+from .products import in_parallel, multiply, normal_product, row_pieces
+from .residuals import is_compiled_for
 from .sums import Normal, Product, Projected, Sketched, Sum
 
 FILE_BYTES = 32 << 20  # per block of a file, or of an array that is converted to float64
@@ -103,6 +104,10 @@ class Matrix:
         """Return A as a dense float64 array, from one pass."""
         raise NotImplementedError
 
+    def rounded(self) -> Any:
+        """Return A in float32, from one pass, or None if passes over it would not be faster."""
+        return None
+
     def random(self, shape: tuple[int, int], seed: int) -> Any:
         """Return standard normal numbers, float64; the same for all containers in the host's memory."""
         return self.array(np.random.default_rng(seed).standard_normal(shape))
@@ -177,7 +182,7 @@ class Matrix:
 class DenseMatrix(Matrix):
     """A 2-D NumPy array, float32 or float64, with any strides."""
 
-    max_gram_columns = 800
+    max_gram_columns = 400
 
     def __init__(self, a: np.ndarray, progress: Progress | None = None):
         super().__init__(a.shape, a.dtype, progress=progress)
@@ -219,6 +224,18 @@ class DenseMatrix(Matrix):
     @one_pass
     def dense(self) -> np.ndarray:
         return self._a.astype(np.float64)
+
+    def rounded(self) -> np.ndarray | None:
+        if self._a.dtype != np.float64 or not is_compiled_for(self._a, columns=1):
+            return None
+        out = np.empty(self.shape, np.float32)
+
+        def task(piece: slice) -> None:
+            out[piece] = self._a[piece]
+
+        in_parallel(task, ((piece,) for piece in row_pieces(self._a)))
+        self.count_pass()
+        return out
 
 
 class SparseMatrix(Matrix):

@@ -9,14 +9,18 @@ import numpy as np
 
 from .checks import check_finite
 from .matrix import Matrix
-from .products import add_gram
-from .sketching import STACKS, embedding
+from .products import one_blas_thread
+from .residuals import normal_product
+from .sketch_gram import gram_basis
+from .sketching import embedding, sketch_rows
 from .sums import Gradient, Gram, Normal, Sum
 from .triangular import r_factor
 from .whitening import EPS, NOISE, LostRangeError, Whitening, power_of_two, rounding_level
 
 TARGET = EPS / 4  # backward error at which refinement ends; Householder QR reaches about the same
 MAX_COLUMN_RATIO = 16.0  # ratio of column norms up to which scaling the columns is not worth a second SVD
+MAX_ROUNDED_CONDITION = 1e7  # up to which the steps of CG read A in float32
+MIN_ROUNDED_SCALE = 1e-18  # of A's columns; float32 would lose entries of 1e-20 times the norm of a smaller column
 MAX_RIDGE = 2.0**30  # relative to A; beyond, x is A'b / d^2 up to rounding, and its backward error is meaningless
 
 
@@ -55,13 +59,18 @@ class Problem:
         self.b_scale = scales[self.columns]
         self.scale: Any = 1.0
         self.rank, self.factor = 0, None
+        self._rounded: Any = None  # A in float32
+        self._may_be_single = True
 
-    def sketched(self, seed: int, is_small: bool) -> tuple[Whitening, Any, bool]:
-        """Return (W, sketched solutions, whether A itself was factored); `is_small`: use only about 4 n rows."""
+    def sketched(self, seed: int, is_small: bool, may_be_single: bool) -> tuple[Whitening, Any, bool]:
+        """Return (W, sketched solutions, whether A itself was factored).
+
+        `is_small`: use only about 4 n rows. `may_be_single`: W may be computed in float32.
+        """
+        self._rounded, self._may_be_single = None, may_be_single
         m, n = self.matrix.shape
         xp = self.xp
-        # Rows beyond 4 n save iterations, which is worthwhile while factoring the sketch costs less than they do.
-        S = embedding(m, n, 4 * n if is_small else min(max(m // 5, 4 * n), 12 * n), seed)
+        S = embedding(m, n, 4 * n if is_small else sketch_rows(m, n, xp is np), seed)
         SAB = xp.concatenate([self.matrix.dense(), self.B], 1) if S is None else self.matrix.sketch(S, self.B)
         SA, SB = SAB[:, :n], SAB[:, n:]
         top = max(float(SA.max()), -float(SA.min()))
@@ -71,7 +80,7 @@ class Problem:
         if top != 1:
             SA /= top
         cut = self._cut(S is None)
-        if (found := self._by_gram(SA, SB, cut)) is not None:
+        if (found := self._by_gram(SA, SB, cut, may_be_single and S is not None)) is not None:
             whitening, columns, solution = found
         else:
             R = r_factor(xp, SAB, n)
@@ -80,28 +89,28 @@ class Problem:
             if S is None and self._drop_rounding_errors(whitening, cut):
                 solution = self.matrix.zeros((n, len(self.ridge_of)))
             else:
-                solution = whitening.sketched_solution(R[:, n:][:, self.columns], self.damp)
+                with one_blas_thread():
+                    solution = whitening.sketched_solution(R[:, n:][:, self.columns], self.damp)
         self.scale = top * columns
         if not whitening.is_triangular:
             whitening.factor = whitening.factor * top
         return whitening, solution, S is None
 
-    def _by_gram(self, SA: Any, SB: Any, cut: float) -> tuple[Whitening, Any, Any] | None:
+    def _by_gram(self, SA: Any, SB: Any, cut: float, may_be_single: bool) -> tuple[Whitening, Any, Any] | None:
         """Return (basis, scales of SA's columns, sketched solution) from a Cholesky factorization of (SA)'SA.
 
         Returns None if A is ill-conditioned or wide, or its singular values are needed.
         """
         xp = self.xp
-        if SA.shape[0] < SA.shape[1] or self.needs_singular_values or not _may_be_well_conditioned(xp, SA):
+        if SA.shape[0] < SA.shape[1] or self.needs_singular_values:
             return None
-        total = Gram(None)
-        total.add(0, SA)
-        gram = total.value
-        scales = self.matrix.array([power_of_two(math.sqrt(value)) for value in xp.diagonal(gram).tolist()])[:, None]
-        whitening = Whitening.from_gram(xp, gram / scales / scales.T)
-        if whitening is None or not _has_full_rank(whitening, scales, cut):
+        if (found := gram_basis(xp, SA, may_be_single)) is None:
             return None
-        return whitening, scales, (whitening.normal_solution((SA.T @ SB) / scales))[:, self.columns]
+        whitening, scales = found
+        if not _has_full_rank(whitening, scales, cut):
+            return None
+        with one_blas_thread():
+            return whitening, scales, whitening.normal_solution((SA.T @ SB) / scales)[:, self.columns]
 
     def _cut(self, is_direct: bool) -> float:
         """Return the relative size up to which singular values of the sketch, or of A itself, count as zero."""
@@ -187,10 +196,29 @@ class Problem:
         return total.value / self.scale - self.damp**2 * X, total.squares
 
     def normal(self, Z: Any) -> Any:
-        """Return (A'A + d^2) Z."""
-        total = Normal(Z / self.scale)
-        self.matrix.run(total, width=Z.shape[1])
-        return total.value / self.scale + self.damp**2 * Z
+        """Return (A'A + d^2) Z, for A rounded to float32 after `round_matrix`."""
+        if self._rounded is None:
+            total = Normal(Z / self.scale)
+            self.matrix.run(total, width=Z.shape[1])
+            product = total.value
+        else:
+            product = normal_product(self._rounded, Z / self.scale)
+            self.matrix.count_pass()
+        return product / self.scale + self.damp**2 * Z
+
+    def round_matrix(self, whitening: Whitening) -> bool:
+        """Let `normal` use A in float32, if that is faster and changes A W little; return whether it does."""
+        if not self._may_be_single or whitening.condition > MAX_ROUNDED_CONDITION or len(self.ridge_of) > 1:
+            return False
+        if not MIN_ROUNDED_SCALE < float(self.scale.min()) <= float(self.scale.max()) < 1 / MIN_ROUNDED_SCALE:
+            return False
+        if self._rounded is None:
+            self._rounded = self.matrix.rounded()
+        return self._rounded is not None
+
+    def keep_double(self) -> None:
+        """Let `normal` use A in float64."""
+        self._rounded, self._may_be_single = None, False
 
     def gram(self, whitening: Whitening | None = None) -> Gram:
         """Return the sum for (A W)'(A W) of the scaled problem or, without W, for A'A of the unscaled one."""
@@ -231,21 +259,3 @@ class Problem:
 def _has_full_rank(whitening: Whitening, scales: Any, cut: float) -> bool:
     """Whether no singular value of the matrix with unscaled columns is near the cut."""
     return bool(whitening.condition * float(scales.max() / scales.min()) < 0.01 / cut)
-
-
-def _may_be_well_conditioned(xp: Any, SA: Any) -> bool:
-    """Whether one stack of the sketch has a Cholesky factor in float32, which it has up to a condition of about 3e3.
-
-    For 1500 columns this check takes a sixth of the time of the Gram matrix, which would otherwise be formed in vain.
-    """
-    rows, n = SA.shape[0] // STACKS, SA.shape[1]
-    if xp is not np or rows < n:
-        return True
-    norms = np.linalg.norm(SA[:rows], axis=0)
-    gram = np.zeros((n, n), np.float32)
-    add_gram(gram, (SA[:rows] / np.where(norms > 0, norms, 1)).astype(np.float32))
-    try:
-        np.linalg.cholesky(gram.T)
-    except np.linalg.LinAlgError:
-        return False
-    return True

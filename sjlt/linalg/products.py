@@ -76,6 +76,19 @@ def add_gram(total: np.ndarray, p: np.ndarray) -> None:
     in_parallel(task, ((i, j) for i in starts for j in starts if i <= j))
 
 
+def triangular_gram(R: np.ndarray) -> np.ndarray:
+    """Return R'R for an upper triangular R, at least in the tiles on and above the diagonal."""
+    total = np.zeros_like(R, order="C")
+    starts = range(0, R.shape[1], TILE)
+
+    def task(i: int, j: int) -> None:
+        rows = slice(i + TILE)  # of which the others are zero in columns up to i + TILE
+        np.matmul(R[rows, i : i + TILE].T, R[rows, j : j + TILE], out=total[i : i + TILE, j : j + TILE])
+
+    in_parallel(task, ((i, j) for i in starts for j in starts if i <= j))
+    return total
+
+
 def _narrow_gram(p: np.ndarray, dtype: Any) -> np.ndarray:
     """Return p' p, computed in this dtype."""
 

@@ -19,6 +19,9 @@ MAX_SKETCHES = 3
 MAX_REFINEMENTS = 12
 MAX_CG_STEPS = 120  # A W has a condition number below 4: 16 digits take fewer than 60
 CG_REDUCTION = 1e-14  # of the residual, per conjugate gradient solve; the next refinement removes the rest
+# The same if A is rounded to float32, at least; the solution of that system differs from A's by about 2^-38 times the
+# condition number.
+ROUNDED_REDUCTION, ROUNDED_CHANGE = 1e-7, 2.0**-38
 N_PROBES = 2
 MIN_SCALE = 1e-100  # smallest scale of a column of A for which A'A is formed
 # Refinements in a row that may fail to halve the backward error. At a condition number of 1e14 the first solutions are
@@ -31,7 +34,7 @@ def solve(problem: Problem, seed: int, method: str) -> tuple[Any, Any, float]:
     reasons = []
     is_small = method == "passes" or (method == "auto" and problem.matrix.max_gram_columns == math.inf)
     for attempt in range(MAX_SKETCHES):
-        whitening, X, is_direct = problem.sketched(seed + attempt, is_small)
+        whitening, X, is_direct = problem.sketched(seed + attempt, is_small, may_be_single=attempt == 0)
         try:
             X, squares, errors = _refined(problem, whitening, X, is_direct, method)
             error = float(errors.max())
@@ -100,6 +103,7 @@ def _is_well_conditioned(problem: Problem, whitening: Whitening) -> bool:
     return float(problem.scale.min()) > MIN_SCALE and float(problem.scale.max()) < 1 / MIN_SCALE
 
 
+@one_blas_thread()  # further threads would still be waiting in busy loops during the next pass
 def _refinement(
     problem: Problem, whitening: Whitening, X: Any, first: tuple[Any, Any], correct: Callable[..., Any]
 ) -> tuple[Any, Any, Any]:
@@ -120,6 +124,8 @@ def _refinement(
         halved = bool((errors[todo] < 0.5 * best[2][todo]).any())
         best = tuple(xp.where(better, new, old) for new, old in zip((X, squares, errors), best, strict=True))
         stalled = 0 if halved else stalled + 1
+        if stalled:
+            problem.keep_double()
         if stalled == MAX_STALLS or (stalled and bool((best[2] <= 2 * TARGET).all())):
             break
     problem.check_size(whitening, best[0])
@@ -138,13 +144,15 @@ def _normal_solution(whitening: Whitening) -> Callable[..., Any]:
 def _conjugate_gradients(problem: Problem, whitening: Whitening) -> Callable[..., Any]:
     """Return corrections by conjugate gradients in the basis W."""
 
-    @one_blas_thread()  # further threads would still be waiting in busy loops during the next pass
     def correct(G: Any, X: Any) -> Any:
         """Solve (A'A + d^2) dX = G to a relative residual of CG_REDUCTION."""
         damp, xp = problem.damp, problem.xp
+        reduction = CG_REDUCTION
+        if problem.round_matrix(whitening):
+            reduction = max(ROUNDED_REDUCTION, ROUNDED_CHANGE * whitening.condition)
         residual = whitening.apply_transposed(G, damp)
         squares = (residual * residual).sum(0)
-        goal = xp.maximum(CG_REDUCTION**2 * squares, problem.cg_floor(whitening, X) ** 2)
+        goal = xp.maximum(reduction**2 * squares, problem.cg_floor(whitening, X) ** 2)
         Y, direction = 0 * residual, residual
         for _ in range(MAX_CG_STEPS):
             if not bool((squares > goal).any()):

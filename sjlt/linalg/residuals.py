@@ -17,7 +17,7 @@ MIN_COLUMNS = 100  # with fewer, BLAS is as fast
 
 def residual_gradient(A: np.ndarray, X: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return A'(B - A X) and the squared column norms of B - A X, in float64, whatever the number of threads."""
-    if not _is_compiled_for(A, X.shape[1]):
+    if not is_compiled_for(A, X.shape[1]):
         return products.residual_gradient(A.astype(np.float64, copy=False), X, B)
 
     from ..backends.cpu.jit import compiled
@@ -39,12 +39,12 @@ def residual_gradient(A: np.ndarray, X: np.ndarray, B: np.ndarray) -> tuple[np.n
 
 def normal_product(A: np.ndarray, Z: np.ndarray) -> np.ndarray:
     """Return A' A Z in float64, whatever the number of threads."""
-    if not _is_compiled_for(A, Z.shape[1]):
+    if not is_compiled_for(A, Z.shape[1]):
         return products.normal_product(A.astype(np.float64, copy=False), Z)
     return -residual_gradient(A, Z, np.zeros((A.shape[0], 1)))[0]
 
 
-def _is_compiled_for(A: np.ndarray, columns: int) -> bool:
+def is_compiled_for(A: np.ndarray, columns: int) -> bool:
     """Whether the compiled kernel can read A, and is faster than BLAS for this number of right-hand sides."""
     is_plain = A.dtype.isnative and A.flags.c_contiguous and A.flags.aligned
     return columns == 1 and is_plain and A.shape[1] >= MIN_COLUMNS

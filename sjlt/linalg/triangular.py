@@ -1,4 +1,9 @@
-"""Triangular factors and systems: LAPACK for NumPy arrays, torch for tensors."""
+"""Triangular factors and systems: LAPACK for NumPy arrays, torch for tensors.
+
+Only QR factorizations use several BLAS threads. For 0.1 s after their last product these wait in busy loops, which slow
+down passes over A and the threads of another BLAS (NumPy and SciPy each have one): for 1500 columns an inverse takes
+20 ms with two threads and 34 ms with one, and the next passes 30 ms longer.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import numpy as np
 import scipy.linalg
 
 from .cholesky_qr import cholesky_qr
-from .products import one_blas_thread
+from .products import one_blas_thread, triangular_gram
 from .tensor_products import gram
 
 # Shift eta, relative to the Frobenius norm of the triangular factor R, from which on the rounding errors of R'R + eta^2
@@ -29,7 +34,8 @@ def r_factor(xp: Any, a: Any, columns: int | None = None) -> Any:
         return _tensor_r_factor(xp, a, n)
     # Recursive panels take half the time of numpy.linalg.qr for (10240, 1501); this block size is the fastest.
     size = min(a.shape)
-    return np.triu(scipy.linalg.lapack.dgeqrt(min(128, size), a, overwrite_a=True)[0][: min(size, n)])
+    factored = scipy.linalg.lapack.dgeqrt(min(128, size), a, overwrite_a=True)[0]
+    return np.tril(factored[: min(size, n)].T).T  # in Fortran order, for LAPACK
 
 
 def _tensor_r_factor(xp: Any, a: Any, n: int) -> Any:
@@ -56,22 +62,38 @@ def inverse(xp: Any, R: Any) -> Any:
     """Return the inverse of an upper triangular matrix without zeros on its diagonal."""
     if xp is not np:
         return xp.linalg.solve_triangular(R, xp.eye(R.shape[0], **_like(xp, R)), upper=True)
-    return scipy.linalg.lapack.dtrtri(R)[0]
+    with one_blas_thread():
+        return scipy.linalg.lapack.dtrtri(R)[0]
+
+
+def lower_cholesky(xp: Any, a: Any) -> Any:
+    """Return the lower Cholesky factor of a symmetric matrix; raise LinAlgError if it is not positive definite."""
+    if xp is not np:
+        return xp.linalg.cholesky(a)
+    with one_blas_thread():
+        return scipy.linalg.cholesky(a.T, check_finite=False).T
+
+
+def upper_product(xp: Any, W: Any, Y: Any, transposed: bool = False) -> Any:
+    """Return W Y, or W' Y, for an upper triangular W."""
+    if xp is np and Y.shape[1] == 1:  # half the memory traffic
+        return scipy.linalg.blas.dtrmv(W, Y[:, 0], trans=int(transposed))[:, None]
+    return (W.T if transposed else W) @ Y
 
 
 def shifted_factor(xp: Any, R: Any, eta: float) -> Any:
     """Return the upper triangular factor of R'R + eta^2 for an upper triangular R.
 
-    Computed by QR of [R; eta I], because the sum would lose R's small singular values. For tensors and eta of at least
-    MIN_SUM_SHIFT ||R||_F it is the Cholesky factor of the sum: the singular values lost are far below eta.
+    It is the Cholesky factor of the sum for eta of at least MIN_SUM_SHIFT ||R||_F: the singular values lost in the sum
+    are far below eta. For a smaller eta it comes from QR of [R; eta I].
     """
     n = R.shape[1]
+    if eta >= MIN_SUM_SHIFT * float(xp.linalg.norm(R)):
+        total = triangular_gram(R) if xp is np else gram(R)
+        total.reshape(-1)[:: n + 1] += eta**2
+        return lower_cholesky(np, total.T).T if xp is np else xp.linalg.cholesky(total, upper=True)
     if xp is not np:
-        if eta < MIN_SUM_SHIFT * float(xp.linalg.norm(R)):
-            return xp.linalg.qr(xp.concatenate([R, eta * xp.eye(n, **_like(xp, R))]), mode="r").R
-        total = gram(R)
-        total.diagonal().add_(eta**2)
-        return xp.linalg.cholesky(total, upper=True)
+        return xp.linalg.qr(xp.concatenate([R, eta * xp.eye(n, **_like(xp, R))]), mode="r").R
     # dtpqrt exploits that both blocks are triangular, in half the time of a QR factorization of 2 n rows. For n = 1500,
     # panels of 32 columns are the fastest, and one thread is as fast as two.
     with one_blas_thread():
