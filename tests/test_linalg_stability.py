@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from sjlt import threads
 from sjlt.linalg import lstsq, products
 from sjlt.linalg.matrix import DenseMatrix
+from sjlt.linalg.problem import Problem
 from sjlt.linalg.residuals import normal_product, residual_gradient
 from sjlt.linalg.sums import Gram
 from sjlt.linalg.whitening import Whitening
@@ -70,18 +71,23 @@ def test_backward_error_with_passes_in_float32(condition):
 
 
 def test_a_poor_copy_in_float32_is_given_up(monkeypatch):
-    """If refinement stalls because rounding changed A too much, it goes on with A itself."""
+    """If refinement stalls because rounding changed A too much, it goes on with A itself, without another sketch."""
     noise = 3e-5 * np.random.default_rng(1).standard_normal((4000, 120), np.float32)  # ||noise|| > 1e-3
-    rounded = DenseMatrix.rounded
+    rounded, sketched = DenseMatrix.rounded, Problem.sketched
     calls = []
 
     def poor(self):
-        calls.append(self)
+        calls.append("rounded")
         return rounded(self) + noise
 
+    def recorded(self, *arguments, **options):
+        calls.append("sketched")
+        return sketched(self, *arguments, **options)
+
     monkeypatch.setattr(DenseMatrix, "rounded", poor)
+    monkeypatch.setattr(Problem, "sketched", recorded)
     check(*problem(4000, 120, 1e3, 1e-3, 0), ["cg"], 1)
-    assert len(calls) == 1
+    assert calls == ["sketched", "rounded"]
 
 
 @pytest.mark.parametrize("condition", [1, 1e3, 1e8])
@@ -144,6 +150,8 @@ def test_products_are_exact_for_any_number_of_threads(m, columns):
                 gram = Gram(None)
                 gram.add(0, a)
                 np.testing.assert_array_equal(gram.value, A.T @ A)
+            R = np.triu(np.resize(A, (300, 300)))
+            np.testing.assert_array_equal(np.triu(products.triangular_gram(R)), np.triu(R.T @ R))
     finally:
         threads.set_num_threads(before)
 

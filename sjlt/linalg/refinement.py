@@ -19,9 +19,9 @@ MAX_SKETCHES = 3
 MAX_REFINEMENTS = 12
 MAX_CG_STEPS = 120  # A W has a condition number below 4: 16 digits take fewer than 60
 CG_REDUCTION = 1e-14  # of the residual, per conjugate gradient solve; the next refinement removes the rest
-# The same if A is rounded to float32, at least; the solution of that system differs from A's by about 2^-38 times the
-# condition number.
-ROUNDED_REDUCTION, ROUNDED_CHANGE = 1e-7, 2.0**-38
+# The same if A is rounded to float32, at least. Rounding changes the solution, in the basis W, by about 2^-25 times the
+# condition number over sqrt(m n); a solve more accurate than that would be in vain.
+ROUNDED_REDUCTION, ROUNDED_CHANGE = 1e-7, 2.0**-25
 N_PROBES = 2
 MIN_SCALE = 1e-100  # smallest scale of a column of A for which A'A is formed
 # Refinements in a row that may fail to halve the backward error. At a condition number of 1e14 the first solutions are
@@ -124,7 +124,7 @@ def _refinement(
         halved = bool((errors[todo] < 0.5 * best[2][todo]).any())
         best = tuple(xp.where(better, new, old) for new, old in zip((X, squares, errors), best, strict=True))
         stalled = 0 if halved else stalled + 1
-        if stalled:
+        if stalled:  # rounding may have changed A too much
             problem.keep_double()
         if stalled == MAX_STALLS or (stalled and bool((best[2] <= 2 * TARGET).all())):
             break
@@ -145,11 +145,12 @@ def _conjugate_gradients(problem: Problem, whitening: Whitening) -> Callable[...
     """Return corrections by conjugate gradients in the basis W."""
 
     def correct(G: Any, X: Any) -> Any:
-        """Solve (A'A + d^2) dX = G to a relative residual of CG_REDUCTION."""
+        """Solve (A'A + d^2) dX = G to a relative residual of CG_REDUCTION, or to what a rounded A allows."""
         damp, xp = problem.damp, problem.xp
         reduction = CG_REDUCTION
         if problem.round_matrix(whitening):
-            reduction = max(ROUNDED_REDUCTION, ROUNDED_CHANGE * whitening.condition)
+            change = ROUNDED_CHANGE * whitening.condition / math.sqrt(math.prod(problem.matrix.shape))
+            reduction = max(ROUNDED_REDUCTION, change)
         residual = whitening.apply_transposed(G, damp)
         squares = (residual * residual).sum(0)
         goal = xp.maximum(reduction**2 * squares, problem.cg_floor(whitening, X) ** 2)
