@@ -116,7 +116,7 @@ class StreamedMatrix(Matrix):
             yield i, self.xp.from_numpy(block).to(self.device).double()
 
     def _page_locked(self, shape: tuple[int, int], dtype: str, order: str) -> Any:
-        """Return an array, as `numpy.empty` does, in memory that a GPU reads at the full speed of its bus."""
+        """Return an uninitialized array in page-locked memory, which a GPU reads at the full speed of its bus."""
         shape = shape if order == "C" else shape[::-1]
         memory = self.xp.empty(shape, dtype=getattr(self.xp, dtype), pin_memory=self.device.type == "cuda").numpy()
         return memory if order == "C" else memory.T

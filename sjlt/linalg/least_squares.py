@@ -96,9 +96,10 @@ def lstsq(
         Seed of the sketch.
     method : {"auto", "cg", "passes"}, default "auto"
         "cg": conjugate gradients in the basis W, with refinement; 15 to 60 cheap passes. For a C-contiguous float64
-        array with a condition number up to about 1e6, most of them read a float32 copy. "passes": form and factor
-        (A W)'(A W), or A'A if A is well conditioned; 3 to 5 passes, one of them expensive. "auto": "passes" for a
-        file, a CUDA tensor of up to 1024 columns, or a well-conditioned array of up to 400 columns; otherwise "cg".
+        array of at least 100 columns with a condition number up to about 1e5, and one right-hand side, most passes
+        read a float32 copy of A. "passes": form and factor (A W)'(A W), or A'A if A is well conditioned; 3 to 5
+        passes, one of them expensive. "auto": "passes" for a file, a CUDA tensor of up to 1024 columns, or a
+        well-conditioned array of up to 400 columns; otherwise "cg".
     callback : callable, optional
         Called as ``callback(pass, rows_done, m)`` while A is read. An exception raised by it ends the call.
 
@@ -121,7 +122,7 @@ def lstsq(
     Notes
     -----
     If A has fewer than twice as many rows as its sketch would have, A itself is factored, at the cost of LAPACK. This
-    happens for m below about 8 n ("cg": up to 24 n), and always for m < 1024 or m < n.
+    happens for m below 8 n, rounded up to a multiple of 1024.
 
     References
     ----------

@@ -19,8 +19,8 @@ from .whitening import EPS, NOISE, LostRangeError, Whitening, power_of_two, roun
 
 TARGET = EPS / 4  # backward error at which refinement ends; Householder QR reaches about the same
 MAX_COLUMN_RATIO = 16.0  # ratio of column norms up to which scaling the columns is not worth a second SVD
-MAX_ROUNDED_CONDITION = 1e7  # up to which the steps of CG read A in float32
-MIN_ROUNDED_SCALE = 1e-18  # of A's columns; float32 would lose entries of 1e-20 times the norm of a smaller column
+MAX_ROUNDED_CONDITION = 1e7  # in the Frobenius norm, up to which conjugate gradients read A in float32
+MIN_ROUNDED_SCALE = 1e-18  # norm of a column from which on float32 loses only entries below 1e-20 times the norm
 MAX_RIDGE = 2.0**30  # relative to A; beyond, x is A'b / d^2 up to rounding, and its backward error is meaningless
 
 

@@ -82,7 +82,7 @@ def triangular_gram(R: np.ndarray) -> np.ndarray:
     starts = range(0, R.shape[1], TILE)
 
     def task(i: int, j: int) -> None:
-        rows = slice(i + TILE)  # of which the others are zero in columns up to i + TILE
+        rows = slice(i + TILE)  # below these, the first i + TILE columns of R are zero
         np.matmul(R[rows, i : i + TILE].T, R[rows, j : j + TILE], out=total[i : i + TILE, j : j + TILE])
 
     in_parallel(task, ((i, j) for i in starts for j in starts if i <= j))

@@ -10,12 +10,12 @@ import numpy as np
 from .products import add_gram, in_parallel, one_blas_thread
 from .sketching import STACKS
 from .sums import Gram
-from .triangular import lower_cholesky
+from .triangular import like, lower_cholesky
 from .whitening import Whitening, power_of_two
 
 COLUMNS = 64  # per task that scales and converts a sketch
 # Largest `_deviation` for which the factor is computed in float32. The estimate is far above the true deviation of the
-# whitened sketch from orthonormality: CG takes no more steps than with a factor in float64.
+# whitened sketch from orthonormality: conjugate gradients take as many steps as with a factor in float64.
 MAX_DEVIATION = 2.0
 POWER_STEPS = 6
 
@@ -24,9 +24,9 @@ POWER_STEPS = 6
 def gram_basis(xp: Any, SA: Any, may_be_single: bool) -> tuple[Whitening, Any] | None:
     """Return (basis, scales of SA's columns) from a Cholesky factorization of (SA)'SA; None if it is ill-conditioned.
 
-    Arrays are tried in float32 first: one stack of the sketch has a Cholesky factor up to a condition number of about
-    3e3. For 1500 columns this takes a twelfth of the time of the Gram matrix, which would otherwise be formed in vain.
-    If `may_be_single` and the condition number allows it, the basis is that of the whole sketch in float32.
+    For arrays, one stack of the sketch is factored in float32 first, which succeeds up to a condition number of about
+    3e3. This avoids forming the Gram matrix in float64 in vain; for 1500 columns it takes a quarter of the time. If
+    `may_be_single`, the basis of the whole sketch in float32 is returned up to a condition number of about 1e3.
     """
     rows = SA.shape[0] // STACKS
     if xp is np and rows >= SA.shape[1]:
@@ -41,7 +41,7 @@ def gram_basis(xp: Any, SA: Any, may_be_single: bool) -> tuple[Whitening, Any] |
     total = Gram(None)
     total.add(0, SA)
     gram = total.value
-    scales = xp.asarray([power_of_two(math.sqrt(value)) for value in xp.diagonal(gram).tolist()], **_like(xp, gram))
+    scales = xp.asarray([power_of_two(math.sqrt(value)) for value in xp.diagonal(gram).tolist()], **like(xp, gram))
     double = Whitening.from_gram(xp, gram / scales / scales[:, None])
     return None if double is None else (double, scales[:, None])
 
@@ -61,7 +61,10 @@ def _scaled(SA: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _single_factor(SA: np.ndarray, rows: int) -> Any:
-    """Return the upper triangular Cholesky factor of (SA)'SA in float32, or None if its first `rows` rows have none."""
+    """Return the upper triangular Cholesky factor of (SA)'SA in float32.
+
+    Returns None if SA or its first `rows` rows, which are tried before the others, have no such factor.
+    """
     gram = np.zeros((SA.shape[1],) * 2, np.float32)
     try:
         for part in (SA[:rows], SA[rows:]):
@@ -82,7 +85,3 @@ def _deviation(whitening: Whitening) -> float:
         x = W.T @ (W @ (x / np.linalg.norm(x)))
         square = float(np.linalg.norm(x))
     return float(np.finfo(np.float32).eps) * math.sqrt(W.shape[1]) * square
-
-
-def _like(xp: Any, x: Any) -> dict[str, Any]:
-    return {"dtype": x.dtype} if xp is np else {"dtype": x.dtype, "device": x.device}

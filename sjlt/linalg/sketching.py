@@ -27,8 +27,9 @@ def embedding(m: int, n: int, k: int, seed: int, nnz: int = NNZ) -> Sketch | Non
 def sketch_rows(m: int, n: int, is_on_host: bool) -> int:
     """Return the number of rows for which factoring the sketch and conjugate gradients together take the least time.
 
-    With k rows, conjugate gradients take about 32 / log(k / n) passes over m n numbers, and a QR factorization of the
-    sketch 2 k n^2 operations. On 2 cores of a host, 20 of these take as long as reading one number.
+    With k rows, conjugate gradients take about 64 / log(k / n) passes over m n numbers, often in float32, and a QR
+    factorization of the sketch takes 2 k n^2 operations. On a host with 2 cores, 20 operations take as long as reading
+    one float64 number.
     """
     best = min(3 * n + 50 * m // n, m // 5) if is_on_host else m // 5
     return min(max(best, 4 * n), 12 * n)

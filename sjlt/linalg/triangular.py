@@ -1,8 +1,8 @@
 """Triangular factors and systems: LAPACK for NumPy arrays, torch for tensors.
 
-Only QR factorizations use several BLAS threads. For 0.1 s after their last product these wait in busy loops, which slow
-down passes over A and the threads of another BLAS (NumPy and SciPy each have one): for 1500 columns an inverse takes
-20 ms with two threads and 34 ms with one, and the next passes 30 ms longer.
+Only QR factorizations use several BLAS threads. For 0.1 s after their last product, BLAS threads wait in busy loops,
+which slow down passes over A and the threads of the other BLAS (NumPy and SciPy each have their own). For 1500 columns,
+an inverse takes 20 ms with two threads and 34 ms with one, but two threads lengthen the next passes by 30 ms.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def reduced_qr(xp: Any, a: Any) -> tuple[Any, Any]:
 def inverse(xp: Any, R: Any) -> Any:
     """Return the inverse of an upper triangular matrix without zeros on its diagonal."""
     if xp is not np:
-        return xp.linalg.solve_triangular(R, xp.eye(R.shape[0], **_like(xp, R)), upper=True)
+        return xp.linalg.solve_triangular(R, xp.eye(R.shape[0], **like(xp, R)), upper=True)
     with one_blas_thread():
         return scipy.linalg.lapack.dtrtri(R)[0]
 
@@ -84,8 +84,8 @@ def upper_product(xp: Any, W: Any, Y: Any, transposed: bool = False) -> Any:
 def shifted_factor(xp: Any, R: Any, eta: float) -> Any:
     """Return the upper triangular factor of R'R + eta^2 for an upper triangular R.
 
-    It is the Cholesky factor of the sum for eta of at least MIN_SUM_SHIFT ||R||_F: the singular values lost in the sum
-    are far below eta. For a smaller eta it comes from QR of [R; eta I].
+    For eta of at least MIN_SUM_SHIFT ||R||_F it is the Cholesky factor of the sum, in which only singular values far
+    below eta are lost. For a smaller eta it comes from QR of [R; eta I].
     """
     n = R.shape[1]
     if eta >= MIN_SUM_SHIFT * float(xp.linalg.norm(R)):
@@ -93,7 +93,7 @@ def shifted_factor(xp: Any, R: Any, eta: float) -> Any:
         total.reshape(-1)[:: n + 1] += eta**2
         return lower_cholesky(np, total.T).T if xp is np else xp.linalg.cholesky(total, upper=True)
     if xp is not np:
-        return xp.linalg.qr(xp.concatenate([R, eta * xp.eye(n, **_like(xp, R))]), mode="r").R
+        return xp.linalg.qr(xp.concatenate([R, eta * xp.eye(n, **like(xp, R))]), mode="r").R
     # dtpqrt exploits that both blocks are triangular, in half the time of a QR factorization of 2 n rows. For n = 1500,
     # panels of 32 columns are the fastest, and one thread is as fast as two.
     with one_blas_thread():
@@ -121,5 +121,6 @@ def cholesky_solve(xp: Any, factor: Any, right: Any) -> Any:
     return scipy.linalg.cho_solve((factor, True), right, check_finite=False)
 
 
-def _like(xp: Any, x: Any) -> dict[str, Any]:
+def like(xp: Any, x: Any) -> dict[str, Any]:
+    """Return the arguments for creating an array of x's dtype on its device."""
     return {"dtype": x.dtype} if xp is np else {"dtype": x.dtype, "device": x.device}

@@ -16,8 +16,8 @@ MAX_TRIANGULAR_CONDITION = 1e13
 # time: its relative error, eps times the condition number squared, stays below 1e-3.
 MAX_GRAM_CONDITION = 1e6
 EPS = float(np.finfo(np.float64).eps)
-# Frobenius norm of eta W up to which conjugate gradients may need few steps, and their maximum: for 1500 columns a step
-# takes 0.5 ms, and factoring R'R + eta^2 60 ms.
+# Largest Frobenius norm of eta W for which conjugate gradients with R'R + eta^2 are tried, and their maximum number of
+# steps. For 1500 columns a step takes 0.5 ms, and factoring R'R + eta^2 60 ms.
 MAX_SHIFTED_BASIS, MAX_SHIFTED_STEPS = 100.0, 20
 # Singular values of a sketch below this times the largest are rounding errors, which reach a few eps.
 NOISE = 10 * EPS
@@ -190,7 +190,7 @@ class Whitening:
     def weighted_norms(self, G: Any, damp: Any, eta: Any, sufficient: Any) -> Any:
         """Estimate ||(A'A + (d^2 + eta^2) I)^(-1/2) g|| for each column g of G, from the sketch.
 
-        The result may be an upper bound if that is at most `sufficient`.
+        A norm may be overestimated: by at most 12 % or, if the estimate is at most `sufficient`, by any factor.
         """
         xp = self.xp
         if not self.is_triangular:
@@ -215,10 +215,10 @@ class Whitening:
         return norms
 
     def _shifted_norm(self, white: Any, eta: float) -> float | None:
-        """Return an upper bound within 1 % on ||(R'R + eta^2)^(-1/2) g|| for w = W' g, or None if that takes too long.
+        """Return an upper bound within 1 % on ||(R'R + eta^2)^(-1/2) g||, given W' g; None if it takes too many steps.
 
-        It is the root of w'(1 + eta^2 W'W)^-1 w. Conjugate gradients solve the system; for the residual r of an
-        approximate solution y, the product is y'(w + r) plus at most r'r.
+        With w = W' g, the square of the norm is w'(1 + eta^2 W'W)^-1 w. Conjugate gradients solve this system. For the
+        residual r of an approximate solution y, the square is y'(w + r) plus at most r'r.
         """
         if self.xp is not np or eta * self.condition > MAX_SHIFTED_BASIS * self.norm:
             return None
@@ -238,9 +238,9 @@ class Whitening:
     def _shifted_factor(self, eta: float) -> tuple[Any, bool]:
         """Return (F, is_white) such that ||F^-T g|| or, if is_white, ||F^-T W' g|| is ||(R'R + eta^2)^(-1/2) g||.
 
-        F may be a cached factor for a shift smaller by at most 10 %, which gives an upper bound. For tensors F is the
-        Cholesky factor of R'R + eta^2 if eta is large, and of (eta W)'(eta W) + 1 = W'(R'R + eta^2) W if it is small.
-        For tensors with eta in between, which requires a condition number above 1e12, and for arrays F comes from QR.
+        F may be a cached factor for a shift smaller by at most 10 %, which gives an upper bound. F is the Cholesky
+        factor of R'R + eta^2 if eta is large and, for tensors, of (eta W)'(eta W) + 1 = W'(R'R + eta^2) W if eta is
+        small. Otherwise, which for tensors requires a condition number above 1e12, F comes from QR.
         Rounding changes the norm by less than 1 %: in W' g by eps times R's condition number, since the same W is used
         for both, and in the sum by eps times its condition number.
         """
