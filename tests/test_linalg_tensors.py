@@ -297,13 +297,13 @@ def test_tall_products_are_used_on_a_gpu():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("m", [300, 20_000])
-def test_files_in_blocks_on_the_device_of_b(tmp_path, monkeypatch, m, dtype, device):
+@pytest.mark.parametrize(("m", "order"), [(300, "C"), (20_000, "C"), (20_000, "F")])
+def test_files_in_blocks_on_the_device_of_b(tmp_path, monkeypatch, m, order, dtype, device):
     """A file's blocks are copied to the device of b; here also to the CPU, as tensors."""
     rng = np.random.default_rng(m)
     A = (orthonormal(rng, m, 12) * np.geomspace(1, 1e-5, 12) @ orthonormal(rng, 12, 12).T).astype(dtype)
     b = rng.standard_normal((m, 2))
-    np.save(tmp_path / "A.npy", A)
+    np.save(tmp_path / "A.npy", np.asarray(A, order=order))
     monkeypatch.setattr(matrix_module, "FILE_BYTES", 1 << 16)
     right = torch.from_numpy(b).to(device)
     if device == "cpu":
