@@ -119,6 +119,16 @@ def test_splits_cover_the_columns(k, nnz, n, d):
     assert tile_columns <= 1.1 * hopper_codes.MAX_STEPS * 64 + 64
 
 
+def test_splits_fill_the_last_round_of_programs():
+    """Two rounds of 132 programs, the second nearly empty, become five nearly full ones; short sums are not split."""
+    for size in ({"n": 3651, "d": 39_325, "k": 576, "dtype": "float16"}, {"n": 18_000, "d": 4096, "k": 100}):
+        assert hopper_codes.launch(exact_product(device=HOPPER, **size)).splits == 4
+        with changed_choices({"hopper_codes.MIN_UTILIZATION": 0}):
+            assert hopper_codes.launch(exact_product(device=HOPPER, **size)).splits == 1
+    assert hopper_codes.launch(exact_product(n=18_000, d=900, k=100, device=HOPPER)).splits == 1
+    assert hopper_codes.launch(exact_product(n=132 * 128, d=4096, k=100, device=HOPPER)).splits == 1
+
+
 # ------------------------------------------------------------------------------------- on a GPU
 
 

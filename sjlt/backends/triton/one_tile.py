@@ -1,4 +1,4 @@
-"""Launches of the kernels for sketches of one tile, which multiply by stored entries."""
+"""Launches of the kernels for sketches of one tile, which multiply by stored or by generated entries."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prepare_project(
     numbers = _numbers(chosen, geometry, spec, x.shape[1])
     numbers += (geometry.scale, geometry.nnz, geometry.log_chunk, spec.feature_offset)
     run = _launch(project_one_tile, chosen, x, sizes, numbers, kinds, options)
-    if chosen.sub_blocks:
+    if chosen.sub_blocks:  # entries and scales are not read
         return lambda spec, x, target: run((x, x, target, x), spec.seed)
     write = _prepare_entries(chosen, geometry, spec, x, x.shape[1])
     return lambda spec, x, target: run((x, write(spec, x), target, scales(x)), spec.seed)
@@ -115,10 +115,9 @@ def _chunks(geometry: KernelGeometry, spec: SketchSpec, d: int) -> tuple[int, in
 
 
 def _numbers(chosen: OneTile, geometry: KernelGeometry, spec: SketchSpec, d: int) -> tuple[float, ...]:
-    """k, the number of columns of entries, that of columns per split, and the first column, as the kernels need them.
+    """The arguments k, columns, columns_per_split and first_column of the kernels.
 
-    The latter is that of the data at which the entries begin. It is not positive, because the entries begin with a
-    whole chunk.
+    first_column is not positive, because the entries begin with a whole chunk.
     """
     log_chunk = geometry.log_chunk
     first, chunks = _chunks(geometry, spec, d)

@@ -33,13 +33,13 @@ MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, 
 # Shorter sums are not split, because adding splits takes a launch: X (4096, 768) -> 256 in bf16 takes 14 us, but 18 in
 # three splits. X (473, 1536) -> 384 in fp32 takes 17 us with 2 steps per split and 19 with 4 (H200).
 MIN_SPLIT_STEPS, MIN_STEPS = 8, 2  # of a sum that is split; per split
-# Long sums are also split if the last of several rounds of programs would leave many multiprocessors idle. X (3651,
-# 39325) -> 576 in fp16 takes 347 us with 4 splits and 481 without; (18000, 4096) -> 100 in fp32 154 and 181. A single
-# round of 92 programs loads data about as fast as one of 132 (H100).
+# Long sums are also split if the last of several rounds of programs would leave many multiprocessors idle. On an H100,
+# X (3651, 39325) -> 576 in fp16 takes 347 us with 4 splits and 481 without; (18000, 4096) -> 100 in fp32, 154 and 181.
+# For a single round there is nothing to gain: 92 programs load data about as fast as 132.
 MIN_UTILIZATION = 0.7
-MAX_BALANCING_SPLITS, MIN_BALANCED_STEPS = 8, 8  # the most splits; the fewest steps per split
-LAUNCH_STEPS = 3  # that take the time of a launch
-MIN_BALANCING_GAIN = 0.95  # of the estimated time
+MAX_BALANCED_SPLITS, MIN_BALANCED_STEPS = 8, 8  # the most splits; the fewest steps per split
+LAUNCH_STEPS = 3  # number of steps that take the time of a launch
+MAX_BALANCED_TIME = 0.95  # relative to the estimated time without further splits
 ROW_BYTES = 128  # per row of a TMA box; for fewer, copies by threads are faster
 
 
@@ -256,7 +256,7 @@ def _split(product: Product) -> tuple[int, int]:
     most = min(2 * multiprocessors // products, steps // MIN_STEPS if steps >= MIN_SPLIT_STEPS else 1, fitting)
     splits = count_splits(products, multiprocessors, fewest, most)
     if products > multiprocessors and utilization(products * splits, multiprocessors) < MIN_UTILIZATION:
-        splits = _balanced(product, steps, splits, min(MAX_BALANCING_SPLITS, steps // MIN_BALANCED_STEPS, fitting))
+        splits = _balanced(product, steps, splits, min(MAX_BALANCED_SPLITS, steps // MIN_BALANCED_STEPS, fitting))
     per_split = -(-groups // (splits * unit)) * unit
     return -(-groups // per_split), per_split
 
@@ -264,20 +264,20 @@ def _split(product: Product) -> tuple[int, int]:
 def _balanced(product: Product, steps: int, splits: int, most: int) -> int:
     """The number of splits, from `splits` to `most`, with the least estimated time.
 
-    The estimate has the time of whole rounds of the multiprocessors; of writing and reading partial sums; and of a
-    second launch, in steps. All are relative to that of the data.
+    The estimate adds the times of whole rounds of programs, of writing and reading partial sums, and of a second
+    launch, relative to the time of reading the data and writing the result.
     """
     products, multiprocessors = _count_products(product), product.device.multiprocessors
     vector_bytes = product.item_bytes * (product.d + product.stacks * product.k)
     traffic = 8 * product.stacks * product.k / vector_bytes
-    launch = LAUNCH_STEPS * multiprocessors / (products * steps)
+    launch_time = LAUNCH_STEPS * multiprocessors / (products * steps)
 
     def estimate(splits: int) -> float:
         rounds = 1 / utilization(products * splits, multiprocessors)
-        return rounds if splits == 1 else rounds + splits * traffic + launch
+        return rounds if splits == 1 else rounds + splits * traffic + launch_time
 
     best = min(range(splits, max(splits, most) + 1), key=estimate)
-    return best if estimate(best) < MIN_BALANCING_GAIN * estimate(splits) else splits
+    return best if estimate(best) < MAX_BALANCED_TIME * estimate(splits) else splits
 
 
 def _code_bytes(product: Product) -> int:

@@ -25,18 +25,18 @@ PROGRAMS = 2  # per multiprocessor
 MIN_SPLIT_COLUMNS = 4 * STEP
 ONE_FP16, ONE_BF16 = 0x3C00, 0x3F80  # the bits of 1
 
-# Of products whose programs generate the entries
-SUB_BLOCKS = 8  # one compiled kernel serves every smaller nnz
+# For small products, whose programs generate the entries
+SUB_BLOCKS = 8  # the largest nnz; one compiled kernel serves all
 SMALL_PROGRAMS = 3  # per multiprocessor
 SMALL_STAGES = 3  # compiler option
 MIN_SMALL_VECTORS = 16
-MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (127, 1 << 20))  # (largest k, elements of X)
-MAX_SHORT_COLUMNS = 4 * STEP  # that one program sums; for as few, a second launch takes longer
+MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (127, 1 << 20))  # pairs (largest k, most elements of X)
+MAX_SHORT_COLUMNS = 4 * STEP  # up to which sums are not split, because adding the splits takes a launch
 
 
 @dataclass(frozen=True)
 class OneTile:
-    """A launch of `write_entries` and of `project_one_tile` or `adjoint_one_tile`.
+    """A launch of `project_one_tile` or `adjoint_one_tile` and, if sub_blocks is 0, of `write_entries` before it.
 
     Attributes
     ----------
@@ -80,7 +80,8 @@ def is_small(product: Product) -> bool:
 
     In microseconds on an H100, with other kernels and with generated entries: (226, 3072) -> 16 in fp32 15 and 13;
     (99, 3839) -> 16 in fp16, contiguous vectors, 23 and 10; (186, 218) -> 32 in fp16 37 and 14; (15167, 64) -> 66 in
-    bf16 13 and 11. Not for more data: (2484, 1024) -> 64 in fp32 19 and 22; (547, 4093) -> 32 in fp16 18 and 22.
+    bf16 13 and 11. For more data, other kernels are faster: (2484, 1024) -> 64 in fp32 19 and 22; (547, 4093) -> 32 in
+    fp16 18 and 22.
     """
     most = next((elements for k, elements in MAX_SMALL if product.k <= k), 0)
     if (
@@ -88,7 +89,7 @@ def is_small(product: Product) -> bool:
         and product.x_strides[1] == 1
         and alignment(product, product.d, product.x_strides, 2) == 1
     ):
-        most //= 2  # without asynchronous copies, which need 4 bytes
+        most //= 2  # asynchronous copies, of at least 4 bytes, are not possible
     return (
         not product.adjoint
         and product.stacks == 1
@@ -104,7 +105,7 @@ def launch(product: Product) -> OneTile:
     adjoint, chunks, mode = product.adjoint, count_groups(product), choose_mode(product)
     chunk, rows, small = 1 << product.geometry.log_chunk, _rows(product), is_small(product)
     if small and mode == FP16_PAIR:
-        mode = BF16_TRIPLE  # which needs no launch of `scale_vectors`
+        mode = BF16_TRIPLE  # does not need a launch of `scale_vectors`
     max_chunks = {NATIVE: MAX_CHUNKS, BF16: GROUPS_PER_STEP}.get(mode, 0)
     block_vectors = 128 if mode == NATIVE and product.n > 64 and not small else 64
     splits, per_split = _split(product, block_vectors, chunks, small)

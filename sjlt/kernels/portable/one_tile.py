@@ -6,9 +6,9 @@ stores the entries once per call, as 16-bit numbers that stay in the L2 cache: a
 that multiply by them depend neither on the law nor on its geometry, so one compilation serves all sketches. (With
 several tiles the products are too short: 1.3 to 2.2 times the time of the other kernels on an H200.)
 
-For small products, which the launch of a second kernel would delay more, `project_one_tile` generates the entries
-itself, column by column rather than row by row as elsewhere, so that k, nnz and the geometry are still run-time
-arguments.
+For small products, in which a second launch would take longer than generating the entries repeatedly,
+`project_one_tile` generates them itself. It computes the row of each nonzero of a column, whereas other kernels compute
+the column of each row's entry; k, nnz and the geometry thus remain run-time arguments.
 """
 
 from __future__ import annotations
@@ -112,9 +112,10 @@ def _sub_blocks(k, nnz, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr):
 def _generate_entries(
     column, sub_blocks, log_chunk, k0, k1, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr, STORED: tl.constexpr
 ):
-    """The entries of columns of the sketch (int64): [columns, ROWS]. Those of rows from k on are meaningless.
+    """The entries of the sketch's columns with indices `column` (int64): [columns, ROWS].
 
-    sub_blocks : from `_sub_blocks`.
+    A column has one nonzero in each sub-block, and every row looks up that of its own sub-block. Rows from k on are
+    meaningless.  sub_blocks : from `_sub_blocks`.
     """
     COLUMNS: tl.constexpr = column.shape[0]
     ONE: tl.constexpr = config.ONE_BF16 if tl.bfloat16 == STORED else config.ONE_FP16
@@ -143,8 +144,8 @@ def _sum_of_columns(
 ):  # fmt: skip
     """X times the entries of columns start to stop - 1: [vectors, ROWS] fp32.
 
-    CHUNKED_SUM : tensor cores sum STEP columns at a time; these sums are added in fp32.  law : the feature
-    offset, and arguments of `_generate_entries`.
+    CHUNKED_SUM : tensor cores sum STEP columns at a time; these sums are added in fp32.  law : (feature offset,
+    sub_blocks, log_chunk, k0, k1), the last four as in `_generate_entries`.
     """
     x, n, d, stride_xv, stride_xf = data
     feature_offset, sub_blocks, log_chunk, k0, k1 = law
@@ -206,9 +207,10 @@ def project_one_tile(
     """out[split, v, r] = sum over the split's columns j of x[v, j] S[r, j]; grid (blocks of vectors, splits).
 
     entries : (columns, ROWS), from `write_entries`; not read if SUB_BLOCKS > 0.  columns : the number of columns of
-    entries, whose first is column first_column of the data, which may be negative.  SUB_BLOCKS : 0 or, to generate
-    entries, a power of two, at least 4 and nnz.  STORED : dtype of the entries.  CHUNKED_SUM : tensor cores sum STEP
-    columns at a time; these sums are added in fp32.  Other arguments are as in `project_tensor_core`.
+    entries.  first_column : the column of the data at which they begin; it may be negative.  SUB_BLOCKS : 0 or, to
+    generate the entries, a power of two that is at least 4 and at least nnz.  STORED : dtype of the entries.
+    CHUNKED_SUM : tensor cores sum STEP columns at a time; these sums are added in fp32.  Other arguments are as in
+    `project_tensor_core`.
     """
     start_dependents(PROGRAMMATIC_LAUNCH)
     v = tl.program_id(0).to(tl.int64) * BLOCK_VECTORS + tl.arange(0, BLOCK_VECTORS)
