@@ -20,9 +20,9 @@ from .cases import SEED
 from .run import in_process, resident
 
 GIGABYTES, COLUMNS = 6.0, 500
-MEMORY_GB = 1.0  # that a solver may use; in addition to the CUDA libraries, if it computes on a GPU
+MEMORY_GB = 1.0  # limit for sjlt.linalg.lstsq; on a GPU, of the growth in the call, without the CUDA libraries
 ROWS = 4096  # per block when the file is generated or read
-SMALL_ROWS = 20_000  # of a file that is read first: several blocks, so that all kernels are compiled
+SMALL_ROWS = 20_000  # of a smaller file that is read before the timed one: several blocks, to compile all kernels
 
 METHODS: dict[str, Callable[[Path, Any], dict[str, Any]]] = {}
 ON_CPU = ("sjlt.linalg.lstsq", "memory map, normal equations", "reading it 4 times")
@@ -37,6 +37,9 @@ def method(name: str) -> Callable[[Any], Any]:
         return function
 
     return add
+
+
+# ------------------------------------------------------------------------------------- the methods
 
 
 @method("sjlt.linalg.lstsq")
@@ -87,6 +90,9 @@ def read_four_times(path: Path, b: Any) -> dict[str, Any]:
     return {"reads": 4}
 
 
+# ------------------------------------------------------------------------------------- the run
+
+
 def make_file(path: Path, gigabytes: float) -> None:
     """Write a float64 matrix of this size with condition number 1e4, and a right-hand side in the same folder."""
     rows = int(gigabytes * 1e9 / 8 / COLUMNS)
@@ -108,16 +114,19 @@ def drop_from_page_cache(path: Path) -> None:
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
-    """Return time from a cold page cache and peak resident memory, which includes the pages of a memory map."""
+    """Return the time from a cold page cache, the peak resident memory, and its growth in the call.
+
+    Resident memory includes the pages of a memory map.
+    """
     b: Any = np.load(folder / "b.npy")
     if "GPU" in name:
         import torch
 
         b = torch.from_numpy(b).to("cuda")
-    small = folder / "small.npy"
+    small, rows = folder / "small.npy", min(SMALL_ROWS, len(b))
     if not small.exists():
-        np.save(small, np.random.default_rng(SEED).standard_normal((SMALL_ROWS, COLUMNS)))
-    METHODS[name](small, b[:SMALL_ROWS])  # compile and start threads
+        np.save(small, np.random.default_rng(SEED).standard_normal((rows, COLUMNS)))
+    METHODS[name](small, b[:rows])  # compile and start threads
     drop_from_page_cache(folder / "A.npy")
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     held = resident("VmRSS")
@@ -129,9 +138,10 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
 
 
 def run(names: tuple[str, ...], gigabytes: float, folder: Path) -> dict[str, Any]:
-    """Measure these methods; raise SystemExit if the first one uses more than MEMORY_GB.
+    """Measure these methods, the first of which is sjlt's; raise SystemExit if it uses more than MEMORY_GB.
 
-    The file is read once before: outside of this machine's page cache, a virtual disk may have another.
+    The file is read before the first measurement, because the host of a virtual disk may have a cache of its own: all
+    methods then find the file in it.
     """
     make_file(folder / "A.npy", gigabytes)
     drop_from_page_cache(folder / "A.npy")

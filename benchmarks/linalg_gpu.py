@@ -157,7 +157,7 @@ def _path() -> Path:
 def run(quick: bool, gigabytes: float, directory: Path | None) -> None:
     """Measure everything, and save each case once it is measured; `quick`: an eighth of the rows, nothing is saved.
 
-    The file has `gigabytes`, and lies in a temporary folder in `directory`.
+    The file of `gigabytes` GB is written to a temporary folder in `directory`.
     """
     if not torch.cuda.is_available():
         raise SystemExit("--cuda needs a CUDA device")
