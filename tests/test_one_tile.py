@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
 ALL_SIZES = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES": 1 << 60}
 STORED = ALL_SIZES | {"one_tile.MAX_SMALL": ()}
 GENERATED = ALL_SIZES | {"one_tile.MAX_SMALL": ((128, 1 << 60),), "one_tile.MIN_SMALL_VECTORS": 1}
+GENERATED |= {"one_tile.MIN_SMALL_FEATURES": 1, "one_tile.MAX_SMALL_FEW": 1 << 60}
 GENERATED |= {"exact.MIN_SMALL": 1 << 60}  # no small gathers
 SHORT = {  # splits and sums of a few chunks, and fp32 data as pairs of fp16 values
     "one_tile.MAX_CHUNKS": 3,
@@ -126,7 +127,7 @@ def test_choice():
         assert not one_tile.eligible(exact_product(**others))
     for device in (H200, HOPPER):
         assert choose(exact_product(n=1000, d=768, k=32, device=device)).sub_blocks == one_tile.SUB_BLOCKS
-    for others in ({"nnz": 9}, {"stacks": 2}, {"adjoint": True}, {"n": 10_000}, {"n": 10}, {"k": 128}):
+    for others in ({"nnz": 9}, {"stacks": 2}, {"adjoint": True}, {"n": 10_000}, {"n": 10}, {"d": 60}, {"k": 128}):
         assert not one_tile.is_small(exact_product(**{"n": 1000, "d": 768, "k": 32} | others))
     for d in (1, 64, 65, 4096, 100_003, 190_000):
         for k, nnz, n in ((100, 4, 64), (20, 1, 5000), (127, 120, 1000)):

@@ -29,8 +29,9 @@ ONE_FP16, ONE_BF16 = 0x3C00, 0x3F80  # the bits of 1
 SUB_BLOCKS = 8  # the largest nnz; one compiled kernel serves all
 SMALL_PROGRAMS = 3  # per multiprocessor
 SMALL_STAGES = 3  # compiler option
-MIN_SMALL_VECTORS = 16
+MIN_SMALL_VECTORS, MIN_SMALL_FEATURES = 16, STEP
 MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (127, 1 << 20))  # pairs (largest k, most elements of X)
+MAX_SMALL_FEW = 1 << 19  # elements of X if it has fewer than MIN_VECTORS vectors
 MAX_SHORT_COLUMNS = 4 * STEP  # up to which sums are not split, because adding the splits takes a launch
 
 
@@ -84,6 +85,8 @@ def is_small(product: Product) -> bool:
     fp16 18 and 22.
     """
     most = next((elements for k, elements in MAX_SMALL if product.k <= k), 0)
+    if product.n < MIN_VECTORS:
+        most = min(most, MAX_SMALL_FEW)
     if (
         product.item_bytes == 2
         and product.x_strides[1] == 1
@@ -96,6 +99,7 @@ def is_small(product: Product) -> bool:
         and product.dtype != "float64"
         and product.nnz <= SUB_BLOCKS
         and product.n >= MIN_SMALL_VECTORS
+        and product.d >= MIN_SMALL_FEATURES
         and product.n * product.d <= most
     )
 
