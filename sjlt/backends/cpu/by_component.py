@@ -15,7 +15,7 @@ from ... import threads
 from .bits import decoded, store_element
 from .dense_kernels import TILE_FEATURES, fold, two_sum
 from .jit import COMPUTE, DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, Array, compiled, kernel
-from .plan import STORE_WORK, ExactPlan, borrowed_tile, row_ranges, total_parts, useful_threads
+from .plan import STORE_WORK, ExactPlan, borrowed_tile, row_ranges, total_parts
 from .rows import sum_entries
 from .simd import SQUARE_BYTES
 from .tiles import load_tile
@@ -45,7 +45,7 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
         project(x, starts, entries, np.empty(2 * plan.d, compute), out, plan.scale, accumulate)
         return
     n, d = x.shape
-    workers = useful_threads(n * d * plan.s)
+    workers = plan.workers(n, d, plan.k, generates=False)
     width = _tile_width(x, compute.itemsize, workers)
     project = compiled(sum_tiles, data=x.dtype, compute=compute, out=out.dtype)
     parts = total_parts(compute) if plan.n_blocks > 1 else 0

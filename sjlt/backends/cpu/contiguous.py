@@ -28,7 +28,6 @@ from .plan import (
     aligned,
     row_ranges,
     total_parts,
-    useful_threads,
 )
 from .rows import gather_row, scatter_row
 from .simd import SQUARE_BYTES
@@ -141,7 +140,7 @@ def project_contiguous(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumula
         False if tiles are faster: nothing is computed.
     """
     n, k = out.shape
-    workers = useful_threads(n * plan.d * plan.s)
+    workers = plan.workers(n, 0, k)
     partition = _partition(plan, n, workers, compute)
     if partition is None:
         return False
@@ -218,7 +217,7 @@ def adjoint_contiguous(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute:
     group = -(-n // -(-n // max_group))
     components = aligned((k, -(-group // lanes) * lanes), compute)
     codes = Scratch(lambda: (np.empty((CODES_STEP, plan.s), np.int32),))
-    workers = useful_threads(n * plan.d * plan.s)
+    workers = plan.workers(n, k, plan.d)
 
     def task(begin: int, end: int, out: np.ndarray) -> None:
         with codes.borrow() as (buffer,):

@@ -81,7 +81,8 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     if not native:  # few rows at a time, of which a run of features is copied
         rows = max(1, min(8, STAGE_BYTES // (x.itemsize * max(plan.block, RUN_FEATURES))))
     one_by_one = rows == 2 and plan.log_chunk >= LOG_ROWS  # half the time of a tile for both
-    vectors, workers = plan.vectors_and_workers(1 if one_by_one else rows, compute.itemsize)
+    workers = plan.workers(rows, d, plan.k)
+    vectors, workers = plan.vectors_and_workers(1 if one_by_one else rows, compute.itemsize, workers)
     if not native:
         workers = 1
     elif is_contiguous(x, compute) and project_contiguous(plan, kernel_view(x), out, accumulate, compute):
@@ -158,7 +159,7 @@ def _project_few(
     project = compiled(kernels.project_blocks, data=kernel_view(to_native(x[:0])).dtype, compute=compute)
     fold = compiled(kernels.fold_blocks, compute=compute, out=out.dtype)
     max_blocks = SCRATCH_BYTES // (workers * k * vectors * compute.itemsize)
-    per_task = max(1, min(_run_features(plan, vectors) // plan.block, max_blocks))
+    per_task = max(1, min(_run_features(plan, vectors) // plan.block, max_blocks, plan.n_blocks // workers))
     workers = min(workers, -(-plan.n_blocks // per_task))
     scratch = [
         (
@@ -201,9 +202,9 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
         return
     plan, compute = exact_plan(spec), compute_dtype(y)
     y, out = kernel_view(y), kernel_view(out)
-    vectors, workers = plan.vectors_and_workers(n, compute.itemsize)
+    vectors, workers = plan.vectors_and_workers(n, compute.itemsize, plan.workers(n, plan.k, d))
     if plan.is_small(n):
-        _adjoint_small(plan, y, out, accumulate, compute, vectors)
+        _adjoint_small(plan, y, out, accumulate, compute, vectors, workers)
     elif not accumulate and adjoint_contiguous(plan, y, out, compute):
         return
     elif n <= vectors or -(-n // vectors) < workers:
@@ -214,14 +215,22 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
 
 
 def _adjoint_small(
-    plan: ExactPlan, y: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype, vectors: int
+    plan: ExactPlan, y: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype, vectors: int, workers: int
 ) -> None:
     n, k = y.shape
     kernel = compiled(kernels.adjoint_rows, data=y.dtype, compute=compute, out=out.dtype)
-    with borrowed_tile(TILE_FEATURES + k, vectors, compute) as tiles:
-        scratch = tiles[:TILE_FEATURES], tiles[TILE_FEATURES:]
-        _clear_rest(scratch[1], n)
-        kernel(y, plan.kept[0], (0, n), scratch, out, plan.scale, accumulate)
+    codes = plan.kept[0]
+
+    def task(begin: int, end: int) -> None:
+        with borrowed_tile(TILE_FEATURES + k, vectors, compute) as tiles:
+            scratch = tiles[:TILE_FEATURES], tiles[TILE_FEATURES:]
+            _clear_rest(scratch[1], end - begin)
+            kernel(y, codes, (begin, end), scratch, out, plan.scale, accumulate)
+
+    if workers == 1:
+        task(0, n)
+    else:
+        threads.run(task, row_ranges(n, vectors, workers, (plan.s + STORE_WORK) * plan.d), workers)
 
 
 def _clear_rest(tile: np.ndarray, n: int) -> None:

@@ -28,6 +28,7 @@ SCRATCH_BYTES = 20 * MIB  # for the tiles of all threads
 STAGE_BYTES = 4 * MIB  # data converted at a time
 MAX_TERMS = 64  # terms summed in the data's precision before the sum is added to an fp64 total
 STEP_WORK = 1 << 27  # additions per kernel call, about 0.1 s; interrupts are checked between calls
+GENERATION_WORK, LOAD_WORK, REUSED_WORK = 24, 2, 3  # additions per entry, element loaded, or stored in memory in use
 STORE_WORK = 8  # storing an element in memory not yet in use takes as long as this many additions
 THREAD_WORK = 1 << 20  # additions, about 0.1 ms, that justify another thread, which takes 20 us to start
 KEPT_CODES = 1 << 14  # plans of sketches with at most this many codes keep them between calls
@@ -104,15 +105,28 @@ class ExactPlan:
         return max(self.d * self.s, self.k * self.n_blocks) <= KEPT_CODES
 
     def is_small(self, n: int) -> bool:
-        """Whether a product of n rows is a single kernel call that uses the kept codes."""
+        """Whether a product of n rows is so small that codes kept between calls save much of its time."""
         return self.has_lists and n * self.d * self.s < THREAD_WORK
+
+    def workers(self, n: int, loaded: int, stored: int, generates: bool = True) -> int:
+        """The number of threads that speed up a product of n rows.
+
+        For (1195, 384) to 1402 with two nonzeros per column, storing takes most of the time; for one vector of 44680,
+        generating the entries.
+
+        loaded, stored : elements in a row of the data, of the result.
+        """
+        additions = n * self.d * self.s
+        rest = n * (LOAD_WORK * loaded + REUSED_WORK * stored)
+        if generates:
+            rest += GENERATION_WORK * self.d * self.s
+        return useful_threads(max(additions, (additions + rest) // 2))  # half, for small products gain little
 
     def no_table(self) -> np.ndarray:
         return np.empty((0, self.s), np.int32)
 
-    def vectors_and_workers(self, n: int, itemsize: int) -> tuple[int, int]:
+    def vectors_and_workers(self, n: int, itemsize: int, workers: int) -> tuple[int, int]:
         """Vectors per tile for n rows, and the number of threads whose tiles of k components fit in SCRATCH_BYTES."""
-        workers = useful_threads(n * self.d * self.s)
         sufficient = min(bisect_left(_WIDTHS, n), len(_WIDTHS) - 1)  # the narrowest that holds all rows, or the widest
         for vectors in reversed(_WIDTHS[: sufficient + 1]):
             if SCRATCH_BYTES // (self.k * vectors * itemsize) >= workers:

@@ -6,6 +6,7 @@ element by element: on Zen 5, a projection then takes more than twice as long.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from llvmlite import ir
@@ -235,14 +236,23 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def _square(context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: Any, axis: int, side: int) -> list[Any]:
-    """Pointers to `side` vectors of `side` elements in a strided array: from (i, j) on, one per step along `axis`."""
+def _square(
+    context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: Any, axis: int, side: int, count: Any = None
+) -> list[Any]:
+    """Pointers to `side` vectors of `side` elements in a strided array: from (i, j) on, one per step along `axis`.
+
+    Given a `count`, the array has only so many; the others are the last one.
+    """
     array = context.make_array(array_type)(context, builder, array)
     vector = ir.PointerType(ir.VectorType(context.get_data_type(array_type.dtype), side))
     data = builder.bitcast(array.data, ir.PointerType(ir.IntType(8)))
     pointers = []
-    for step in range(side):
-        at = [builder.add(index, ir.Constant(index.type, step if axis == n else 0)) for n, index in enumerate((i, j))]
+    for p in range(side):
+        step = ir.Constant(i.type, p)
+        if count is not None:
+            last = builder.sub(count, ir.Constant(i.type, 1))
+            step = builder.select(builder.icmp_signed("<", step, count), step, last)
+        at = [builder.add(index, step) if axis == n else index for n, index in enumerate((i, j))]
         strides = (builder.extract_value(array.strides, n) for n in range(2))
         offset = builder.add(*(builder.mul(index, stride) for index, stride in zip(at, strides, strict=True)))
         pointers.append(builder.bitcast(builder.gep(data, [offset]), vector))
@@ -254,19 +264,21 @@ def loads_by_squares(x: Any, tile: Any) -> bool:
     return x.dtype is tile.dtype or (x.dtype in DECODE and tile.dtype is types.float32)
 
 
-def _define_load_square(transposed: bool) -> Any:
+def _define_load_square(transposed: bool, few: bool = False) -> Any:
     @intrinsic
-    def load_square(typing_context, x, i, j, ahead, tile, row, vector):
+    def load_square(typing_context, x, i, j, count, ahead, tile, row, vector):
         """tile[row + q, vector + p] = x[i + p, j + q] for p, q < side; x is contiguous along j (`transposed`) or i.
 
-        The memory `ahead` bytes after the elements that are read is prefetched.
+        With `few`, x may have only `count` rows from i on: those for higher p are copies of the last one. The memory
+        `ahead` bytes after the elements that are read is prefetched.
         """
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 
         def codegen(context, builder, signature, arguments):
-            x, i, j, ahead, tile, row, first = arguments
-            x_type, _, _, _, tile_type, _, _ = signature.args
-            sources = _square(context, builder, x_type, x, i, j, 0 if transposed else 1, side)
+            x, i, j, count, ahead, tile, row, first = arguments
+            x_type, _, _, _, _, tile_type, _, _ = signature.args
+            axis = 0 if transposed else 1
+            sources = _square(context, builder, x_type, x, i, j, axis, side, count if few else None)
             vectors = [builder.load(pointer, align=x_type.dtype.bitwidth // 8) for pointer in sources]
             if tile_type.dtype is not x_type.dtype:
                 vectors = [DECODE[x_type.dtype](builder, vector) for vector in vectors]
@@ -280,41 +292,46 @@ def _define_load_square(transposed: bool) -> Any:
             return context.get_dummy_value()
 
         integer = types.int64
-        return types.void(x, integer, integer, integer, tile, integer, integer), codegen
+        return types.void(x, integer, integer, integer, integer, tile, integer, integer), codegen
 
     return load_square
 
 
-def _define_store_square(transposed: bool) -> Any:
+def _define_store_square(transposed: bool, few: bool = False) -> Any:
     @intrinsic
-    def store_square(typing_context, tile, row, vector, out, i, j, ahead, scale):
+    def store_square(typing_context, tile, row, vector, out, i, j, count, ahead, scale):
         """out[i + p, j + q] = scale * tile[row + q, vector + p] for p, q < side, rounded once from fp64.
 
-        out is contiguous along j (`transposed`) or i. If along j, the memory `ahead` bytes after the elements that are
-        written is prefetched for writing.
+        out is contiguous along j (`transposed`) or i. With `few`, only rows p < `count` are stored. If out is
+        contiguous along j, the memory `ahead` bytes after the elements that are written is prefetched for writing.
         """
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 
         def codegen(context, builder, signature, arguments):
-            tile, row, first, out, i, j, ahead, scale = arguments
-            tile_type, _, _, out_type, _, _, _, _ = signature.args
+            tile, row, first, out, i, j, count, ahead, scale = arguments
+            tile_type, _, _, out_type, _, _, _, _, _ = signature.args
             pointers = _square(context, builder, tile_type, tile, row, first, 0, side)
             vectors = [builder.load(pointer, align=tile_type.dtype.bitwidth // 8) for pointer in pointers]
             vectors = [scaled(builder, vector, scale, out_type.dtype) for vector in vectors]
             if transposed:
                 vectors = _transpose(builder, vectors)
             targets = _square(context, builder, out_type, out, i, j, 0 if transposed else 1, side)
-            for vector, pointer in zip(vectors, targets, strict=True):
-                builder.store(vector, pointer, align=out_type.dtype.bitwidth // 8)
-                if transposed:
+            for p, (vector, pointer) in enumerate(zip(vectors, targets, strict=True)):
+                is_stored = builder.icmp_signed("<", ir.Constant(count.type, p), count)
+                with builder.if_then(is_stored) if few else nullcontext():
+                    builder.store(vector, pointer, align=out_type.dtype.bitwidth // 8)
+                if transposed and not few:
                     prefetch(builder, pointer, ahead, side * out_type.dtype.bitwidth // 8, write=1, locality=2)
             return context.get_dummy_value()
 
         integer = types.int64
-        return types.void(tile, integer, integer, out, integer, integer, integer, types.float64), codegen
+        arguments = tile, integer, integer, out, integer, integer, integer, integer, types.float64
+        return types.void(*arguments), codegen
 
     return store_square
 
 
-load_rows, load_columns = _define_load_square(True), _define_load_square(False)
-store_rows, store_columns = _define_store_square(True), _define_store_square(False)
+load_rows, load_columns, load_few_rows = (_define_load_square(*flags) for flags in ((True,), (False,), (True, True)))
+store_rows, store_columns, store_few_rows = (
+    _define_store_square(*flags) for flags in ((True,), (False,), (True, True))
+)

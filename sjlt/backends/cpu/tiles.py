@@ -16,9 +16,11 @@ from .simd import (
     SQUARE_BYTES,
     define_apply_codes,
     load_columns,
+    load_few_rows,
     load_rows,
     loads_by_squares,
     store_columns,
+    store_few_rows,
     store_rows,
 )
 
@@ -86,31 +88,56 @@ def _next_tile(x, i, n, j0, nj):
     return n * x.strides[0] - j0 * x.strides[1] if i + 2 * n <= x.shape[0] else 0
 
 
+@leaf
+def _count_edges(n, nj, side):
+    """The number of squares that cover the part of n vectors and nj features beyond the whole squares."""
+    return (n // side if nj % side else 0) + ((nj + side - 1) // side if n % side else 0)
+
+
+@leaf
+def _edge(index, n, nj, side):
+    """The first vector and feature of one of these squares, which overlap the whole ones."""
+    whole = n // side if nj % side else 0
+    if index < whole:
+        return index * side, nj - side
+    return max(0, n - side), min((index - whole) * side, nj - side)
+
+
 def _load_squares(x, i, n, j0, nj, tile, base):
-    """The part of `load_tile` that consists of whole squares; returns the numbers of vectors and features loaded."""
+    """`load_tile` by squares, if possible; returns whether it was.
+
+    The last square of a row or column overlaps the one before it. Where there are fewer vectors than in a square, the
+    others become copies of the last one.
+    """
     raise NotImplementedError
 
 
 @overload(_load_squares)
 def _overload_load_squares(x, i, n, j0, nj, tile, base):
     if not loads_by_squares(x, tile):
-        return lambda x, i, n, j0, nj, tile, base: (0, 0)
+        return lambda x, i, n, j0, nj, tile, base: False
     side, item = SQUARE_BYTES * 8 // tile.dtype.bitwidth, x.dtype.bitwidth // 8
 
     def load(x, i, n, j0, nj, tile, base):
-        rows, columns = x.strides[1] == item, x.strides[0] == item
-        if not (rows or columns):
-            return 0, 0
+        rows, columns = x.strides[1] == item and side <= tile.shape[1], x.strides[0] == item and n >= side
+        if nj < side or not (rows or columns):
+            return False
         vectors, features, ahead = n // side * side, nj // side * side, _next_tile(x, i, n, j0, nj)
         if rows:
             for v in range(0, vectors, side):
                 for j in range(0, features, side):
-                    load_rows(x, i + v, j0 + j, ahead, tile, base + j, v)
+                    load_rows(x, i + v, j0 + j, side, ahead, tile, base + j, v)
+            for edge in range(_count_edges(n, nj, side)):
+                v, j = _edge(edge, n, nj, side)
+                load_few_rows(x, i + v, j0 + j, n - v, ahead, tile, base + j, v)
         else:
             for j in range(0, features, side):
                 for v in range(0, vectors, side):
-                    load_columns(x, i + v, j0 + j, ahead, tile, base + j, v)
-        return vectors, features
+                    load_columns(x, i + v, j0 + j, side, ahead, tile, base + j, v)
+            for edge in range(_count_edges(n, nj, side)):
+                v, j = _edge(edge, n, nj, side)
+                load_columns(x, i + v, j0 + j, side, ahead, tile, base + j, v)
+        return True
 
     return load
 
@@ -118,52 +145,59 @@ def _overload_load_squares(x, i, n, j0, nj, tile, base):
 @leaf
 def load_tile(x, i, n, j0, nj, tile, base):
     """tile[base + j, v] = x[i + v, j0 + j] for v < n, j < nj."""
-    vectors, features = _load_squares(x, i, n, j0, nj, tile, base)
+    if _load_squares(x, i, n, j0, nj, tile, base):
+        return
     if abs(x.strides[0]) < abs(x.strides[1]):
         for j in range(nj):
-            for v in range(vectors if j < features else 0, n):
+            for v in range(n):
                 tile[base + j, v] = decoded(x[i + v, j0 + j], tile)
     else:
         for v in range(n):
-            for j in range(features if v < vectors else 0, nj):
+            for j in range(nj):
                 tile[base + j, v] = decoded(x[i + v, j0 + j], tile)
 
 
 @leaf
 def _store_squares(tile, base, out, i, n, j0, nj, scale):
-    """The part of `store_tile` that consists of whole squares; returns the numbers of vectors and features stored."""
+    """`store_tile` by squares as in `_load_squares`, if possible; returns whether it was."""
     side = SQUARE_BYTES // tile.itemsize
-    rows, columns = out.strides[1] == out.itemsize, out.strides[0] == out.itemsize
-    if not (rows or columns):
-        return 0, 0
-    vectors, features = n // side * side, nj // side * side
+    rows = out.strides[1] == out.itemsize and side <= tile.shape[1]
+    columns = out.strides[0] == out.itemsize and n >= side
+    if nj < side or not (rows or columns):
+        return False
     ahead = (
         _next_tile(out, i, n, j0, nj) if nj == out.shape[1] else 0
     )  # prefetching gains nothing for tiles of features
+    vectors, features = n // side * side, nj // side * side
     if rows:
         for v in range(0, vectors, side):
             for j in range(0, features, side):
-                store_rows(tile, base + j, v, out, i + v, j0 + j, ahead, scale)
+                store_rows(tile, base + j, v, out, i + v, j0 + j, side, ahead, scale)
+        for edge in range(_count_edges(n, nj, side)):
+            v, j = _edge(edge, n, nj, side)
+            store_few_rows(tile, base + j, v, out, i + v, j0 + j, n - v, ahead, scale)
     else:
         for j in range(0, features, side):
             for v in range(0, vectors, side):
-                store_columns(tile, base + j, v, out, i + v, j0 + j, ahead, scale)
-    return vectors, features
+                store_columns(tile, base + j, v, out, i + v, j0 + j, side, ahead, scale)
+        for edge in range(_count_edges(n, nj, side)):
+            v, j = _edge(edge, n, nj, side)
+            store_columns(tile, base + j, v, out, i + v, j0 + j, side, ahead, scale)
+    return True
 
 
 @leaf
 def store_tile(tile, base, out, i, n, j0, nj, scale, accumulate):
     """out[i + v, j0 + j] (+)= scale * tile[base + j, v] for v < n, j < nj, rounded once from fp64."""
-    vectors, features = 0, 0
-    if not accumulate:
-        vectors, features = _store_squares(tile, base, out, i, n, j0, nj, scale)
+    if not accumulate and _store_squares(tile, base, out, i, n, j0, nj, scale):
+        return
     if abs(out.strides[0]) < abs(out.strides[1]):
         for j in range(nj):
-            for v in range(vectors if j < features else 0, n):
+            for v in range(n):
                 value = scale * tile[base + j, v]
                 store_element(value, out, i + v, j0 + j, accumulate)
     else:
         for v in range(n):
-            for j in range(features if v < vectors else 0, nj):
+            for j in range(nj):
                 value = scale * tile[base + j, v]
                 store_element(value, out, i + v, j0 + j, accumulate)
