@@ -7,7 +7,7 @@ from helpers.cases import each_value, pairwise
 from helpers.choices import HOPPER, STAGED_ADJOINTS, all_tensors_on, changed_choices, exact_product
 from helpers.kernels import check_adjoint, product_error
 from helpers.shared_memory import emulate
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from sjlt import Sketch
@@ -56,6 +56,9 @@ def test_eligible_products(case, takes):
     stacks=st.sampled_from([1, 2]), columns=st.tuples(st.booleans(), st.booleans()), padding=st.integers(0, 16),
     dtype=st.sampled_from(sorted(ITEM_BYTES)), described=st.sampled_from([HOPPER, A100]), plain=st.booleans(),
 )  # fmt: skip
+@example(
+    n=16, d=1, k=164, nnz=1, stacks=2, columns=(False, False), padding=0, dtype="float32", described=A100, plain=False
+)  # just fits in the shared memory of six programs
 def test_launches_cover_the_product(n, d, k, nnz, stacks, columns, padding, dtype, described, plain):
     assume(nnz <= law.max_nnz(k))
     x_strides = (1, n + padding) if columns[0] else (d + padding, 1)

@@ -270,6 +270,7 @@ def _fitting_programs(product: Product, kernel: KernelChoice) -> int:
     """The number of programs that fit in the shared memory of a multiprocessor."""
     rows = _spacing(product, kernel) * kernel.adjacent + 1  # the last one for components that do not exist
     size = kernel.staged_bytes + rows * kernel.row_bytes + VECTOR_BYTES + PROGRAM_BYTES
+    size = -(-size // SHARED_UNIT) * SHARED_UNIT
     return min((product.device.shared_memory + PROGRAM_BYTES) // size, MAX_PROGRAMS)
 
 
