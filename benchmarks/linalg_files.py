@@ -24,26 +24,12 @@ MEMORY_GB = 1.0  # limit for sjlt.linalg.lstsq; on a GPU, of the growth in the c
 ROWS = 4096  # per block when the file is generated or read
 SMALL_ROWS = 20_000  # of a smaller file that is read before the timed one: several blocks, to compile all kernels
 
-METHODS: dict[str, Callable[[Path, Any], dict[str, Any]]] = {}
-ON_CPU = ("sjlt.linalg.lstsq", "memory map, normal equations", "reading it 4 times")
-ON_GPU = ("sjlt.linalg.lstsq, b on the GPU", "memory map, normal equations on the GPU", "reading it 4 times")
-
-
-def method(name: str) -> Callable[[Any], Any]:
-    """Register a function of (path of A, b) that returns what is to be recorded."""
-
-    def add(function: Any) -> Any:
-        METHODS[name] = function
-        return function
-
-    return add
+Method = Callable[[Path, Any], dict[str, Any]]  # of (path of A, b); returns what is to be recorded
 
 
 # ------------------------------------------------------------------------------------- the methods
 
 
-@method("sjlt.linalg.lstsq")
-@method("sjlt.linalg.lstsq, b on the GPU")
 def sketched(path: Path, b: Any) -> dict[str, Any]:
     from sjlt.linalg import lstsq
 
@@ -51,7 +37,6 @@ def sketched(path: Path, b: Any) -> dict[str, Any]:
     return {"reads": solution.iterations, "estimated backward error": solution.backward_error}
 
 
-@method("memory map, normal equations")
 def normal_equations(path: Path, b: np.ndarray) -> dict[str, Any]:
     import scipy.linalg
 
@@ -65,7 +50,6 @@ def normal_equations(path: Path, b: np.ndarray) -> dict[str, Any]:
     return {"reads": 1}
 
 
-@method("memory map, normal equations on the GPU")
 def normal_equations_on_gpu(path: Path, b: Any) -> dict[str, Any]:
     import torch
 
@@ -80,7 +64,6 @@ def normal_equations_on_gpu(path: Path, b: Any) -> dict[str, Any]:
     return {"reads": 1}
 
 
-@method("reading it 4 times")
 def read_four_times(path: Path, b: Any) -> dict[str, Any]:
     buffer = np.empty(32 << 20, np.uint8)
     for _ in range(4):
@@ -88,6 +71,19 @@ def read_four_times(path: Path, b: Any) -> dict[str, Any]:
             while file.readinto(buffer):  # type: ignore[attr-defined]
                 pass
     return {"reads": 4}
+
+
+ON_CPU: dict[str, Method] = {
+    "sjlt.linalg.lstsq": sketched,
+    "memory map, normal equations": normal_equations,
+    "reading it 4 times": read_four_times,
+}
+ON_GPU: dict[str, Method] = {
+    "sjlt.linalg.lstsq, b on the GPU": sketched,
+    "memory map, normal equations on the GPU": normal_equations_on_gpu,
+    "reading it 4 times": read_four_times,
+}
+METHODS = ON_CPU | ON_GPU
 
 
 # ------------------------------------------------------------------------------------- the run
@@ -137,7 +133,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     return {"seconds": seconds, "peak_mib": peak, "peak_above_mib": peak - held, **found}
 
 
-def run(names: tuple[str, ...], gigabytes: float, folder: Path) -> dict[str, Any]:
+def run(methods: dict[str, Method], gigabytes: float, folder: Path) -> dict[str, Any]:
     """Measure these methods, the first of which is sjlt's; raise SystemExit if it uses more than MEMORY_GB.
 
     The file is read before the first measurement, because the host of a virtual disk may have a cache of its own: all
@@ -147,11 +143,11 @@ def run(names: tuple[str, ...], gigabytes: float, folder: Path) -> dict[str, Any
     drop_from_page_cache(folder / "A.npy")
     read_four_times(folder / "A.npy", None)
     found: dict[str, Any] = {}
-    for name in names:
+    for name in methods:
         found[name] = json.loads(in_process("-m", "benchmarks.linalg_files", name, str(folder)))
         print(name, found[name], file=sys.stderr, flush=True)
-    ours = found[names[0]]
-    peak = ours["peak_above_mib" if names == ON_GPU else "peak_mib"]
+    ours = next(iter(found.values()))
+    peak = ours["peak_above_mib" if methods is ON_GPU else "peak_mib"]
     if peak > MEMORY_GB * 1e9 / 2**20:
         raise SystemExit(f"lstsq used {peak:.0f} MiB of memory, more than {MEMORY_GB:g} GB")
     return {f"float64, {gigabytes:g} GB, {COLUMNS} columns": found}
