@@ -7,9 +7,10 @@ from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
-from sjlt.kernels.config import hopper_codes
+from sjlt.kernels.config import exact, hopper_codes
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.hopper_codes import COPY, LOAD, TMA, HopperCodes
+from sjlt.kernels.config.product import is_small_and_narrow
 
 SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS", "MIN_COLUMN_BYTES_PER_CODE")
 
@@ -91,6 +92,15 @@ def test_narrow_matrices(n, k, nnz, dtype, takes):
     assert isinstance(choose(product), HopperCodes) == takes
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("k", [241, 2048])
+def test_small_narrow_matrices_use_tensor_cores(k, dtype):
+    size = {"n": 64, "d": 20_000, "k": k, "dtype": dtype, "device": HOPPER, "x_strides": (1, 64)}
+    assert isinstance(choose(exact_product(**size)), exact.TensorCore)
+    for others in ({"n": 65, "x_strides": (1, 65)}, {"d": 1 << 20}, {"x_strides": (20_000, 1)}):
+        assert not is_small_and_narrow(exact_product(**size | others))
+
+
 def test_small_panels_are_copied():
     assert chosen(k=300, nnz=4).kernel.loader == COPY  # chunks of 16 columns
     assert chosen(k=384, nnz=4).kernel.loader == TMA  # chunks of 32 columns
@@ -119,14 +129,30 @@ def test_splits_cover_the_columns(k, nnz, n, d):
     assert tile_columns <= 1.1 * hopper_codes.MAX_STEPS * 64 + 64
 
 
-def test_splits_fill_the_last_round_of_programs():
-    """Two rounds of 132 programs, the second nearly empty, become five nearly full ones; short sums are not split."""
-    for size in ({"n": 3651, "d": 39_325, "k": 576, "dtype": "float16"}, {"n": 18_000, "d": 4096, "k": 100}):
-        assert hopper_codes.launch(exact_product(device=HOPPER, **size)).splits == 4
-        with changed_choices({"hopper_codes.MIN_UTILIZATION": 0}):
-            assert hopper_codes.launch(exact_product(device=HOPPER, **size)).splits == 1
-    assert hopper_codes.launch(exact_product(n=18_000, d=900, k=100, device=HOPPER)).splits == 1
-    assert hopper_codes.launch(exact_product(n=132 * 128, d=4096, k=100, device=HOPPER)).splits == 1
+@pytest.mark.parametrize(
+    ("n", "d", "k", "dtype", "splits"),
+    [
+        (3651, 39_325, 576, "float16", 4),  # 145 programs: two rounds, the second nearly empty
+        (18_000, 4096, 100, "float32", 3),  # 141 programs
+        (18_000, 900, 100, "float32", 1),  # sums too short to be split
+        (16_896, 4096, 100, "float32", 1),  # 132 programs, one on each multiprocessor
+        (1427, 4096, 832, "float16", 1),  # 84 programs, for which partial sums would take longer
+        (302, 5420, 1344, "float32", 3),  # 33 programs
+        (100, 183_628, 26, "bfloat16", 131),  # one program
+    ],
+)
+def test_splits_with_the_least_estimated_time(n, d, k, dtype, splits):
+    product = exact_product(n=n, d=d, k=k, dtype=dtype, device=HOPPER)
+    assert hopper_codes.launch(product).splits == splits
+    with changed_choices({"hopper_codes.MAX_SPLITS": 1}):
+        fewest = hopper_codes.launch(product).splits  # for accuracy
+    assert fewest == (1 if d < 100_000 else 3)
+
+
+def test_small_data_is_prefetched():
+    assert chosen(n=1000, d=2000, k=300).prefetch
+    assert not chosen(n=1000, d=2200, k=300).prefetch
+    assert not chosen(n=1000, d=2000, k=300, x_strides=(4000, 2)).prefetch
 
 
 # ------------------------------------------------------------------------------------- on a GPU
@@ -146,7 +172,8 @@ def kernel_calls(monkeypatch):
         call(self, spec, x, out)
 
     monkeypatch.setattr(ProjectCodes, "__call__", record)
-    with changed_choices({f"hopper_codes.{name}": 0 for name in SIZES}):
+    sizes = {f"hopper_codes.{name}": 0 for name in SIZES}
+    with changed_choices(sizes | {"one_tile.MAX_SMALL": ()}):  # no other kernel for small products
         yield calls
 
 

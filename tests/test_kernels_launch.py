@@ -354,7 +354,8 @@ def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     fewest = 0 if wanted.get("mode") == arithmetic.FP16_PAIR else math.inf
     S = Sketch(offset + d, k, nnz=nnz, seed=d)[:, offset:]
     out_dtype = "float32" if in_halves else dtype
-    settings = {"arithmetic.MIN_PAIR_ELEMENTS": fewest, "exact.split_groups": cut, "one_tile.MAX_SMALL": ()}
+    settings = {"arithmetic.MIN_PAIR_ELEMENTS": fewest, "exact.split_groups": cut}
+    settings |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "product.NARROW_BYTES": 0}
     with changed_choices(settings):
         check_project(S, n, dtype, out_dtype, kernels_on, layout, layout, add=not in_halves)
         if d < 1000:

@@ -17,9 +17,10 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
 )
 ALL_SIZES = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES": 1 << 60}
-STORED = ALL_SIZES | {"one_tile.MAX_SMALL": ()}
+STORED = ALL_SIZES | {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": ()}
 GENERATED = ALL_SIZES | {"one_tile.MAX_SMALL": ((128, 1 << 60),), "one_tile.MIN_SMALL_VECTORS": 1}
 GENERATED |= {"one_tile.MIN_SMALL_FEATURES": 1, "one_tile.MAX_SMALL_FEW": 1 << 60}
+GENERATED |= {"one_tile.MAX_SMALL_ADJOINT": ((128, 1 << 60),)}
 GENERATED |= {"exact.MIN_SMALL": 1 << 60}  # no small gathers
 SHORT = {  # splits and sums of a few chunks, and fp32 data as pairs of fp16 values
     "one_tile.MAX_CHUNKS": 3,
@@ -41,11 +42,12 @@ def launches(monkeypatch):
         yield launches
 
 
-def check_both(S, n, dtype, out_dtype, device, launches, layouts=("rows", "rows"), add=False):
+def check_both(S, n, dtype, out_dtype, device, launches, layouts=("rows", "rows"), add=False, generated=False):
     launches.clear()
     check_project(S, n, dtype, out_dtype, device, *layouts, add=add)
     check_adjoint(S, n, dtype, out_dtype, device, *layouts, add=add)
     assert {adjoint for adjoint, _ in launches} == {False, True}
+    assert all(bool(launch.sub_blocks) == generated for _, launch in launches)
 
 
 SKETCHES = [(1, 1), (6, 2), (33, 1), (64, 8), (100, 3), (127, 127)]
@@ -81,11 +83,8 @@ def test_splits_and_sums_add_up(kernels_on, launches, dtype, nnz, n):
 
 
 def check_generated(S, n, dtype, device, launches, layouts=("rows", "rows"), add=False, settings=None):
-    launches.clear()
     with changed_choices(GENERATED | (settings or {})):
-        check_project(S, n, dtype, "float32", device, *layouts, add=add)
-    assert launches
-    assert all(launch.sub_blocks for _, launch in launches)
+        check_both(S, n, dtype, "float32", device, launches, layouts, add, generated=True)
 
 
 @pytest.mark.parametrize("case", exhaustive_except(CASES[1:15:4], CASES[:15]), ids=str)
@@ -104,7 +103,8 @@ def test_layouts_with_generated_entries(kernels_on, launches, layouts, dtype):
 @each_value(dtype=["float32", "float16"], nnz=[1, 3, 8], n=[20, 66])
 def test_splits_with_generated_entries(kernels_on, launches, dtype, nnz, n):
     check_generated(Sketch(900, 30, nnz=nnz, seed=2), n, dtype, kernels_on, launches, settings=SHORT)
-    assert all(launch.splits > 1 and launch.chunked_sum for _, launch in launches)
+    assert all(launch.splits > 1 for _, launch in launches)
+    assert all(launch.chunked_sum for adjoint, launch in launches if not adjoint)
 
 
 def test_underestimated_scale_is_recovered(kernels_on, launches):
@@ -127,8 +127,9 @@ def test_choice():
         assert not one_tile.eligible(exact_product(**others))
     for device in (H200, HOPPER):
         assert choose(exact_product(n=1000, d=768, k=32, device=device)).sub_blocks == one_tile.SUB_BLOCKS
-    for others in ({"nnz": 9}, {"stacks": 2}, {"adjoint": True}, {"n": 10_000}, {"n": 10}, {"d": 60}, {"k": 128}):
+    for others in ({"nnz": 9}, {"stacks": 2}, {"n": 30_000}, {"n": 10}, {"d": 60}, {"k": 128}):
         assert not one_tile.is_small(exact_product(**{"n": 1000, "d": 768, "k": 32} | others))
+        assert not one_tile.is_small(exact_product(**{"n": 1000, "d": 768, "k": 32, "adjoint": True} | others))
     for d in (1, 64, 65, 4096, 100_003, 190_000):
         for k, nnz, n in ((100, 4, 64), (20, 1, 5000), (127, 120, 1000)):
             for adjoint in (False, True):

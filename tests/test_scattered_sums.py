@@ -35,6 +35,11 @@ SMALL = {"scattered_sums.MIN_BYTES": 0}
         ({"k": 512, "dtype": "float64"}, True),
         ({"k": 512, "stacks": 2}, True),
         ({"n": 33}, False),
+        ({"n": 64, "nnz": 2}, True),  # rows in fp32 with few terms
+        ({"n": 65, "nnz": 2}, False),
+        ({"n": 64, "nnz": 2, "stacks": 2}, False),
+        ({"n": 64, "nnz": 2, "dtype": "float16"}, False),
+        ({"n": 64, "nnz": 2, "x_strides": (1, 64)}, False),
         ({"d": 1 << 16}, False),
         ({"nnz": 17}, False),
         ({"nnz": 8, "stacks": 4}, False),

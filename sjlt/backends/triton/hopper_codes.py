@@ -42,7 +42,7 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
         scale, accumulate, target = 1.0, False, Target(sums.dtype, (sums.dtype, 0), sums.strides)
     memory = _memory(chosen, n_tiles, 0 if splits == 1 else splits * out.numel())
     project = _project(chosen, spec, x, target, scale, accumulate)
-    return ProjectCodes(memory, _encode(chosen, spec, x), project, reduce)
+    return ProjectCodes(memory, chosen.prefetch, _encode(chosen, spec, x), project, reduce)
 
 
 class Memory(NamedTuple):
@@ -88,15 +88,18 @@ class ProjectCodes:
     ----------
     memory : Memory
         The layout of the memory that a call allocates.
+    prefetch : bool
+        Whether the data is prefetched.
     encode : Launch
         Of (codes, columns, counts) and the seed.
     project : Launch
-        Of (x, target, codes, columns, counts).
+        Of (x, target, codes, columns, counts) and the address of the data to prefetch, or 0.
     reduce : Launch or None
         Of (partial sums, out); None if the target is `out`.
     """
 
     memory: Memory
+    prefetch: bool
     encode: Launch
     project: Launch
     reduce: Launch | None
@@ -105,12 +108,13 @@ class ProjectCodes:
         size, codes, columns, counts = self.memory
         memory = x.new_empty(size, dtype=torch.float32)
         target = out if self.reduce is None else memory
-        start = memory.data_ptr()
+        start, data = memory.data_ptr(), x.data_ptr()
         addresses = start + codes, start + columns, start + counts
+        prefetched = data if self.prefetch else 0
         if not self.encode.start(addresses, spec.seed):
             self.encode.search(self.memory.views(memory), spec.seed)
-        if not self.project.start((x.data_ptr(), target.data_ptr(), *addresses)):
-            self.project.search((x, target, *self.memory.views(memory)))
+        if not self.project.start((data, target.data_ptr(), *addresses), prefetched):
+            self.project.search((x, target, *self.memory.views(memory)), prefetched)
         if self.reduce is not None:
             self.reduce((memory, out))
 

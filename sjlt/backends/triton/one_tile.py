@@ -41,14 +41,12 @@ def prepare_project(
     """
     scales = vector_scales(chosen.mode, x)
     options = {
-        "SUB_BLOCKS": chosen.sub_blocks,
         "CHUNKED_SUM": chosen.chunked_sum,
         "SINGLE_SPLIT": chosen.splits == 1,
         "ACCUMULATE": accumulate,
     }
     sizes, kinds = (*x.shape, *x.stride(), *strides), (kind(x), kind_of_target)
     numbers = _numbers(chosen, geometry, spec, x.shape[1])
-    numbers += (geometry.scale, geometry.nnz, geometry.log_chunk, spec.feature_offset)
     run = _launch(project_one_tile, chosen, x, sizes, numbers, kinds, options)
     if chosen.sub_blocks:  # entries and scales are not read
         return lambda spec, x, target: run((x, x, target, x), spec.seed)
@@ -60,11 +58,13 @@ def prepare_adjoint(
     chosen: OneTile, geometry: KernelGeometry, spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool
 ) -> Call:
     """The `Call` (spec, y, out) that writes Y S, or adds it if `accumulate`."""
-    write = _prepare_entries(chosen, geometry, spec, y, out.shape[1])
     numbers = _numbers(chosen, geometry, spec, out.shape[1])
     sizes, kinds = (*out.shape, *y.stride(), *out.stride()), (kind(y), kind(out))
-    run = _launch(adjoint_one_tile, chosen, y, sizes, (*numbers, geometry.scale), kinds, {"ACCUMULATE": accumulate})
-    return lambda spec, y, out: run((y, write(spec, y), out))
+    run = _launch(adjoint_one_tile, chosen, y, sizes, numbers, kinds, {"ACCUMULATE": accumulate})
+    if chosen.sub_blocks:  # entries are not read
+        return lambda spec, y, out: run((y, y, out), spec.seed)
+    write = _prepare_entries(chosen, geometry, spec, y, out.shape[1])
+    return lambda spec, y, out: run((y, write(spec, y), out), spec.seed)
 
 
 def _launch(
@@ -86,6 +86,7 @@ def _launch(
             "ROWS": chosen.rows,
             "BLOCK_VECTORS": chosen.block_vectors,
             "ALIGN": chosen.align,
+            "SUB_BLOCKS": chosen.sub_blocks,
             "MODE": chosen.mode,
             "STORED": stored,
             "INTERPRETED": described.interpreted,
@@ -115,14 +116,15 @@ def _chunks(geometry: KernelGeometry, spec: SketchSpec, d: int) -> tuple[int, in
 
 
 def _numbers(chosen: OneTile, geometry: KernelGeometry, spec: SketchSpec, d: int) -> tuple[float, ...]:
-    """The arguments k, columns, columns_per_split and first_column of the kernels.
+    """The arguments of the kernels after the seed, from k on.
 
     first_column is not positive, because the entries begin with a whole chunk.
     """
     log_chunk = geometry.log_chunk
     first, chunks = _chunks(geometry, spec, d)
     per_split = chosen.chunks_per_split << log_chunk
-    return geometry.k, chunks << log_chunk, per_split, (first << log_chunk) - spec.feature_offset
+    columns = chunks << log_chunk, per_split, (first << log_chunk) - spec.feature_offset
+    return geometry.k, *columns, geometry.scale, geometry.nnz, log_chunk, spec.feature_offset
 
 
 def _prepare_entries(

@@ -23,6 +23,7 @@ from .product import (
     alignment,
     count_groups,
     is_power_of_two,
+    is_small_and_narrow,
     kernel_geometry,
     next_power_of_two,
     vectors_contiguous,
@@ -163,7 +164,7 @@ def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
     """The launch of a portable kernel that generates the entries itself, for a product with n > 0 and d > 0."""
     if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS or favors_few_vectors(product):
         return few_vectors(product)
-    if vectors_contiguous(product) and product.nnz <= max_reads(product):
+    if vectors_contiguous(product) and product.nnz <= max_reads(product) and not is_small_and_narrow(product):
         if product.nnz == 1 and not product.adjoint:
             return few_vectors(product)
         if not product.adjoint or is_power_of_two(product.k, product.nnz):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...laws import exact as law
 from .arithmetic import MAX_CHUNKS
-from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS, count_splits, utilization
+from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
 from .product import (
     SCRATCH_BYTES,
     VECTOR_BYTES,
@@ -18,29 +18,28 @@ from .product import (
     alignment,
     count_groups,
     is_power_of_two,
+    is_small_and_narrow,
     vectors_contiguous,
 )
 
 TMA, COPY, LOAD = range(3)  # how data is loaded
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
-INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
+INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "address"]
 
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
 FAST = 8  # MIN_BYTES is multiplied by this if the portable kernels are fast
 MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empty
 MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates
 MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, whose vectors are columns
-# Shorter sums are not split, because adding splits takes a launch: X (4096, 768) -> 256 in bf16 takes 14 us, but 18 in
-# three splits. X (473, 1536) -> 384 in fp32 takes 17 us with 2 steps per split and 19 with 4 (H200).
-MIN_SPLIT_STEPS, MIN_STEPS = 8, 2  # of a sum that is split; per split
-# Long sums are also split if the last of several rounds of programs would leave many multiprocessors idle. On an H100,
-# X (3651, 39325) -> 576 in fp16 takes 347 us with 4 splits and 481 without; (18000, 4096) -> 100 in fp32, 154 and 181.
-# For a single round there is nothing to gain: 92 programs load data about as fast as 132.
-MIN_UTILIZATION = 0.7
-MAX_BALANCED_SPLITS, MIN_BALANCED_STEPS = 8, 8  # the most splits; the fewest steps per split
-LAUNCH_STEPS = 3  # number of steps that take the time of a launch
-MAX_BALANCED_TIME = 0.95  # relative to the estimated time without further splits
+# Estimated times in microseconds, and bytes per microsecond; see `_time`. For 53 products on an H100, 1 to 290 MB of
+# data, the number of splits with the least estimate takes 1.005 times as long as the best one, at most 1.06 times.
+STEP_TIME, START_STEPS, REDUCE_TIME = 1.0, 2, 1.5
+CACHE_RATE = 4e6
+MAX_SPLITS = 256
 ROW_BYTES = 128  # per row of a TMA box; for fewer, copies by threads are faster
+# Bytes of data that are copied to the L2 cache while the codes are written. On an H100, products of 1 to 8 MB take 0.87
+# to 0.97 times as long; of 14 to 20 MB, 0.95 to 1.19 times.
+MAX_PREFETCHED = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,8 @@ class HopperCodes:
         Number of blocks that a list of codes has room for.
     products : int
         Number of triples of a tile, a split and a block of vectors.
+    prefetch : bool
+        Whether all data is copied to the L2 cache while the codes are written.
     """
 
     kernel: KernelChoice
@@ -102,6 +103,7 @@ class HopperCodes:
     groups_per_split: int
     capacity: int
     products: int
+    prefetch: bool
 
 
 def launch(product: Product) -> HopperCodes:
@@ -115,6 +117,7 @@ def launch(product: Product) -> HopperCodes:
         groups_per_split,
         groups_per_split << (geometry.log_chunk - kernel.log_block),
         _count_products(product) * splits,
+        _prefetches(product),
     )
 
 
@@ -145,6 +148,8 @@ def _gains(product: Product) -> bool:
     fewer vectors, whose block is padded, about as long.
     """
     contiguous = vectors_contiguous(product)
+    if is_small_and_narrow(product):
+        return False
     if contiguous and _is_narrow(product) and (product.nnz == 1 or is_power_of_two(product.k, product.nnz)):
         return False
     least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
@@ -245,39 +250,44 @@ def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
     return near == 1 and far > 0 and far * item % VECTOR_BYTES == 0 and rows * item % VECTOR_BYTES == 0
 
 
+def _prefetches(product: Product) -> bool:
+    """Whether to copy the data to the L2 cache while the codes are written."""
+    near = product.x_strides[0 if vectors_contiguous(product) else 1]
+    return near == 1 and product.n * product.d * product.item_bytes <= MAX_PREFETCHED
+
+
 def _split(product: Product) -> tuple[int, int]:
-    """(splits, groups per split), in whole steps: enough for accuracy, and for hardly any multiprocessor to be idle."""
+    """(splits, groups per split), in whole steps: enough for accuracy, and otherwise as many as are fastest."""
     geometry, groups = product.geometry, count_groups(product)
     unit = max(1, STEP_COLUMNS >> geometry.log_chunk)
     steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles) + 1
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
-    products, multiprocessors = _count_products(product), product.device.multiprocessors
     fitting = (SCRATCH_BYTES - _code_bytes(product)) // (4 * product.n * product.k * product.stacks)
-    most = min(2 * multiprocessors // products, steps // MIN_STEPS if steps >= MIN_SPLIT_STEPS else 1, fitting)
-    splits = count_splits(products, multiprocessors, fewest, most)
-    if products > multiprocessors and utilization(products * splits, multiprocessors) < MIN_UTILIZATION:
-        splits = _balanced(product, steps, splits, min(MAX_BALANCED_SPLITS, steps // MIN_BALANCED_STEPS, fitting))
+    most = max(fewest, min(steps, fitting, MAX_SPLITS))
+    splits = min(range(fewest, most + 1), key=lambda splits: _time(product, steps, splits))
     per_split = -(-groups // (splits * unit)) * unit
     return -(-groups // per_split), per_split
 
 
-def _balanced(product: Product, steps: int, splits: int, most: int) -> int:
-    """The number of splits, from `splits` to `most`, with the least estimated time.
+def _time(product: Product, steps: int, splits: int) -> float:
+    """The estimated time of a product whose sums of `steps` steps are split, without what does not depend on `splits`.
 
-    The estimate adds the times of whole rounds of programs, of writing and reading partial sums, and of a second
-    launch, relative to the time of reading the data and writing the result.
+    Programs run in rounds of one per multiprocessor. The steps of a program follow each other at intervals of
+    STEP_TIME or, if many programs run, as fast as the L2 cache delivers their data. Splits cost a launch, and the
+    time of writing and reading partial sums.
     """
-    products, multiprocessors = _count_products(product), product.device.multiprocessors
-    vector_bytes = product.item_bytes * (product.d + product.stacks * product.k)
-    traffic = 8 * product.stacks * product.k / vector_bytes
-    launch_time = LAUNCH_STEPS * multiprocessors / (products * steps)
+    multiprocessors = product.device.multiprocessors
+    rounds, rest = divmod(_count_products(product) * splits, multiprocessors)
+    step_bytes = PROGRAM_VECTORS * STEP_COLUMNS * product.item_bytes
 
-    def estimate(splits: int) -> float:
-        rounds = 1 / utilization(products * splits, multiprocessors)
-        return rounds if splits == 1 else rounds + splits * traffic + launch_time
+    def round_time(programs: int) -> float:
+        step_time = max(STEP_TIME, programs * step_bytes / CACHE_RATE)
+        return (-(-steps // splits) + START_STEPS) * step_time
 
-    best = min(range(splits, max(splits, most) + 1), key=estimate)
-    return best if estimate(best) < MAX_BALANCED_TIME * estimate(splits) else splits
+    time = rounds * round_time(multiprocessors) + (round_time(rest) if rest else 0)
+    if splits == 1:
+        return time
+    return time + REDUCE_TIME + 8 * splits * product.n * product.k * product.stacks / CACHE_RATE
 
 
 def _code_bytes(product: Product) -> int:

@@ -17,21 +17,22 @@ from .product import (
 )
 
 STEP = 64  # columns multiplied at a time
+BLOCK_VECTORS = 64  # of a program, except in 16 bits with stored entries
 MIN_ELEMENTS = 1 << 18  # of X; for fewer, a second launch takes longer than generating entries repeatedly
 MIN_VECTORS = 64  # for fewer, storing the entries takes longer than generating each of them once or twice
 MAX_ENTRY_BYTES = SCRATCH_BYTES // 4 * 3  # the rest of SCRATCH_BYTES is for partial sums
 MIN_ROWS = 32  # of a block of entries
-PROGRAMS = 2  # per multiprocessor
+PROGRAMS = 2  # per multiprocessor. With 3, X Sᵀ with generated entries takes 1.06 times as long (30 products, H100).
 MIN_SPLIT_COLUMNS = 4 * STEP
 ONE_FP16, ONE_BF16 = 0x3C00, 0x3F80  # the bits of 1
 
 # For small products, whose programs generate the entries
 SUB_BLOCKS = 8  # the largest nnz; one compiled kernel serves all
-SMALL_PROGRAMS = 3  # per multiprocessor
 SMALL_STAGES = 3  # compiler option
 MIN_SMALL_VECTORS, MIN_SMALL_FEATURES = 16, STEP
-MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (127, 1 << 20))  # pairs (largest k, most elements of X)
-MAX_SMALL_FEW = 1 << 19  # elements of X if it has fewer than MIN_VECTORS vectors
+MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (128, 1 << 20))  # pairs (largest k, most elements of X)
+MAX_SMALL_FEW = 1 << 21  # elements of X if it has at most half a block of vectors
+MAX_SMALL_ADJOINT = ((32, 1 << 24), (64, 1 << 21))  # as MAX_SMALL, for elements of the result of an adjoint
 MAX_SHORT_COLUMNS = 4 * STEP  # up to which sums are not split, because adding the splits takes a launch
 
 
@@ -77,41 +78,50 @@ def eligible(product: Product) -> bool:
 
 
 def is_small(product: Product) -> bool:
-    """Whether `project_one_tile` should generate the entries, which saves the launch of `write_entries`.
+    """Whether the kernels should generate the entries, which saves the launch of `write_entries`.
 
     In microseconds on an H100, with other kernels and with generated entries: (226, 3072) -> 16 in fp32 15 and 13;
     (99, 3839) -> 16 in fp16, contiguous vectors, 23 and 10; (186, 218) -> 32 in fp16 37 and 14; (15167, 64) -> 66 in
-    bf16 13 and 11. For more data, other kernels are faster: (2484, 1024) -> 64 in fp32 19 and 22; (547, 4093) -> 32 in
-    fp16 18 and 22.
+    bf16 13 and 11; (22, 82616) -> 32 in fp16 37 and 17. For more data, other kernels are faster: (2484, 1024) -> 64 in
+    fp32 19 and 22; (547, 4093) -> 32 in fp16 18 and 22. Adjoints, with stored and with generated entries:
+    (4185, 1024) -> 16 in fp16 15 and 11; (1974, 1000) -> 64 in fp16 13 and 10; (4890, 1024) -> 35 in bf16 14 and 19.
     """
-    most = next((elements for k, elements in MAX_SMALL if product.k <= k), 0)
-    if product.n < MIN_VECTORS:
-        most = min(most, MAX_SMALL_FEW)
-    if (
-        product.item_bytes == 2
-        and product.x_strides[1] == 1
-        and alignment(product, product.d, product.x_strides, 2) == 1
-    ):
-        most //= 2  # asynchronous copies, of at least 4 bytes, are not possible
     return (
-        not product.adjoint
+        product.geometry.n_tiles == 1
         and product.stacks == 1
         and product.dtype != "float64"
+        and not is_power_of_two(product.k, product.nnz)
         and product.nnz <= SUB_BLOCKS
         and product.n >= MIN_SMALL_VECTORS
         and product.d >= MIN_SMALL_FEATURES
-        and product.n * product.d <= most
+        and product.n * product.d <= _max_small(product)
     )
+
+
+def _max_small(product: Product) -> int:
+    """The largest number of elements of X for which generating entries is faster."""
+    limits = MAX_SMALL_ADJOINT if product.adjoint else MAX_SMALL
+    most = next((elements for k, elements in limits if product.k <= k), 0)
+    if product.adjoint:
+        return most
+    if product.n <= BLOCK_VECTORS // 2:
+        most = min(most, MAX_SMALL_FEW)
+    elif product.n <= BLOCK_VECTORS:
+        most *= 4  # codes take the time of 128 vectors: (64, 228558) -> 16 in fp32 66 us, here 39 us
+    width = alignment(product, product.d, product.x_strides, 2)
+    if product.item_bytes == 2 and product.x_strides[1] == 1 and width == 1:
+        most //= 2  # asynchronous copies, of at least 4 bytes, are not possible
+    return most
 
 
 def launch(product: Product) -> OneTile:
     """The launch for an eligible or a small product."""
     adjoint, chunks, mode = product.adjoint, count_groups(product), choose_mode(product)
     chunk, rows, small = 1 << product.geometry.log_chunk, _rows(product), is_small(product)
-    if small and mode == FP16_PAIR:
+    if small and not adjoint and mode == FP16_PAIR:
         mode = BF16_TRIPLE  # does not need a launch of `scale_vectors`
     max_chunks = {NATIVE: MAX_CHUNKS, BF16: GROUPS_PER_STEP}.get(mode, 0)
-    block_vectors = 128 if mode == NATIVE and product.n > 64 and not small else 64
+    block_vectors = BLOCK_VECTORS * (2 if mode == NATIVE and product.n > BLOCK_VECTORS and not small else 1)
     splits, per_split = _split(product, block_vectors, chunks, small)
     step_bytes = STEP * (0 if adjoint else block_vectors * product.item_bytes) + STEP * rows * 2
     return OneTile(
@@ -144,11 +154,11 @@ def _split(product: Product, block_vectors: int, chunks: int, small: bool) -> tu
     An adjoint does not sum over columns: its splits are parts of the result.
     """
     unit = max(1, (STEP if small else MIN_SPLIT_COLUMNS) >> product.geometry.log_chunk)
-    programs = (SMALL_PROGRAMS if small else PROGRAMS) * product.device.multiprocessors
+    programs = PROGRAMS * product.device.multiprocessors
     splits = max(1, min(programs // -(-product.n // block_vectors), chunks // unit))
-    if small and product.d <= MAX_SHORT_COLUMNS:
-        splits = 1
     if not product.adjoint:
+        if small and product.d <= MAX_SHORT_COLUMNS:
+            splits = 1
         splits = max(1, min(splits, (SCRATCH_BYTES - MAX_ENTRY_BYTES) // (4 * product.n * product.k)))
     step_chunks = max(1, STEP >> product.geometry.log_chunk)
     per_split = -(-chunks // splits)

@@ -11,6 +11,8 @@ combines blocks of several chunks; and data that the tensor memory accelerator (
 - COPY for asynchronous copies of CHOSEN.vector elements, 4 to 16 bytes, per thread.
 - LOAD for loads through registers: 16-bit elements at odd offsets, which asynchronous copies do not support.
 
+While the codes are being written, the kernel copies the data to the L2 cache if it is small enough.
+
 Results are stored by the TMA if all tiles have the same number of rows and begin at multiples of 16 bytes; otherwise by
 threads, with neighbouring threads storing neighbours in memory.
 """
@@ -38,6 +40,7 @@ TMA, COPY, LOAD = (gl.constexpr(i) for i in (hopper_codes.TMA, hopper_codes.COPY
 NO_ENTRY, NO_COLUMN = gl.constexpr(chunk_codes.NO_ENTRY.value), gl.constexpr(chunk_codes.NO_COLUMN.value)
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
 LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per lane
+SEGMENT = gl.constexpr(512)  # bytes that a thread prefetches at a time
 
 
 @gluon.constexpr_function
@@ -52,6 +55,31 @@ def registers(bits, loader, producer_warps):
     if producer_warps == 8:
         return [120, 136] if bits == 16 else [184, 72]
     return [136, 232] if bits == 16 else [200, 104] if loader == COPY else [216, 72]
+
+
+@gluon.jit
+def _prefetch(address, n, d, stride_v, stride_f, DTYPE: gl.constexpr, VECTORS_CONTIGUOUS: gl.constexpr):
+    """Start to copy all data, which begins at `address`, to the L2 cache; the threads of all programs divide it.
+
+    Prefetches begin and end at multiples of 16 bytes, and no memory page ends between these.
+    """
+    ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    thread = gl.arange(0, 128, layout=layout)
+    rows, width, stride = n, d * ITEM, stride_v * ITEM
+    if VECTORS_CONTIGUOUS:
+        rows, width, stride = d, n * ITEM, stride_f * ITEM
+    per_row = (width + SEGMENT - 1) // SEGMENT
+    for first in range(gl.program_id(0) * 128, rows * per_row, gl.num_programs(0) * 128):
+        row, segment = (first + thread) // per_row, (first + thread) % per_row
+        begin = address + row.to(gl.int64) * stride + segment * SEGMENT
+        size = gl.minimum(width - segment * SEGMENT, SEGMENT)
+        below = (begin & 15).to(gl.int32)
+        size = gl.where(row < rows, (below + size + 15) // 16 * 16, 0)
+        gl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,r", [begin - below, size], gl.int32, False, 1,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -290,6 +318,7 @@ def project_codes_hopper(
     stride_ov: gl.int64,
     stride_or: gl.int64,
     scale: gl.float32,
+    address: gl.int64,
     DTYPE: gl.constexpr,
     CHOSEN: gl.constexpr,
     ACCUMULATE: gl.constexpr,
@@ -299,8 +328,11 @@ def project_codes_hopper(
     x : a tensor descriptor of boxes if CHOSEN.loader is TMA, else a pointer.  out : if CHOSEN.tma_store, a descriptor
     of boxes [HALF, 1, rows] of a tensor (n, splits * n_tiles, rows of a tile), whose vectors' axis is last if they are
     contiguous; else a pointer.  codes, columns, counts, capacity : as `encode_chunks` writes them, with blocks of
-    2^log_block columns.  products : n_tiles * splits * blocks of vectors.  DTYPE : of x.
+    2^log_block columns.  products : n_tiles * splits * blocks of vectors.  address : of the data, to prefetch it, or 0.
+    DTYPE : of x.
     """
+    if address != 0:
+        _prefetch(address, n, d, stride_v, stride_f, DTYPE, CHOSEN.vectors_contiguous)
     BITS: gl.constexpr = DTYPE.primitive_bitwidth
     ROWS: gl.constexpr = CHOSEN.rows
     SLOTS: gl.constexpr = CHOSEN.slots

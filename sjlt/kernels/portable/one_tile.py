@@ -6,9 +6,9 @@ stores the entries once per call, as 16-bit numbers that stay in the L2 cache: a
 that multiply by them depend neither on the law nor on its geometry, so one compilation serves all sketches. (With
 several tiles the products are too short: 1.3 to 2.2 times the time of the other kernels on an H200.)
 
-For small products, in which a second launch would take longer than generating the entries repeatedly,
-`project_one_tile` generates them itself. It computes the row of each nonzero of a column, whereas other kernels compute
-the column of each row's entry; k, nnz and the geometry thus remain run-time arguments.
+For small products, in which a second launch would take longer than generating the entries repeatedly, the kernels that
+multiply generate them. They compute the row of each nonzero of a column, whereas other kernels compute the column of
+each row's entry; k, nnz and the geometry thus remain run-time arguments.
 """
 
 from __future__ import annotations
@@ -167,10 +167,10 @@ def _sum_of_columns(
     return sums
 
 
-INTEGERS = ["k", "columns", "columns_per_split", "first_column", "scale"]
+INTEGERS = ["seed", "k", "columns", "columns_per_split", "first_column", "scale", "nnz", "log_chunk", "feature_offset"]
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "nnz", "log_chunk", "feature_offset", "seed"])
+@triton.jit(do_not_specialize=INTEGERS)
 def project_one_tile(
     x,
     entries,
@@ -253,14 +253,19 @@ def adjoint_one_tile(
     stride_yr,
     stride_ov,
     stride_of,
+    seed: tl.int64,
     k: tl.int32,
     columns: tl.int32,
     columns_per_split: tl.int32,
     first_column: tl.int64,
     scale: tl.float32,
+    nnz: tl.int32,
+    log_chunk: tl.int32,
+    feature_offset: tl.int64,
     ROWS: tl.constexpr,
     BLOCK_VECTORS: tl.constexpr,
     ALIGN: tl.constexpr,
+    SUB_BLOCKS: tl.constexpr,
     MODE: tl.constexpr,
     STORED: tl.constexpr,
     ACCUMULATE: tl.constexpr,
@@ -279,10 +284,16 @@ def adjoint_one_tile(
     high, low, factor = split_vectors(z, MODE)
     start = tl.program_id(1) * columns_per_split
     stop = tl.minimum(start + columns_per_split, columns)
+    k0, k1 = seed_words(seed)
+    sub_blocks = _sub_blocks(k, nnz, ROWS, SUB_BLOCKS) if SUB_BLOCKS > 0 else (k, k, k)  # not used
     wait_for_previous(PROGRAMMATIC_LAUNCH)
     for q in range(start, stop, STEP):
         j, exists = _step_columns(q, stop, first_column, d, ALIGN)
-        block = tl.trans(_load_entries(entries, q, stop, ROWS, STORED))
-        acc = multiply_vectors(high, low, factor, block, MODE, INTERPRETED) * scale
+        if SUB_BLOCKS > 0:
+            column = feature_offset + first_column + q + tl.arange(0, STEP)
+            block = _generate_entries(column, sub_blocks, log_chunk, k0, k1, ROWS, SUB_BLOCKS, STORED)
+        else:
+            block = _load_entries(entries, q, stop, ROWS, STORED)
+        acc = multiply_vectors(high, low, factor, tl.trans(block), MODE, INTERPRETED) * scale
         pointers = out + v[:, None] * stride_ov + (j * stride_of)[None, :]
         store_result(acc, pointers, (v < n)[:, None] & exists[None, :], ACCUMULATE)
