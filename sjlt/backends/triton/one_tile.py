@@ -9,9 +9,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ...kernels.config.arithmetic import FP16_PAIR, NATIVE
+from ...kernels.config.arithmetic import FP16_PAIR, NATIVE, ONE_BF16, ONE_FP16
 from ...kernels.config.chunk_codes import encoding
-from ...kernels.config.one_tile import ONE_BF16, ONE_FP16, OneTile
+from ...kernels.config.one_tile import OneTile
 from ...kernels.config.product import KernelGeometry
 from ...kernels.portable.one_tile import adjoint_one_tile, project_one_tile, write_entries
 from . import device

@@ -8,6 +8,7 @@ NATIVE = 0  # fp16 and bf16 data, unchanged
 BF16, BF16_PAIR, BF16_TRIPLE = 1, 2, 3  # fp32 data as the sum of that many bf16 values: 8, 16, 24 bits
 FP16_PAIR = 4  # fp32 data as the sum of two fp16 values, with a power-of-two scale per vector: 22 bits
 FP64 = 5  # fp64 data, unchanged; iid kernel only
+ONE_FP16, ONE_BF16 = 0x3C00, 0x3F80  # the bits of 1
 
 SAMPLE_FEATURES = 8  # features that set a vector's FP16_PAIR scale; from its middle, because padding is at the ends
 LINE_FEATURES = 32  # features to examine next while fewer than two of those sampled are nonzero

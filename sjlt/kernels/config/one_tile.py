@@ -24,7 +24,6 @@ MAX_ENTRY_BYTES = SCRATCH_BYTES // 4 * 3  # the rest of SCRATCH_BYTES is for par
 MIN_ROWS = 32  # of a block of entries
 PROGRAMS = 2  # per multiprocessor. With 3, X Sᵀ with generated entries takes 1.06 times as long (30 products, H100).
 MIN_SPLIT_COLUMNS = 4 * STEP
-ONE_FP16, ONE_BF16 = 0x3C00, 0x3F80  # the bits of 1
 
 # For small products, whose programs generate the entries
 SUB_BLOCKS = 8  # the largest nnz; one compiled kernel serves all

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 
 from ...laws import exact as law
 from ...laws import philox
-from ..config import hopper, product
+from ..config import arithmetic, hopper, product
 from ..portable import fp32_split
 from ..portable import law as portable_law
 
@@ -128,7 +128,7 @@ def entries(keys, signs, block, LOG_CHUNK: gl.constexpr, DTYPE: gl.constexpr):
 
     block : its index among the blocks of keys and signs, from `entry_words`.
     """
-    ONE: gl.constexpr = 0x3F80 if gl.bfloat16 == DTYPE else 0x3C00
+    ONE: gl.constexpr = arithmetic.ONE_BF16 if gl.bfloat16 == DTYPE else arithmetic.ONE_FP16
     CHUNK: gl.constexpr = 1 << LOG_CHUNK
     COLUMNS: gl.constexpr = CHUNK // blocks_per_chunk(LOG_CHUNK)
     layout: gl.constexpr = gl.BlockedLayout([1, COLUMNS // 2], [32, 1], [4, 1], [1, 0])

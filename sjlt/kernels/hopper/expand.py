@@ -4,7 +4,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..config import hopper
+from ..config import arithmetic, hopper
 
 STEP = gl.constexpr(hopper.STEP_COLUMNS)
 
@@ -27,7 +27,7 @@ def expand(code, CHOSEN: gl.constexpr, DTYPE: gl.constexpr):
     PARTS: gl.constexpr = CHOSEN.producer_warps // ACROSS
     flat: gl.constexpr = gl.BlockedLayout([1, STEP // 2 // PARTS], [32, 1], [ACROSS, PARTS], [1, 0])
     words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, CHOSEN.producer_warps)
-    ONE: gl.constexpr = 0x3F80 if gl.bfloat16 == DTYPE else 0x3C00
+    ONE: gl.constexpr = arithmetic.ONE_BF16 if gl.bfloat16 == DTYPE else arithmetic.ONE_FP16
     word = gl.arange(0, (1 << CHOSEN.log_block) // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, words))).to(gl.uint32)
     code = code.to(gl.uint32)
     i = code & 127

@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..config import arithmetic
 from ..config import one_tile as config
 from .chunk_codes import CHUNKS, MAX_KEYS, TILE, chunk_entries, chunk_words, sub_blocks_of_rows
 from .fp32_split import (
@@ -118,7 +119,7 @@ def _generate_entries(
     meaningless.  sub_blocks : from `_sub_blocks`.
     """
     COLUMNS: tl.constexpr = column.shape[0]
-    ONE: tl.constexpr = config.ONE_BF16 if tl.bfloat16 == STORED else config.ONE_FP16
+    ONE: tl.constexpr = arithmetic.ONE_BF16 if tl.bfloat16 == STORED else arithmetic.ONE_FP16
     begin, b, of_row = sub_blocks
     c, p = column >> log_chunk.to(tl.int64), log_chunk.to(tl.uint32)
     i = (column & ((1 << log_chunk) - 1)).to(tl.uint32)[:, None]

@@ -35,6 +35,7 @@ from .program import (
 )
 
 CHUNKS_PER_SUM = tl.constexpr(arithmetic.CHUNKS_PER_SUM)
+ONE_FP16, ONE_BF16 = tl.constexpr(arithmetic.ONE_FP16), tl.constexpr(arithmetic.ONE_BF16)
 
 
 @triton.jit
@@ -44,7 +45,7 @@ def _one_hot(i, negative, LOG_CHUNK: tl.constexpr, DTYPE: tl.constexpr):
     i, negative : [chunks, 128], from `entries`.
     """
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
-    one = 0x3C00 if tl.float16 == DTYPE else 0x3F80
+    one = ONE_FP16 if tl.float16 == DTYPE else ONE_BF16
     value = negative << 15 | one
     column = tl.arange(0, CHUNK).to(tl.uint32)[None, :, None]
     tile = tl.where(i[:, None, :] == column, value[:, None, :], 0)
@@ -59,7 +60,7 @@ def _one_hot_rows(i, negative, LOG_CHUNK: tl.constexpr, DTYPE: tl.constexpr):
     """
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
     COLUMNS: tl.constexpr = i.shape[0] * CHUNK
-    one = 0x3C00 if tl.float16 == DTYPE else 0x3F80
+    one = ONE_FP16 if tl.float16 == DTYPE else ONE_BF16
     pair = (negative << 15 | one) << ((i & 1) << 4)
     column_pair = tl.arange(0, CHUNK // 2).to(tl.uint32)[None, :, None]
     tile = tl.where((i >> 1)[:, None, :] == column_pair, pair[:, None, :], 0)
