@@ -97,7 +97,7 @@ def test_narrow_matrices(n, k, nnz, dtype, takes):
 def test_small_narrow_matrices_use_tensor_cores(k, dtype):
     size = {"n": 64, "d": 20_000, "k": k, "dtype": dtype, "device": HOPPER, "x_strides": (1, 64)}
     assert isinstance(choose(exact_product(**size)), exact.TensorCore)
-    for others in ({"n": 65, "x_strides": (1, 65)}, {"d": 1 << 20}, {"x_strides": (20_000, 1)}):
+    for others in ({"n": 65, "x_strides": (1, 65)}, {"d": 1 << 20}, {"x_strides": (20_000, 1)}, {"adjoint": True}):
         assert not is_small_and_narrow(exact_product(**size | others))
 
 

@@ -130,7 +130,7 @@ def is_small_and_narrow(product: Product) -> bool:
     microseconds on an H100, from codes or by `row_gather`, and with tensor cores: (64, 26168) -> 704 in fp32 27 and 21;
     (64, 25656) -> 241 in fp16 21 and 16; (63, 61257) -> 2048 in fp16 26 and 20; (37, 296328) -> 2048 in fp16 71 and 53.
     """
-    narrow = vectors_contiguous(product) and product.n <= NARROW_VECTORS
+    narrow = not product.adjoint and vectors_contiguous(product) and product.n <= NARROW_VECTORS
     small = product.n * product.d * product.item_bytes <= NARROW_BYTES
     return narrow and small and product.geometry.n_tiles > 1 and product.nnz > 1
 
