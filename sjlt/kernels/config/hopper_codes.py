@@ -32,9 +32,10 @@ MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empt
 MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates
 MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, whose vectors are columns
 # Estimated times in microseconds, and bytes per microsecond; see `_time`. For 53 products on an H100, 1 to 290 MB of
-# data, the number of splits with the least estimate takes 1.005 times as long as the best one, at most 1.06 times.
+# data, the fewest splits with almost the least estimate take 1.004 times as long as the best ones, at most 1.08 times.
 STEP_TIME, START_STEPS, REDUCE_TIME = 1.0, 2, 1.5
 CACHE_RATE = 4e6
+ALMOST = 1.03  # estimates that differ by less are considered equal
 MAX_SPLITS = 256
 ROW_BYTES = 128  # per row of a TMA box; for fewer, copies by threads are faster
 # Bytes of data that are copied to the L2 cache while the codes are written. On an H100, products of 1 to 8 MB take 0.87
@@ -264,7 +265,9 @@ def _split(product: Product) -> tuple[int, int]:
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
     fitting = (SCRATCH_BYTES - _code_bytes(product)) // (4 * product.n * product.k * product.stacks)
     most = max(fewest, min(steps, fitting, MAX_SPLITS))
-    splits = min(range(fewest, most + 1), key=lambda splits: _time(product, steps, splits))
+    times = {splits: _time(product, steps, splits) for splits in range(fewest, most + 1)}
+    longest = ALMOST * min(times.values())
+    splits = next(splits for splits, time in times.items() if time <= longest)
     per_split = -(-groups // (splits * unit)) * unit
     return -(-groups // per_split), per_split
 
