@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import product
 from math import inf, prod
 from typing import Any
@@ -12,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ..inputs.containers import arrays_overlap
+
+HUGE_PAGES_BYTES = 1 << 22  # results from this size on ask for huge pages: NumPy's threshold
 
 
 def new_result(x: Tensor, width: int, axis: int, dtype: torch.dtype | None) -> Tensor:
@@ -97,6 +103,30 @@ def array(x: Tensor) -> Any:
     from ..backends.cpu.bits import BFLOAT16
 
     return x.view(torch.int16).numpy().view(BFLOAT16)
+
+
+def use_huge_pages(out: Tensor) -> None:
+    """Ask Linux for huge pages for a CPU tensor that was just allocated, as NumPy does for its arrays.
+
+    Where torch maps new memory for each result (above 32 MiB), first writing to pages of 4 KiB takes most of the time:
+    16 ms of the 22 ms for a result of 65 MB on Zen 4, 3.5 ms with huge pages.
+    """
+    if out.numel() * out.itemsize >= HUGE_PAGES_BYTES and (madvise := _madvise()) is not None:
+        start = -(-out.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        madvise(start, out.data_ptr() + _extent(out) - start, mmap.MADV_HUGEPAGE)  # advice: an error changes nothing
+
+
+@cache
+def _madvise() -> Any:
+    """The C library's function, or None where it or the advice does not exist."""
+    if sys.platform != "linux" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    try:
+        madvise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return madvise
 
 
 def check_memory(name: str, x: Tensor) -> None:
