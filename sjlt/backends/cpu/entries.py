@@ -11,7 +11,7 @@ from numba.core import cgutils
 
 from ...laws import exact as law
 from ...laws.philox import define
-from .bits import WIDTH, WordVector, store_vector
+from .bits import WIDTH, HalfWordVector, WordVector, shuffle_mask, store_vector
 from .jit import CODES, INT32S, INT64S, LAW, kernel, leaf
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
@@ -25,6 +25,9 @@ row_in_sub_block, odd_inverse = _words.row_in_sub_block, _words.odd_inverse
 
 ONE, TWO, THREE = (np.uint64(v) for v in (1, 2, 3))
 TILE, SIGNS, KEYS = 0, 1, 5  # first rows of each kind of word in a table for WIDTH chunks (see `fill_words`)
+LANES = HalfWordVector.width  # columns whose codes are computed together
+LOG_LANES = np.uint64(LANES.bit_length() - 1)
+LANE_WORDS = WIDTH * LANES // 2 + LANES  # words for the columns of WIDTH chunks of fewer columns, and padding
 MIN_VECTOR_CHUNKS = 4  # with fewer chunks, scalar code is faster
 
 
@@ -105,6 +108,133 @@ def word(table, row, i):
 # ------------------------------------------------------------------------------------- codes
 
 
+def _define_store_codes(one_chunk: bool) -> Any:
+    @intrinsic
+    def store_codes(typing_context, codes, at, position, p, sub_block, words):
+        """codes[at + i] = the code of column position + i of a chunk in one sub-block, for i < LANES.
+
+        sub_block : (first row, number of rows).
+        words : the key word and the sign word. With `one_chunk`, a pair of them; otherwise (array, i, j), where the
+            words of lane n are array[i + n] and array[j + n], and `position` counts from the first lane's chunk.
+        """
+
+        def codegen(context, builder, signature, arguments):
+            codes, at, position, p, sub_block, words = arguments
+            first_row, rows, p = (
+                HalfWordVector.splat(builder, scalar) for scalar in (*cgutils.unpack_tuple(builder, sub_block), p)
+            )
+            if one_chunk:
+                key, signs = (HalfWordVector.splat(builder, word) for word in cgutils.unpack_tuple(builder, words))
+            else:
+                lanes, *starts = cgutils.unpack_tuple(builder, words)
+                loads = (_load_words(context, builder, signature.args[5][0], lanes, at, LANES) for at in starts)
+                key, signs = (HalfWordVector(builder, word) for word in loads)
+            i = HalfWordVector.count_from(builder, position) & ((1 << p) - 1)
+            row = first_row + law.row_in_sub_block(i, key, rows, p)
+            sign = (signs >> (i & 31)) & 1
+            return store_vector(context, builder, signature.args[0], codes, at, ((row << 1) | sign).value)
+
+        integer, word = types.int64, types.uint64
+        return types.void(codes, integer, integer, word, types.UniTuple(word, 2), words), codegen
+
+    return store_codes
+
+
+_store_chunk_codes, _store_lane_codes = _define_store_codes(True), _define_store_codes(False)
+
+
+@intrinsic
+def _copy_words(typing_context, table, row, shift, lanes, at):
+    """lanes[at:at + WIDTH] = the words of a row of the table >> shift."""
+
+    def codegen(context, builder, signature, arguments):
+        table, row, shift, lanes, at = arguments
+        at_row = builder.mul(row, ir.Constant(row.type, WIDTH))
+        words = _load_words(context, builder, signature.args[0], table, at_row)
+        shifts = builder.trunc(WordVector.splat(builder, shift).value, words.type)
+        return store_vector(context, builder, signature.args[3], lanes, at, builder.lshr(words, shifts))
+
+    return types.void(table, types.int64, types.uint64, lanes, types.int64), codegen
+
+
+@intrinsic
+def _double_words(typing_context, lanes, source, target):
+    """lanes[target + 2 i] = lanes[target + 2 i + 1] = lanes[source + i] for i < WIDTH."""
+
+    def codegen(context, builder, signature, arguments):
+        lanes, source, target = arguments
+        words = _load_words(context, builder, signature.args[0], lanes, source)
+        doubled = builder.shuffle_vector(words, words, shuffle_mask([i // 2 for i in range(2 * WIDTH)]))
+        return store_vector(context, builder, signature.args[0], lanes, target, doubled)
+
+    return types.void(lanes, types.int64, types.int64), codegen
+
+
+def _load_words(context: Any, builder: Any, array_type: Any, array: Any, at: Any, count: int = WIDTH) -> Any:
+    data = builder.gep(context.make_array(array_type)(context, builder, array).data, [at])
+    return builder.load(builder.bitcast(data, ir.VectorType(ir.IntType(32), count).as_pointer()), align=4)
+
+
+@leaf
+def batch_columns(geometry):
+    """The columns of WIDTH chunks, and LANES more: the length of a row of codes from `generate_batch`."""
+    return (WIDTH << np.int64(geometry[4])) + LANES
+
+
+@leaf
+def generate_batch(table, begin, end, stack, geometry, lanes, codes):
+    """codes[t * batch_columns + j] = the code of column j in sub-block t of a stack, for begin <= j < end.
+
+    Columns are counted from the first chunk of the table (`fill_words`). codes : flat; others may be overwritten, too.
+    lanes : a buffer of 2 LANE_WORDS.
+    """
+    if geometry[2] == ONE and geometry[4] < LOG_LANES:
+        _generate_by_lane(table, begin, end, stack, geometry, lanes, codes)
+    else:
+        _generate_by_chunk(table, begin, end, stack, geometry, codes)
+
+
+@leaf
+def _generate_by_chunk(table, begin, end, stack, geometry, codes):
+    """`generate_batch` where the lanes of a vector belong to one chunk."""
+    k, s, n_tiles, columns = geometry[0], geometry[1], geometry[2], batch_columns(geometry)
+    p = np.int64(geometry[4])
+    for i in range(begin >> p, ((end - 1) >> p) + 1):
+        first_row, rows = stack * k, k
+        if n_tiles > ONE:
+            m = word(table, TILE, i)
+            tile_row = part_start(m, k, n_tiles)
+            first_row, rows = first_row + tile_row, part_start(m + ONE, k, n_tiles) - tile_row
+        start, block_row = i << p, np.uint64(0)
+        for t in range(np.int64(s)):
+            next_row, key, e = part_start(np.uint64(t + 1), rows, s), word(table, KEYS + t, i), t << p
+            for v in range(max(begin - start, 0) & -LANES, min(end - start, 1 << p), LANES):
+                signs = word(table, SIGNS + ((e + v) >> 5), i) >> np.uint64(e & 31)
+                sub_block = first_row + block_row, next_row - block_row
+                _store_chunk_codes(codes, t * columns + start + v, v, geometry[4], sub_block, (key, signs))
+            block_row = next_row
+
+
+@leaf
+def _generate_by_lane(table, begin, end, stack, geometry, lanes, codes):
+    """`generate_batch` for one tile and small chunks: each lane of a vector gets the words of its chunk."""
+    s, p, columns = np.int64(geometry[1]), np.int64(geometry[4]), batch_columns(geometry)
+    block_row = np.uint64(0)
+    for t in range(s):
+        e = t << p
+        next_row = part_start(np.uint64(t + 1), geometry[0], geometry[1])
+        sub_block = stack * geometry[0] + block_row, next_row - block_row
+        _copy_words(table, KEYS + t, np.uint64(0), lanes, 0)
+        _copy_words(table, SIGNS + (e >> 5), np.uint64(e & 31), lanes, LANE_WORDS)
+        for doubling in range(p):
+            for v in range((WIDTH << doubling) - WIDTH, -1, -WIDTH):
+                _double_words(lanes, v, 2 * v)
+                _double_words(lanes, LANE_WORDS + v, LANE_WORDS + 2 * v)
+        for v in range(begin & -LANES, end, LANES):
+            _store_lane_codes(codes, t * columns + v, v, geometry[4], sub_block, (lanes, v, LANE_WORDS + v))
+        block_row = next_row
+
+
 @leaf
 def generate_codes(first_column, codes, geometry):
     """Store the code of column ``first_column + j`` in sub-block t in ``codes[j, t]``; stacks follow one another.
@@ -113,37 +243,45 @@ def generate_codes(first_column, codes, geometry):
     """
     if codes.shape[0] == 0:
         return
-    table = words_table(geometry)
-    p = geometry[4]
+    s, p, columns = np.int64(geometry[1]), geometry[4], batch_columns(geometry)
+    table, lanes, batch = words_table(geometry), np.empty(2 * LANE_WORDS, np.uint32), np.empty(s * columns, np.int32)
     end = ((first_column + np.uint64(codes.shape[0]) - ONE) >> p) + ONE
     for stack in range(geometry[7]):
         for c in range(first_column >> p, end, WIDTH):
-            count = np.int64(min(end - c, np.uint64(WIDTH)))
-            fill_words(table, c, count, stack, geometry)
-            for i in range(count):
-                _generate_chunk(first_column, codes, c + np.uint64(i), table, i, stack, geometry)
+            count = min(end - c, np.uint64(WIDTH))
+            fill_words(table, c, np.int64(count), stack, geometry)
+            first = int(np.int64((c << p) - first_column))  # may be negative
+            begin, stop = max(0, -first), min(int(np.int64(count << p)), codes.shape[0] - first)
+            generate_batch(table, begin, stop, stack, geometry, lanes, batch)
+            for t in range(s):
+                source = batch[t * columns + begin : t * columns + stop]
+                target = codes[first + begin :, np.int64(stack) * s + t]
+                for j in range(source.size):
+                    target[j] = source[j]
 
 
 @leaf
-def _generate_chunk(first_column, codes, c, table, i, stack, geometry):
-    """The codes of chunk c of one stack, whose words are column i of the table."""
-    k, s, n_tiles, _, p, _, _, _ = geometry
-    m = word(table, TILE, i)
-    first_row = part_start(m, k, n_tiles)
-    tile_rows = part_start(m + ONE, k, n_tiles) - first_row
-    tile_row = stack * k + first_row
-    g0, g1, g2, g3 = word(table, 1, i), word(table, 2, i), word(table, 3, i), word(table, 4, i)
-    start = c << p
-    begin, stop = max(first_column, start), min(first_column + np.uint64(codes.shape[0]), start + (ONE << p))
-    for t in range(s):
-        w = word(table, KEYS + np.int64(t), i)
-        block_row = part_start(t, tile_rows, s)
-        b = part_start(t + ONE, tile_rows, s) - block_row
-        for j in range(begin, stop):
-            position = j - start
-            row = tile_row + block_row + row_in_sub_block(position, w, b, p)
-            code = (row << ONE) | sign_bit(position, t, p, g0, g1, g2, g3)
-            codes[np.int64(j - first_column), np.int64(stack * s + t)] = np.int32(code)
+def generate_column(column, codes, geometry):
+    """`generate_codes` for a single column, in scalar code: ``codes[0, t]``."""
+    k, s, n_tiles, log_group, p, k0, k1, stacks = geometry
+    c, entry = column >> p, 0
+    position = column - (c << p)
+    for stack in range(stacks):
+        first_row, rows = stack * k, k
+        if n_tiles > ONE:
+            m = chunk_tile(c, n_tiles, log_group, k0, k1, stack)
+            tile_row = part_start(m, k, n_tiles)
+            first_row, rows = first_row + tile_row, part_start(m + ONE, k, n_tiles) - tile_row
+        g0, g1, g2, g3 = chunk_signs(c, k0, k1, stack)
+        w0 = w1 = w2 = w3 = block_row = np.uint64(0)
+        for t in range(s):
+            if t & THREE == 0:
+                w0, w1, w2, w3 = chunk_keys(c, t >> TWO, k0, k1, stack)
+            next_row = part_start(t + ONE, rows, s)
+            w = select_word(t & THREE, w0, w1, w2, w3)
+            row = first_row + block_row + row_in_sub_block(position, w, next_row - block_row, p)
+            codes[0, entry] = np.int32((row << ONE) | sign_bit(position, t, p, g0, g1, g2, g3))
+            block_row, entry = next_row, entry + 1
 
 
 @kernel(first_column=types.uint64, codes=CODES, geometry=LAW)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from ... import threads
-from .entries import CODES_STEP, generate_codes
+from .entries import CODES_STEP, generate_codes, generate_column
 from .jit import CODES, DATA, INT64S, LAW, OUT, Array, compiled, kernel
 from .plan import exact_plan
 
@@ -41,7 +41,7 @@ def gather_run(first_column, y, codes, geometry, out):
 def gather_columns(columns, first_column, y, codes, geometry, out):
     """out[i] = the component that column first_column + columns[i] selects, times its sign."""
     for i in range(columns.size):
-        generate_codes(first_column + np.uint64(columns[i]), codes, geometry)
+        generate_column(first_column + np.uint64(columns[i]), codes, geometry)
         code = np.uint32(codes[0, 0])
         value = y[code >> 1]
         out[i] = -value if code & 1 else value

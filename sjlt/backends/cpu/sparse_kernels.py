@@ -20,7 +20,7 @@ from numba import types
 
 from .bits import store_element
 from .dense_kernels import two_sum
-from .entries import CODES_STEP, generate_codes
+from .entries import CODES_STEP, generate_codes, generate_column
 from .jit import (
     CODES,
     FLOAT64S,
@@ -66,7 +66,7 @@ def _add_column(value, j, first_column, codes, geometry, sums):
     if table.shape[0] > 0:
         _add_codes(value, table, np.uint64(j), sums, ZERO)
     else:
-        generate_codes(first_column + np.uint64(j), one_column, geometry)
+        generate_column(first_column + np.uint64(j), one_column, geometry)
         _add_codes(value, one_column, ZERO, sums, ZERO)
 
 
@@ -85,7 +85,7 @@ def _mark_column(j, first_column, codes, geometry, hits):
     if table.shape[0] > 0:
         _mark_codes(table, np.uint64(j), hits)
     else:
-        generate_codes(first_column + np.uint64(j), one_column, geometry)
+        generate_column(first_column + np.uint64(j), one_column, geometry)
         _mark_codes(one_column, ZERO, hits)
 
 
