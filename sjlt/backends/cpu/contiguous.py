@@ -115,7 +115,7 @@ class _Partition(NamedTuple):
 
 
 def _partition(plan: ExactPlan, n: int, workers: int, compute: np.dtype) -> _Partition | None:
-    """None where tiles are faster: for very few vectors, or if the sums would take longer than the features."""
+    """None where tiles are faster: if the sums would take longer than the features."""
     lanes = SQUARE_BYTES // compute.itemsize
     groups = -(-workers // plan.n_blocks)
     parts = 0 if plan.n_blocks == 1 else total_parts(compute)
@@ -125,7 +125,7 @@ def _partition(plan: ExactPlan, n: int, workers: int, compute: np.dtype) -> _Par
     group = -(-n // (groups * -(-n // (groups * max_group)))) if max_group else 0
     width = -(-group // lanes) * lanes
     too_many_sums = plan.d * plan.s < MIN_TERMS * plan.k and plan.k * width * compute.itemsize > CACHE_BYTES
-    if n < MIN_VECTORS or max_group < min(n, MIN_WIDTH) or too_many_sums:
+    if max_group < min(n, MIN_WIDTH) or too_many_sums:
         return None
     blocks = (SUMS_BYTES // (plan.k * width) - totals_bytes) // (groups * compute.itemsize)
     return _Partition(group, width, groups, min(plan.n_blocks, blocks))
@@ -140,8 +140,8 @@ def project_contiguous(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumula
         False if tiles are faster: nothing is computed.
     """
     n, k = out.shape
-    workers = plan.workers(n, 0, k)
-    partition = _partition(plan, n, workers, compute)
+    workers = plan.workers(n, 0, k) if n >= MIN_VECTORS else 0
+    partition = _partition(plan, n, workers, compute) if workers else None
     if partition is None:
         return False
     scatter = compiled(scatter_blocks, data=x.dtype, compute=compute)

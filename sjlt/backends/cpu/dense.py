@@ -23,7 +23,7 @@ from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
 from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous
 from .dense_kernels import TILE_FEATURES
-from .entries import CODES_STEP
+from .entries import CODES_STEP, LANES
 from .jit import compiled
 from .one_vector import LOG_ROWS, PADDING
 from .plan import (
@@ -158,17 +158,16 @@ def _project_few(
     k = out.shape[1]
     project = compiled(kernels.project_blocks, data=kernel_view(to_native(x[:0])).dtype, compute=compute)
     fold = compiled(kernels.fold_blocks, compute=compute, out=out.dtype)
-    max_blocks = SCRATCH_BYTES // (workers * k * vectors * compute.itemsize)
-    per_task = max(1, min(_run_features(plan, vectors) // plan.block, max_blocks, plan.n_blocks // workers))
+    # Between two rounds of tasks, workers wait for each other: few rounds, in which all have the same work.
+    features = STEP_WORK // (4 * plan.s * vectors) if is_native(x) else _run_features(plan, vectors)
+    sums_bytes = min(STACKED_BYTES, SCRATCH_BYTES // workers)
+    max_blocks = max(1, min(features // plan.block, sums_bytes // (k * vectors * compute.itemsize)))
+    rounds = -(-plan.n_blocks // (workers * max_blocks))
+    per_task = -(-plan.n_blocks // (workers * rounds))
     workers = min(workers, -(-plan.n_blocks // per_task))
-    scratch = [
-        (
-            np.empty((CODES_STEP, plan.s), np.int32),
-            aligned((TILE_FEATURES if vectors > 1 else CODES_STEP + PADDING, vectors), compute),
-            aligned((min(per_task, plan.n_blocks) * k, vectors), compute),
-        )
-        for _ in range(workers)
-    ]
+    tile_rows, sum_rows = TILE_FEATURES if vectors > 1 else CODES_STEP + PADDING, -(-per_task * k // LANES) * LANES
+    tiles = aligned((workers, tile_rows + sum_rows, vectors), compute)
+    scratch = [(np.empty((CODES_STEP, plan.s), np.int32), both[:tile_rows], both[tile_rows:]) for both in tiles]
     totals = np.empty((total_parts(compute), k if plan.n_blocks > 1 else 0, vectors))
 
     def task(worker: int, begin: int, end: int) -> None:

@@ -1,8 +1,9 @@
-"""Project a single vector: entries are generated for 16 rows of a sub-block at a time and never stored.
+"""Project a single vector, in one of two ways with the same result: each component gets its terms in the same order.
 
-A chunk contributes at most one element to each row of a sub-block; inverting the law's bijection finds it. Sums are
-then contiguous SIMD vectors, to which gathered elements are added in a third of the time of scattering elements one by
-one. Each component gets its terms in the order of the chunks, as in a tile of several vectors.
+- If the chunks of a sketch have as many columns as their sub-blocks have rows, a chunk contributes one element to each
+  row of a sub-block, and inverting the law's bijection finds it. Sums are then contiguous SIMD vectors, to which
+  gathered elements are added: no entry is stored, and an addition takes half the time of the other way.
+- Otherwise, codes are generated and elements added one by one.
 """
 
 from __future__ import annotations
@@ -17,9 +18,20 @@ from numba.core import cgutils
 
 from ...laws import exact as law
 from .bits import WIDTH, HalfWordVector, decoded, has_feature, shuffle_mask
-from .entries import KEYS, TILE, fill_words, odd_inverse, part_start, select_word, word, words_table
+from .entries import (
+    KEYS,
+    LANE_WORDS,
+    TILE,
+    batch_columns,
+    fill_words,
+    generate_batch,
+    odd_inverse,
+    select_word,
+    word,
+    words_table,
+)
 from .jit import leaf
-from .simd import SQUARE_BYTES, load_elements, load_masked, loads_by_squares, store_masked
+from .simd import SQUARE_BYTES, load_elements, loads_by_squares
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -27,70 +39,51 @@ ROWS = HalfWordVector.width  # rows of a sub-block that are processed together
 LOG_ROWS = 5  # log2 of the rows of a sub-block that fills two such vectors
 PADDING = 2 * law.TILE_ROWS  # elements that pad a buffer of features: those of a chunk before and after it
 
-ONE, FIVE, SIX, SEVEN, SIXTEEN, FIVE_BITS, DIVISION_BITS = (np.uint64(v) for v in (1, 5, 6, 7, 16, 31, 22))
+ONE, FOUR, FIVE, SIX, SEVEN, SIXTEEN, FIVE_BITS = (np.uint64(v) for v in (1, 4, 5, 6, 7, 16, 31))
 
 
-class _Divisor(HalfWordVector):
-    """The number b of rows of a sub-block. The law's `unscale_index` divides integers below 2^15 by it."""
-
-    reciprocal: HalfWordVector
-
-    def __rfloordiv__(self, dividend: HalfWordVector) -> HalfWordVector:
-        """floor(x / b) = (x ceil(2^22 / b)) >> 22: if x < 2^15 and b <= 128, the error is less than 1 / b."""
-        return (dividend * self.reciprocal) >> int(DIVISION_BITS)
-
-
-def _define_add_rows(log_chunk: int, all_rows: bool) -> Any:
+def _define_add_rows(log_chunk: int) -> Any:
     @intrinsic
-    def add_rows(typing_context, features, at, sums, base, sub_block, inverses, signs):
-        """sums[base + r] += sign * features[at + i] for each row r of a sub-block that some column i of the chunk hits.
+    def add_rows(typing_context, features, at, sums, base, p, inverses, words):
+        """sums[base + r] += sign * features[at + i] for each row r of a sub-block, where column i of the chunk hits it.
 
-        A chunk has at most 2^log_chunk columns; `all_rows` : whether it has as many as the sub-block has rows.
-        sub_block : (the number b of rows, ceil(2^22 / b), the chunk's p, the key word w).
-        inverses : of the two factors of `beta`.  signs : four words; bit i is 1 if the entry of column i is negative.
+        The chunk has 2^p <= 2^log_chunk columns, the sub-block as many rows, a multiple of ROWS.
+        inverses : of the two factors of `beta`.
+        words : the key word, and four words of signs; bit i is 1 if the entry of column i is negative.
         """
 
         def codegen(context, builder, signature, arguments):
-            features, at, sums, base, sub_block, inverses, signs = arguments
+            features, at, sums, base, p, inverses, words = arguments
             element, bits = context.get_data_type(signature.args[0].dtype), signature.args[0].dtype.bitwidth
             integers, vector_type = ir.VectorType(ir.IntType(bits), ROWS), ir.VectorType(element, ROWS)
 
             def splats(pack):
                 return [HalfWordVector.splat(builder, scalar) for scalar in cgutils.unpack_tuple(builder, pack)]
 
-            b, reciprocal, p, w = splats(sub_block)
-            divisor = _Divisor(builder, b.value)
-            divisor.reciprocal = reciprocal
-            (i1, i2), theta = splats(inverses), law.row_theta(w, b)
-            words = [word.value for word in splats(signs)[: 1 << (log_chunk - 5)]]
+            rows = builder.shl(ir.Constant(p.type, 1), p)
+            p, (i1, i2), (w, *signs) = HalfWordVector.splat(builder, p), splats(inverses), splats(words)
+            signs = [word.value for word in signs[: 1 << (log_chunk - 5)]]
             table = builder.gep(context.make_array(signature.args[0])(context, builder, features).data, [at])
             look_up = _define_look_up(builder, table, vector_type, log_chunk)
             target = builder.gep(context.make_array(signature.args[2])(context, builder, sums).data, [base])
-            count, step = builder.extract_value(sub_block, 0), ir.Constant(ir.IntType(64), ROWS)
-            with cgutils.for_range_slice(builder, ir.Constant(count.type, 0), count, step, count.type) as (first, _):
-                row = slot = HalfWordVector.count_from(builder, first)
-                found = inside = builder.icmp_unsigned("<", row.value, b.value)
-                if not all_rows:
-                    slot = law.unscale_index(row, divisor, theta, p)
-                    is_hit = builder.icmp_unsigned("==", law.scale_index(slot, b, theta, p).value, row.value)
-                    is_hit = builder.and_(is_hit, builder.icmp_unsigned("<", slot.value, (1 << p).value))
-                    found = builder.and_(inside, is_hit)
-                position = law.undo_beta(slot, i1, w >> 8, i2, w >> 24, p)
-                word = HalfWordVector(builder, _select(builder, words, position.value, 5))
+            step = ir.Constant(rows.type, ROWS)
+            with cgutils.for_range_slice(builder, ir.Constant(rows.type, 0), rows, step, rows.type) as (first, _):
+                slots = HalfWordVector.count_from(builder, first)
+                position = law.undo_beta(slots, i1, w >> 8, i2, w >> 24, p)
+                word = HalfWordVector(builder, _select(builder, signs, position.value, 5))
                 flips = ((word >> (position & 31)) & 1).value
                 flips = flips if bits == 32 else builder.zext(flips, integers)
                 flips = builder.shl(flips, ir.Constant(integers, [bits - 1] * ROWS))
                 values = builder.xor(builder.bitcast(look_up(position.value), integers), flips)
-                values = builder.bitcast(values, vector_type)
-                values = builder.select(found, values, ir.Constant(vector_type, None))
                 pointer = builder.bitcast(builder.gep(target, [first]), vector_type.as_pointer())
-                total = load_masked(builder, pointer, inside, bits // 8)
-                store_masked(builder, builder.fadd(total, values), pointer, inside, bits // 8)
+                total = builder.fadd(builder.load(pointer, align=bits // 8), builder.bitcast(values, vector_type))
+                builder.store(total, pointer, align=bits // 8)
             return context.get_dummy_value()
 
-        word_type, integer = types.uint64, types.int64
-        four = types.UniTuple(word_type, 4)
-        return types.void(features, integer, sums, integer, four, types.UniTuple(word_type, 2), four), codegen
+        word, integer = types.uint64, types.int64
+        return types.void(
+            features, integer, sums, integer, word, types.UniTuple(word, 2), types.UniTuple(word, 5)
+        ), codegen
 
     return add_rows
 
@@ -143,9 +136,7 @@ def _gather(builder: Any, table: Any, positions: Any, vector_type: Any) -> Any:
     return builder.call(gather, arguments)
 
 
-_add_rows_32, _add_all_rows_32 = _define_add_rows(5, False), _define_add_rows(5, True)
-_add_rows_64, _add_all_rows_64 = _define_add_rows(6, False), _define_add_rows(6, True)
-_add_all_rows_128 = _define_add_rows(7, True)
+_add_rows_32, _add_rows_64, _add_rows_128 = map(_define_add_rows, (5, 6, 7))
 
 
 @leaf
@@ -186,64 +177,77 @@ def accumulate_vector(x, begin, end, first_column, geometry, features, sums):
     features[:before] = 0
     features[before + count : PADDING + count] = 0
     _load_features(x, begin, end, features, before - begin)
-    table, sub_blocks = words_table(geometry), _sub_blocks(geometry)
-    for stack in range(geometry[7]):
-        _accumulate_stack(first_column, np.uint64(count), stack, geometry, (table, sub_blocks), features, sums)
+    if _has_square_sub_blocks(geometry, sums):
+        _accumulate_rows(features, count, first_column, geometry, sums)
+    else:
+        _accumulate_columns(features[before : before + count], first_column, geometry, sums)
 
 
 @leaf
-def _sub_blocks(geometry):
-    """A table of (first row, b, ceil(2^22 / b)) at [more, t]; more : 1 if the tile has a row more than the smallest."""
-    k, s, n_tiles = geometry[:3]
-    table = np.empty((2, np.int64(s), 3), np.uint64)
-    for more in range(2):
-        rows = k // n_tiles + np.uint64(more)
-        for t in range(s):
-            first = part_start(t, rows, s)
-            b = part_start(t + ONE, rows, s) - first
-            table[more, t, 0], table[more, t, 1] = first, b
-            table[more, t, 2] = ((ONE << DIVISION_BITS) + b - ONE) // b
-    return table
-
-
-@leaf
-def _accumulate_stack(first, count, stack, geometry, tables, features, sums):
-    table, sub_blocks = tables
-    p = geometry[4]
-    end = ((first + count - ONE) >> p) + ONE
-    for c0 in range(first >> p, end, WIDTH):
-        chunks = np.int64(min(end - c0, np.uint64(WIDTH)))
-        fill_words(table, c0, chunks, stack, geometry)
-        for i in range(chunks):
-            start = np.int64(((c0 + np.uint64(i)) << p) - first)  # of the chunk in the features; may be negative
-            _accumulate_chunk(PADDING // 2 + start, table, i, sub_blocks, stack, geometry, features, sums)
-
-
-@leaf
-def _accumulate_chunk(at, table, i, sub_blocks, stack, geometry, features, sums):
-    """Add the terms of the chunk that is column i of the table and begins at features[at]."""
+def _has_square_sub_blocks(geometry, sums):
+    """Whether sub-blocks have as many rows as chunks have columns, and enough of them for `_accumulate_rows`."""
     k, s, n_tiles, _, p, _, _, _ = geometry
-    m = word(table, TILE, i)
-    first_row = part_start(m, k, n_tiles)
-    more = part_start(m + ONE, k, n_tiles) - first_row - k // n_tiles
+    is_fast = s > ONE or (p > FOUR and sums.itemsize == 4)
+    return k == (n_tiles * s) << p and p >= FOUR and is_fast
+
+
+# ------------------------------------------------------------------------------------- column by column
+
+
+@leaf
+def _accumulate_columns(features, first_column, geometry, sums):
+    """sums[r] += the terms of all features."""
+    s, p, columns = np.int64(geometry[1]), geometry[4], batch_columns(geometry)
+    table, lanes = words_table(geometry), np.empty(2 * LANE_WORDS, np.uint32)
+    batch = np.empty(s * columns, np.int32)
+    end = ((first_column + np.uint64(features.size) - ONE) >> p) + ONE
+    for stack in range(geometry[7]):
+        for c in range(first_column >> p, end, WIDTH):
+            count = min(end - c, np.uint64(WIDTH))
+            fill_words(table, c, np.int64(count), stack, geometry)
+            first = int(np.int64((c << p) - first_column))  # may be negative
+            begin, stop = max(0, -first), min(int(np.int64(count << p)), features.size - first)
+            generate_batch(table, begin, stop, stack, geometry, lanes, batch)
+            part = features[first + begin : first + stop]
+            for t in range(s):
+                codes = batch[t * columns + begin : t * columns + stop]
+                for j in range(codes.size):
+                    code = np.uint32(codes[j])
+                    sums[code >> 1] += -part[j] if code & 1 else part[j]
+
+
+# ------------------------------------------------------------------------------------- row by row
+
+
+@leaf
+def _accumulate_rows(features, count, first, geometry, sums):
+    """sums[r] += the terms of `count` features, of which `first` is the law's index of the first one."""
+    table, p = words_table(geometry), geometry[4]
+    end = ((first + np.uint64(count) - ONE) >> p) + ONE
+    for stack in range(geometry[7]):
+        for c0 in range(first >> p, end, WIDTH):
+            chunks = np.int64(min(end - c0, np.uint64(WIDTH)))
+            fill_words(table, c0, chunks, stack, geometry)
+            for i in range(chunks):
+                start = np.int64(((c0 + np.uint64(i)) << p) - first)  # of the chunk in the features; may be negative
+                _accumulate_chunk(PADDING // 2 + start, table, i, stack, geometry, features, sums)
+
+
+@leaf
+def _accumulate_chunk(at, table, i, stack, geometry, features, sums):
+    """Add the terms of the chunk that is column i of the table and begins at features[at]."""
+    k, s, _, _, p, _, _, _ = geometry
+    first_row = stack * k + word(table, TILE, i) * (s << p)
     g0, g1, g2, g3 = word(table, 1, i), word(table, 2, i), word(table, 3, i), word(table, 4, i)
     for t in range(s):
         w = word(table, KEYS + np.int64(t), i)
-        b = sub_blocks[more, t, 1]
-        base = np.int64(stack * k + first_row + sub_blocks[more, t, 0])
-        sub_block = b, sub_blocks[more, t, 2], p, w
+        base = np.int64(first_row + (t << p))
         inverses = odd_inverse(w | ONE), odd_inverse((w >> SIXTEEN) | ONE)
         if p == SEVEN:
-            _add_all_rows_128(features, at, sums, base, sub_block, inverses, (g0, g1, g2, g3))
+            _add_rows_128(features, at, sums, base, p, inverses, (w, g0, g1, g2, g3))
         elif p == SIX:
-            signs = (g0, g1, g0, g1) if t == 0 else (g2, g3, g2, g3)
-            if b == ONE << p:
-                _add_all_rows_64(features, at, sums, base, sub_block, inverses, signs)
-            else:
-                _add_rows_64(features, at, sums, base, sub_block, inverses, signs)
+            words = (w, g0, g1, g0, g1) if t == 0 else (w, g2, g3, g2, g3)
+            _add_rows_64(features, at, sums, base, p, inverses, words)
         else:
-            signs = (select_word((t << p) >> FIVE, g0, g1, g2, g3) >> ((t << p) & FIVE_BITS), g0, g0, g0)
-            if b == ONE << p:
-                _add_all_rows_32(features, at, sums, base, sub_block, inverses, signs)
-            else:
-                _add_rows_32(features, at, sums, base, sub_block, inverses, signs)
+            signs = select_word((t << p) >> FIVE, g0, g1, g2, g3) >> ((t << p) & FIVE_BITS)
+            _add_rows_32(features, at, sums, base, p, inverses, (w, signs, g0, g0, g0))
