@@ -7,7 +7,8 @@ A projection takes one of four paths:
 - With many rows, the codes of a span of features go into a table that all threads share, and a task is a range of rows.
 - With few rows, a task is a run of features and generates its own codes.
 
-All of them add the same blocks of features in the same order, so their results are bitwise equal.
+All of them add the same blocks of features in the same order, so their results are bitwise equal. Adjoints with few
+components and terms look components up in registers (`look_up`); others take the last three paths.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ... import threads
-from . import by_component
+from . import by_component, look_up
 from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
 from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous
@@ -202,7 +203,9 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
     plan, compute = exact_plan(spec), compute_dtype(y)
     y, out = kernel_view(y), kernel_view(out)
     vectors, workers = plan.vectors_and_workers(n, compute.itemsize, plan.workers(n, plan.k, d))
-    if plan.is_small(n):
+    if not accumulate and look_up.eligible(plan, y, out, compute):
+        look_up.adjoint_by_look_up(plan, y, out, workers)
+    elif plan.is_small(n):
         _adjoint_small(plan, y, out, accumulate, compute, vectors, workers)
     elif not accumulate and adjoint_contiguous(plan, y, out, compute):
         return

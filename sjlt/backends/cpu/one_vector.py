@@ -64,7 +64,7 @@ def _define_add_rows(log_chunk: int) -> Any:
             p, (i1, i2), (w, *signs) = HalfWordVector.splat(builder, p), splats(inverses), splats(words)
             signs = [word.value for word in signs[: 1 << (log_chunk - 5)]]
             table = builder.gep(context.make_array(signature.args[0])(context, builder, features).data, [at])
-            look_up = _define_look_up(builder, table, vector_type, log_chunk)
+            look_up = define_look_up(builder, table, vector_type, log_chunk)
             target = builder.gep(context.make_array(signature.args[2])(context, builder, sums).data, [base])
             step = ir.Constant(rows.type, ROWS)
             with cgutils.for_range_slice(builder, ir.Constant(rows.type, 0), rows, step, rows.type) as (first, _):
@@ -98,7 +98,7 @@ def _select(builder: Any, vectors: list[Any], positions: Any, bit: int) -> Any:
     return vectors[0]
 
 
-def _define_look_up(builder: Any, table: Any, vector_type: Any, log_size: int) -> Callable[[Any], Any]:
+def define_look_up(builder: Any, table: Any, vector_type: Any, log_size: int) -> Callable[[Any], Any]:
     """A function that emits the look-up of a vector of positions (32 bits) in a table of 2^log_size elements."""
     lanes = 16 if isinstance(vector_type.element, ir.FloatType) else 8  # in an AVX-512 register
     if not has_feature("avx512f"):
@@ -107,6 +107,7 @@ def _define_look_up(builder: Any, table: Any, vector_type: Any, log_size: int) -
     starts = (builder.gep(table, [ir.Constant(ir.IntType(64), start)]) for start in range(0, 1 << log_size, lanes))
     align = 64 // lanes
     registers = [builder.load(builder.bitcast(start, vector.as_pointer()), align=align) for start in starts]
+    registers *= 2 if len(registers) == 1 else 1
     name = f"llvm.x86.avx512.vpermi2var.{'ps' if lanes == 16 else 'pd'}.512"
     permute = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector, integers, vector]), name)
 

@@ -1,0 +1,205 @@
+"""Adjoints of a sketch with few components: each row of the result is looked up in SIMD registers.
+
+A sub-block of at most 128 components fits in registers, in which one or a few instructions look up 16 components at any
+positions. Rows of the data and of the result are then processed as they are, without the tiles of `dense`, whose
+transposition takes most of the time where there are few terms. Terms are added in the same order, so results are
+bitwise equal to those of the other paths.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+
+from ... import threads
+from ...laws import exact as law
+from .bits import ENCODE, decoded, has_feature
+from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, TILE, Array, compiled, kernel
+from .one_vector import ROWS, define_look_up
+from .plan import STEP_WORK, STORE_WORK, TABLE_CODES, ExactPlan, aligned, row_ranges
+from .simd import first_lanes, scaled, splat, store_masked
+
+intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
+
+_HAS_LOOK_UPS = has_feature("avx512f")
+SIGN = 31  # the bit of a word that is set where an entry is negative; the lower ones are the row in the sub-block
+MAX_TERMS, MIN_ROWS = 8, 32  # of a sum; of the result: tiles are faster for more terms, and for fewer rows
+ROWS_AT_ONCE = 16
+COLUMNS = 2 * ROWS  # columns that are computed together: look-ups in the same registers
+PART_WORDS = 1 << 12  # words of the columns that are computed at a time, of one row after another: half the L1 cache
+
+
+def eligible(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
+    """Whether to compute all of `out` here: enough rows, contiguous in memory, and few sums of few terms, in fp32.
+
+    Rounding other than `_scales_exactly` takes so long for 16-bit results that nothing is gained.
+    """
+    is_few = plan.k <= law.TILE_ROWS and plan.s <= MAX_TERMS and y.shape[0] >= MIN_ROWS
+    is_fast = out.itemsize == 4 or _scales_exactly(plan, out)
+    return is_few and is_fast and compute == np.float32 and out.strides[1] == out.itemsize and _HAS_LOOK_UPS
+
+
+def _scales_exactly(plan: ExactPlan, out: np.ndarray) -> bool:
+    """Whether the scale is a power of two, so that a product rounded to fp32 gives the same result as one in fp64.
+
+    Unless the scale is 1, a product below fp32's normal numbers would be rounded twice, which shows in bf16 only.
+    """
+    return plan.s == 1 or (plan.s in (4, 16) and out.dtype != np.int16)
+
+
+def _define_look_up_row(log_rows: int) -> Any:
+    @intrinsic
+    def look_up_row(typing_context, words, components, out, i, begin, count, scale, scales_exactly):
+        """out[i, begin + j] = scale * the sum of the entries words[:, j] times components, for j < count.
+
+        components : flat, 2^log_rows for each sub-block.
+        scales_exactly : see `_scales_exactly`.
+        """
+
+        def codegen(context, builder, signature, arguments):
+            words, components, out, i, begin, count, scale, scales_exactly = arguments
+            words = context.make_array(signature.args[0])(context, builder, words)
+            components = context.make_array(signature.args[1])(context, builder, components).data
+            out_type, out = signature.args[2].dtype, context.make_array(signature.args[2])(context, builder, out)
+            row = builder.bitcast(out.data, ir.PointerType(ir.IntType(8)))
+            row = builder.gep(row, [builder.mul(i, builder.extract_value(out.strides, 0))])
+            row = builder.gep(builder.bitcast(row, out.data.type), [begin])
+            with cgutils.for_range_slice(builder, i.type(0), count, i.type(COLUMNS), i.type) as (j, _):
+                totals = _sum_terms(builder, words, j, components, log_rows)
+                with builder.if_else(scales_exactly) as (exact, inexact):
+                    with exact:
+                        factors = splat(builder, builder.fptrunc(scale, ir.FloatType()), ROWS)
+                        results = [builder.fmul(factors, total) for total in totals]
+                        if out_type in ENCODE:
+                            results = [ENCODE[out_type](builder, result) for result in results]
+                        _store(builder, results, row, j, count)
+                    with inexact:
+                        _store(builder, [scaled(builder, total, scale, out_type) for total in totals], row, j, count)
+            return context.get_dummy_value()
+
+        integer = types.int64
+        return types.void(words, components, out, integer, integer, integer, types.float64, types.boolean), codegen
+
+    return look_up_row
+
+
+def _sum_terms(builder: Any, words: Any, j: Any, components: Any, log_rows: int) -> list[Any]:
+    """The sums of columns j to j + COLUMNS - 1, in vectors."""
+    integers, floats = ir.VectorType(ir.IntType(32), ROWS), ir.VectorType(ir.FloatType(), ROWS)
+    sub_blocks, columns = (builder.extract_value(words.shape, axis) for axis in range(2))
+    totals = [cgutils.alloca_once_value(builder, ir.Constant(floats, None)) for _ in range(0, COLUMNS, ROWS)]
+    for total in totals:
+        builder.store(ir.Constant(floats, None), total)
+    with cgutils.for_range(builder, sub_blocks) as loop:
+        t = loop.index
+        look_up = define_look_up(builder, builder.gep(components, [builder.shl(t, t.type(log_rows))]), floats, log_rows)
+        for n, total in enumerate(totals):
+            at = builder.add(builder.add(builder.mul(t, columns), j), j.type(n * ROWS))
+            word = builder.load(builder.bitcast(builder.gep(words.data, [at]), integers.as_pointer()), align=4)
+            values = builder.bitcast(look_up(word), integers)
+            values = builder.xor(values, builder.and_(word, ir.Constant(integers, [1 << SIGN] * ROWS)))
+            builder.store(builder.fadd(builder.load(total), builder.bitcast(values, floats)), total)
+    return [builder.load(total) for total in totals]
+
+
+def _store(builder: Any, results: list[Any], row: Any, j: Any, count: Any) -> None:
+    """Store vectors of results from row[j] on, except at `count` and beyond."""
+    align = 4 if isinstance(results[0].type.element, ir.FloatType) else 2
+    for n, result in enumerate(results):
+        first = builder.add(j, j.type(n * ROWS))
+        target = builder.bitcast(builder.gep(row, [first]), result.type.as_pointer())
+        left = builder.sub(count, first)
+        with builder.if_else(builder.icmp_signed(">=", left, left.type(ROWS))) as (whole, part):
+            with whole:
+                builder.store(result, target, align=align)
+            with part:
+                store_masked(builder, result, target, first_lanes(builder, left, ROWS), align)
+
+
+_look_up_row_16, _look_up_row_32, _look_up_row_64, _look_up_row_128 = map(_define_look_up_row, (4, 5, 6, 7))
+
+
+@kernel(codes=CODES, starts=INT64S, words=Array(types.int32, 3))
+def fill_words(codes, starts, words):
+    """words[c, t, j] = the row of code t of column j of part c, counted from `starts[t]`, with its sign in bit SIGN.
+
+    codes : of all columns, (columns, sub-blocks).  starts : the first components of the sub-blocks.
+    """
+    for part in range(words.shape[0]):
+        begin = part * words.shape[2]
+        for t in range(starts.size):
+            for j in range(min(words.shape[2], codes.shape[0] - begin)):
+                code = codes[begin + j, t]
+                words[part, t, j] = ((code >> 1) - starts[t]) | (code << SIGN)
+
+
+@kernel(
+    y=DATA_2D, words=Array(types.int32, 3), places=INT64S, rows=RANGE, log_rows=types.int64, components=TILE,
+    out=OUT_2D, scale=types.float64, scales_exactly=types.boolean,
+)  # fmt: skip
+def look_up_rows(y, words, places, rows, log_rows, components, out, scale, scales_exactly):
+    """Compute a range of rows of out.
+
+    words : from `fill_words`.
+    components : a buffer for some rows, with 2^log_rows components of each sub-block; column r of y is at places[r].
+    """
+    for i0 in range(rows[0], rows[1], components.shape[0]):
+        n = min(components.shape[0], rows[1] - i0)
+        for i in range(n):
+            for r in range(places.size):
+                components[i, np.uint64(places[r])] = decoded(y[i0 + i, r], components)
+        for part in range(words.shape[0]):
+            begin = part * words.shape[2]
+            count = min(words.shape[2], out.shape[1] - begin)
+            for i in range(n):
+                if log_rows == 4:
+                    _look_up_row_16(words[part], components[i], out, i0 + i, begin, count, scale, scales_exactly)
+                elif log_rows == 5:
+                    _look_up_row_32(words[part], components[i], out, i0 + i, begin, count, scale, scales_exactly)
+                elif log_rows == 6:
+                    _look_up_row_64(words[part], components[i], out, i0 + i, begin, count, scale, scales_exactly)
+                else:
+                    _look_up_row_128(words[part], components[i], out, i0 + i, begin, count, scale, scales_exactly)
+
+
+def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers: int) -> None:
+    """Compute out (n, d) = y (n, k) S for a product that is `eligible`."""
+    starts, places, log_rows = _layout(*(int(plan.geometry[i]) for i in (0, 1, 7)))
+    look_up = compiled(look_up_rows, data=y.dtype, compute=np.float32, out=out.dtype)
+
+    def task(begin: int, end: int, words: np.ndarray, columns: np.ndarray) -> None:
+        components = aligned((ROWS_AT_ONCE, plan.s << log_rows), np.dtype(np.float32))
+        look_up(y, words, places, (begin, end), log_rows, components, columns, plan.scale, scales_exactly)
+
+    work, scales_exactly = plan.s + STORE_WORK, _scales_exactly(plan, out)
+    span = min(TABLE_CODES // plan.s, STEP_WORK // (ROWS_AT_ONCE * work))
+    for j in range(0, plan.d, span):
+        columns = out[:, j : j + span]
+        words = _words(plan, j, j + columns.shape[1], starts)
+        ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, work * columns.shape[1])
+        threads.run(task, [(*r, words, columns) for r in ranges], workers)
+        del words  # before the next ones are allocated
+
+
+@lru_cache(maxsize=64)
+def _layout(k: int, s: int, stacks: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """(starts, places, log_rows) of stacks with one tile: as in `fill_words` and `look_up_rows`."""
+    starts = np.array([t // s * k + t % s * k // s for t in range(stacks * s + 1)])
+    log_rows = max(4, int(np.diff(starts).max() - 1).bit_length())
+    places = np.arange(stacks * k) + np.repeat((np.arange(stacks * s) << log_rows) - starts[:-1], np.diff(starts))
+    return starts[:-1], places, log_rows
+
+
+def _words(plan: ExactPlan, j0: int, j1: int, starts: np.ndarray) -> np.ndarray:
+    """The words of columns j0 .. j1 - 1; see `fill_words`."""
+    codes = plan.kept[0][j0:j1] if plan.has_lists else plan.table(j0, j1)
+    groups = -(-(j1 - j0) // COLUMNS)
+    per_part = min(groups, max(1, PART_WORDS // (plan.s * COLUMNS)))
+    words = aligned((-(-groups // per_part), plan.s, per_part * COLUMNS), np.dtype(np.int32))
+    compiled(fill_words)(codes, starts, words)
+    return words

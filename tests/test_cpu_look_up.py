@@ -1,0 +1,78 @@
+"""Adjoints on the CPU that look up few components in registers: bitwise the same as by tiles."""
+
+import numpy as np
+import pytest
+from helpers.cases import pairwise
+
+from sjlt import Sketch
+from sjlt.backends.cpu import look_up
+from sjlt.backends.cpu.bits import BFLOAT16
+from sjlt.backends.cpu.dense import adjoint_exact
+from sjlt.backends.cpu.plan import exact_plan
+
+SENTINEL = 777
+SIZES = [(16, 1, 1), (16, 8, 1), (21, 2, 1), (33, 1, 1), (61, 1, 1), (100, 3, 1), (128, 1, 1), (128, 8, 1), (128, 8, 4)]
+
+
+def bits_of(dtype):
+    return {"float32": np.uint32}.get(dtype, np.uint16)
+
+
+def random_bits(shape, dtype, seed):
+    """Random floats of all magnitudes, including subnormal and non-finite ones."""
+    rng = np.random.default_rng(seed)
+    if dtype == "float32":
+        return rng.integers(0, 1 << 32, shape, np.uint32).view(np.float32)
+    bits = rng.integers(0, 1 << 16, shape, np.uint16)
+    return bits.view(np.float16) if dtype == "float16" else bits.view(BFLOAT16)
+
+
+@pairwise(
+    n=[32, 47, 200],
+    d=[1, 31, 64, 1000, 5001],
+    sizes=SIZES,
+    dtype=["float32", "float16", "bfloat16"],
+    is_transposed=[False, True],
+    offset=[0, 12345],
+)
+def test_results_are_bitwise_those_of_tiles(n, d, sizes, dtype, is_transposed, offset, monkeypatch):
+    k, nnz, stacks = sizes
+    S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=d)[:, offset:]
+    y = random_bits((k, n) if is_transposed else (n, k), dtype, n)
+    y = y.T if is_transposed else y
+    results = []
+    for is_eligible in (True, False):
+        if not is_eligible:
+            monkeypatch.setattr(look_up, "eligible", lambda *_: False)
+        whole = np.full((n + 1, d + 3), SENTINEL, bits_of(dtype))
+        out = whole[:n, :d].view(y.dtype)
+        with np.errstate(all="ignore"):
+            adjoint_exact(S.spec, y, out, False)
+        results.append(whole)
+    as_floats = [r.astype(np.uint32) << 16 if dtype == "bfloat16" else r for r in results]
+    as_floats = [r.view(np.float16 if dtype == "float16" else np.float32) for r in as_floats]
+    is_nan = np.isnan(as_floats[0])
+    np.testing.assert_array_equal(is_nan, np.isnan(as_floats[1]))
+    np.testing.assert_array_equal(results[0][~is_nan], results[1][~is_nan])  # NaNs may differ in their payload
+    assert (results[0][n:] == SENTINEL).all()
+    assert (results[0][:, d:] == SENTINEL).all()
+
+
+@pytest.mark.skipif(not look_up._HAS_LOOK_UPS, reason="needs AVX-512")
+def test_columns_beyond_one_table(monkeypatch):
+    monkeypatch.setattr(look_up, "TABLE_CODES", 4 * 1000)
+    S = Sketch(2345, 64, nnz=4, seed=1)
+    y = np.random.default_rng(0).integers(-4, 5, (40, 64)).astype(np.float32)
+    out = np.full((40, 2345), np.nan, np.float32)
+    look_up.adjoint_by_look_up(exact_plan(S.spec), y, out, 2)
+    np.testing.assert_array_equal(out, (y.astype(float) @ S.toarray()).astype(np.float32))
+
+
+@pytest.mark.skipif(not look_up._HAS_LOOK_UPS, reason="needs AVX-512")
+def test_it_is_used_for_few_components_and_terms():
+    y, out = np.zeros((32, 64), np.float32), np.zeros((32, 500), np.float32)
+    plan = exact_plan(Sketch(500, 64, nnz=4).spec)
+    assert look_up.eligible(plan, y, out, np.dtype(np.float32))
+    assert not look_up.eligible(plan, y, out.T.copy().T, np.dtype(np.float32))
+    assert not look_up.eligible(plan, y[:8], out[:8], np.dtype(np.float32))
+    assert not look_up.eligible(exact_plan(Sketch(500, 200, nnz=4).spec), y, out, np.dtype(np.float32))
