@@ -28,7 +28,6 @@ TILE, SIGNS, KEYS = 0, 1, 5  # first rows of each kind of word in a table for WI
 LANES = HalfWordVector.width  # columns whose codes are computed together
 LOG_LANES = np.uint64(LANES.bit_length() - 1)
 LANE_WORDS = WIDTH * LANES // 2 + LANES  # words for the columns of WIDTH chunks of fewer columns, and padding
-MIN_VECTOR_CHUNKS = 4  # with fewer chunks, scalar code is faster
 
 
 # ------------------------------------------------------------------------------------- words of chunks
@@ -72,31 +71,18 @@ def words_table(geometry):
 
 
 @leaf
-def fill_words(table, c, count, stack, geometry):
-    """Store the words of chunk c + i of a stack in column i of the table, for i < count <= WIDTH.
+def fill_words(table, c, stack, geometry):
+    """Store the words of chunk c + i of a stack in column i of the table, for i < WIDTH.
 
     Row TILE holds the chunk's tile, the four rows from SIGNS the sign words, and the rows from KEYS the key words of
     the sub-blocks. The table is flat: element (row, i) is ``table[row * WIDTH + i]``.
     """
     _, s, n_tiles, log_group, _, k0, k1, _ = geometry
-    if count >= MIN_VECTOR_CHUNKS:
-        if n_tiles > ONE:
-            _store_tiles(table, TILE, c, (n_tiles, log_group, k0, k1, np.uint64(stack)))
-        _store_signs(table, SIGNS, c, (k0, k1, np.uint64(stack)))
-        for quad in range((s + THREE) >> TWO):
-            _store_keys(table, KEYS + 4 * np.int64(quad), c, (np.uint64(quad), k0, k1, np.uint64(stack)))
-        return
-    for i in range(count):
-        chunk = c + np.uint64(i)
-        if n_tiles > ONE:
-            table[TILE * WIDTH + i] = chunk_tile(chunk, n_tiles, log_group, k0, k1, stack)
-        signs = chunk_signs(chunk, k0, k1, stack)
-        for n in range(4):
-            table[(SIGNS + n) * WIDTH + i] = signs[n]
-        for quad in range((s + THREE) >> TWO):
-            keys = chunk_keys(chunk, quad, k0, k1, stack)
-            for n in range(4):
-                table[(KEYS + 4 * np.int64(quad) + n) * WIDTH + i] = keys[n]
+    if n_tiles > ONE:
+        _store_tiles(table, TILE, c, (n_tiles, log_group, k0, k1, np.uint64(stack)))
+    _store_signs(table, SIGNS, c, (k0, k1, np.uint64(stack)))
+    for quad in range((s + THREE) >> TWO):
+        _store_keys(table, KEYS + 4 * np.int64(quad), c, (np.uint64(quad), k0, k1, np.uint64(stack)))
 
 
 @leaf
@@ -249,7 +235,7 @@ def generate_codes(first_column, codes, geometry):
     for stack in range(geometry[7]):
         for c in range(first_column >> p, end, WIDTH):
             count = min(end - c, np.uint64(WIDTH))
-            fill_words(table, c, np.int64(count), stack, geometry)
+            fill_words(table, c, stack, geometry)
             first = int(np.int64((c << p) - first_column))  # may be negative
             begin, stop = max(0, -first), min(int(np.int64(count << p)), codes.shape[0] - first)
             generate_batch(table, begin, stop, stack, geometry, lanes, batch)

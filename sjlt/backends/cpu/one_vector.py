@@ -178,60 +178,41 @@ def accumulate_vector(x, begin, end, first_column, geometry, features, sums):
     features[:before] = 0
     features[before + count : PADDING + count] = 0
     _load_features(x, begin, end, features, before - begin)
-    if _has_square_sub_blocks(geometry, sums):
-        _accumulate_rows(features, count, first_column, geometry, sums)
-    else:
-        _accumulate_columns(features[before : before + count], first_column, geometry, sums)
+    is_square, p = _has_square_sub_blocks(geometry, sums), geometry[4]
+    table, lanes = words_table(geometry), np.empty(2 * LANE_WORDS, np.uint32)
+    codes = np.empty(0 if is_square else np.int64(geometry[1]) * batch_columns(geometry), np.int32)
+    stop = ((first_column + np.uint64(count) - ONE) >> p) + ONE
+    for stack in range(geometry[7]):
+        for c in range(first_column >> p, stop, WIDTH):
+            chunks = np.int64(min(stop - c, np.uint64(WIDTH)))
+            start = int(np.int64((c << p) - first_column))  # of the chunks in the features; may be negative
+            fill_words(table, c, stack, geometry)
+            if is_square:
+                for i in range(chunks):
+                    _accumulate_chunk(before + start + (i << p), table, i, stack, geometry, features, sums)
+            else:
+                j0, j1 = max(0, -start), min(chunks << p, count - start)
+                generate_batch(table, j0, j1, stack, geometry, lanes, codes)
+                _accumulate_columns(features[before + start + j0 : before + start + j1], j0, codes, geometry, sums)
 
 
 @leaf
 def _has_square_sub_blocks(geometry, sums):
-    """Whether sub-blocks have as many rows as chunks have columns, and enough of them for `_accumulate_rows`."""
+    """Whether sub-blocks have as many rows as chunks have columns, and enough of them for `_accumulate_chunk`."""
     k, s, n_tiles, _, p, _, _, _ = geometry
     is_fast = s > ONE or (p > FOUR and sums.itemsize == 4)
     return k == (n_tiles * s) << p and p >= FOUR and is_fast
 
 
-# ------------------------------------------------------------------------------------- column by column
-
-
 @leaf
-def _accumulate_columns(features, first_column, geometry, sums):
-    """sums[r] += the terms of all features."""
-    s, p, columns = np.int64(geometry[1]), geometry[4], batch_columns(geometry)
-    table, lanes = words_table(geometry), np.empty(2 * LANE_WORDS, np.uint32)
-    batch = np.empty(s * columns, np.int32)
-    end = ((first_column + np.uint64(features.size) - ONE) >> p) + ONE
-    for stack in range(geometry[7]):
-        for c in range(first_column >> p, end, WIDTH):
-            count = min(end - c, np.uint64(WIDTH))
-            fill_words(table, c, np.int64(count), stack, geometry)
-            first = int(np.int64((c << p) - first_column))  # may be negative
-            begin, stop = max(0, -first), min(int(np.int64(count << p)), features.size - first)
-            generate_batch(table, begin, stop, stack, geometry, lanes, batch)
-            part = features[first + begin : first + stop]
-            for t in range(s):
-                codes = batch[t * columns + begin : t * columns + stop]
-                for j in range(codes.size):
-                    code = np.uint32(codes[j])
-                    sums[code >> 1] += -part[j] if code & 1 else part[j]
-
-
-# ------------------------------------------------------------------------------------- row by row
-
-
-@leaf
-def _accumulate_rows(features, count, first, geometry, sums):
-    """sums[r] += the terms of `count` features, of which `first` is the law's index of the first one."""
-    table, p = words_table(geometry), geometry[4]
-    end = ((first + np.uint64(count) - ONE) >> p) + ONE
-    for stack in range(geometry[7]):
-        for c0 in range(first >> p, end, WIDTH):
-            chunks = np.int64(min(end - c0, np.uint64(WIDTH)))
-            fill_words(table, c0, chunks, stack, geometry)
-            for i in range(chunks):
-                start = np.int64(((c0 + np.uint64(i)) << p) - first)  # of the chunk in the features; may be negative
-                _accumulate_chunk(PADDING // 2 + start, table, i, stack, geometry, features, sums)
+def _accumulate_columns(features, first, codes, geometry, sums):
+    """Add the terms of features that begin at column `first` of a batch of codes."""
+    columns = batch_columns(geometry)
+    for t in range(np.int64(geometry[1])):
+        part = codes[t * columns + first : t * columns + first + features.size]
+        for j in range(part.size):
+            code = np.uint32(part[j])
+            sums[code >> 1] += -features[j] if code & 1 else features[j]
 
 
 @leaf
