@@ -81,7 +81,7 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     rows = n
     if not native:  # few rows at a time, of which a run of features is copied
         rows = max(1, min(8, STAGE_BYTES // (x.itemsize * max(plan.block, RUN_FEATURES))))
-    one_by_one = rows == 2 and plan.log_chunk >= LOG_ROWS  # half the time of a tile for both
+    one_by_one = rows == 2 and plan.log_chunk >= LOG_ROWS  # 0.4 to 1 of the time of a tile for both
     workers = plan.workers(rows, d, plan.k)
     vectors, workers = plan.vectors_and_workers(1 if one_by_one else rows, compute.itemsize, workers)
     if not native:

@@ -36,7 +36,7 @@ from .simd import SQUARE_BYTES, load_elements, loads_by_squares
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
 ROWS = HalfWordVector.width  # rows of a sub-block that are processed together
-LOG_ROWS = 5  # log2 of the rows of a sub-block that fills two such vectors
+LOG_ROWS = ROWS.bit_length() - 1
 PADDING = 2 * law.TILE_ROWS  # elements that pad a buffer of features: those of a chunk before and after it
 
 ONE, FOUR, FIVE, SIX, SEVEN, SIXTEEN, FIVE_BITS = (np.uint64(v) for v in (1, 4, 5, 6, 7, 16, 31))
