@@ -58,6 +58,17 @@ def test_results_are_bitwise_those_of_tiles(n, d, sizes, dtype, is_transposed, o
     assert (results[0][:, d:] == SENTINEL).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("out_dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("nnz", [1, 3, 4])
+def test_results_of_another_dtype(nnz, out_dtype, dtype):
+    S = Sketch(500, 64, nnz=nnz, seed=1)
+    y = np.random.default_rng(0).integers(-4, 5, (40, 64)).astype(dtype)
+    out = np.full((40, 500), np.nan, out_dtype)
+    adjoint_exact(S.spec, y, out, False)
+    np.testing.assert_allclose(out, y.astype(float) @ S.toarray(), rtol=np.finfo(out_dtype).eps, atol=1e-14)
+
+
 @pytest.mark.skipif(not look_up._HAS_LOOK_UPS, reason="needs AVX-512")
 def test_columns_beyond_one_table(monkeypatch):
     monkeypatch.setattr(look_up, "TABLE_CODES", 4 * 1000)

@@ -161,8 +161,8 @@ def test_one_launch_for_all_stacks(splits, contiguous, kernels_on, monkeypatch):
     from sjlt.backends.triton import launcher, prepared, stacks
 
     S = sjlt.Sketch(200 * splits, 1024, nnz=16, stacks=4, seed=5)
-    x = torch.from_numpy(integers((40, S.n_features), "float32")).to(kernels_on)
-    y = torch.full((40, 1024), torch.nan, device=kernels_on)
+    x = torch.from_numpy(integers((70, S.n_features), "float32")).to(kernels_on)
+    y = torch.full((70, 1024), torch.nan, device=kernels_on)
     if contiguous == "vectors":
         x, y = x.t().contiguous().t(), y.t().contiguous().t()
     launches, run, plan = [], launcher.run, stacks._plan

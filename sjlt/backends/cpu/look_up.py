@@ -37,10 +37,11 @@ PART_WORDS = 1 << 12  # words of the columns that are computed at a time, of one
 def eligible(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
     """Whether to compute all of `out` here: enough rows, contiguous in memory, and few sums of few terms, in fp32.
 
-    Rounding other than `_scales_exactly` takes so long for 16-bit results that nothing is gained.
+    Rounding other than `_scales_exactly` takes so long for 16-bit results that nothing is gained. Results in fp64 are
+    not supported.
     """
     is_few = plan.k <= law.TILE_ROWS and plan.s <= MAX_TERMS and y.shape[0] >= MIN_ROWS
-    is_fast = out.itemsize == 4 or _scales_exactly(plan, out)
+    is_fast = out.itemsize == 4 or (out.itemsize == 2 and _scales_exactly(plan, out))
     return is_few and is_fast and compute == np.float32 and out.strides[1] == out.itemsize and _HAS_LOOK_UPS
 
 
