@@ -75,8 +75,8 @@ def test_slices_of_the_adjoint(S, cut, n):
         ("float16", "float32"),
         ("float32", "float32"),
         ("float32", "float64"),
-        ("float64", "float32"),
-        ("int8", "float64"),
+        pytest.param("float64", "float32", marks=pytest.mark.exhaustive),
+        pytest.param("int8", "float64", marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.parametrize("n", [3, 70])
