@@ -73,7 +73,7 @@ def _compute(op: Any, x: Tensor, *arguments: Any) -> Tensor:
 def _product(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
     views.check_memory("the data", x)
     out = views.new_result(x, spec.n_components if op is project else spec.n_features, axis, dtype)
-    if out.nbytes >= views.HUGE_PAGES_BYTES and not x.is_cuda:
+    if out.is_cpu and out.nbytes >= views.HUGE_PAGES_BYTES:
         views.use_huge_pages(out)
     _run(op, x, out, spec, False, axis)
     return out

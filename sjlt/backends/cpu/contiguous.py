@@ -140,8 +140,10 @@ def project_contiguous(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumula
         False if tiles are faster: nothing is computed.
     """
     n, k = out.shape
-    workers = plan.workers(n, 0, k) if n >= MIN_VECTORS else 0
-    partition = _partition(plan, n, workers, compute) if workers else None
+    if n < MIN_VECTORS:
+        return False
+    workers = plan.workers(n, 0, k)
+    partition = _partition(plan, n, workers, compute)
     if partition is None:
         return False
     scatter = compiled(scatter_blocks, data=x.dtype, compute=compute)

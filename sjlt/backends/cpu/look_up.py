@@ -190,7 +190,7 @@ def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers:
 @lru_cache(maxsize=64)
 def _layout(k: int, s: int, stacks: int) -> tuple[np.ndarray, np.ndarray, int]:
     """(starts, places, log_rows) of stacks with one tile: as in `fill_words` and `look_up_rows`."""
-    starts = np.array([t // s * k + t % s * k // s for t in range(stacks * s + 1)])
+    starts = np.array([t // s * k + law.part_start(t % s, k, s) for t in range(stacks * s + 1)])
     log_rows = max(4, int(np.diff(starts).max() - 1).bit_length())
     places = np.arange(stacks * k) + np.repeat((np.arange(stacks * s) << log_rows) - starts[:-1], np.diff(starts))
     return starts[:-1], places, log_rows

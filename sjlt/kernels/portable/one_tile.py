@@ -138,6 +138,32 @@ def _generate_entries(
 
 
 @triton.jit
+def _step_entries(
+    entries, law, first_column, q, stop, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr, STORED: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The STEP columns of entries from q on, stored or, with SUB_BLOCKS > 0, generated: [STEP, ROWS] of DTYPE.
+
+    law : (feature offset, sub_blocks, log_chunk, k0, k1), the last four as in `_generate_entries`.
+    """
+    if SUB_BLOCKS > 0:
+        feature_offset, sub_blocks, log_chunk, k0, k1 = law
+        column = feature_offset + first_column + q + tl.arange(0, STEP)
+        block = _generate_entries(column, sub_blocks, log_chunk, k0, k1, ROWS, SUB_BLOCKS, DTYPE)
+    else:
+        block = _load_entries(entries, q, stop, ROWS, STORED).to(DTYPE)
+    return block
+
+
+@triton.jit
+def _law_of_program(seed, feature_offset, k, nnz, log_chunk, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr):
+    """The argument `law` of `_step_entries`."""
+    k0, k1 = seed_words(seed)
+    sub_blocks = _sub_blocks(k, nnz, ROWS, SUB_BLOCKS) if SUB_BLOCKS > 0 else (k, k, k)  # not used
+    return feature_offset, sub_blocks, log_chunk, k0, k1
+
+
+@triton.jit
 def _sum_of_columns(
     data, v, factor, entries, law, start, stop, first_column, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr,
     ALIGN: tl.constexpr, CHUNKED_SUM: tl.constexpr, MODE: tl.constexpr, STORED: tl.constexpr,
@@ -145,22 +171,16 @@ def _sum_of_columns(
 ):  # fmt: skip
     """X times the entries of columns start to stop - 1: [vectors, ROWS] fp32.
 
-    CHUNKED_SUM : tensor cores sum STEP columns at a time; these sums are added in fp32.  law : (feature offset,
-    sub_blocks, log_chunk, k0, k1), the last four as in `_generate_entries`.
+    CHUNKED_SUM : tensor cores sum STEP columns at a time; these sums are added in fp32.  law : as in `_step_entries`.
     """
     x, n, d, stride_xv, stride_xf = data
-    feature_offset, sub_blocks, log_chunk, k0, k1 = law
     DTYPE: tl.constexpr = STORED if (MODE == NATIVE) | (MODE == FP16_PAIR) else tl.bfloat16
     sums = tl.zeros((v.shape[0], ROWS), tl.float32)
     for q in range(start, stop, STEP):
         j, exists = _step_columns(q, stop, first_column, d, ALIGN)
         address = x + v[:, None] * stride_xv + (j * stride_xf)[None, :]
         z = tl.load(address, mask=(v < n)[:, None] & exists[None, :], other=0.0)
-        if SUB_BLOCKS > 0:
-            column = feature_offset + first_column + q + tl.arange(0, STEP)
-            block = _generate_entries(column, sub_blocks, log_chunk, k0, k1, ROWS, SUB_BLOCKS, DTYPE)
-        else:
-            block = _load_entries(entries, q, stop, ROWS, STORED).to(DTYPE)
+        block = _step_entries(entries, law, first_column, q, stop, ROWS, SUB_BLOCKS, STORED, DTYPE)
         if CHUNKED_SUM:
             sums += multiply_split(z, factor, block, tl.zeros_like(sums), MODE, False, INTERPRETED)
         else:
@@ -219,9 +239,7 @@ def project_one_tile(
     start = tl.program_id(1) * columns_per_split
     stop = tl.minimum(start + columns_per_split, columns)
     factor = scale
-    k0, k1 = seed_words(seed)
-    sub_blocks = _sub_blocks(k, nnz, ROWS, SUB_BLOCKS) if SUB_BLOCKS > 0 else (k, k, k)  # not used
-    law = (feature_offset, sub_blocks, log_chunk, k0, k1)
+    law = _law_of_program(seed, feature_offset, k, nnz, log_chunk, ROWS, SUB_BLOCKS)
     wait_for_previous(PROGRAMMATIC_LAUNCH)
     if MODE == FP16_PAIR:
         factor = tl.load(scales + v, mask=v < n, other=1.0)
@@ -285,16 +303,11 @@ def adjoint_one_tile(
     high, low, factor = split_vectors(z, MODE)
     start = tl.program_id(1) * columns_per_split
     stop = tl.minimum(start + columns_per_split, columns)
-    k0, k1 = seed_words(seed)
-    sub_blocks = _sub_blocks(k, nnz, ROWS, SUB_BLOCKS) if SUB_BLOCKS > 0 else (k, k, k)  # not used
+    law = _law_of_program(seed, feature_offset, k, nnz, log_chunk, ROWS, SUB_BLOCKS)
     wait_for_previous(PROGRAMMATIC_LAUNCH)
     for q in range(start, stop, STEP):
         j, exists = _step_columns(q, stop, first_column, d, ALIGN)
-        if SUB_BLOCKS > 0:
-            column = feature_offset + first_column + q + tl.arange(0, STEP)
-            block = _generate_entries(column, sub_blocks, log_chunk, k0, k1, ROWS, SUB_BLOCKS, STORED)
-        else:
-            block = _load_entries(entries, q, stop, ROWS, STORED)
+        block = _step_entries(entries, law, first_column, q, stop, ROWS, SUB_BLOCKS, STORED, STORED)
         acc = multiply_vectors(high, low, factor, tl.trans(block), MODE, INTERPRETED) * scale
         pointers = out + v[:, None] * stride_ov + (j * stride_of)[None, :]
         store_result(acc, pointers, (v < n)[:, None] & exists[None, :], ACCUMULATE)
