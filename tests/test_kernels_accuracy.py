@@ -143,7 +143,7 @@ ON_CUDA = {
     ),
     "tensor cores, many groups": Case(TensorCore, Sketch(2**18, 128, nnz=4), 40, mode=4),
     "tensor cores, bf16": Case(TensorCore, WIDE[:, 3:], 40, "bfloat16"),
-    "row_gather": Case(RowGather, WIDE, 40, columns=True),
+    "row_gather": Case(RowGather, WIDE, 70, columns=True),
     "row_gather, many groups": Case(RowGather, Sketch(2**18, 128, nnz=4), 40, columns=True),
     "few_vectors": Case(FewVectors, Sketch(2**20, 16, nnz=4), 8, settings=IN_REGISTERS),
     "few_vectors, nnz 1": Case(FewVectors, Sketch(2**22, 16, nnz=1, seed=695), 8, settings=IN_REGISTERS),
@@ -175,7 +175,7 @@ ON_HOPPER = {
     "codes": Case(HopperCodes, Sketch(2**14, 300, nnz=3), 512),
     "codes, short chunks": Case(HopperCodes, Sketch(2**14, 64, nnz=16), 512),
     "codes, odd columns": Case(HopperCodes, Sketch(2**14, 300, nnz=3)[:, 5:-2], 512),
-    "codes, splits": Case(HopperCodes, Sketch(2**17, 100, nnz=2), 64),
+    "codes, splits": Case(HopperCodes, Sketch(2**17, 100, nnz=2), 70),
     "codes, bf16": Case(HopperCodes, Sketch(2**14, 300, nnz=3), 512, "bfloat16"),
     "independent entries": Case(IidHopper, Sketch(4096, 300, density=0.3), 512, "bfloat16", settings=LARGE),
 }
