@@ -10,7 +10,7 @@ from helpers.matrices import backward_error, orthonormal
 
 from sjlt import Sketch
 from sjlt.backends.triton import residual, tall_product
-from sjlt.linalg import containers, cuda_matrix, least_squares, lstsq, svd_lowrank
+from sjlt.linalg import containers, cuda_matrix, least_squares, lstsq, svd_lowrank, tensor_products
 from sjlt.linalg import matrix as matrix_module
 from sjlt.linalg.cholesky_qr import cholesky_qr
 from sjlt.linalg.cuda_matrix import CudaMatrix
@@ -32,8 +32,10 @@ def as_cuda(monkeypatch):
 
 
 @pytest.mark.parametrize("n", [1, 3, 127, 128, 300, 600])
-def test_gram_matrices_by_blocks_of_columns(n):
+@pytest.mark.parametrize("least", [0, tensor_products.MIN_PRODUCTS], ids=["blocks", "whole"])
+def test_gram_matrices_by_blocks_of_columns(n, least, monkeypatch):
     """Sums of integers are exact."""
+    monkeypatch.setattr(tensor_products, "MIN_PRODUCTS", least)
     rng = np.random.default_rng(n)
     A, W = rng.integers(-8, 9, (700, n)).astype(float), rng.integers(-8, 9, (n, n)).astype(float)
     for basis, is_triangular in ((None, False), (W, False), (np.triu(W), True)):
@@ -173,7 +175,7 @@ def test_shifted_norms_agree_with_qr(digits):
             factor = np.linalg.qr(np.concatenate([R, eta * np.eye(n)]), mode="r")
             expected = np.linalg.norm(np.linalg.solve(factor.T, G), axis=0)
             for j in range(G.shape[1]):
-                g, zero = torch.from_numpy(G[:, j : j + 1]), torch.zeros(1, dtype=torch.float64)
+                g, zero = torch.from_numpy(G[:, j : j + 1]), np.zeros(1)
                 found = whitening.weighted_norms(g, zero, zero + eta, zero)
                 assert expected[j] * (1 - 1e-3) <= float(found[0]) <= expected[j] * 1.1
 

@@ -158,7 +158,7 @@ def lstsq(
     x = problem.xp.moveaxis(problem.unscaled(X).reshape(n, ridges.size, q), 0, 1)
     x = x.reshape((*shape[:is_sequence], n, *shape[is_sequence:]))
     with np.errstate(over="ignore"):
-        squares = (squares * problem.b_scale * problem.b_scale).reshape(shape)
+        squares = (matrix.array(squares) * problem.b_scale * problem.b_scale).reshape(shape)
     x, squares, factor = (like_input(A, value) for value in (x, squares, problem.factor))
     return LstsqResult(x, squares, problem.rank, matrix.passes, error, factor)
 

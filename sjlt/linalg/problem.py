@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from .residuals import normal_product
 from .sketch_gram import gram_basis
 from .sketching import embedding, sketch_rows
 from .sums import Gradient, Gram, Normal, Sum
-from .triangular import r_factor
+from .triangular import on_host, r_factor
 from .whitening import EPS, NOISE, LostRangeError, Whitening, power_of_two, rounding_level
 
 TARGET = EPS / 4  # backward error at which refinement ends; Householder QR reaches about the same
@@ -28,12 +29,21 @@ class Problem:
     """The problem scaled by powers of two such that ||A|| and ||b|| are about 1.
 
     Its solutions have one column per pair of a ridge and a column of b, ridge by ridge. The scaled matrix is
-    A / scale.T.
+    A / scale.T. Numbers of which there is one per column, such as backward errors, are NumPy arrays also on a GPU: a
+    dozen operations on them would keep it waiting for longer than the transfer to the host.
 
     Attributes
     ----------
-    columns, ridge_of : int arrays
-        For each column of the solutions, its column of `B` and its ridge.
+    columns : int array, or a slice of all columns
+        For each column of the solutions, its column of `B`.
+    ridges : NumPy array
+        The ridges of the unscaled problem.
+    has_ridge : bool
+        Whether one of them is positive.
+    scaled_ridges, damp_on_host : NumPy arrays
+        The ridges in the scaled problem, at most MAX_RIDGE, and that of each column; set by `sketched`.
+    damp : array
+        `damp_on_host`, of the kind of the solutions.
     B : array of shape (m, q)
         The scaled right-hand sides.
     b_scale : array
@@ -44,9 +54,14 @@ class Problem:
         Singular values up to rcond times the largest count as zero; None for the default.
     """
 
+    scale: Any
+    scaled_ridges: np.ndarray
+    damp_on_host: np.ndarray
+    damp: Any
+
     def __init__(self, matrix: Matrix, B: Any, ridges: np.ndarray, rcond: float | None):
         self.matrix, self.xp = matrix, matrix.xp
-        self.ridges = matrix.array(ridges)
+        self.ridges, self.has_ridge = ridges, bool((ridges > 0).any())
         self.rcond = None if rcond is None else max(rcond, EPS)
         self.cuts_spectrum = rcond is not None and rcond > NOISE
         xp = self.xp
@@ -54,10 +69,8 @@ class Problem:
         scales = matrix.array([power_of_two(value) for value in top.tolist()])
         self.B = B / scales
         q = B.shape[1]
-        self.columns = matrix.indices(np.tile(np.arange(q), ridges.size))
-        self.ridge_of = np.repeat(np.arange(ridges.size), q)
+        self.columns = slice(None) if ridges.size == 1 else matrix.indices(np.tile(np.arange(q), ridges.size))
         self.b_scale = scales[self.columns]
-        self.scale: Any = 1.0
         self.rank, self.factor = 0, None
         self._rounded: Any = None  # A in float32
         self._may_be_single = True
@@ -82,21 +95,29 @@ class Problem:
         cut = self._cut(S is None)
         if (found := self._by_gram(SA, SB, cut, may_be_single and S is not None)) is not None:
             whitening, columns, solution = found
+            self._set_scale(top * columns)
         else:
             R = r_factor(xp, SAB, n)
             whitening, columns = self._whitening(R[:, :n], cut)
-            self.scale = top * columns
+            self._set_scale(top * columns)
             if S is None and self._drop_rounding_errors(whitening, cut):
-                solution = self.matrix.zeros((n, len(self.ridge_of)))
+                solution = self.matrix.zeros((n, self.b_scale.shape[0]))
             else:
                 with one_blas_thread():
                     solution = whitening.sketched_solution(R[:, n:][:, self.columns], self.damp)
-        self.scale = top * columns
         if not whitening.is_triangular:
             whitening.factor = whitening.factor * top
         return whitening, solution, S is None
 
-    def _by_gram(self, SA: Any, SB: Any, cut: float, may_be_single: bool) -> tuple[Whitening, Any, Any] | None:
+    def _set_scale(self, scales: np.ndarray) -> None:
+        """Set the scales of A's columns, which are equal if there is a ridge."""
+        self.scale = self.matrix.array(scales)[:, None]
+        with np.errstate(over="ignore"):
+            self.scaled_ridges = np.minimum(self.ridges / scales[0], MAX_RIDGE) if self.has_ridge else self.ridges
+        self.damp_on_host = np.repeat(self.scaled_ridges, self.B.shape[1])
+        self.damp = self.matrix.array(self.damp_on_host)
+
+    def _by_gram(self, SA: Any, SB: Any, cut: float, may_be_single: bool) -> tuple[Whitening, np.ndarray, Any] | None:
         """Return (basis, scales of SA's columns, sketched solution) from a Cholesky factorization of (SA)'SA.
 
         Returns None if A is ill-conditioned or wide, or its singular values are needed.
@@ -110,7 +131,8 @@ class Problem:
         if not _has_full_rank(whitening, scales, cut):
             return None
         with one_blas_thread():
-            return whitening, scales, whitening.normal_solution((SA.T @ SB) / scales)[:, self.columns]
+            right = (SA.T @ SB) / self.matrix.array(scales)[:, None]
+            return whitening, scales, whitening.normal_solution(right)[:, self.columns]
 
     def _cut(self, is_direct: bool) -> float:
         """Return the relative size up to which singular values of the sketch, or of A itself, count as zero."""
@@ -122,31 +144,30 @@ class Problem:
     @property
     def needs_singular_values(self) -> bool:
         """Whether rcond or a ridge makes the solution depend on the singular values of A with unscaled columns."""
-        return self.cuts_spectrum or bool((self.ridges > 0).any())
+        return self.cuts_spectrum or self.has_ridge
 
-    def _whitening(self, R: Any, cut: float) -> tuple[Whitening, Any]:
+    def _whitening(self, R: Any, cut: float) -> tuple[Whitening, np.ndarray]:
         """Return (the basis for R / scales, the scales of R's columns).
 
         Scaling the columns makes the solution accurate column by column, like that of Householder QR. With a ridge, or
         if some singular values count as zero, all columns get the same scale: both refer to A with unscaled columns.
         """
         xp = self.xp
-        norms = xp.sqrt((R * R).sum(0)).tolist()
-        scales = self.matrix.array([power_of_two(norm) for norm in norms])[:, None]
-        ratio = float(scales.max() / scales.min())
-        uniform = power_of_two(max(norms)) + 0 * scales
+        norms = np.sqrt(on_host((R * R).sum(0))).tolist()
+        scales, largest = np.array([power_of_two(norm) for norm in norms]), power_of_two(max(norms))
         if not self.needs_singular_values:
-            scaled = Whitening.triangular(xp, R / scales.T)
+            scaled = Whitening.triangular(xp, R / self.matrix.array(scales))
             if scaled is not None and _has_full_rank(scaled, scales, cut):
                 return scaled, scales
-        whitening = Whitening.from_singular_vectors(xp, R / uniform.T, cut)
-        if whitening.rank == R.shape[1] and ratio > MAX_COLUMN_RATIO and not self.needs_singular_values:
-            scaled = Whitening.from_singular_vectors(xp, R / scales.T, NOISE)
+        whitening = Whitening.from_singular_vectors(xp, R / largest, cut)
+        is_scaled = largest > MAX_COLUMN_RATIO * scales.min()
+        if whitening.rank == R.shape[1] and is_scaled and not self.needs_singular_values:
+            scaled = Whitening.from_singular_vectors(xp, R / self.matrix.array(scales), NOISE)
             if scaled.rank == R.shape[1]:
-                scaled.factor = whitening.factor * float(uniform[0, 0])
+                scaled.factor = whitening.factor * largest
                 return scaled, scales
-        whitening.factor = whitening.factor * float(uniform[0, 0])
-        return whitening, uniform
+        whitening.factor = whitening.factor * largest
+        return whitening, np.full(scales.shape, largest)
 
     def _drop_rounding_errors(self, whitening: Whitening, cut: float) -> bool:
         """Drop small singular values that are rounding errors of factoring A itself; return whether there were any.
@@ -166,22 +187,13 @@ class Problem:
         self.rank = whitening.rank
         self.factor = whitening.factor * self.scale.T if whitening.is_triangular else whitening.factor
 
-    @property
-    def damp(self) -> Any:
-        """The ridge of each column in the scaled problem."""
-        return self.scaled_ridges[self.ridge_of]
-
-    @property
-    def scaled_ridges(self) -> Any:
-        """The ridges in the scaled problem, at most MAX_RIDGE."""
-        with np.errstate(over="ignore"):
-            return (self.ridges / self.scale[0]).clip(max=MAX_RIDGE)  # if any is not 0, A's columns have the same scale
-
     def unscaled(self, X: Any) -> Any:
         """Return the scaled solutions X in the units of A and b; raise LinAlgError if they overflow."""
         with np.errstate(over="ignore"):
-            shrunk = (MAX_RIDGE / (self.ridges / self.scale[0]).clip(min=MAX_RIDGE))[self.ridge_of]
-            x = self.xp.where(X == 0, X, X * shrunk**2 * (self.b_scale / self.scale))
+            if self.has_ridge:
+                excess = np.maximum(self.ridges / float(self.scale[0, 0]), MAX_RIDGE) / MAX_RIDGE
+                X = X / self.matrix.array(np.repeat(excess, self.B.shape[1])) ** 2
+            x = self.xp.where(X == 0, X, X * (self.b_scale / self.scale))
         if not bool(self.xp.isfinite(x).all()):
             raise np.linalg.LinAlgError(
                 f"the solution overflows float64: A has norm {float(self.scale.max()):.0e}, and b has norm "
@@ -193,7 +205,8 @@ class Problem:
         """Return A'(B - A X) - d^2 X and the squared column norms of B - A X; add to `others` in the same pass."""
         total = Gradient(X / self.scale, self.B, self.columns)
         self.matrix.run(total, *others, width=max(width, X.shape[1]))
-        return total.value / self.scale - self.damp**2 * X, total.squares
+        G = total.value / self.scale
+        return G - self.damp**2 * X if self.has_ridge else G, on_host(total.squares)
 
     def normal(self, Z: Any) -> Any:
         """Return (A'A + d^2) Z, for A rounded to float32 after `round_matrix`."""
@@ -204,11 +217,12 @@ class Problem:
         else:
             product = normal_product(self._rounded, Z / self.scale)
             self.matrix.count_pass()
-        return product / self.scale + self.damp**2 * Z
+        product = product / self.scale
+        return product + self.damp**2 * Z if self.has_ridge else product
 
     def round_matrix(self, whitening: Whitening) -> bool:
         """Let `normal` use A in float32, if that is faster and changes A W little; return whether it does."""
-        if not self._may_be_single or whitening.condition > MAX_ROUNDED_CONDITION or len(self.ridge_of) > 1:
+        if not self._may_be_single or whitening.condition > MAX_ROUNDED_CONDITION or self.damp.shape[0] > 1:
             return False
         if not MIN_ROUNDED_SCALE < float(self.scale.min()) <= float(self.scale.max()) < 1 / MIN_ROUNDED_SCALE:
             return False
@@ -226,36 +240,46 @@ class Problem:
             return Gram(None)
         return Gram(whitening.matrix() / self.scale, whitening.is_triangular)
 
-    def backward_errors(self, whitening: Whitening, X: Any, G: Any, squares: Any, is_first: bool = False) -> Any:
+    @functools.cached_property
+    def b_norms(self) -> np.ndarray:
+        """The norm of each column of B[:, columns]."""
+        norms: np.ndarray = np.sqrt(on_host((self.B * self.B).sum(0)[self.columns]))
+        return norms
+
+    def backward_errors(
+        self, whitening: Whitening, X: Any, G: Any, squares: np.ndarray, is_first: bool = False
+    ) -> np.ndarray:
         """Return the Karlson-Walden estimate relative to ||A||_F per column; an upper bound for the first solution."""
-        xp, norm = self.xp, max(whitening.norm, EPS)
-        b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
-        is_zero = b_norms == 0
-        theta = norm / xp.where(is_zero, 1.0 + 0 * b_norms, b_norms)
-        x_squares = (X * X).sum(0)
-        root = xp.sqrt(1 + theta**2 * x_squares)
-        eta = theta * xp.sqrt(squares + self.damp**2 * x_squares) / root
+        norm, is_zero = max(whitening.norm, EPS), self.b_norms == 0
+        theta = norm / np.where(is_zero, 1.0, self.b_norms)
+        x_squares = on_host((X * X).sum(0))
+        root = np.sqrt(1 + theta**2 * x_squares)
+        eta = theta * np.sqrt(squares + self.damp_on_host**2 * x_squares) / root
         sufficient = (math.inf if is_first else TARGET) * norm * root / theta
         errors = theta / root * whitening.weighted_norms(G, self.damp, eta, sufficient) / norm
-        return xp.where(is_zero & (x_squares == 0), 0.0 * errors, errors)
+        return np.where(is_zero & (x_squares == 0), 0.0, errors)
 
     def check_size(self, whitening: Whitening, X: Any) -> None:
         """Raise LostRangeError if X is larger than singular values above machine epsilon allow."""
-        xp = self.xp
         limit = 10 * math.sqrt(X.shape[0]) / EPS
-        growth = xp.sqrt((X * X).sum(0)) * whitening.norm
-        b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
-        if not bool((growth <= limit * b_norms).all()):
-            worst = float((growth / xp.where(b_norms > 0, b_norms, 1.0 + 0 * b_norms)).max())
+        growth = np.sqrt(on_host((X * X).sum(0))) * whitening.norm
+        if not (growth <= limit * self.b_norms).all():
+            worst = float((growth / np.where(self.b_norms > 0, self.b_norms, 1.0)).max())
             raise LostRangeError(f"||x|| ||A|| / ||b|| = {worst:.1e}: rounding errors were counted as rank")
 
-    def cg_floor(self, whitening: Whitening, X: Any) -> Any:
+    def factors(self, numerators: np.ndarray, denominators: np.ndarray) -> Any:
+        """Return a factor per column of the solutions: the quotient, or 0 for denominators that are not positive."""
+        positive = denominators > 0
+        quotients = np.where(positive, numerators, 0.0) / np.where(positive, denominators, 1.0)
+        return float(quotients[0]) if quotients.size == 1 else self.matrix.array(quotients)
+
+    def cg_floor(self, whitening: Whitening, X: Any) -> np.ndarray:
         """Return the residual norm of the whitened normal equations, per column, at which CG may stop."""
-        xp, norm = self.xp, max(whitening.norm, EPS)
-        b_norms = xp.sqrt((self.B * self.B).sum(0))[self.columns]
-        return TARGET / 4 * xp.sqrt(b_norms**2 + norm**2 * (X * X).sum(0))
+        norm = max(whitening.norm, EPS)
+        floors: np.ndarray = TARGET / 4 * np.sqrt(self.b_norms**2 + norm**2 * on_host((X * X).sum(0)))
+        return floors
 
 
-def _has_full_rank(whitening: Whitening, scales: Any, cut: float) -> bool:
+def _has_full_rank(whitening: Whitening, scales: np.ndarray, cut: float) -> bool:
     """Whether no singular value of the matrix with unscaled columns is near the cut."""
     return bool(whitening.condition * float(scales.max() / scales.min()) < 0.01 / cut)

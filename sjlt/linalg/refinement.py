@@ -11,7 +11,7 @@ import numpy as np
 from .problem import TARGET, Problem
 from .products import one_blas_thread
 from .sums import Sum
-from .triangular import cholesky_solve
+from .triangular import cholesky_solve, on_host
 from .whitening import EPS, MAX_GRAM_CONDITION, NOISE, LostRangeError, Whitening, cholesky
 
 MAX_BACKWARD_ERROR = 100 * EPS  # beyond, another sketch is drawn, and after MAX_SKETCHES an error is raised
@@ -29,7 +29,7 @@ MIN_SCALE = 1e-100  # smallest scale of a column of A for which A'A is formed
 MAX_STALLS = 2
 
 
-def solve(problem: Problem, seed: int, method: str) -> tuple[Any, Any, float]:
+def solve(problem: Problem, seed: int, method: str) -> tuple[Any, np.ndarray, float]:
     """Return (X, squared residual norms, backward error) from the first sketch whose solution is accurate."""
     reasons = []
     is_small = method == "passes" or (method == "auto" and problem.matrix.max_gram_columns == math.inf)
@@ -51,7 +51,9 @@ def solve(problem: Problem, seed: int, method: str) -> tuple[Any, Any, float]:
     )
 
 
-def _refined(problem: Problem, whitening: Whitening, X: Any, is_direct: bool, method: str) -> tuple[Any, Any, Any]:
+def _refined(
+    problem: Problem, whitening: Whitening, X: Any, is_direct: bool, method: str
+) -> tuple[Any, np.ndarray, np.ndarray]:
     """Refine the sketched solutions X; return (X, squared residual norms, backward errors)."""
     if problem.rcond is not None and problem.cuts_spectrum and not is_direct:
         whitening = _exact_whitening(problem, whitening, problem.rcond)
@@ -105,31 +107,33 @@ def _is_well_conditioned(problem: Problem, whitening: Whitening) -> bool:
 
 @one_blas_thread()  # further threads would still be waiting in busy loops during the next pass
 def _refinement(
-    problem: Problem, whitening: Whitening, X: Any, first: tuple[Any, Any], correct: Callable[..., Any]
-) -> tuple[Any, Any, Any]:
+    problem: Problem, whitening: Whitening, X: Any, first: tuple[Any, np.ndarray], correct: Callable[..., Any]
+) -> tuple[Any, np.ndarray, np.ndarray]:
     """Correct X until the backward errors are small or stop falling; return the best solution of each column."""
     xp = problem.xp
     G, squares = first
     errors = problem.backward_errors(whitening, X, G, squares, is_first=True)
-    best = X, squares, errors
+    best, best_squares, best_errors = X, squares, errors
     stalled = 0
     for _ in range(MAX_REFINEMENTS):
         todo = errors > TARGET
-        if not bool(todo.any()):
+        if not todo.any():
             break
-        X = X + correct(xp.where(todo, G, 0 * G), X)
+        X = X + correct(G if todo.all() else G * problem.matrix.array(todo), X)
         G, squares = problem.gradient(X)
         errors = problem.backward_errors(whitening, X, G, squares)
-        better = errors < best[2]
-        halved = bool((errors[todo] < 0.5 * best[2][todo]).any())
-        best = tuple(xp.where(better, new, old) for new, old in zip((X, squares, errors), best, strict=True))
+        better = errors < best_errors
+        halved = (errors[todo] < 0.5 * best_errors[todo]).any()
+        best = X if better.all() else xp.where(problem.matrix.indices(better), X, best)
+        best_squares = np.where(better, squares, best_squares)
+        best_errors = np.where(better, errors, best_errors)
         stalled = 0 if halved else stalled + 1
         if stalled:  # rounding may have changed A too much
             problem.keep_double()
-        if stalled == MAX_STALLS or (stalled and bool((best[2] <= 2 * TARGET).all())):
+        if stalled == MAX_STALLS or (stalled and (best_errors <= 2 * TARGET).all()):
             break
-    problem.check_size(whitening, best[0])
-    return best
+    problem.check_size(whitening, best)
+    return best, best_squares, best_errors
 
 
 def _normal_solution(whitening: Whitening) -> Callable[..., Any]:
@@ -146,25 +150,23 @@ def _conjugate_gradients(problem: Problem, whitening: Whitening) -> Callable[...
 
     def correct(G: Any, X: Any) -> Any:
         """Solve (A'A + d^2) dX = G to a relative residual of CG_REDUCTION, or to what a rounded A allows."""
-        damp, xp = problem.damp, problem.xp
-        reduction = CG_REDUCTION
+        damp, reduction = problem.damp, CG_REDUCTION
         if problem.round_matrix(whitening):
             change = ROUNDED_CHANGE * whitening.condition / math.sqrt(math.prod(problem.matrix.shape))
             reduction = max(ROUNDED_REDUCTION, change)
         residual = whitening.apply_transposed(G, damp)
-        squares = (residual * residual).sum(0)
-        goal = xp.maximum(reduction**2 * squares, problem.cg_floor(whitening, X) ** 2)
+        squares = on_host((residual * residual).sum(0))
+        goal = np.maximum(reduction**2 * squares, problem.cg_floor(whitening, X) ** 2)
         Y, direction = 0 * residual, residual
         for _ in range(MAX_CG_STEPS):
-            if not bool((squares > goal).any()):
+            if not (squares > goal).any():
                 return whitening.apply(Y, damp)
             image = whitening.apply_transposed(problem.normal(whitening.apply(direction, damp)), damp)
-            curvature = (direction * image).sum(0)
-            step = xp.where(curvature > 0, squares / xp.where(curvature > 0, curvature, 1 + 0 * curvature), 0 * squares)
+            step = problem.factors(squares, on_host((direction * image).sum(0)))
             Y = Y + step * direction
             residual = residual - step * image
-            before, squares = squares, (residual * residual).sum(0)
-            direction = residual + direction * (squares / xp.where(before > 0, before, 1 + 0 * before))
+            before, squares = squares, on_host((residual * residual).sum(0))
+            direction = residual + problem.factors(squares, before) * direction
         raise LostRangeError(f"conjugate gradients did not converge in {MAX_CG_STEPS} steps")
 
     return correct
@@ -174,24 +176,24 @@ def _cholesky_solution(problem: Problem, whitening: Whitening, gram: Any) -> Cal
     """Return corrections from a Cholesky factorization of W'(A'A + d^2) W for each ridge d."""
     xp = problem.xp
     solvers = []
-    for ridge in problem.scaled_ridges:
-        scaling = xp.ones_like(gram[0])
-        system = gram
-        if not whitening.is_triangular:
-            ratio = whitening.ridges(ridge[None])[:, 0]
-            scaling = 1 / xp.sqrt(1 + ratio**2)  # makes the diagonal about 1
-            system = (gram + xp.diag(ratio**2)) * scaling[:, None] * scaling
+    for ridge in problem.scaled_ridges.tolist():
+        scaling, system = None, gram
+        if ridge > 0:
+            ratio = whitening.ridges(ridge)
+            scaling = 1 / xp.sqrt(1 + ratio**2)[:, None]  # makes the diagonal about 1
+            system = (gram + xp.diag(ratio**2)) * scaling * scaling.T
         solvers.append((cholesky(xp, system), scaling))
-    basis = whitening.matrix()
+    basis, q = whitening.matrix(), problem.B.shape[1]
 
     def correct(G: Any, X: Any) -> Any:
-        white = basis.T @ G
-        out = 0 * white
+        white, parts = basis.T @ G, []
         for r, (factor, scaling) in enumerate(solvers):
-            columns = np.flatnonzero(problem.ridge_of == r)
-            right = white[:, columns] * scaling[:, None]
-            out[:, columns] = cholesky_solve(xp, factor, right) * scaling[:, None]
-        return basis @ out
+            right = white[:, r * q : (r + 1) * q]
+            if scaling is None:
+                parts.append(cholesky_solve(xp, factor, right))
+            else:
+                parts.append(cholesky_solve(xp, factor, right * scaling) * scaling)
+        return basis @ (xp.concatenate(parts, 1) if len(parts) > 1 else parts[0])
 
     return correct
 

@@ -21,7 +21,7 @@ POWER_STEPS = 6
 
 
 @one_blas_thread()
-def gram_basis(xp: Any, SA: Any, may_be_single: bool) -> tuple[Whitening, Any] | None:
+def gram_basis(xp: Any, SA: Any, may_be_single: bool) -> tuple[Whitening, np.ndarray] | None:
     """Return (basis, scales of SA's columns) from a Cholesky factorization of (SA)'SA; None if it is ill-conditioned.
 
     For arrays, one stack of the sketch is factored in float32 first, which succeeds up to a condition number of about
@@ -37,13 +37,14 @@ def gram_basis(xp: Any, SA: Any, may_be_single: bool) -> tuple[Whitening, Any] |
         if may_be_single:
             whitening = Whitening.triangular(xp, factor.astype(np.float64))
             if whitening is not None and _deviation(whitening) <= MAX_DEVIATION:
-                return whitening, scales[:, None]
+                return whitening, scales
     total = Gram(None)
     total.add(0, SA)
     gram = total.value
-    scales = xp.asarray([power_of_two(math.sqrt(value)) for value in xp.diagonal(gram).tolist()], **like(xp, gram))
-    double = Whitening.from_gram(xp, gram / scales / scales[:, None])
-    return None if double is None else (double, scales[:, None])
+    scales = np.array([power_of_two(math.sqrt(value)) for value in xp.diagonal(gram).tolist()])
+    divisors = xp.asarray(scales, **like(xp, gram))
+    double = Whitening.from_gram(xp, gram / divisors / divisors[:, None])
+    return None if double is None else (double, scales)
 
 
 def _scaled(SA: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

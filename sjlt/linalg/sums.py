@@ -76,7 +76,7 @@ class Normal(Sum):
 
     def __init__(self, Z: Any):
         self._Z = Z
-        self.value: Any = 0
+        self.value: Any = None
 
     def add(self, start: int, block: Any) -> None:
         if isinstance(block, np.ndarray):
@@ -85,7 +85,7 @@ class Normal(Sum):
             term = tensor_products.normal_product(block, self._Z)
         else:
             term = block.T @ (block @ self._Z)
-        self.value = self.value + term
+        self.value = term if self.value is None else self.value + term
 
 
 class Gram(Sum):
@@ -132,15 +132,15 @@ class Gram(Sum):
 class Gradient(Sum):
     """A' R for the residuals R = B - A X, and the squared column norms of R.
 
-    Column j of X belongs to column `columns[j]` of B.
+    Column j of X belongs to column j of B[:, columns].
     """
 
     accepts_float32 = True
 
     def __init__(self, X: Any, B: Any, columns: Any):
         self._X, self._B, self._columns = X, B, columns
-        self.value: Any = 0
-        self.squares: Any = 0
+        self.value: Any = None
+        self.squares: Any = None
 
     def add(self, start: int, block: Any) -> None:
         right = self._B[start : start + block.shape[0]][:, self._columns]
@@ -151,5 +151,6 @@ class Gradient(Sum):
         else:
             residual = right - block @ self._X
             term, squares = block.T @ residual, (residual * residual).sum(0)
-        self.value = self.value + term
-        self.squares = self.squares + squares
+        is_first = self.value is None
+        self.value = term if is_first else self.value + term
+        self.squares = squares if is_first else self.squares + squares

@@ -121,6 +121,11 @@ def cholesky_solve(xp: Any, factor: Any, right: Any) -> Any:
     return scipy.linalg.cho_solve((factor, True), right, check_finite=False)
 
 
+def on_host(x: Any) -> np.ndarray:
+    """Return a small array or tensor as a NumPy array."""
+    return x if isinstance(x, np.ndarray) else np.asarray(x.cpu())
+
+
 def like(xp: Any, x: Any) -> dict[str, Any]:
     """Return the arguments for creating an array of x's dtype on its device."""
     return {"dtype": x.dtype} if xp is np else {"dtype": x.dtype, "device": x.device}

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from .triangular import MIN_SUM_SHIFT, inverse, lower_cholesky, shifted_factor, solve_transposed, upper_product
+from .triangular import (
+    MIN_SUM_SHIFT,
+    inverse,
+    like,
+    lower_cholesky,
+    on_host,
+    shifted_factor,
+    solve_transposed,
+    upper_product,
+)
 
 # Condition number (in the Frobenius norm, which bounds the one in the 2-norm) up to which R^-1 is as good a basis as
 # the singular vectors of R, which take 40 times as long for 1500 columns. Refinement recovers the loss of accuracy.
@@ -19,6 +28,9 @@ EPS = float(np.finfo(np.float64).eps)
 # Largest Frobenius norm of eta W for which conjugate gradients with R'R + eta^2 are tried, and their maximum number of
 # steps. For 1500 columns a step takes 0.5 ms, and factoring R'R + eta^2 60 ms.
 MAX_SHIFTED_BASIS, MAX_SHIFTED_STEPS = 100.0, 20
+# R'R + eta^2 is factored for a shift smaller than eta by this factor, so that later shifts, which are close to the
+# first, may use the same factorization.
+SHIFT_MARGIN = 0.95
 # Singular values of a sketch below this times the largest are rounding errors, which reach a few eps.
 NOISE = 10 * EPS
 
@@ -152,22 +164,21 @@ class Whitening:
         return self._basis if self.is_triangular else self._basis / self._sigma
 
     def scales(self, damp: Any) -> Any:
-        """Return sqrt(sigma^2 + d^2) for each column's ridge d, of shape (r, columns); 1 if W is R^-1."""
-        if self.is_triangular:
-            return 1.0
+        """Return sqrt(sigma^2 + d^2) for each column's ridge d, of shape (r, columns), if W is V / sigma."""
         return self.xp.sqrt(self._sigma[:, None] ** 2 + damp[None, :] ** 2)
 
-    def ridges(self, damp: Any) -> Any:
-        """Return d / sigma, the ridges in the basis W for no ridge, of shape (r, columns)."""
-        return damp[None, :] / self._sigma[:, None]
+    def ridges(self, damp: float) -> Any:
+        """Return d / sigma, the ridges in the basis W = V / sigma, of shape (r,)."""
+        return damp / self._sigma
 
     def apply(self, Y: Any, damp: Any) -> Any:
         """Return W Y, of shape (n, columns)."""
-        return self._times(Y / self.scales(damp))
+        return self._times(Y if self.is_triangular else Y / self.scales(damp))
 
     def apply_transposed(self, G: Any, damp: Any) -> Any:
         """Return W' G, of shape (r, columns)."""
-        return self._transposed_times(G) / self.scales(damp)
+        white = self._transposed_times(G)
+        return white if self.is_triangular else white / self.scales(damp)
 
     def _times(self, Y: Any) -> Any:
         """Return R^-1 Y, or V Y."""
@@ -187,32 +198,34 @@ class Whitening:
         """Return W W' G for W = R^-1, the solution of R'R X = G."""
         return self._times(self._transposed_times(G))
 
-    def weighted_norms(self, G: Any, damp: Any, eta: Any, sufficient: Any) -> Any:
+    def weighted_norms(self, G: Any, damp: Any, eta: np.ndarray, sufficient: np.ndarray) -> np.ndarray:
         """Estimate ||(A'A + (d^2 + eta^2) I)^(-1/2) g|| for each column g of G, from the sketch.
 
         A norm may be overestimated: by at most 12 % or, if the estimate is at most `sufficient`, by any factor.
         """
         xp = self.xp
         if not self.is_triangular:
-            weights = xp.sqrt(self.scales(damp) ** 2 + eta[None, :] ** 2)
-            return _column_norms(xp, (self._basis.T @ G) / weights)
+            return _column_norms((self._basis.T @ G) / xp.sqrt(self.scales(damp) ** 2 + self._row(eta) ** 2))
         white = self._transposed_times(G)
-        norms = _column_norms(xp, white)
-        exceeding = [j for j, exceeds in enumerate((norms > sufficient).tolist()) if exceeds]
-        if len(exceeding) == 1:
-            j = exceeding[0]
+        norms = _column_norms(white)
+        exceeding = np.flatnonzero(norms > sufficient)
+        if exceeding.size == 1:
+            j = int(exceeding[0])
             norm = self._shifted_norm(white[:, j : j + 1], float(eta[j]))
-            if norm is not None:
-                norms[j] = norm
-                return norms
-            factor, is_white = self._shifted_factor(float(eta[j]))
-            norms[j] = xp.linalg.norm(solve_transposed(xp, factor, (white if is_white else G)[:, j : j + 1]))
-        elif exceeding:  # one SVD serves all
+            if norm is None:
+                factor, is_white = self._shifted_factor(float(eta[j]))
+                norm = float(xp.linalg.norm(solve_transposed(xp, factor, (white if is_white else G)[:, j : j + 1])))
+            norms[j] = norm
+        elif exceeding.size:  # one SVD serves all
             if self._svd is None:
                 self._svd = xp.linalg.svd(self.factor)[1:]
             sigma, Vh = self._svd
-            norms = _column_norms(xp, (Vh @ G) / xp.sqrt(sigma[:, None] ** 2 + eta[None, :] ** 2))
+            norms = _column_norms((Vh @ G) / xp.sqrt(sigma[:, None] ** 2 + self._row(eta) ** 2))
         return norms
+
+    def _row(self, values: np.ndarray) -> Any:
+        """Return one number per column as a row of the kind of R."""
+        return self.xp.asarray(values, **like(self.xp, self.factor))[None, :]
 
     def _shifted_norm(self, white: Any, eta: float) -> float | None:
         """Return an upper bound within 1 % on ||(R'R + eta^2)^(-1/2) g||, given W' g; None if it takes too many steps.
@@ -238,14 +251,15 @@ class Whitening:
     def _shifted_factor(self, eta: float) -> tuple[Any, bool]:
         """Return (F, is_white) such that ||F^-T g|| or, if is_white, ||F^-T W' g|| is ||(R'R + eta^2)^(-1/2) g||.
 
-        F may be a cached factor for a shift smaller by at most 10 %, which gives an upper bound. F is the Cholesky
-        factor of R'R + eta^2 if eta is large and, for tensors, of (eta W)'(eta W) + 1 = W'(R'R + eta^2) W if eta is
-        small. Otherwise, which for tensors requires a condition number above 1e12, F comes from QR.
-        Rounding changes the norm by less than 1 %: in W' g by eps times R's condition number, since the same W is used
-        for both, and in the sum by eps times its condition number.
+        F is for a shift smaller by up to 10 %, which gives an upper bound, and is cached. It is the Cholesky factor of
+        R'R + eta^2 if eta is large and, for tensors, of (eta W)'(eta W) + 1 = W'(R'R + eta^2) W if eta is small.
+        Otherwise, which for tensors requires a condition number above 1e12, F comes from QR. Rounding changes the norm
+        by less than 1 %: in W' g by eps times R's condition number, since the same W is used for both, and in the sum
+        by eps times its condition number.
         """
         cached_eta, factor, is_white = self._shifted
         if not 0.9 * eta <= cached_eta <= eta:
+            eta *= SHIFT_MARGIN
             largest = eta * self.condition / self.norm  # ||eta W||_F
             is_white = self.xp is not np and eta < MIN_SUM_SHIFT * self.norm and MIN_SUM_SHIFT * largest <= 1
             triangle, shift = (eta * self._basis, 1.0) if is_white else (self.factor, eta)
@@ -261,6 +275,7 @@ def power_of_two(value: float) -> float:
     return math.ldexp(1.0, min(math.frexp(value)[1], 1023))
 
 
-def _column_norms(xp: Any, x: Any) -> Any:
+def _column_norms(x: Any) -> np.ndarray:
     """Return the 2-norms of the columns."""
-    return xp.sqrt((x * x).sum(0))
+    norms: np.ndarray = np.sqrt(on_host((x * x).sum(0)))
+    return norms
