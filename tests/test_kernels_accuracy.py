@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows 
 SPLIT = {"exact.MIN_SPLIT_ELEMENTS": 0}
 ONE_SPLIT = {"exact.SCRATCH_BYTES": 0, "iid.SCRATCH_BYTES": 0}
 SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
+NO_FEW_READS = {"gathers.MAX_GATHERED_BYTES": 0, "gathers.NARROW_VECTORS": 0}
 STORED = {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": ()}  # no generated entries
 ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1} | STORED
 NO_CODES = {"hopper_codes.MIN_BYTES": 1 << 60}
@@ -110,7 +111,9 @@ PORTABLE = {
     "one tile, generated, bf16": Case(OneTile, Sketch(2400, 20, nnz=3), 20, "bfloat16"),
     "one tile, adjoint": Case(OneTile, Sketch(600, 100, nnz=8), 20, adjoint=True, settings=ONE_TILE),
     "row_gather": Case(RowGather, LONG[:, :600], 20, columns=True, settings=SPLIT),
-    "row_gather, long sums": Case(RowGather, Sketch(300, 4, nnz=2), 20, columns=True, settings=SHORT_SUMS | STORED),
+    "row_gather, long sums": Case(
+        RowGather, Sketch(300, 4, nnz=2), 20, columns=True, settings=SHORT_SUMS | STORED | NO_FEW_READS
+    ),
     "row_gather, adjoint": Case(RowGather, Sketch(640, 256, nnz=4), 20, adjoint=True, columns=True),
     "few_vectors": Case(FewVectors, LONG, 8),
     "few_vectors, one long sum": Case(FewVectors, Sketch(2**15, 16, nnz=1, seed=695), 4, settings=ONE_SPLIT),

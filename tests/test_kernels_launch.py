@@ -318,12 +318,14 @@ VARIANTS = [
     ({"n_keys": 2, P2: True, UNMASKED: True}, (64, 256, 256, 8, 64, "float32", "columns"), 2),
     ({"n_keys": 2, P2: True, UNMASKED: False}, (66, 150, 128, 8, 7, "float32", "columns"), 1),
     ({"mode": NATIVE, P2: True, UNMASKED: False}, (66, 150, 128, 8, 7, "bfloat16", "columns"), 1),
-    ({"align": 2, P2: False, UNMASKED: False}, (66, 200, 300, 3, 7, "bfloat16", "columns"), 2),
+    ({"align": 2, P2: False, UNMASKED: False}, (66, 200, 300, 3, 7, "float32", "columns"), 2),
     ({LOADS: True, P2: True, CONTIGUOUS: False}, (3, 700, 128, 4, 7, "float32", "rows"), 1),
     ({LOADS: True, P2: False, CONTIGUOUS: True}, (4, 700, 300, 4, 7, "bfloat16", "columns"), 1),
     ({LOADS: False, P2: True, CONTIGUOUS: False}, (1, 3000, 128, 1, 7, "float32", "rows"), 2),
     ({LOADS: False, P2: False, CONTIGUOUS: True, "fp64": True}, (20, 300, 300, 5, 7, "float64", "columns"), 1),
     ({LOADS: False, "fp64": True, CONTIGUOUS: False}, (20, 300, 100, 33, 7, "float64", "rows"), 1),
+    ({"mode": NATIVE, "vector_align": 2, P2: False}, (66, 200, 300, 3, 7, "bfloat16", "columns"), 2),
+    ({"mode": NATIVE, "vector_align": 4, P2: True}, (68, 200, 128, 4, 7, "float16", "columns"), 1),
 ]
 
 
@@ -356,6 +358,7 @@ def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     out_dtype = "float32" if in_halves else dtype
     settings = {"arithmetic.MIN_PAIR_ELEMENTS": fewest, "exact.split_groups": cut}
     settings |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "product.NARROW_BYTES": 0}
+    settings |= {"gathers.MAX_GATHERED_BYTES": 0, "gathers.NARROW_VECTORS": 0}
     with changed_choices(settings):
         check_project(S, n, dtype, out_dtype, kernels_on, layout, layout, add=not in_halves)
         if d < 1000:

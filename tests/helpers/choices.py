@@ -13,7 +13,7 @@ HOPPER = H200._replace(hopper=True, asynchronous_copies=True)
 
 # Settings with which adjoints of all sizes use `adjoint_staged` where it can run them.
 STAGED_ADJOINTS = {f"staged_adjoint.{name}": (1, 1 << 60) for name in ("OTHERS", "OTHERS_POWER_OF_TWO", "OTHERS_FP64")}
-STAGED_ADJOINTS |= {"exact.MIN_SMALL": 1 << 60}  # no small gathers
+STAGED_ADJOINTS |= {"gathers.MIN_SMALL": 1 << 60}  # no small gathers
 
 
 def exact_product(

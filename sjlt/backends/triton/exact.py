@@ -151,6 +151,7 @@ def _constants(
     else:
         constants |= {
             "CHUNKS_PER_DOT": chosen.chunks_per_dot,
+            "VECTOR_ALIGN": chosen.vector_align,
             "MODE": chosen.mode,
             "INTERPRETED": product.device.interpreted,
             "num_stages": chosen.num_stages,

@@ -86,6 +86,7 @@ def _launch(
             "ROWS": chosen.rows,
             "BLOCK_VECTORS": chosen.block_vectors,
             "ALIGN": chosen.align,
+            "VECTOR_ALIGN": chosen.vector_align,
             "SUB_BLOCKS": chosen.sub_blocks,
             "MODE": chosen.mode,
             "STORED": stored,

@@ -12,21 +12,30 @@ from dataclasses import dataclass
 from ...laws import exact as law
 from . import hopper, hopper_codes, one_tile, scattered_sums, staged_adjoint, staged_gather
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
+from .gathers import (
+    MIN_BLOCK_VECTORS,
+    ROW_GATHER_VECTORS,
+    favors_few_reads,
+    favors_few_vectors,
+    favors_row_gather,
+    is_small_gather,
+    is_unmasked,
+)
 from .hopper import Hopper
 from .hopper_codes import HopperCodes
 from .one_tile import OneTile
 from .product import (
     GROUPS_PER_STEP,
     SCRATCH_BYTES,
-    VECTOR_BYTES,
     Product,
     alignment,
     count_groups,
     is_power_of_two,
-    is_small_and_narrow,
     kernel_geometry,
     next_power_of_two,
+    vector_alignment,
     vectors_contiguous,
+    whole_groups,
 )
 from .scattered_sums import ScatteredSums
 from .staged_adjoint import StagedAdjoint
@@ -34,13 +43,9 @@ from .staged_gather import StagedGather
 
 MIN_SPLIT_ELEMENTS = 1 << 20  # data elements; for fewer, the second launch that adds splits costs more than they gain
 MAX_UNSPLIT_COLUMNS = 1024  # per tile; for more, an unsplit sum takes longer than a second launch
-MIN_LONG_FEATURES = 1 << 16  # of a long vector
-MIN_BLOCK_VECTORS = 16  # for fewer vectors, a block of 64 for the tensor cores would be mostly empty
 MAX_KEYS = 64  # pairs of a sub-block and a chunk that a thread of a tensor-core kernel searches in a step
 MAX_GATHERED_GROUPS = 1024  # groups in one sum of `row_gather`; a separate total doubles the registers of the sums
 BATCHES_PER_SUM = 16  # of `FewVectors`; adding each such sum to a total shortens the sums at hardly any cost
-MIN_SMALL, MAX_SMALL, MAX_SMALL_TERMS = 1 << 18, 1 << 21, 1 << 23  # data elements and terms, for `is_small_gather`
-MAX_READS = 4  # reads of an element from the L1 cache; for more, tensor cores are faster (but see `max_reads`)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class TensorCore:
 
     Attributes
     ----------
-    block_vectors, chunks_per_dot, mode, chunked_sum, unmasked, align
+    block_vectors, chunks_per_dot, mode, chunked_sum, unmasked, align, vector_align
         Constants of the kernel.
     splits, groups_per_split : int
         Number of parts that the sums are split into, and of groups of chunks in each part.
@@ -63,6 +68,7 @@ class TensorCore:
     chunked_sum: bool
     unmasked: bool
     align: int
+    vector_align: int
     splits: int
     groups_per_split: int
     num_stages: int
@@ -162,61 +168,17 @@ def choose(product: Product) -> Launch:
 
 def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
     """The launch of a portable kernel that generates the entries itself, for a product with n > 0 and d > 0."""
-    if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS or favors_few_vectors(product):
+    if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS:
         return few_vectors(product)
-    if vectors_contiguous(product) and product.nnz <= max_reads(product) and not is_small_and_narrow(product):
-        if product.nnz == 1 and not product.adjoint:
-            return few_vectors(product)
-        if not product.adjoint or is_power_of_two(product.k, product.nnz):
-            return row_gather(product)
+    if favors_few_vectors(product) or favors_few_reads(product):
+        return few_vectors(product)
+    if favors_row_gather(product):
+        return row_gather(product)
     chosen = tensor_core(product)
     if product.adjoint and chosen.align == 1 and product.x_strides[1] == 1:
         return few_vectors(product)  # Y (3187, 3279) -> 300 in fp32: 37 us against 256 us (H200)
     keys = kernel_geometry(product.k, product.nnz).n_keys
     return chosen if keys * chosen.chunks_per_dot <= MAX_KEYS else few_vectors(product)
-
-
-def favors_few_vectors(product: Product) -> bool:
-    """Whether `few_vectors` is faster than the tensor-core kernels on a projection that both can run.
-
-    It is for two kinds of projections (H200; times in memory floors, tensor cores -> `few_vectors`):
-
-    - X Sᵀ of long rows, if there are so few that a block is mostly empty, and nnz is small, because the time of
-      `few_vectors` is proportional to nnz: 16 vectors in bf16 with nnz 4, 24 -> 15; 32 in fp16, 9.3 -> 4.3; 100 in fp32
-      with nnz 1, 3.1 -> 1.5.
-    - S A in fp32 with nnz 1 in a power-of-two geometry, where each element is read once and without masks: 1.3 to 2.1
-      -> 1.0 to 1.2.
-    """
-    if product.adjoint:
-        return False
-    single_nonzero_fp32 = product.nnz == 1 and product.dtype == "float32"
-    if vectors_contiguous(product):
-        return single_nonzero_fp32 and is_power_of_two(product.k, product.nnz)
-    if product.d < MIN_LONG_FEATURES or product.nnz > 4:
-        return False
-    return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and single_nonzero_fp32)
-
-
-def is_small_gather(product: Product) -> bool:
-    """Whether a product is so small that `few_vectors`, which needs only one launch, is fastest.
-
-    This is limited to S A in fp32 and to Y S of contiguous rows, and to geometries that are not powers of two, because
-    the other kernels take half as long for those. On an H200, S A (4096, 103) -> 1664 in fp32 takes 15 us, against
-    63 us by `row_gather` and 23 us from codes; Y (1047, 1536) -> 692 in fp32 takes 9 us, against 17 us by
-    `adjoint_tensor_core`.
-    """
-    size, terms = product.n * product.d, product.n * product.d * product.nnz
-    if size < MIN_SMALL or product.dtype == "float64" or is_power_of_two(product.k, product.nnz):
-        return False
-    if product.adjoint:
-        return product.x_strides[1] == product.y_strides[1] == 1 and size <= MAX_SMALL and terms <= MAX_SMALL_TERMS
-    return vectors_contiguous(product) and product.dtype == "float32" and terms <= MAX_SMALL_TERMS // 2
-
-
-def max_reads(product: Product) -> int:
-    """The largest nnz for `row_gather`: MAX_READS, or twice that for fp32 projections in power-of-two geometries."""
-    twice = product.dtype == "float32" and not product.adjoint and is_power_of_two(product.k, product.nnz)
-    return 2 * MAX_READS if twice else MAX_READS
 
 
 def tensor_core(product: Product) -> TensorCore:
@@ -247,6 +209,7 @@ def tensor_core(product: Product) -> TensorCore:
         chunked_sum=chunked and per_split > max_groups,
         unmasked=power_of_two and whole_groups(product) and groups % chunks_per_dot == 0,
         align=alignment(product, product.d, product.x_strides, math.gcd(chunk, product.offset)),
+        vector_align=vector_alignment(product),
         splits=splits,
         groups_per_split=per_split,
         num_stages=max(1, min(stages, 6 if mode == NATIVE else 3 if chunk >= 64 else 4)),
@@ -256,17 +219,14 @@ def tensor_core(product: Product) -> TensorCore:
 
 def row_gather(product: Product) -> RowGather:
     """The launch of `project_row_gather` or `adjoint_row_gather`."""
-    power_of_two = is_power_of_two(product.k, product.nnz)
-    groups, block_vectors = count_groups(product), 64
-    whole_blocks = product.n % block_vectors == 0
+    groups, block_vectors = count_groups(product), ROW_GATHER_VECTORS
     splits, per_split = split_groups(product, block_vectors, groups, 4, 1)
-    row_strides = (product.x_strides[1], product.y_strides[1] if product.adjoint else 0)
     return RowGather(
         block_vectors=block_vectors,
-        prefetch=product.device.nvidia and product.x_strides[0] == 1 and whole_blocks,
+        prefetch=product.device.nvidia and product.x_strides[0] == 1 and product.n % block_vectors == 0,
         chunked_sum=not product.adjoint and per_split > MAX_GATHERED_GROUPS,
-        unmasked=whole_blocks and (product.adjoint or (power_of_two and whole_groups(product))),
-        align=math.gcd(VECTOR_BYTES // product.item_bytes, *row_strides),
+        unmasked=is_unmasked(product),
+        align=vector_alignment(product),
         splits=splits,
         groups_per_split=per_split,
         registers=128,
@@ -289,7 +249,7 @@ def few_vectors(product: Product) -> FewVectors:
         segments=segments,
         block_vectors=block_vectors,
         unmasked=product.n % block_vectors == 0,
-        align=math.gcd(product.x_strides[1], product.y_strides[1] if adjoint else 0, 16),
+        align=math.gcd(product.n, product.x_strides[1], product.y_strides[1] if adjoint else 0, 16),
         load_chunks=load_chunks,
         vectors_contiguous=contiguous,
         fp64=product.dtype == "float64",
@@ -371,9 +331,3 @@ def split_groups(
     per_split = -(-groups // max(1, splits))
     per_split = -(-per_split // unit) * unit
     return -(-groups // per_split), per_split
-
-
-def whole_groups(product: Product) -> bool:
-    """Whether the columns form whole groups of chunks."""
-    width = 1 << product.geometry.log_group << product.geometry.log_chunk
-    return product.offset % width == 0 and product.d % width == 0

@@ -142,16 +142,14 @@ def eligible(product: Product) -> bool:
 def _gains(product: Product) -> bool:
     """Whether there are enough vectors to outweigh the cost of the codes and of the padding of a block.
 
-    The portable kernels are slow if vectors are contiguous (S A), except in fp32 with nnz 1 and, in a power-of-two
-    geometry, with nnz <= 4. In memory floors on an H200, with nnz 4: (100, 681349) -> 61 in bf16 takes 32 with the
-    portable kernels and 3.5 with this one, (64, 2000000) -> 256 in fp32 1.3 and 2.4. (37, 3372990) -> 1344 in fp32, not
-    a power-of-two geometry, takes 17 with the portable kernels; (100, 1719527) -> 960 takes 2.1 with this one, and
-    fewer vectors, whose block is padded, about as long.
+    The portable kernels are faster for S A of few columns in fp32 with nnz <= 2 or, in a power-of-two geometry, with
+    nnz <= 4: (64, 2000000) -> 256 with nnz 4 takes 1.3 memory floors with `row_gather` and 2.4 from codes (H200),
+    (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100).
     """
     contiguous = vectors_contiguous(product)
     if is_small_and_narrow(product):
         return False
-    if contiguous and _is_narrow(product) and (product.nnz == 1 or is_power_of_two(product.k, product.nnz)):
+    if contiguous and _is_narrow(product) and (product.nnz <= 2 or is_power_of_two(product.k, product.nnz)):
         return False
     least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
     code_bytes = law.TILE_ROWS * product.stacks  # for the columns of one chunk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ...laws import exact as law
 from .arithmetic import BF16, BF16_TRIPLE, FP16_PAIR, MAX_CHUNKS, NATIVE, choose_mode
 from .product import (
     GROUPS_PER_STEP,
@@ -14,6 +15,8 @@ from .product import (
     count_groups,
     is_power_of_two,
     next_power_of_two,
+    vector_alignment,
+    vectors_contiguous,
 )
 
 STEP = 64  # columns multiplied at a time
@@ -41,7 +44,7 @@ class OneTile:
 
     Attributes
     ----------
-    block_vectors, rows, mode, chunked_sum, align
+    block_vectors, rows, mode, chunked_sum, align, vector_align
         Constants of the kernels.
     sub_blocks : int
         0 if `write_entries` stores the entries; otherwise a constant of `project_one_tile`, which generates them.
@@ -56,6 +59,7 @@ class OneTile:
     mode: int
     chunked_sum: bool
     align: int
+    vector_align: int
     sub_blocks: int
     splits: int
     chunks_per_split: int
@@ -64,9 +68,16 @@ class OneTile:
 
 
 def eligible(product: Product) -> bool:
-    """Whether the kernels can run a product and, judging by its size and geometry, are faster than others."""
+    """Whether the kernels can run a product and, judging by its size and geometry, are faster than others.
+
+    Others are faster for S A with nnz 1 and, in fp32 with k > 64, with nnz 2: (1000, 71003) -> 64 in bf16 with nnz 1
+    takes 2.1 memory floors here and 1.8 with `few_vectors`, (256, 38536) -> 69 in fp32 with nnz 2 3.6 and 2.8 (H100).
+    """
+    wide = product.k > law.TILE_ROWS // 2 and product.dtype == "float32"
+    few_reads = product.nnz == 1 or (product.nnz == 2 and wide)
     return (
         product.geometry.n_tiles == 1
+        and not (few_reads and not product.adjoint and vectors_contiguous(product))
         and product.dtype != "float64"
         and not is_power_of_two(product.k, product.nnz)
         and product.n >= MIN_VECTORS
@@ -129,6 +140,7 @@ def launch(product: Product) -> OneTile:
         mode=mode,
         chunked_sum=not adjoint and per_split > max_chunks,
         align=alignment(product, product.d, product.x_strides, math.gcd(chunk, product.offset)),
+        vector_align=vector_alignment(product),
         sub_blocks=SUB_BLOCKS if small else 0,
         splits=splits,
         chunks_per_split=per_split,

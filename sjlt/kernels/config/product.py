@@ -146,6 +146,19 @@ def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int
     return math.gcd(widest, limit, strides[0] if product.n > 1 else 0, width)
 
 
+def vector_alignment(product: Product) -> int:
+    """The number of consecutive vectors that one access may cover; 1 if vectors are not contiguous.
+
+    A power of two that divides the number of vectors and the distance between their elements. For an adjoint, whose
+    kernels write about as much as they read, this includes the result.
+    """
+    widest = VECTOR_BYTES // product.item_bytes
+    arrays = [product.x_strides, product.y_strides] if product.adjoint else [product.x_strides]
+    if any(near != 1 for near, _ in arrays) or product.n == 1:
+        return 1
+    return math.gcd(widest, product.n, *(far for _, far in arrays))
+
+
 def is_power_of_two(k: int, nnz: int) -> bool:
     """Whether k = 128 2^a and nnz = 2^b: the slots of a chunk are rows, and every tile has a chunk of every group."""
     tiles = k // law.TILE_ROWS
@@ -157,6 +170,12 @@ def count_groups(product: Product) -> int:
     geometry = product.geometry
     log_width = geometry.log_group + geometry.log_chunk
     return ((product.offset + product.d - 1) >> log_width) - (product.offset >> log_width) + 1
+
+
+def whole_groups(product: Product) -> bool:
+    """Whether the columns form whole groups of chunks."""
+    width = 1 << product.geometry.log_group << product.geometry.log_chunk
+    return product.offset % width == 0 and product.d % width == 0
 
 
 def reduce_lanes(splits: int, results: int) -> int:

@@ -149,7 +149,7 @@ def project_few_vectors(
 
     LOAD_CHUNKS : chunks are loaded whole, coalesced and one segment ahead, and permuted within warps; requires
     rows_outer = 1, and chunks_inner * rows_inner covering all threads. Otherwise each row loads its own element.
-    UNMASKED : BLOCK_VECTORS divides n.  ALIGN : a power of two that divides stride_xf, with VECTORS_CONTIGUOUS.
+    UNMASKED : BLOCK_VECTORS divides n.  ALIGN : a power of two that divides n and stride_xf, with VECTORS_CONTIGUOUS.
     OFFSET_DTYPE : integer type that holds the offsets of x within a batch.
     """
     SUB_BLOCKS: tl.constexpr = LAYOUT.sub_blocks
@@ -174,9 +174,9 @@ def project_few_vectors(
     feature_offset, d = feature_offset.to(tl.int64), d.to(tl.int64)
     m, v = tile_and_vectors(N_TILES, BLOCK_VECTORS)
     x += v * stride_xv
-    live = v < n
     if VECTORS_CONTIGUOUS:
-        stride_xf = known_multiple(stride_xf, ALIGN)
+        stride_xf, n = known_multiple(stride_xf, ALIGN), known_multiple(n, ALIGN)
+    live = v < n
     data = (x, stride_xf, d)
 
     tile_begin, tile_end = rows_of_tile(m, GEOMETRY)
@@ -290,9 +290,9 @@ def adjoint_few_vectors(
 ):
     """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (blocks of chunks * blocks of vectors,).
 
-    y : (n, k).  out : (n, d); every element is written once.  ALIGN : with VECTORS_CONTIGUOUS, divides stride_yr and
-    stride_of.  OFFSET_DTYPE : integer type that holds the offsets within one vector of y.  Other arguments are as in
-    `project_few_vectors`.
+    y : (n, k).  out : (n, d); every element is written once.  ALIGN : with VECTORS_CONTIGUOUS, divides n, stride_yr
+    and stride_of.  OFFSET_DTYPE : integer type that holds the offsets within one vector of y.  Other arguments are as
+    in `project_few_vectors`.
 
     The axes rows_outer and rows_inner run over the columns of a chunk here, not over the rows of a sub-block.
     """
@@ -312,9 +312,10 @@ def adjoint_few_vectors(
     chunks = ((feature_offset + d - 1) >> LOG_CHUNK) - (feature_offset >> LOG_CHUNK) + 1
     blocks = tl.cdiv(chunks, CHUNKS)
     v = tl.program_id(0) // blocks * BLOCK_VECTORS + tl.arange(0, BLOCK_VECTORS)
-    live = v < n
     if VECTORS_CONTIGUOUS:
         stride_yr, stride_of = known_multiple(stride_yr, ALIGN), known_multiple(stride_of, ALIGN)
+        n = known_multiple(n, ALIGN)
+    live = v < n
 
     q = tl.arange(0, CHUNKS)
     first_chunk = (feature_offset >> LOG_CHUNK) + tl.program_id(0) % blocks * CHUNKS

@@ -216,6 +216,7 @@ def project_one_tile(
     ROWS: tl.constexpr,
     BLOCK_VECTORS: tl.constexpr,
     ALIGN: tl.constexpr,
+    VECTOR_ALIGN: tl.constexpr,
     SUB_BLOCKS: tl.constexpr,
     CHUNKED_SUM: tl.constexpr,
     MODE: tl.constexpr,
@@ -236,6 +237,7 @@ def project_one_tile(
     start_dependents(PROGRAMMATIC_LAUNCH)
     v = tl.program_id(0).to(tl.int64) * BLOCK_VECTORS + tl.arange(0, BLOCK_VECTORS)
     stride_xv, d = known_multiple(stride_xv, ALIGN), known_multiple(d, ALIGN)
+    stride_xf, n = known_multiple(stride_xf, VECTOR_ALIGN), known_multiple(n, VECTOR_ALIGN)
     start = tl.program_id(1) * columns_per_split
     stop = tl.minimum(start + columns_per_split, columns)
     factor = scale
@@ -284,6 +286,7 @@ def adjoint_one_tile(
     ROWS: tl.constexpr,
     BLOCK_VECTORS: tl.constexpr,
     ALIGN: tl.constexpr,
+    VECTOR_ALIGN: tl.constexpr,
     SUB_BLOCKS: tl.constexpr,
     MODE: tl.constexpr,
     STORED: tl.constexpr,
@@ -293,10 +296,13 @@ def adjoint_one_tile(
 ):
     """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (blocks of vectors, splits of the columns).
 
-    A program holds all components of its vectors. Arguments are as in `project_one_tile`.
+    A program holds all components of its vectors.  VECTOR_ALIGN : as in `adjoint_tensor_core`. Other arguments are as
+    in `project_one_tile`.
     """
     v = tl.program_id(0).to(tl.int64) * BLOCK_VECTORS + tl.arange(0, BLOCK_VECTORS)
     stride_ov, d = known_multiple(stride_ov, ALIGN), known_multiple(d, ALIGN)
+    stride_yr, stride_of = known_multiple(stride_yr, VECTOR_ALIGN), known_multiple(stride_of, VECTOR_ALIGN)
+    n = known_multiple(n, VECTOR_ALIGN)
     r = tl.arange(0, ROWS)
     keep = (v < n)[:, None] & (r < k)[None, :]
     z = tl.load(y + v[:, None] * stride_yv + r[None, :] * stride_yr, mask=keep, other=0.0)

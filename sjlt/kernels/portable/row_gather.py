@@ -14,7 +14,15 @@ import triton.language as tl
 
 from .entry_generation import GROUPS_PER_STEP, TILE, entries, groups_of_split, pin_layout, step_words, word_of_rows
 from .law import permute, seed_words
-from .program import rows_of_tile, stack_tile_and_vectors, start_dependents, store_result, store_sums, tile_and_vectors
+from .program import (
+    known_multiple,
+    rows_of_tile,
+    stack_tile_and_vectors,
+    start_dependents,
+    store_result,
+    store_sums,
+    tile_and_vectors,
+)
 
 
 @triton.jit
@@ -61,13 +69,14 @@ def project_row_gather(
     Grid: (fused * n_tiles * blocks of vectors, splits).
 
     UNMASKED : all columns of all groups exist, and BLOCK_VECTORS divides n.  ALIGN : the number of consecutive vectors
-    that one access may cover; divides stride_xf.  CHUNKED_SUM : the sums of each step are added to a total.  Other
-    arguments are as in `project_tensor_core`.
+    that one access may cover; divides n and stride_xf.  CHUNKED_SUM : the sums of each step are added to a total.
+    Other arguments are as in `project_tensor_core`.
     """
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
     start_dependents(PROGRAMMATIC_LAUNCH)
     k0, k1 = seed_words(seed)
     stack, m, v = stack_tile_and_vectors(GEOMETRY, BLOCK_VECTORS)
+    n = known_multiple(n, ALIGN)
     split = tl.program_id(1).to(tl.int64)
     first_group, groups = groups_of_split(split, groups_per_split, feature_offset, d, GEOMETRY)
 
@@ -133,7 +142,7 @@ def adjoint_row_gather(
     """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (n_tiles * blocks of vectors, splits of the columns).
 
     Power-of-two geometries only. A program writes the columns of the chunks that meet its tile; the tile's rows of Yᵀ
-    stay in the L1 cache.  UNMASKED : BLOCK_VECTORS divides n.
+    stay in the L1 cache.  UNMASKED : BLOCK_VECTORS divides n.  ALIGN : divides n, stride_yr and stride_of.
     """
     tl.static_assert(GEOMETRY.power_of_two)
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
@@ -142,6 +151,7 @@ def adjoint_row_gather(
     k0, k1 = seed_words(seed)
     m, v = tile_and_vectors(GEOMETRY.n_tiles, BLOCK_VECTORS)
     m = m.to(tl.uint32)
+    n, stride_of = known_multiple(n, ALIGN), known_multiple(stride_of, ALIGN)
     first_group, groups = groups_of_split(tl.program_id(1), groups_per_split, feature_offset, d, GEOMETRY)
     y += m.to(tl.int64) * TILE * stride_yr
     live = v < n

@@ -161,6 +161,7 @@ def project_tensor_core(
     CHUNKS_PER_DOT: tl.constexpr,
     UNMASKED: tl.constexpr,
     ALIGN: tl.constexpr,
+    VECTOR_ALIGN: tl.constexpr,
     CHUNKED_SUM: tl.constexpr,
     MODE: tl.constexpr,
     SINGLE_SPLIT: tl.constexpr,
@@ -174,14 +175,16 @@ def project_tensor_core(
 
     x : (n, d).  out : (splits, n, k) fp32 sums or, with SINGLE_SPLIT, the result (n, k): scaled, added to `out` if
     ACCUMULATE, and rounded once.  scales : (n,) fp32 from `scale_vectors`, read if MODE is FP16_PAIR.  UNMASKED : all
-    columns of all groups exist.  ALIGN : divides d, the offset and the row stride.  CHUNKS_PER_DOT : chunks per
-    `tl.dot`.  CHUNKED_SUM : tensor cores sum CHUNKS_PER_SUM chunks at a time; these sums are added in fp32.
+    columns of all groups exist.  ALIGN : divides d, the offset and the row stride.  VECTOR_ALIGN : divides n and
+    stride_xf unless it is 1.  CHUNKS_PER_DOT : chunks per `tl.dot`.  CHUNKED_SUM : tensor cores sum CHUNKS_PER_SUM
+    chunks at a time; these sums are added in fp32.
     """
     start_dependents(PROGRAMMATIC_LAUNCH)
     k0, k1 = seed_words(seed)
     stack, m, rows_v = stack_tile_and_vectors(GEOMETRY, BLOCK_VECTORS)
     v = tl.minimum(rows_v, n - 1) if UNMASKED else rows_v
     stride_xv, d = known_multiple(stride_xv, ALIGN), known_multiple(d, ALIGN)
+    stride_xf, n = known_multiple(stride_xf, VECTOR_ALIGN), known_multiple(n, VECTOR_ALIGN)
     first_group, groups = groups_of_split(tl.program_id(1), groups_per_split, feature_offset, d, GEOMETRY)
 
     scale = tl.minimum(groups_per_split, 1).to(tl.float32)  # 1
@@ -230,6 +233,7 @@ def adjoint_tensor_core(
     CHUNKS_PER_DOT: tl.constexpr,
     UNMASKED: tl.constexpr,
     ALIGN: tl.constexpr,
+    VECTOR_ALIGN: tl.constexpr,
     MODE: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -237,8 +241,8 @@ def adjoint_tensor_core(
     """out[v, j] = sum over rows r of y[v, r] S[r, j]; grid (n_tiles * blocks of vectors, splits of the columns).
 
     y : (n, k).  out : (n, d).  A program holds its vectors' components in one tile, 128 at most, and writes the columns
-    of the chunks that meet the tile, so every element of out is written once. Arguments are as in
-    `project_tensor_core`.
+    of the chunks that meet the tile, so every element of out is written once.  VECTOR_ALIGN : divides n, stride_yr
+    and stride_of unless it is 1. Other arguments are as in `project_tensor_core`.
     """
     LOG_CHUNK: tl.constexpr = GEOMETRY.log_chunk
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
@@ -246,6 +250,8 @@ def adjoint_tensor_core(
     m, v = tile_and_vectors(GEOMETRY.n_tiles, BLOCK_VECTORS)
     m = m.to(tl.uint32)
     stride_ov, d = known_multiple(stride_ov, ALIGN), known_multiple(d, ALIGN)
+    stride_yr, stride_of = known_multiple(stride_yr, VECTOR_ALIGN), known_multiple(stride_of, VECTOR_ALIGN)
+    n = known_multiple(n, VECTOR_ALIGN)
     first_group, groups = groups_of_split(tl.program_id(1), groups_per_split, feature_offset, d, GEOMETRY)
 
     tile_begin, tile_end = rows_of_tile(m, GEOMETRY)
