@@ -21,12 +21,16 @@ from numba.core.runtime.nrt import rtsys
 from ... import threads
 from ...laws import exact as exact_law
 from ...laws import philox
+from .leaf_compiler import LeafCompiler
 
-READ_VERSION = (0, 68)  # the last version of Numba whose cache format `_Cache` is known to read
+# The last version of Numba that `_Cache` and `LeafCompiler` are known to work with: later ones work without them.
+KNOWN_VERSION = (0, 68)
 # Numba would also compile each function for callers in C, and each leaf for callers in Python, of which there are none.
 # That takes a sixth of the time. A leaf without code for Python aborts the process if Python calls it.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 LEAF_OPTIONS = OPTIONS | {"no_cpython_wrapper": True}
+if numba.version_info.short <= KNOWN_VERSION:
+    LEAF_OPTIONS["pipeline_class"] = LeafCompiler
 
 
 threads.fork_locks.append(global_compiler_lock)
@@ -148,7 +152,7 @@ class _Cache(FunctionCache):
     """
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        if numba.version_info.short > READ_VERSION:
+        if numba.version_info.short > KNOWN_VERSION:
             return super().load_overload(signature, target_context)
         rtsys.initialize(target_context)  # machine code calls it: without it, the process aborts
         with self._guard_against_spurious_io_errors():

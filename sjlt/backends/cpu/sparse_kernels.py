@@ -132,8 +132,12 @@ def sum_of(sums, r, segmented):
 @leaf
 def store_sums(sums, base, k, segmented, out, i, o0, scale, accumulate):
     """out[i, o0 : o0 + k] (+)= scale times the sums."""
-    for r in range(k):
-        store_element(scale * sum_of(sums, base + r, segmented), out, i, o0 + r, accumulate)
+    if segmented:
+        for r in range(k):
+            store_element(scale * sum_of(sums, base + r, True), out, i, o0 + r, accumulate)
+    else:  # vectorized by the compiler
+        for r in range(k):
+            store_element(scale * sums[0][base + r], out, i, o0 + r, accumulate)
 
 
 @inlined
@@ -194,7 +198,7 @@ def add_csc(
 
     sums : k for each row, row by row.  counts : the nonzeros so far in each row's current segment.
     """
-    segment = _segment(k, sums)
+    segment, counted = _segment(k, sums), sums[1].size > 0
     i0, i1 = rows
     for j0 in range(columns[0], columns[1], CODES_STEP):
         nj = min(CODES_STEP, columns[1] - j0)
@@ -208,10 +212,11 @@ def add_csc(
                 if is_sorted and i >= i1 - i0:
                     break
                 if 0 <= i < i1 - i0:
-                    if counts[i] == segment:
-                        close_segment(sums, i * k, k)
-                        counts[i] = 0
-                    counts[i] += 1
+                    if counted:
+                        if counts[i] == segment:
+                            close_segment(sums, i * k, k)
+                            counts[i] = 0
+                        counts[i] += 1
                     _add_codes(np.float64(data[e]), codes, np.uint64(j), sums[0], np.uint64(i * k))
 
 
