@@ -14,7 +14,9 @@ from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import config
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
+
+from .jit import overload
 
 BFLOAT16 = np.dtype([("bfloat16", np.int16)])  # a stand-in for bf16, for which NumPy has no dtype
 _BITS = {np.dtype(np.float16): np.dtype(np.uint16), BFLOAT16: np.dtype(np.int16)}

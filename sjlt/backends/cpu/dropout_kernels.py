@@ -19,7 +19,7 @@ from numba.np.numpy_support import carray
 
 from ...laws import dropout as dropout_law
 from .bits import DECODE_SCALAR, ENCODE_SCALAR, WIDTH, WordVector, interleave, store_vector
-from .jit import DATA, Array, kernel, leaf
+from .jit import DATA, Array, kernel, leaf, overload
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -87,7 +87,7 @@ def apply(x, y, out, keep, n, scale, add):
     """out[:n] = scale * x where kept, 0 elsewhere; plus y if `add` (in kernels)."""
 
 
-@extending.overload(apply, jit_options={"nogil": True, "error_model": "numpy"})
+@overload(apply)
 def _apply(x, y, out, keep, n, scale, add):
     if x.dtype in DECODE_SCALAR:
         decode, encode, dtype = DECODE_SCALAR[x.dtype], ENCODE_SCALAR[x.dtype], x.dtype

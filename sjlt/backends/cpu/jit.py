@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba import types
+from numba import extending, types
 from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
@@ -39,6 +39,11 @@ threads.fork_locks.append(global_compiler_lock)
 def leaf(function: Callable[..., Any]) -> Any:
     """Declare a function that kernels call, but Python does not. It is compiled into each of them."""
     return numba.njit(function, **LEAF_OPTIONS)
+
+
+def overload(function: Callable[..., Any]) -> Any:
+    """Declare, by a function of argument types that returns one, the leaves that `function` stands for in kernels."""
+    return extending.overload(function, jit_options=LEAF_OPTIONS)
 
 
 def inlined(function: Callable[..., Any]) -> Any:

@@ -30,7 +30,7 @@ from .entries import (
     word,
     words_table,
 )
-from .jit import leaf
+from .jit import leaf, overload
 from .simd import SQUARE_BYTES, load_elements, loads_by_squares
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
@@ -152,7 +152,7 @@ def _load_features(x, begin, end, features, at):
     raise NotImplementedError
 
 
-@extending.overload(_load_features)
+@overload(_load_features)
 def _overload_load_features(x, begin, end, features, at):
     if not loads_by_squares(x, features):
         return lambda x, begin, end, features, at: _load_one_by_one(x, begin, end, features, at)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.extending import overload
-
 from .bits import decoded, store_element
-from .jit import leaf
+from .jit import leaf, overload
 from .simd import (
     SQUARE_BYTES,
     define_apply_codes,
