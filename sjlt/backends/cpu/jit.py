@@ -31,6 +31,7 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrap
 LEAF_OPTIONS = OPTIONS | {"no_cpython_wrapper": True}
 if numba.version_info.short <= KNOWN_VERSION:
     LEAF_OPTIONS["pipeline_class"] = LeafCompiler
+_overload: Any = extending.overload  # Any: its type knows only some of the options
 
 
 threads.fork_locks.append(global_compiler_lock)
@@ -43,7 +44,7 @@ def leaf(function: Callable[..., Any]) -> Any:
 
 def overload(function: Callable[..., Any]) -> Any:
     """Declare, by a function of argument types that returns one, the leaves that `function` stands for in kernels."""
-    return extending.overload(function, jit_options=LEAF_OPTIONS)
+    return _overload(function, jit_options=LEAF_OPTIONS)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
