@@ -1,7 +1,7 @@
 """Products of columns (S A and Sᵀ B) are computed by the kernels without transposing the tensors on every call."""
 
-import pytest
 import torch
+from helpers.cases import pairwise
 from helpers.data import integers
 from helpers.kernels import LAYOUTS, assert_untouched_around, integral_matrix
 
@@ -12,11 +12,14 @@ from sjlt.backends.triton import prepared
 LAWS = [{"nnz": 4}, {"nnz": 4, "stacks": 2}, {"density": 1.0}]
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns", "inner part", "every second column"])
-@pytest.mark.parametrize("law", LAWS, ids=str)
-@pytest.mark.parametrize(("n", "dtype"), [(3, torch.float32), (40, torch.float32), (5, torch.float16)])
-def test_columns(n, dtype, law, layout, kernels_on):
+@pairwise(
+    vectors=[(3, torch.float32), (40, torch.float32), (5, torch.float16)],
+    law=LAWS,
+    layout=["rows", "columns", "inner part", "every second column"],
+)
+def test_columns(vectors, law, layout, kernels_on):
     """Twice each, as the second call is looked up; results are exact over NaN."""
+    n, dtype = vectors
     S = Sketch(70, 64, seed=5, **law)
     scale = S.nnz**-0.5 if S.nnz else (S.n_components * S.density) ** -0.5
     matrix, backend = torch.from_numpy(integral_matrix(S).toarray()), triton_backend(S.spec)

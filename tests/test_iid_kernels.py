@@ -51,8 +51,7 @@ def test_dtypes(n, dtype, adjoint, kernels_on):
     check(Sketch(33, 64, density=0.25, seed=1), n, adjoint, dtype, "float32", device=kernels_on, add=True)
 
 
-@pytest.mark.parametrize("adjoint", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_value(layout=list(LAYOUTS), adjoint=[False, True])
 def test_layouts(layout, adjoint, kernels_on):
     S = Sketch(48, 64, density=0.25, seed=2)
     for dtype in ("float32", "bfloat16"):

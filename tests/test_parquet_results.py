@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from helpers.cases import exhaustive_except
 from helpers.cli import run as run
 from test_arrow import D, K, N, as_lists, matrix_of, table_of, vectors
 from test_arrow_parquet import files_in
@@ -141,7 +142,7 @@ def test_struct_field_and_column_with_the_same_path(tmp_path, row_group_size):
     assert result.column(0).equals(table.column(0))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", exhaustive_except(["float32"], ["float32", "int8"]))
 def test_tensor_columns(tmp_path, dtype):
     x = vectors(dtype=dtype)
     lists = as_lists(x, "fixed")

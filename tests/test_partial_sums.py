@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.cases import pairwise
+from helpers.cases import each_value
 
 from sjlt.backends.triton import device, partial_sums
 from sjlt.kernels.config.product import MAX_REDUCE_LANES, reduce_lanes
@@ -20,7 +20,7 @@ def partial(splits, rows, columns, transposed, dtype=torch.float32):
     return memory.mT if transposed else memory.transpose(0, 1)
 
 
-@pairwise(
+@each_value(
     splits=[2, 9, 31, 32, 33, 257, 1000],
     shape=[(1, 1), (2, 56), (1, 16), (7, 33), (3, 300)],
     transposed=[False, True],

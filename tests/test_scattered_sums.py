@@ -171,7 +171,7 @@ def test_products_emulated(monkeypatch, case, dtype, d, offset, x_in, out_in, ad
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
-@pytest.mark.parametrize("seed", exhaustive_except([1, 3, 4, 5, 7, 8], range(100)))
+@pytest.mark.parametrize("seed", exhaustive_except([1, 4, 7], range(100)))
 def test_any_layout_of_sums_emulated(monkeypatch, seed):
     emulate(monkeypatch)
     all_tensors_on(monkeypatch, EMULATED)

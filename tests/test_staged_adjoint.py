@@ -147,9 +147,9 @@ def test_addresses(emulated, sketch, dtype, layouts, size, add):
     assert emulated, "another kernel was chosen"
 
 
-@pytest.mark.parametrize(("x_in", "out_in"), [("rows", "rows"), ("columns", "columns"), ("rows", "columns")])
-@pytest.mark.parametrize("row_bytes", [16, 32, 64, 128])
-def test_blocks_of_every_width(emulated, x_in, out_in, row_bytes):
+@each_value(layouts=[("rows", "rows"), ("columns", "columns"), ("rows", "columns")], row_bytes=[16, 32, 64, 128])
+def test_blocks_of_every_width(emulated, layouts, row_bytes):
+    x_in, out_in = layouts
     with changed_choices(STAGED_ADJOINTS | {"staged_adjoint.ROW_BYTES": (row_bytes,)}):
         check_adjoint(Sketch(200, 260, nnz=2, seed=3), 40, x_in=x_in, out_in=out_in)
     assert [chosen.kernel.row_bytes for chosen in emulated] == [row_bytes]
