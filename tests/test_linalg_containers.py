@@ -79,7 +79,7 @@ def as_cuda(monkeypatch):
         return cuda_matrix.CudaMatrix(torch.from_numpy(a), progress)
 
     monkeypatch.setattr(containers, "DenseMatrix", tensor_matrix)
-    monkeypatch.setattr(cuda_matrix, "GPU_ROWS", 1000)
+    monkeypatch.setattr(cuda_matrix, "GPU_BYTES", 8000 * 30)
 
 
 @pytest.mark.parametrize("condition", [1, 1e6, 1e12])

@@ -28,7 +28,7 @@ def as_cuda(monkeypatch):
         return CudaMatrix(torch.from_numpy(a), progress)
 
     monkeypatch.setattr(containers, "DenseMatrix", tensor_matrix)
-    monkeypatch.setattr(cuda_matrix, "GPU_ROWS", 1000)
+    monkeypatch.setattr(cuda_matrix, "GPU_BYTES", 8000 * 30)
 
 
 @pytest.mark.parametrize("n", [1, 3, 127, 128, 300, 600])

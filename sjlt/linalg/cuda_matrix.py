@@ -11,10 +11,12 @@ from ..sketch import Sketch
 from .matrix import FileMatrix, Matrix, Progress, one_pass
 from .tensor_products import multiply
 
-GPU_ROWS = 1 << 16  # rows per block, if blocks are converted or their products are wide
-# Columns up to which "passes" is faster than "cg": at any condition number, and for a well-conditioned A. On an H200,
-# "passes" and "cg" take 34 and 70 ms for (2^20, 512) at a condition number of 1e10; 87 and 80 ms for (2^18, 2048) at
-# 1e10, and 45 and 77 ms at 1e2.
+# Bytes of a block in float64, if blocks are converted or their products are wide. For (2^20, 512), blocks of half the
+# size take 1.03 times as long on an H100, and of twice the size 0.96 times.
+GPU_BYTES = 512 << 20
+# Columns up to which "passes" is faster than "cg": at any condition number, and for a well-conditioned A. On an H100,
+# "passes" and "cg" take 34 and 60 ms for (2^20, 512) at a condition number of 1e10; 87 and 77 ms for (2^18, 2048) at
+# 1e10, and 45 and 63 ms at 1e2.
 MAX_COLUMNS, MAX_WELL_CONDITIONED_COLUMNS = 1024, 4096
 
 
@@ -44,9 +46,13 @@ class CudaMatrix(Matrix):
 
     def blocks(self, width: int) -> Iterator[tuple[int, Any]]:
         is_whole = self._a.dtype == self.xp.float64 and width <= 64
-        rows = self.shape[0] if is_whole else GPU_ROWS
+        rows = self.shape[0] if is_whole else self._block_rows()
         for i in range(0, self.shape[0], rows):
             yield i, self._a[i : i + rows].double()
+
+    def _block_rows(self) -> int:
+        """Rows per block, if blocks are converted or their products are wide."""
+        return max(1, GPU_BYTES // (8 * self.shape[1]))
 
     def sketch_into(self, S: Sketch, transposed: Any) -> None:
         if self._a.dtype != self.xp.float64:
@@ -72,8 +78,9 @@ class CudaMatrix(Matrix):
 
     @_in_own_dtype
     def normal_times(self, V: Any) -> Any:
-        pairs = zip(self._a.split(GPU_ROWS), multiply(self._a, V).split(GPU_ROWS), strict=True)
-        return sum((rows.T @ products).double() for rows, products in pairs)
+        rows = self._block_rows()
+        pairs = zip(self._a.split(rows), multiply(self._a, V).split(rows), strict=True)
+        return sum((block.T @ products).double() for block, products in pairs)
 
     @one_pass
     def dense(self) -> Any:
