@@ -26,7 +26,7 @@ from .products import in_parallel, multiply, normal_product, row_pieces
 from .residuals import is_compiled_for
 from .sums import Normal, Product, Projected, Sketched, Sum
 
-FILE_BYTES = 32 << 20  # per block of a file, or of an array that is converted to float64
+FILE_BYTES = 64 << 20  # per block of a file, or of an array that is converted to float64
 ARRAY_BYTES = 128 << 20  # per block of a float64 array
 
 Progress = Callable[[int, int, int], None]
@@ -94,7 +94,9 @@ class Matrix:
 
     def sketch_into(self, S: Sketch, transposed: Any) -> None:
         """Write (S A)' to `transposed`, which is float64 and zero, in one pass."""
-        self.run(Sketched(S, transposed))
+        total = Sketched(S, transposed)
+        self.run(total)
+        total.store()
 
     def quick_sketch(self, S: Sketch) -> Any:
         """Return S A, to the accuracy of A's dtype, from one pass."""
@@ -127,7 +129,7 @@ class Matrix:
         projected = Projected(omega, self.zeros((self.shape[0], omega.n_components)))
         sketched = Sketched(psi, self.zeros((self.shape[1], psi.n_components)))
         self.run(projected, sketched)
-        return projected.value, sketched.value
+        return projected.value, sketched.store()
 
     def project(self, omega: Sketch) -> Any:
         """Return A Omega' in float64, from one pass."""

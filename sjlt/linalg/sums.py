@@ -32,18 +32,22 @@ class Sum(Protocol):
 class Sketched(Sum):
     """S A, from one slice of S per block.
 
-    `transposed` is zeros of shape (n, k), to which (S A)' is added.
+    (S A)' is written to `transposed`, zeros of shape (n, k), by `store`. Arrays are summed in the memory order of S A,
+    because adding a block in the other one takes as long as sketching it.
     """
 
     def __init__(self, S: Sketch, transposed: Any):
         self._S, self._transposed = S, transposed
+        self._sums = np.zeros(transposed.shape, order="F") if isinstance(transposed, np.ndarray) else transposed
 
     def add(self, start: int, block: Any) -> None:
         part = self._S[:, start : start + block.shape[0]]
-        part.project(block.T, out=self._transposed, accumulate=True)
+        part.project(block.T, out=self._sums, accumulate=True)
 
-    @property
-    def value(self) -> Any:
+    def store(self) -> Any:
+        """Write (S A)' to `transposed`; return S A, its transpose."""
+        if self._sums is not self._transposed:
+            self._transposed[...] = self._sums
         return self._transposed.T
 
 
