@@ -20,7 +20,7 @@ MIN_SMALL, MAX_SMALL, MAX_SMALL_TERMS = 1 << 18, 1 << 21, 1 << 23  # data elemen
 MAX_READS = 4  # of an element by `row_gather`; twice as many for fp32 projections in power-of-two geometries
 # Bytes of A in fp32 from which on tensor cores are faster than `row_gather`, and than `few_vectors` with nnz 2.
 MIN_DENSE_BYTES, MAX_GATHERED_BYTES = 8 << 20, 64 << 20
-TINY_BYTES = 1 << 20  # of A, up to which `row_gather` is kept in all geometries
+TINY_BYTES = 1 << 20  # of A in fp32, below which `row_gather` is used in all geometries
 ROW_GATHER_VECTORS = 64  # per program of `row_gather`
 
 
@@ -78,7 +78,7 @@ def favors_row_gather(product: Product) -> bool:
 
 
 def is_unmasked(product: Product) -> bool:
-    """Whether `row_gather` needs no masks: all vectors of its programs exist, and all columns of an A's groups."""
+    """Whether `row_gather` needs no masks: all vectors of its programs exist, and all columns of A's groups."""
     whole_blocks = product.n % ROW_GATHER_VECTORS == 0
     whole = is_power_of_two(product.k, product.nnz) and whole_groups(product)
     return whole_blocks and (product.adjoint or whole)
