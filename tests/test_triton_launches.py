@@ -247,7 +247,7 @@ def compare_launches():
 
     for module in (triton_launches, dropout, hopper):
         module.run = compare
-    for _ in range(150):
+    for _ in range(300):
         n, d = draw.choice([1, 3, 16, 70, 512, 1 << 16, 1 << 18]), draw.choice([33, 512, 4096, 1 << 14])
         k = draw.choice([100, 128, 1024])
         law = draw.choice([{"nnz": 1}, {"nnz": 3}, {"nnz": 4}, {"nnz": 8}, {"density": 0.1}])
@@ -262,7 +262,7 @@ def compare_launches():
             S = Sketch(1 << 60, k, seed=draw.choice([0, 1, 16, 2**40, 2**64 - 1]), **law)[:, start : start + d]
             project(S, x, y, add)
             adjoint(S, y, x, add)
-    for _ in range(150):
+    for _ in range(300):
         shape = draw.choice([1, 7, 64, 4096]), draw.choice([1, 30, 64, 1000])
         x = torch.empty(shape, dtype=draw.choice([torch.float32, torch.bfloat16]), device="meta")
         out, bits = torch.empty_like(x), draw.choice([8, 16, 32])
