@@ -6,7 +6,7 @@ import torch
 from helpers import kernels
 from helpers.adversarial import DATA, U, check_bound
 from helpers.cases import exhaustive_except
-from helpers.choices import STAGED_ADJOINTS, changed_choices
+from helpers.choices import NO_FEW_READS, STAGED_ADJOINTS, changed_choices
 from helpers.kernels import FLOATS
 
 from sjlt import Sketch
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows 
 SPLIT = {"exact.MIN_SPLIT_ELEMENTS": 0}
 ONE_SPLIT = {"exact.SCRATCH_BYTES": 0, "iid.SCRATCH_BYTES": 0}
 SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
-NO_FEW_READS = {"gathers.MAX_GATHERED_BYTES": 0, "gathers.NARROW_VECTORS": 0}
 STORED = {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": ()}  # no generated entries
 ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1} | STORED
 NO_CODES = {"hopper_codes.MIN_BYTES": 1 << 60}

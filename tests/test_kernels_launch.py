@@ -5,7 +5,7 @@ import math
 from itertools import product as grid
 
 import pytest
-from helpers.choices import HOPPER, changed_choices, exact_product
+from helpers.choices import HOPPER, NO_FEW_READS, changed_choices, exact_product
 from helpers.kernels import check_adjoint, check_project
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -358,7 +358,7 @@ def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     out_dtype = "float32" if in_halves else dtype
     settings = {"arithmetic.MIN_PAIR_ELEMENTS": fewest, "exact.split_groups": cut}
     settings |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "product.NARROW_BYTES": 0}
-    settings |= {"gathers.MAX_GATHERED_BYTES": 0, "gathers.NARROW_VECTORS": 0, "hopper_codes.MIN_BYTES": 1 << 40}
+    settings |= NO_FEW_READS | {"hopper_codes.MIN_BYTES": 1 << 40}
     with changed_choices(settings):
         check_project(S, n, dtype, out_dtype, kernels_on, layout, layout, add=not in_halves)
         if d < 1000:

@@ -1,4 +1,4 @@
-"""Sums over the blocks of rows of a matrix, in one pass; the result is in `value`."""
+"""Sums over the blocks of rows of a matrix, in one pass; the result is in `value`, or returned by `store`."""
 
 from __future__ import annotations
 

@@ -15,6 +15,9 @@ HOPPER = H200._replace(hopper=True, asynchronous_copies=True)
 STAGED_ADJOINTS = {f"staged_adjoint.{name}": (1, 1 << 60) for name in ("OTHERS", "OTHERS_POWER_OF_TWO", "OTHERS_FP64")}
 STAGED_ADJOINTS |= {"gathers.MIN_SMALL": 1 << 60}  # no small gathers
 
+# Settings with which `few_vectors` is not chosen for S A because of a small nnz, except nnz 1.
+NO_FEW_READS = {"gathers.MAX_GATHERED_BYTES": 0, "gathers.NARROW_VECTORS": 0}
+
 
 def exact_product(
     n=1 << 20, d=768, k=256, nnz=4, offset=0, x_strides=None, y_strides=None, dtype="float32", precision="highest",

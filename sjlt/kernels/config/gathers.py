@@ -54,7 +54,7 @@ def favors_few_reads(product: Product) -> bool:
     """
     if product.adjoint or not vectors_contiguous(product) or is_small_and_narrow(product):
         return False
-    small = product.n <= NARROW_VECTORS or _data_bytes(product) < MAX_GATHERED_BYTES
+    small = product.n <= NARROW_VECTORS or product.x_bytes < MAX_GATHERED_BYTES
     return product.nnz == 1 or (product.nnz == 2 and product.stacks == 1 and product.dtype == "float32" and small)
 
 
@@ -72,9 +72,8 @@ def favors_row_gather(product: Product) -> bool:
         return False
     if product.adjoint:
         return power_of_two
-    size = _data_bytes(product)
-    small = size < MIN_DENSE_BYTES or product.n <= NARROW_VECTORS or is_unmasked(product)
-    return product.stacks > 1 or (fp32 and (size < TINY_BYTES or (power_of_two and small)))
+    small = product.x_bytes < MIN_DENSE_BYTES or product.n <= NARROW_VECTORS or is_unmasked(product)
+    return product.stacks > 1 or (fp32 and (product.x_bytes < TINY_BYTES or (power_of_two and small)))
 
 
 def is_unmasked(product: Product) -> bool:
@@ -98,8 +97,3 @@ def is_small_gather(product: Product) -> bool:
     if product.adjoint:
         return product.x_strides[1] == product.y_strides[1] == 1 and size <= MAX_SMALL and terms <= MAX_SMALL_TERMS
     return vectors_contiguous(product) and product.dtype == "float32" and terms <= MAX_SMALL_TERMS // 2
-
-
-def _data_bytes(product: Product) -> int:
-    """Bytes of X."""
-    return product.n * product.d * product.item_bytes

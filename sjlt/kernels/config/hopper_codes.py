@@ -130,7 +130,7 @@ def eligible(product: Product) -> bool:
     least = MIN_BYTES * (FAST if _others_are_fast(product) else 1)
     return (
         geometry.log_chunk > 0
-        and product.n * product.d * product.item_bytes >= least
+        and product.x_bytes >= least
         and _gains(product)
         and product.n < 1 << 31
         and product.d < 1 << 30
@@ -252,7 +252,7 @@ def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
 def _prefetches(product: Product) -> bool:
     """Whether to copy the data to the L2 cache while the codes are written."""
     near = product.x_strides[0 if vectors_contiguous(product) else 1]
-    return near == 1 and product.n * product.d * product.item_bytes <= MAX_PREFETCHED
+    return near == 1 and product.x_bytes <= MAX_PREFETCHED
 
 
 def _split(product: Product) -> tuple[int, int]:

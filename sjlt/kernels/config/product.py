@@ -113,6 +113,11 @@ class Product(NamedTuple):
         return ITEM_BYTES[self.dtype]
 
     @property
+    def x_bytes(self) -> int:
+        """Bytes of X."""
+        return self.n * self.d * self.item_bytes
+
+    @property
     def geometry(self) -> law.Geometry:
         """The tiles, groups and chunks of the exact law, which do not depend on the seed."""
         return law.geometry(self.k, self.nnz, 0)
@@ -131,7 +136,7 @@ def is_small_and_narrow(product: Product) -> bool:
     (64, 25656) -> 241 in fp16 21 and 16; (63, 61257) -> 2048 in fp16 26 and 20; (37, 296328) -> 2048 in fp16 71 and 53.
     """
     narrow = not product.adjoint and vectors_contiguous(product) and product.n <= NARROW_VECTORS
-    small = product.n * product.d * product.item_bytes <= NARROW_BYTES
+    small = product.x_bytes <= NARROW_BYTES
     return narrow and small and product.geometry.n_tiles > 1 and product.nnz > 1
 
 

@@ -134,7 +134,7 @@ def _gains(product: Product) -> bool:
     return (
         product.device.asynchronous_copies
         and not product.adjoint
-        and product.n * product.d * product.item_bytes >= MIN_BYTES
+        and product.x_bytes >= MIN_BYTES
         and product.d < 1 << 30
         and product.nnz * product.stacks <= MAX_NNZ
         and not is_in_registers(product)
@@ -189,7 +189,7 @@ def _launch(product: Product) -> ScatteredSums | None:
     per_split = min(-(-batches // max(1, resident * multiprocessors // blocks)), longest)
     splits = -(-batches // per_split)
     memory = 4 * splits * product.n * product.k * product.stacks
-    if memory > max(SCRATCH_BYTES, product.n * product.d * product.item_bytes // 16):
+    if memory > max(SCRATCH_BYTES, product.x_bytes // 16):
         return None
     return ScatteredSums(kernel, splits, per_split, per_split * max(1, kernel.chunks >> product.geometry.log_group))
 
