@@ -159,7 +159,8 @@ def expected_codes(chosen, spec, x, out, add, memory):
     sizes = (n, d, k, chosen.products, splits, n_tiles, chosen.capacity)
     constants = {"DTYPE": getattr(gl, str(x.dtype)[6:]), "CHOSEN": kernel, "ACCUMULATE": add and splits == 1}
     arguments = (data, result, *codes, *sizes, *x.stride(), *target.stride(), scale)
-    arguments += (x.data_ptr() if chosen.prefetch else 0,)
+    width = chosen.groups_per_split << geometry.log_group + geometry.log_chunk
+    arguments += (width, x.data_ptr() if chosen.prefetch else 0)
     constants |= {"num_warps": 4, "launch_pdl": True}
     yield "project_codes_hopper", (min(chosen.products, 132), 1, 1), arguments, constants
 

@@ -17,7 +17,9 @@ def test_contiguous_vectors():
         ({"nnz": 4, "dtype": "bfloat16"}, config.TensorCore),
         ({"nnz": 4, "stacks": 2, "dtype": "bfloat16"}, config.RowGather),
         ({"d": 2**18 - 1}, config.TensorCore),  # needs masks
-        ({"d": 2**18 - 1, "n": 64, "x_strides": (1, 64)}, config.RowGather),
+        ({"d": 2**18 - 1, "n": 64, "x_strides": (1, 64)}, config.TensorCore),
+        ({"n": 64, "x_strides": (1, 64)}, config.RowGather),
+        ({"n": 32, "x_strides": (1, 32)}, config.FewVectors),
         ({"d": 2**12 - 1}, config.RowGather),
         ({"k": 1000}, config.TensorCore),
         ({"k": 1000, "nnz": 2}, config.TensorCore),
@@ -74,7 +76,7 @@ def test_few_long_vectors():
         (32, {"d": 60_000}, config.TensorCore),
         (32, {"adjoint": True}, config.TensorCore),
         (128, {"nnz": 1}, config.FewVectors),
-        (128, {"nnz": 1, "device": HOPPER}, config.FewVectors),
+        (128, {"nnz": 1, "device": HOPPER}, config.ScatteredSums),
         (128, {"nnz": 1, "dtype": "bfloat16"}, config.TensorCore),
         (129, {"nnz": 1}, config.TensorCore),
     ):

@@ -34,11 +34,18 @@ SMALL = {"scattered_sums.MIN_BYTES": 0}
         ({"k": 512, "nnz": 3}, True),
         ({"k": 512, "dtype": "float64"}, True),
         ({"k": 512, "stacks": 2}, True),
-        ({"n": 33}, False),
-        ({"n": 64, "nnz": 2}, True),  # rows in fp32 with few terms
-        ({"n": 65, "nnz": 2}, False),
-        ({"n": 64, "nnz": 2, "stacks": 2}, False),
+        ({"k": 512, "n": 16}, True),  # sums of many rows of X do not fit in registers
+        ({"n": 33}, True),  # rows in fp32 with few terms
+        ({"n": 128, "nnz": 1}, True),
+        ({"n": 129, "nnz": 1}, False),
+        ({"n": 64, "nnz": 8}, False),
         ({"n": 64, "nnz": 2, "dtype": "float16"}, False),
+        ({"n": 64, "nnz": 2, "dtype": "float16", "d": (1 << 22) - 1}, True),  # elements loaded one by one
+        ({"n": 64, "nnz": 2, "dtype": "float16", "data_aligned": False}, True),
+        ({"n": 64, "nnz": 2, "dtype": "float16", "offset": 1}, True),
+        ({"n": 64, "nnz": 8, "k": 900, "dtype": "float16", "d": (1 << 22) - 1}, False),
+        ({"n": 2000, "k": 32, "nnz": 2, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, True),
+        ({"n": 2000, "k": 300, "nnz": 2, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, False),
         ({"n": 64, "nnz": 2, "x_strides": (1, 64)}, False),
         ({"d": 1 << 16}, False),
         ({"nnz": 17}, False),

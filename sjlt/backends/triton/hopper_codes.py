@@ -175,7 +175,7 @@ def _project(
         }
 
     sizes = (n, d, k, chosen.products, chosen.splits, n_tiles, chosen.capacity)
-    before = (*sizes, *x.stride(), *target.strides, scale)
+    before = (*sizes, *x.stride(), *target.strides, scale, chosen.columns_per_split)
     key = (kernel, accumulate, kind(x), target.kind)
     programs = min(chosen.products, device.describe(x.device).multiprocessors)
     x_blocks = _x_blocks(kernel, x) if kernel.loader == TMA else None

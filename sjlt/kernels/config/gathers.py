@@ -10,6 +10,7 @@ from .product import (
     Product,
     is_power_of_two,
     is_small_and_narrow,
+    vector_alignment,
     vectors_contiguous,
     whole_groups,
 )
@@ -32,14 +33,16 @@ def favors_few_vectors(product: Product) -> bool:
     - X Sᵀ of long rows, if there are so few that a block is mostly empty, and nnz is small, because the time of
       `few_vectors` is proportional to nnz: 16 vectors in bf16 with nnz 4, 24 -> 15; 32 in fp16, 9.3 -> 4.3; 100 in fp32
       with nnz 1, 3.1 -> 1.5.
-    - S A in fp32 with nnz 1 in a power-of-two geometry, where each element is read once and without masks: 1.3 to 2.1
-      -> 1.0 to 1.2.
+    - S A in fp32 in a power-of-two geometry, where elements are read without masks: with nnz 1, 1.3 to 2.1 -> 1.0 to
+      1.2, and for up to 32 columns of at least 8 MiB, with nnz 4 3.0 -> 2.5 and with nnz 8 6.2 -> 4.1 (H100).
     """
     if product.adjoint:
         return False
     single_nonzero_fp32 = product.nnz == 1 and product.dtype == "float32"
     if vectors_contiguous(product):
-        return single_nonzero_fp32 and is_power_of_two(product.k, product.nnz)
+        few = product.n <= 2 * MIN_BLOCK_VECTORS and product.x_bytes >= MIN_DENSE_BYTES
+        fp32, power_of_two = product.dtype == "float32", is_power_of_two(product.k, product.nnz)
+        return fp32 and power_of_two and (product.nnz == 1 or (few and product.stacks == 1))
     if product.d < MIN_LONG_FEATURES or product.nnz > 4:
         return False
     return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and single_nonzero_fp32)
@@ -50,21 +53,23 @@ def favors_few_reads(product: Product) -> bool:
 
     It is with nnz 1, and in fp32 with nnz 2 for few columns or little data. In memory floors on an H100, with nnz 2 in
     fp32, tensor cores -> `few_vectors`: (64, 316715) -> 768 3.1 -> 2.2; (1640, 3072) -> 512 4.3 -> 2.4; but (256,
-    132613) -> 1600 2.6 -> 3.7.
+    132613) -> 1600 2.6 -> 3.7, and (57, 263153) -> 120, whose elements are loaded one by one, 3.8 -> 5.1.
     """
     if product.adjoint or not vectors_contiguous(product) or is_small_and_narrow(product):
         return False
     small = product.n <= NARROW_VECTORS or product.x_bytes < MAX_GATHERED_BYTES
-    return product.nnz == 1 or (product.nnz == 2 and product.stacks == 1 and product.dtype == "float32" and small)
+    wide_fp32 = product.dtype == "float32" and vector_alignment(product) > 1
+    return product.nnz == 1 or (product.nnz == 2 and product.stacks == 1 and wide_fp32 and small)
 
 
 def favors_row_gather(product: Product) -> bool:
     """Whether `row_gather` is faster than tensor cores without codes for contiguous vectors.
 
     It is for stacks, for adjoints in power-of-two geometries, and for S A in fp32 if A has less than 1 MiB or, in
-    power-of-two geometries, if it has less than 8 MiB or up to 64 columns or needs no masks. For other A, tensor cores
-    take 0.2 to 0.86 of the time of `row_gather` (H100, 22 products): in memory floors, (512, 92192) -> 2048 in fp32 1.6
-    instead of 2.2, (300, 243021) -> 192 in fp32 2.2 instead of 3.9, (26823, 1536) -> 256 in bf16 2.5 instead of 10.7.
+    power-of-two geometries, if it has less than 8 MiB or needs no masks. For other A, tensor cores take 0.2 to 0.86 of
+    the time of `row_gather` (H100, 25 products): in memory floors, (512, 92192) -> 2048 in fp32 1.6 instead of 2.2,
+    (300, 243021) -> 192 in fp32 2.2 instead of 3.9, (61, 327868) -> 128 in fp32 3.4 instead of 7.0, and (26823, 1536)
+    -> 256 in bf16 2.5 instead of 10.7.
     """
     power_of_two, fp32 = is_power_of_two(product.k, product.nnz), product.dtype == "float32"
     twice = fp32 and power_of_two and not product.adjoint
@@ -72,7 +77,7 @@ def favors_row_gather(product: Product) -> bool:
         return False
     if product.adjoint:
         return power_of_two
-    small = product.x_bytes < MIN_DENSE_BYTES or product.n <= NARROW_VECTORS or is_unmasked(product)
+    small = product.x_bytes < MIN_DENSE_BYTES or is_unmasked(product)
     return product.stacks > 1 or (fp32 and (product.x_bytes < TINY_BYTES or (power_of_two and small)))
 
 

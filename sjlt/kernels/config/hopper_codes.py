@@ -19,12 +19,13 @@ from .product import (
     count_groups,
     is_power_of_two,
     is_small_and_narrow,
+    vector_alignment,
     vectors_contiguous,
 )
 
 TMA, COPY, LOAD = range(3)  # how data is loaded
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
-INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "address"]
+INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address"]
 
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
 FAST = 8  # MIN_BYTES is multiplied by this if the portable kernels are fast
@@ -38,9 +39,6 @@ CACHE_RATE = 4e6
 ALMOST = 1.03  # estimates that differ by less are considered equal
 MAX_SPLITS = 256
 ROW_BYTES = 128  # per row of a TMA box; for fewer, copies by threads are faster
-# Bytes of data that are copied to the L2 cache while the codes are written. On an H100, products of 1 to 8 MB take 0.87
-# to 0.97 times as long; of 14 to 20 MB, 0.95 to 1.19 times.
-MAX_PREFETCHED = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,9 @@ class HopperCodes:
         Number of blocks that a list of codes has room for.
     products : int
         Number of triples of a tile, a split and a block of vectors.
+    columns_per_split : int
     prefetch : bool
-        Whether all data is copied to the L2 cache while the codes are written.
+        Whether programs copy the data that they read first to the L2 cache while the codes are written.
     """
 
     kernel: KernelChoice
@@ -104,6 +103,7 @@ class HopperCodes:
     groups_per_split: int
     capacity: int
     products: int
+    columns_per_split: int
     prefetch: bool
 
 
@@ -118,7 +118,8 @@ def launch(product: Product) -> HopperCodes:
         groups_per_split,
         groups_per_split << (geometry.log_chunk - kernel.log_block),
         _count_products(product) * splits,
-        _prefetches(product),
+        groups_per_split << geometry.log_group << geometry.log_chunk,
+        prefetch=product.x_strides[0 if vectors_contiguous(product) else 1] == 1,
     )
 
 
@@ -147,13 +148,31 @@ def _gains(product: Product) -> bool:
     (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100).
     """
     contiguous = vectors_contiguous(product)
-    if is_small_and_narrow(product):
+    if is_small_and_narrow(product) or _favors_half_blocks(product):
         return False
     if contiguous and _is_narrow(product) and (product.nnz <= 2 or is_power_of_two(product.k, product.nnz)):
         return False
     least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
     code_bytes = law.TILE_ROWS * product.stacks  # for the columns of one chunk
     return product.n >= least and product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
+
+
+def _favors_half_blocks(product: Product) -> bool:
+    """Whether half of a block of PROGRAM_VECTORS vectors is empty, and `tensor_core`, with half as many, is faster.
+
+    From codes and with tensor cores alone, in microseconds on an H100: A (484744, 64) -> 154 with nnz 4 in fp32 113 and
+    90; A (312500, 64) -> 4096 with nnz 3 in bf16 48 and 37; X (64, 468744) -> 256 with nnz 3 in fp16 90 and 52. Not in
+    16 bits with nnz 8, A (625000, 64) -> 744 146 and 202, or where single elements of A are loaded, (163934, 61) -> 965
+    in fp32 60 and 75.
+    """
+    if product.n > PROGRAM_VECTORS // 2:
+        return False
+    if not vectors_contiguous(product):
+        widest = alignment(product, product.d, product.x_strides, product.offset)
+        return product.item_bytes == 2 and product.data_aligned and widest * product.item_bytes > 4
+    if product.item_bytes == 2:
+        return product.nnz <= 4
+    return product.nnz > 1 and vector_alignment(product) > 1
 
 
 def _is_narrow(product: Product) -> bool:
@@ -247,12 +266,6 @@ def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
         far, near = (product.n if contiguous else product.k * product.stacks), 1
     rows = 0 if contiguous else product.k // n_tiles
     return near == 1 and far > 0 and far * item % VECTOR_BYTES == 0 and rows * item % VECTOR_BYTES == 0
-
-
-def _prefetches(product: Product) -> bool:
-    """Whether to copy the data to the L2 cache while the codes are written."""
-    near = product.x_strides[0 if vectors_contiguous(product) else 1]
-    return near == 1 and product.x_bytes <= MAX_PREFETCHED
 
 
 def _split(product: Product) -> tuple[int, int]:

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .product import SCRATCH_BYTES, Product, is_power_of_two, next_power_of_two, vectors_contiguous
+from .product import SCRATCH_BYTES, Product, alignment, is_power_of_two, next_power_of_two, vectors_contiguous
 
 MIN_BYTES = 4 << 20  # of X; for fewer, the launch itself takes most of the time
 MAX_VECTORS = 32
-MAX_ROW_VECTORS, MAX_ROW_NNZ = 64, 2  # limits for rows in fp32, if nnz is small
+# Limits for rows of more vectors: estimated cycles of a multiprocessor per column and block of 128 vectors, which other
+# kernels take the time of; columns per component, which the time for setting up and adding sums is divided by.
+MAX_CYCLES = {"codes": 60, "no codes": 90, "fp32": 40}
+BLOCK_VECTORS, MIN_COLUMNS = 128, 32
+MIN_ROWS_IN_MEMORY = 16  # vectors from which on sums in shared memory are faster than `few_vectors` in any geometry
 MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
 MAX_NNZ = 16  # over all stacks; the table grows with it
 WARPS, LANES, ENTRY_BYTES = 4, 32, 16
@@ -111,11 +115,23 @@ class ScatteredSums:
 def eligible(product: Product) -> bool:
     """Whether the kernel can run a product of few vectors, and is faster than others.
 
-    For up to MAX_ROW_VECTORS rows in fp32 it is if nnz is small, because other kernels take the time of 128 vectors.
-    With nnz 2 on an H100, (57, 492592) -> 1280 takes 68 us here and 98 from codes, (35, 157810) -> 51 takes 21 and 42.
+    Other kernels take the time of 128 vectors, and load rows that begin off multiples of 8 bytes element by element.
+    From codes and here, in microseconds on an H100: (48, 312496) -> 64 with nnz 3 in fp32 65 and 39; unaligned rows,
+    (64, 937501) -> 191 with nnz 3 in bf16 190 and 127, (123, 330241) -> 768 with nnz 4 in bf16 114 and 89, (2000, 8001)
+    -> 32 with nnz 2 in fp16 43 and 28; but (64, 937501) -> 896 with nnz 8 in fp16 220 and 316, and (4000, 4097) -> 512
+    with nnz 2 in bf16, with few columns per component, 44 and 57.
     """
-    few_terms = product.dtype == "float32" and product.nnz * product.stacks <= MAX_ROW_NNZ and _are_rows(product)
-    return product.n <= (MAX_ROW_VECTORS if few_terms else MAX_VECTORS) and _gains(product)
+    if product.n <= MAX_VECTORS:
+        return _gains(product)
+    if not _are_rows(product) or product.d < MIN_COLUMNS * product.k * product.stacks:
+        return False
+    if _is_unaligned(product):
+        limit = MAX_CYCLES["codes" if product.device.hopper else "no codes"]
+    elif product.dtype == "float32" and product.n <= BLOCK_VECTORS:
+        limit = MAX_CYCLES["fp32"]
+    else:
+        return False
+    return _gains(product) and _cycles(product) <= limit * -(-product.n // BLOCK_VECTORS)
 
 
 def eligible_many(product: Product) -> bool:
@@ -145,12 +161,19 @@ def _gains(product: Product) -> bool:
 
 def is_in_registers(product: Product) -> bool:
     """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `exact`)."""
-    return is_power_of_two(product.k, product.nnz) and product.stacks == 1 and product.dtype != "float64"
+    power_of_two = is_power_of_two(product.k, product.nnz) and product.stacks == 1 and product.dtype != "float64"
+    return power_of_two and not (_are_rows(product) and product.n >= MIN_ROWS_IN_MEMORY)
 
 
 def _are_rows(product: Product) -> bool:
     """Whether the elements of a vector are contiguous in memory."""
     return product.x_strides[1] == 1 and (product.n == 1 or product.x_strides[0] > 1)
+
+
+def _is_unaligned(product: Product) -> bool:
+    """Whether no more than 4 bytes of a row can be loaded at a time."""
+    widest = alignment(product, product.d, product.x_strides, product.offset) if product.data_aligned else 1
+    return widest * product.item_bytes <= 4
 
 
 def _are_columns(product: Product) -> bool:
@@ -266,6 +289,12 @@ def _cost(product: Product, vectors: int, unit: int, team: int, shared_sums: boo
     blocks = -(-product.n // vectors) * vectors / product.n
     busiest, other = max(lines, instructions / 4), min(lines, instructions / 4)
     return (busiest + other / 4) * blocks * SLOWER.get(programs, 1.0) * (1.1 if shared_sums else 1.0)
+
+
+def _cycles(product: Product) -> float:
+    """The estimated time per column, in cycles of a multiprocessor, if shared memory holds the sums of one vector."""
+    terms = product.n * product.nnz * product.stacks
+    return min(_cost(product, *sums) for sums in _sums(product)) * terms / 32
 
 
 def bank_conflicts(product: Product, vectors: int, unit: int, replicas: int) -> tuple[float, int]:

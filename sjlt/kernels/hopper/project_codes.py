@@ -11,7 +11,7 @@ combines blocks of several chunks; and data that the tensor memory accelerator (
 - COPY for asynchronous copies of CHOSEN.vector elements, 4 to 16 bytes, per thread.
 - LOAD for loads through registers: 16-bit elements at odd offsets, which asynchronous copies do not support.
 
-While the codes are being written, the kernel copies the data to the L2 cache if it is small enough.
+While the codes are being written, programs copy the data that they read first to the L2 cache.
 
 Results are stored by the TMA if all tiles have the same number of rows and begin at multiples of 16 bytes; otherwise by
 threads, with neighbouring threads storing neighbours in memory.
@@ -58,35 +58,42 @@ def registers(bits, loader, producer_warps):
 
 
 @gluon.jit
-def _prefetch(address, n, d, stride_v, stride_f, DTYPE: gl.constexpr, VECTORS_CONTIGUOUS: gl.constexpr):
-    """Start to copy all data, which begins at `address`, to the L2 cache; the threads of all programs divide it.
-
-    Prefetches begin and end at multiples of 16 bytes, and no memory page ends between these.
-    """
-    ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    thread = gl.arange(0, 128, layout=layout)
-    rows, width, stride = n, d * ITEM, stride_v * ITEM
-    if VECTORS_CONTIGUOUS:
-        rows, width, stride = d, n * ITEM, stride_f * ITEM
-    per_row = (width + SEGMENT - 1) // SEGMENT
-    for first in range(gl.program_id(0) * 128, rows * per_row, gl.num_programs(0) * 128):
-        row, segment = (first + thread) // per_row, (first + thread) % per_row
-        begin = address + row.to(gl.int64) * stride + segment * SEGMENT
-        size = gl.minimum(width - segment * SEGMENT, SEGMENT)
-        below = (begin & 15).to(gl.int32)
-        size = gl.where(row < rows, (below + size + 15) // 16 * 16, 0)
-        gl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,r", [begin - below, size], gl.int32, False, 1,
-        )  # fmt: skip
-
-
-@gluon.jit
 def _work(product, splits, n_tiles):
     """(tile, split, block of vectors) of a product."""
     rest = product // n_tiles
     return product % n_tiles, rest % splits, rest // splits
+
+
+@gluon.jit
+def _prefetch(
+    address, n, d, splits, n_tiles, columns_per_split, stride_v, stride_f,
+    DTYPE: gl.constexpr, VECTORS_CONTIGUOUS: gl.constexpr,
+):  # fmt: skip
+    """Start to copy what the program reads first of the data at `address` to the L2 cache, up to 64 KiB.
+
+    Each tile reads some of the first columns. Of the vectors of the program's first product, tile m prefetches the m-th
+    SEGMENT of bytes or, if vectors are contiguous, the m-th 128 columns. Prefetches begin and end at multiples of 16
+    bytes, and no memory page ends between these.
+    """
+    ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    thread = gl.arange(0, 128, layout=layout)
+    m, split, vector_block = _work(gl.program_id(0), splits, n_tiles)
+    v, j = (vector_block * (2 * HALF)).to(gl.int64), split.to(gl.int64) * columns_per_split
+    if VECTORS_CONTIGUOUS:
+        row, rows, stride = j + m * 128 + thread, d, stride_f * ITEM
+        first, width, size = v * ITEM, n.to(gl.int64) * ITEM, 2 * HALF * ITEM
+    else:
+        row, rows, stride = v + thread, n, stride_v * ITEM
+        first, width, size = j * ITEM + m * SEGMENT, d.to(gl.int64) * ITEM, SEGMENT
+    size = gl.where(row < rows, gl.minimum(width - first, size).to(gl.int32), 0)
+    begin = address + row * stride + first
+    below = (begin & 15).to(gl.int32)
+    size = gl.where(size > 0, (below + size + 15) // 16 * 16, 0)
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r", [begin - below, size], gl.int32, False, 1,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -318,6 +325,7 @@ def project_codes_hopper(
     stride_ov: gl.int64,
     stride_or: gl.int64,
     scale: gl.float32,
+    columns_per_split: gl.int32,
     address: gl.int64,
     DTYPE: gl.constexpr,
     CHOSEN: gl.constexpr,
@@ -328,11 +336,13 @@ def project_codes_hopper(
     x : a tensor descriptor of boxes if CHOSEN.loader is TMA, else a pointer.  out : if CHOSEN.tma_store, a descriptor
     of boxes [HALF, 1, rows] of a tensor (n, splits * n_tiles, rows of a tile), whose vectors' axis is last if they are
     contiguous; else a pointer.  codes, columns, counts, capacity : as `encode_chunks` writes them, with blocks of
-    2^log_block columns.  products : n_tiles * splits * blocks of vectors.  address : of the data, to prefetch it, or 0.
-    DTYPE : of x.
+    2^log_block columns.  products : n_tiles * splits * blocks of vectors.  columns_per_split : of whole groups of
+    chunks.  address : of the data, to prefetch it, or 0.  DTYPE : of x.
     """
     if address != 0:
-        _prefetch(address, n, d, stride_v, stride_f, DTYPE, CHOSEN.vectors_contiguous)
+        _prefetch(
+            address, n, d, splits, n_tiles, columns_per_split, stride_v, stride_f, DTYPE, CHOSEN.vectors_contiguous
+        )
     BITS: gl.constexpr = DTYPE.primitive_bitwidth
     ROWS: gl.constexpr = CHOSEN.rows
     SLOTS: gl.constexpr = CHOSEN.slots
