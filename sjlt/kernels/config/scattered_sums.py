@@ -125,8 +125,9 @@ def eligible(product: Product) -> bool:
         return _gains(product)
     if not _are_rows(product) or product.d < MIN_COLUMNS * product.k * product.stacks:
         return False
-    if _is_unaligned(product):
-        limit = MAX_CYCLES["codes" if product.device.hopper else "no codes"]
+    hopper = product.device.hopper
+    if _loaded_bytes(product) <= (4 if hopper else 8):
+        limit = MAX_CYCLES["codes" if hopper else "no codes"]
     elif product.dtype == "float32" and product.n <= BLOCK_VECTORS:
         limit = MAX_CYCLES["fp32"]
     else:
@@ -170,10 +171,10 @@ def _are_rows(product: Product) -> bool:
     return product.x_strides[1] == 1 and (product.n == 1 or product.x_strides[0] > 1)
 
 
-def _is_unaligned(product: Product) -> bool:
-    """Whether no more than 4 bytes of a row can be loaded at a time."""
+def _loaded_bytes(product: Product) -> int:
+    """The number of bytes of a row that other kernels can load at a time."""
     widest = alignment(product, product.d, product.x_strides, product.offset) if product.data_aligned else 1
-    return widest * product.item_bytes <= 4
+    return widest * product.item_bytes
 
 
 def _are_columns(product: Product) -> bool:
