@@ -237,17 +237,18 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _square(
-    context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: Any, axis: int, side: int, count: Any = None
-) -> list[Any]:
-    """Pointers to `side` vectors of `side` elements in a strided array: from (i, j) on, one per step along `axis`.
+    context: Any, builder: Any, array_type: Any, array: Any, i: Any, j: Any, axis: int, shape: tuple[int, int],
+    count: Any = None,
+) -> list[Any]:  # fmt: skip
+    """Pointers to ``shape[0]`` vectors of ``shape[1]`` elements in a strided array: from (i, j) on, along `axis`.
 
     Given a `count`, the array has only so many; the others are the last one.
     """
     array = context.make_array(array_type)(context, builder, array)
-    vector = ir.PointerType(ir.VectorType(context.get_data_type(array_type.dtype), side))
+    vector = ir.PointerType(ir.VectorType(context.get_data_type(array_type.dtype), shape[1]))
     data = builder.bitcast(array.data, ir.PointerType(ir.IntType(8)))
     pointers = []
-    for p in range(side):
+    for p in range(shape[0]):
         step = ir.Constant(i.type, p)
         if count is not None:
             last = builder.sub(count, ir.Constant(i.type, 1))
@@ -278,7 +279,7 @@ def _define_load_square(transposed: bool, few: bool = False) -> Any:
             x, i, j, count, ahead, tile, row, first = arguments
             x_type, _, _, _, _, tile_type, _, _ = signature.args
             axis = 0 if transposed else 1
-            sources = _square(context, builder, x_type, x, i, j, axis, side, count if few else None)
+            sources = _square(context, builder, x_type, x, i, j, axis, (side, side), count if few else None)
             vectors = [builder.load(pointer, align=x_type.dtype.bitwidth // 8) for pointer in sources]
             if tile_type.dtype is not x_type.dtype:
                 vectors = [DECODE[x_type.dtype](builder, vector) for vector in vectors]
@@ -286,7 +287,7 @@ def _define_load_square(transposed: bool, few: bool = False) -> Any:
                 vectors = _transpose(builder, vectors)
             for pointer in sources:
                 prefetch(builder, pointer, ahead, side * x_type.dtype.bitwidth // 8, locality=2)
-            targets = _square(context, builder, tile_type, tile, row, first, 0, side)
+            targets = _square(context, builder, tile_type, tile, row, first, 0, (side, side))
             for vector, pointer in zip(vectors, targets, strict=True):
                 builder.store(vector, pointer, align=tile_type.dtype.bitwidth // 8)
             return context.get_dummy_value()
@@ -295,6 +296,56 @@ def _define_load_square(transposed: bool, few: bool = False) -> Any:
         return types.void(x, integer, integer, integer, integer, tile, integer, integer), codegen
 
     return load_square
+
+
+@intrinsic
+def load_half_rows(typing_context, x, i, j, count, ahead, tile, row):
+    """`load_few_rows` for a tile as wide as half a square: tile[row + q, p] = x[i + p, j + q], q < side, p < side / 2.
+
+    Such a tile takes half the cache: loading 3072 features of 8 vectors of fp32 takes 0.6 of the time (Zen 4).
+    """
+    side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
+
+    def codegen(context, builder, signature, arguments):
+        x, i, j, count, ahead, tile, row = arguments
+        x_type, _, _, _, _, tile_type, _ = signature.args
+        sources = _square(context, builder, x_type, x, i, j, 0, (side // 2, side), count)
+        vectors = [builder.load(pointer, align=x_type.dtype.bitwidth // 8) for pointer in sources]
+        if tile_type.dtype is not x_type.dtype:
+            vectors = [DECODE[x_type.dtype](builder, vector) for vector in vectors]
+        for pointer in sources:
+            prefetch(builder, pointer, ahead, side * x_type.dtype.bitwidth // 8, locality=2)
+        halves = []
+        for start in (0, side // 2):
+            mask = shuffle_mask(list(range(start, start + side // 2)))
+            halves += _transpose(builder, [builder.shuffle_vector(vector, vector, mask) for vector in vectors])
+        targets = _square(context, builder, tile_type, tile, row, row.type(0), 0, (side, side // 2))
+        for vector, pointer in zip(halves, targets, strict=True):
+            builder.store(vector, pointer, align=tile_type.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(x, integer, integer, integer, integer, tile, integer), codegen
+
+
+@intrinsic
+def load_column(typing_context, x, i, j, count, tile, row, width):
+    """tile[row, p] = x[i + p, j] for p < `count`, else 0, for p < `width` <= side. x is contiguous along i."""
+    side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
+
+    def codegen(context, builder, signature, arguments):
+        x, i, j, count, tile, row, width = arguments
+        x_type, _, _, _, tile_type, _, _ = signature.args
+        (source,) = _square(context, builder, x_type, x, i, j, 1, (1, side))
+        vector = load_part(builder, source, count, x_type.dtype.bitwidth // 8)
+        if tile_type.dtype is not x_type.dtype:
+            vector = DECODE[x_type.dtype](builder, vector)
+        (target,) = _square(context, builder, tile_type, tile, row, row.type(0), 0, (1, side))
+        store_masked(builder, vector, target, first_lanes(builder, width, side), tile_type.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(x, integer, integer, integer, tile, integer, integer), codegen
 
 
 def _define_store_square(transposed: bool, few: bool = False) -> Any:
@@ -310,12 +361,12 @@ def _define_store_square(transposed: bool, few: bool = False) -> Any:
         def codegen(context, builder, signature, arguments):
             tile, row, first, out, i, j, count, ahead, scale = arguments
             tile_type, _, _, out_type, _, _, _, _, _ = signature.args
-            pointers = _square(context, builder, tile_type, tile, row, first, 0, side)
+            pointers = _square(context, builder, tile_type, tile, row, first, 0, (side, side))
             vectors = [builder.load(pointer, align=tile_type.dtype.bitwidth // 8) for pointer in pointers]
             vectors = [scaled(builder, vector, scale, out_type.dtype) for vector in vectors]
             if transposed:
                 vectors = _transpose(builder, vectors)
-            targets = _square(context, builder, out_type, out, i, j, 0 if transposed else 1, side)
+            targets = _square(context, builder, out_type, out, i, j, 0 if transposed else 1, (side, side))
             for p, (vector, pointer) in enumerate(zip(vectors, targets, strict=True)):
                 is_stored = builder.icmp_signed("<", ir.Constant(count.type, p), count)
                 with builder.if_then(is_stored) if few else nullcontext():

@@ -13,8 +13,10 @@ from .jit import leaf, overload
 from .simd import (
     SQUARE_BYTES,
     define_apply_codes,
+    load_column,
     load_columns,
     load_few_rows,
+    load_half_rows,
     load_rows,
     loads_by_squares,
     store_columns,
@@ -102,7 +104,7 @@ def _edge(index, n, nj, side):
 
 
 def _load_squares(x, i, n, j0, nj, tile, base):
-    """`load_tile` by squares, if possible; returns whether it was.
+    """`load_tile` by squares or halves of them, if possible; returns whether it was.
 
     The last square of a row or column overlaps the one before it. Where there are fewer vectors than in a square, the
     others become copies of the last one.
@@ -116,7 +118,25 @@ def _overload_load_squares(x, i, n, j0, nj, tile, base):
         return lambda x, i, n, j0, nj, tile, base: False
     side, item = SQUARE_BYTES * 8 // tile.dtype.bitwidth, x.dtype.bitwidth // 8
 
+    @leaf
+    def load_few(x, i, n, j0, nj, tile, base):
+        """The same for less than a square of vectors that are in memory as columns, or in a tile of half squares."""
+        is_half = tile.shape[1] == side // 2
+        if is_half and x.strides[1] == item and nj >= side:
+            ahead = _next_tile(x, i, n, j0, nj)
+            for start in range(0, nj, side):
+                j = min(start, nj - side)
+                load_half_rows(x, i, j0 + j, n, ahead, tile, base + j)
+            return True
+        if x.strides[0] != item or n >= side or not (is_half or side <= tile.shape[1]):
+            return False
+        for j in range(nj):
+            load_column(x, i, j0 + j, n, tile, base + j, min(side, tile.shape[1]))
+        return True
+
     def load(x, i, n, j0, nj, tile, base):
+        if load_few(x, i, n, j0, nj, tile, base):
+            return True
         rows, columns = x.strides[1] == item and side <= tile.shape[1], x.strides[0] == item and n >= side
         if nj < side or not (rows or columns):
             return False
@@ -142,9 +162,12 @@ def _overload_load_squares(x, i, n, j0, nj, tile, base):
 
 @leaf
 def load_tile(x, i, n, j0, nj, tile, base):
-    """tile[base + j, v] = x[i + v, j0 + j] for v < n, j < nj."""
+    """tile[base + j, v] = x[i + v, j0 + j] for v < n, j < nj.
+
+    Returns whether elements beyond v were written, too, up to a whole SIMD vector or half of one: with zeros or copies.
+    """
     if _load_squares(x, i, n, j0, nj, tile, base):
-        return
+        return n * tile.itemsize < SQUARE_BYTES
     if abs(x.strides[0]) < abs(x.strides[1]):
         for j in range(nj):
             for v in range(n):
@@ -153,6 +176,7 @@ def load_tile(x, i, n, j0, nj, tile, base):
         for v in range(n):
             for j in range(nj):
                 tile[base + j, v] = decoded(x[i + v, j0 + j], tile)
+    return False
 
 
 @leaf
