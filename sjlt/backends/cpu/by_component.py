@@ -14,9 +14,9 @@ from numba import types
 from ... import threads
 from .bits import decoded, store_element
 from .dense_kernels import TILE_FEATURES, fold, two_sum
-from .jit import COMPUTE, DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, Array, compiled, kernel
-from .plan import STORE_WORK, ExactPlan, borrowed_tile, row_ranges, total_parts
-from .rows import sum_entries
+from .jit import COMPUTE, DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, Array, compiled, kernel, leaf
+from .plan import STORE_WORK, Borrowed, ExactPlan, row_ranges, total_parts
+from .rows import LISTS, sum_entries
 from .simd import SQUARE_BYTES
 from .tiles import load_tile
 
@@ -47,12 +47,15 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
     n, d = x.shape
     workers = plan.workers(n, d, plan.k, generates=False)
     width = _tile_width(x, compute.itemsize, workers)
+    sums_width = max(width, SQUARE_BYTES // compute.itemsize)
     project = compiled(sum_tiles, data=x.dtype, compute=compute, out=out.dtype)
     parts = total_parts(compute) if plan.n_blocks > 1 else 0
+    sums_size = TILE_COMPONENTS * sums_width
 
     def task(begin: int, end: int) -> None:
-        with borrowed_tile(d + TILE_COMPONENTS, width, compute) as tiles:
-            scratch = tiles[:d], tiles[d:], np.empty((parts, TILE_COMPONENTS, width))
+        with Borrowed(sums_size + d * width, compute) as memory:
+            sums = memory[:sums_size].reshape(TILE_COMPONENTS, sums_width)
+            scratch = memory[sums_size:].reshape(d, width), sums, np.empty((parts, TILE_COMPONENTS, sums_width))
             project(x, starts, entries, (begin, end), scratch, out, plan.scale, accumulate)
 
     ranges = row_ranges(n, width, workers, d * plan.s + STORE_WORK * plan.k)
@@ -63,12 +66,50 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
 
 
 def _tile_width(x: np.ndarray, itemsize: int, workers: int) -> int:
-    """The number of vectors in a tile: whole SIMD vectors, and few enough that every worker gets a tile."""
+    """The number of vectors in a tile: whole SIMD vectors, and few enough that every worker gets a tile.
+
+    It is half a SIMD vector if that is enough: the tile then takes half the cache.
+    """
     n, d = x.shape
     lanes = SQUARE_BYTES // itemsize
+    if n <= lanes // 2:
+        return lanes // 2
     max_bytes = MAX_CONTIGUOUS_WIDTH if abs(x.strides[0]) < abs(x.strides[1]) else MAX_WIDTH
     max_squares = max(1, min(max_bytes, TILE_BYTES // d) // SQUARE_BYTES)
     return min(max_squares, -(-n // (workers * lanes))) * lanes
+
+
+@leaf
+def _span(starts, r, n_blocks, b):
+    """Begin and end of the list of component r in block b, or of the last component if there is no component r."""
+    i = min(r, (starts.size - 1) // n_blocks - 1) * n_blocks + b
+    return np.uint64(starts[i]), np.uint64(starts[i + 1])
+
+
+@leaf
+def _add_list(total, entries, begin, end, signed):
+    for e in range(begin, end):
+        total += signed[np.uint32(entries[e])]
+    return total
+
+
+@leaf
+def _sum_lists(entries, starts, first, n_blocks, block, signed):
+    """The sums of components `first` to `first` + 3 in a block, in turns, which hides the latency of additions."""
+    (a, a_end), (b, b_end) = _span(starts, first, n_blocks, block), _span(starts, first + 1, n_blocks, block)
+    (c, c_end), (d, d_end) = _span(starts, first + 2, n_blocks, block), _span(starts, first + 3, n_blocks, block)
+    common = min(a_end - a, b_end - b, c_end - c, d_end - d)
+    p = q = r = s = signed.dtype.type(0)
+    for e in range(common):
+        p += signed[np.uint32(entries[a + e])]
+        q += signed[np.uint32(entries[b + e])]
+        r += signed[np.uint32(entries[c + e])]
+        s += signed[np.uint32(entries[d + e])]
+    p = _add_list(p, entries, a + common, a_end, signed)
+    q = _add_list(q, entries, b + common, b_end, signed)
+    r = _add_list(r, entries, c + common, c_end, signed)
+    s = _add_list(s, entries, d + common, d_end, signed)
+    return p, q, r, s
 
 
 @kernel(
@@ -80,21 +121,23 @@ def sum_vectors(x, starts, entries, signed, out, scale, accumulate):
     d, k = x.shape[1], out.shape[1]
     n_blocks = (starts.size - 1) // k
     compensated = signed.itemsize == 8
+    totals = np.empty((2, k + LISTS))
     for i in range(x.shape[0]):
         for j in range(d):
             value = decoded(x[i, j], signed)
             signed[2 * j] = value
             signed[2 * j + 1] = -value
+        totals[:] = 0
+        for r in range(0, k, LISTS):
+            for b in range(n_blocks):
+                blocks = _sum_lists(entries, starts, r, n_blocks, b, signed)
+                for c in range(LISTS):
+                    totals[0, r + c], error = two_sum(totals[0, r + c], np.float64(blocks[c]))
+                    totals[1, r + c] += error
         for r in range(k):
-            total = compensation = 0.0
-            for b in range(r * n_blocks, (r + 1) * n_blocks):
-                block = signed.dtype.type(0)
-                for e in range(starts[b], starts[b + 1]):
-                    block += signed[entries[e]]
-                total, error = two_sum(total, np.float64(block))
-                compensation += error
-            if compensated and np.isfinite(total + compensation):
-                total += compensation
+            total = totals[0, r]
+            if compensated and np.isfinite(total + totals[1, r]):
+                total += totals[1, r]
             store_element(scale * total, out, i, r, accumulate)
 
 
@@ -105,27 +148,27 @@ def sum_vectors(x, starts, entries, signed, out, scale, accumulate):
 def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
     """Compute a range of rows of out, a tile of vectors at a time.
 
-    scratch : a tile of all features and one of some components, of equal width; totals of these components, used if
+    scratch : a tile of all features and one of some components, as wide or, if the first is half a SIMD vector wide,
+        twice as wide; totals of these components, used if
         there are several blocks of features.
     """
     i0, i1 = rows
     features, sums, totals = scratch
-    d, k, vectors = x.shape[1], out.shape[1], sums.shape[1]
+    d, k, vectors = x.shape[1], out.shape[1], features.shape[1]
     lanes = SQUARE_BYTES // sums.itemsize
     n_blocks = (starts.size - 1) // k
     for i in range(i0, i1, vectors):
         n = min(vectors, i1 - i)
+        summed = min((n + lanes - 1) // lanes * lanes, vectors)
         for j in range(0, d, TILE_FEATURES):
-            load_tile(x, i, n, j, min(TILE_FEATURES, d - j), features, j)
-        summed = (n + lanes - 1) // lanes * lanes
-        if summed > n:  # subnormals left by an earlier call would slow additions
-            features[:, n:summed] = 0
+            nj = min(TILE_FEATURES, d - j)
+            is_filled = load_tile(x, i, n, j, nj, features, j)
+            if summed > n and not is_filled:  # subnormals left by an earlier call would slow additions
+                features[j : j + nj, n:summed] = 0
         for r0 in range(0, k, sums.shape[0]):
             r1 = min(r0 + sums.shape[0], k)
             for b in range(n_blocks):
-                for r in range(r0, r1):
-                    at = r * n_blocks + b
-                    sum_entries(entries, starts[at], starts[at + 1], features, summed, sums, r - r0)
+                sum_entries(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, summed, sums)
                 ends = b == 0, b == n_blocks - 1
                 tile, target = sums[: r1 - r0], out[:, r0:r1]
                 fold(tile, totals, 0, i, i + n, r1 - r0, ends[0], ends[1], target, scale, accumulate)

@@ -33,10 +33,10 @@ from .plan import (
     STEP_WORK,
     STORE_WORK,
     TABLE_CODES,
+    Borrowed,
     ExactPlan,
     Scratch,
     aligned,
-    borrowed_tile,
     exact_plan,
     row_ranges,
     total_parts,
@@ -224,7 +224,8 @@ def _adjoint_small(
     codes = plan.kept[0]
 
     def task(begin: int, end: int) -> None:
-        with borrowed_tile(TILE_FEATURES + k, vectors, compute) as tiles:
+        with Borrowed((TILE_FEATURES + k) * vectors, compute) as memory:
+            tiles = memory.reshape(-1, vectors)
             scratch = tiles[:TILE_FEATURES], tiles[TILE_FEATURES:]
             _clear_rest(scratch[1], end - begin)
             kernel(y, codes, (begin, end), scratch, out, plan.scale, accumulate)

@@ -10,6 +10,7 @@ from numba import extending, types
 from numba.core import cgutils
 
 from .bits import DECODE
+from .jit import leaf
 from .simd import SQUARE_BYTES, first_lanes, load_part, multiply_add, prefetch, scaled, sign_vector, store_masked
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
@@ -145,32 +146,99 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
     return types.void(codes, integer, integer, components, out, integer, types.float64), codegen
 
 
-@intrinsic
-def sum_entries(typing_context, entries, begin, end, features, count, sums, r):
-    """sums[r, v] = the sum of sign * features[j, v] over entries[begin:end], each 2 j + (1 where negative).
+def _define_sum_lists(n_lists: int, n_vectors: float) -> Any:
+    @intrinsic
+    def sum_lists(typing_context, entries, starts, at, step, count, features, v, sums, r):
+        """sums[r + l, w] = the sum of sign * features[j, w] over list r + l, for l < `n_lists` and v <= w < v + width.
 
-    For v < count, rounded up to whole vectors of SQUARE_BYTES. Both tiles have the same dtype and width, a whole number
-    of these vectors. Sums stay in registers; terms are added in the order of the entries.
-    """
-    lanes = SQUARE_BYTES * 8 // features.dtype.bitwidth
+        Of `count` lists, list l is entries[starts[i]:starts[i + 1]] with i = at + l step, each entry 2 j + (1 where
+        negative). The width is `n_vectors` vectors of SQUARE_BYTES. If it is half a vector, like that of the features,
+        sums are stored twice, because the other half must not hold subnormals. Sums stay in registers; terms are added
+        in the order of the entries.
+        """
+        size = int(n_vectors * SQUARE_BYTES * 8 // features.dtype.bitwidth)
 
-    def codegen(context, builder, signature, arguments):
-        entries, begin, end, features, count, sums, r = arguments
-        entries_type, _, _, features_type, _, sums_type, _ = signature.args
-        element, bits = context.get_data_type(features_type.dtype), features_type.dtype.bitwidth
-        entries = context.make_array(entries_type)(context, builder, entries).data
-        features = context.make_array(features_type)(context, builder, features)
-        sums = context.make_array(sums_type)(context, builder, sums)
-        row = builder.gep(sums.data, [builder.mul(r, builder.extract_value(sums.shape, 1))])
-
-        def add(v, size, remaining):
+        def codegen(context, builder, signature, arguments):
+            entries, starts, at, step, count, features, v, sums, r = arguments
+            entries_type, starts_type, _, _, _, features_type, _, sums_type, _ = signature.args
+            element, bits = context.get_data_type(features_type.dtype), features_type.dtype.bitwidth
+            entries = context.make_array(entries_type)(context, builder, entries).data
+            starts = context.make_array(starts_type)(context, builder, starts).data
+            features = context.make_array(features_type)(context, builder, features)
+            sums = context.make_array(sums_type)(context, builder, sums)
             vector = ir.VectorType(element, size)
-            total = _sum_terms(builder, entries, (begin, end), features, v, vector)
-            pointer = builder.bitcast(builder.gep(row, [v]), vector.as_pointer())
-            builder.store(total, pointer, align=bits // 8)
+            last = builder.sub(count, r.type(1))
 
-        _for_vectors(builder, count, lanes, add)
-        return context.get_dummy_value()
+            def span(i):
+                """The row of the sums and the list of number i: beyond the last one, that one again."""
+                row = builder.add(r, i)
+                row = builder.select(builder.icmp_signed("<", row, last), row, last)
+                start = builder.gep(starts, [builder.add(at, builder.mul(step, row))])
+                return row, builder.load(start), builder.load(builder.gep(start, [at.type(1)]))
 
-    integer = types.int64
-    return types.void(entries, integer, integer, features, integer, sums, integer), codegen
+            def add(begin, end, totals):
+                """Add entries begin[i] .. begin[i] + end - 1 of each list i to its total."""
+                with cgutils.for_range(builder, end) as loop:
+                    for first, total in zip(begin, totals, strict=True):
+                        code = builder.load(builder.gep(entries, [builder.add(first, loop.index)]))
+                        term = builder.load(_component(builder, features, code, v, vector), align=bits // 8)
+                        sign = sign_vector(builder, code, element, size)
+                        result = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(total)))
+                        builder.store(result, total)
+
+            vector = ir.VectorType(element, size)
+            spans = [span(r.type(i)) for i in range(n_lists)]
+            common = builder.sub(spans[0][2], spans[0][1])
+            for _, begin, end in spans[1:]:
+                length = builder.sub(end, begin)
+                common = builder.select(builder.icmp_signed("<", length, common), length, common)
+            totals = [cgutils.alloca_once(builder, vector) for _ in spans]
+            for total in totals:
+                builder.store(ir.Constant(vector, None), total)
+            add([begin for _, begin, _ in spans], common, totals)
+            kept = cgutils.alloca_once(builder, vector, size=n_lists)
+            for i, total in enumerate(totals):
+                builder.store(builder.load(total), builder.gep(kept, [r.type(i)]))
+            with cgutils.for_range(builder, r.type(n_lists)) as lists:  # a loop, because it compiles faster
+                row, begin, end = span(lists.index)
+                begin, total = builder.add(begin, common), cgutils.alloca_once(builder, vector)
+                builder.store(builder.load(builder.gep(kept, [lists.index])), total)
+                if n_lists > 1:
+                    add([begin], builder.sub(end, begin), [total])
+                target = builder.add(builder.mul(row, builder.extract_value(sums.shape, 1)), v)
+                target = builder.bitcast(builder.gep(sums.data, [target]), vector.as_pointer())
+                for copy in range(2 if n_vectors < 1 else 1):
+                    builder.store(builder.load(total), builder.gep(target, [r.type(copy)]), align=bits // 8)
+            return context.get_dummy_value()
+
+        integer = types.int64
+        arguments = entries, starts, integer, integer, integer, features, integer, sums, integer
+        return types.void(*arguments), codegen
+
+    return sum_lists
+
+
+LISTS, VECTORS = 4, 4  # sums in registers at a time, of several lists or of several vectors: hides latencies
+_sum_list, _sum_narrow_lists, _sum_half_lists = (
+    _define_sum_lists(*counts) for counts in ((1, VECTORS), (LISTS, 1), (LISTS, 0.5))
+)
+
+
+@leaf
+def sum_entries(entries, starts, at, step, count, features, n, sums):
+    """sums[r, v] = the sum of list r for r < `count` (see `sum_lists`) and v < n, rounded up to whole SIMD vectors.
+
+    Sums in groups of LISTS take 0.8 of the time for 128 entries in a list and one SIMD vector (Zen 4).
+    """
+    lanes = SQUARE_BYTES // features.itemsize
+    if features.shape[1] < lanes:
+        for r in range(0, count, LISTS):
+            _sum_half_lists(entries, starts, at, step, count, features, 0, sums, r)
+        return
+    whole = n // (VECTORS * lanes) * (VECTORS * lanes)
+    for v in range(0, whole, VECTORS * lanes):
+        for r in range(count):
+            _sum_list(entries, starts, at, step, count, features, v, sums, r)
+    for v in range(whole, n, lanes):
+        for r in range(0, count, LISTS):
+            _sum_narrow_lists(entries, starts, at, step, count, features, v, sums, r)
