@@ -31,7 +31,7 @@ STEP_WORK = 1 << 27  # additions per kernel call, about 0.1 s; interrupts are ch
 GENERATION_WORK, LOAD_WORK, REUSED_WORK = 24, 2, 3  # additions per entry, element loaded, or stored in memory in use
 STORE_WORK = 8  # storing an element in memory not yet in use takes as long as this many additions
 THREAD_WORK = 1 << 20  # additions, about 0.1 ms, that justify another thread, which takes 20 us to start
-KEPT_CODES = 1 << 14  # plans of sketches with at most this many codes keep them between calls
+KEPT_CODES = 1 << 15  # plans of sketches with at most this many codes keep them between calls
 KEPT_BYTES, KEPT_TILES = 5 << 18, 8  # largest size and number of borrowed tiles kept for later calls
 _WIDTHS = sorted(TILE_VECTORS)
 
