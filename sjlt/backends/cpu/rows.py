@@ -196,19 +196,25 @@ def _define_sum_lists(n_lists: int, n_vectors: float) -> Any:
             for total in totals:
                 builder.store(ir.Constant(vector, None), total)
             add([begin for _, begin, _ in spans], common, totals)
-            kept = cgutils.alloca_once(builder, vector, size=n_lists)
-            for i, total in enumerate(totals):
-                builder.store(builder.load(total), builder.gep(kept, [r.type(i)]))
-            with cgutils.for_range(builder, r.type(n_lists)) as lists:  # a loop, because it compiles faster
-                row, begin, end = span(lists.index)
-                begin, total = builder.add(begin, common), cgutils.alloca_once(builder, vector)
-                builder.store(builder.load(builder.gep(kept, [lists.index])), total)
-                if n_lists > 1:
-                    add([begin], builder.sub(end, begin), [total])
+
+            def store(total, row):
                 target = builder.add(builder.mul(row, builder.extract_value(sums.shape, 1)), v)
                 target = builder.bitcast(builder.gep(sums.data, [target]), vector.as_pointer())
                 for copy in range(2 if n_vectors < 1 else 1):
                     builder.store(builder.load(total), builder.gep(target, [r.type(copy)]), align=bits // 8)
+
+            if n_lists == 1:
+                store(totals[0], spans[0][0])
+                return context.get_dummy_value()
+            kept = cgutils.alloca_once(builder, vector, size=n_lists)
+            for i, total in enumerate(totals):
+                builder.store(builder.load(total), builder.gep(kept, [r.type(i)]))
+            with cgutils.for_range(builder, r.type(n_lists)) as lists:  # the rest: a loop, which compiles faster
+                row, begin, end = span(lists.index)
+                begin, total = builder.add(begin, common), cgutils.alloca_once(builder, vector)
+                builder.store(builder.load(builder.gep(kept, [lists.index])), total)
+                add([begin], builder.sub(end, begin), [total])
+                store(total, row)
             return context.get_dummy_value()
 
         integer = types.int64
