@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 import numpy as np
 
-from . import frontends
+from .frontends import multiply_transposed, project, refuse_symbolic
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,7 @@ class Operator:
 
     def __fx_create_arg__(self, tracer: Any) -> NoReturn:
         """Raise TypeError for a product with a symbolic value, as in torch.fx.symbolic_trace."""
-        frontends.refuse_symbolic()
+        refuse_symbolic()
 
     # --------------------------------------------------------------------------------- torch
 
@@ -144,11 +144,11 @@ class Transposed(Operator):
 
     def _multiply(self, b: Any) -> Any:
         """S.T @ B for B of shape (n_components,) or (n_components, n)."""
-        return frontends.multiply_transposed(self.sketch.spec, b)
+        return multiply_transposed(self.sketch.spec, b)
 
     def _multiply_from_left(self, x: Any) -> Any:
         """X @ S.T: `Sketch.project`."""
-        return frontends.project(self.sketch.spec, x)
+        return project(self.sketch.spec, x, None, False, True)
 
     def to_scipy(self, format: Literal["csc", "csr", "coo"] = "csr", dtype: DTypeLike = np.float64) -> Any:
         """Return the transpose as a `scipy.sparse` array of shape (n_features, n_components)."""

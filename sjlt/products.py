@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from . import frontends
+from .frontends import adjoint_tree, multiply, project, project_adjoint, project_tree
 from .operators import Operator
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ class SketchProducts(Operator):
 
     def _multiply(self, a: Any) -> Any:
         """S @ A for A of shape (n_features,) or (n_features, n): dense, in A's dtype (fp64 for arrays of integers)."""
-        return frontends.multiply(self.spec, a)
+        return multiply(self.spec, a)
 
     def _multiply_from_left(self, y: Any) -> Any:
         """Y @ S: `project_adjoint`."""
-        return frontends.project_adjoint(self.spec, y)
+        return project_adjoint(self.spec, y, None, False)
 
     @overload
     def project(
@@ -107,7 +107,7 @@ class SketchProducts(Operator):
         recompile), `torch.export`, CUDA graphs and autocast, like a matrix product. No tensor is saved for the backward
         pass.
         """
-        return frontends.project(self.spec, x, out=out, accumulate=accumulate, dense_output=dense_output)
+        return project(self.spec, x, out, accumulate, dense_output)
 
     @overload
     def project_adjoint(
@@ -140,7 +140,7 @@ class SketchProducts(Operator):
         As for `project`. A non-finite element affects the features with a nonzero in its component; on a GPU it may
         affect other features of the same data vector.
         """
-        return frontends.project_adjoint(self.spec, y, out=out, accumulate=accumulate)
+        return project_adjoint(self.spec, y, out, accumulate)
 
     def project_tree(self, tensors: Any, *, out: torch.Tensor | None = None, batched: bool = False) -> torch.Tensor:
         """Project several tensors, such as a model's gradients, as if flattened and concatenated.
@@ -176,7 +176,7 @@ class SketchProducts(Operator):
         RuntimeError
             If `out` is given and a tensor requires a gradient.
         """
-        return frontends.project_tree(self.spec, tensors, out, batched)  # type: ignore[no-any-return]
+        return project_tree(self.spec, tensors, out, batched)  # type: ignore[no-any-return]
 
     def adjoint_tree(self, y: torch.Tensor, like: Any, *, batched: bool = False) -> Any:
         """Apply the adjoint to a sketch of several tensors: the transpose of `project_tree`.
@@ -213,4 +213,4 @@ class SketchProducts(Operator):
         >>> update["weight"].shape
         torch.Size([4, 5])
         """
-        return frontends.adjoint_tree(self.spec, y, like, batched)
+        return adjoint_tree(self.spec, y, like, batched)

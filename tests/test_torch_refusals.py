@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 import sjlt
 from sjlt import Sketch
+from sjlt.torch_ops import checks
 
 S = Sketch(50, 40, nnz=4)
 torchs_own_warning = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
@@ -36,6 +38,12 @@ def refused(error, message, *calls):
 
 
 # --------------------------------------------------------------------------------- the data
+
+
+def test_the_quick_check_accepts_the_supported_dtypes_only():
+    dtypes = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+    dense = {"layout": torch.strided, "is_cuda": False, "is_cpu": True, "is_nested": False}
+    assert {t for t in dtypes if checks.is_supported(SimpleNamespace(dtype=t, **dense))} == set(checks.DTYPES)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,22 @@ def listed(dtypes: Sequence[torch.dtype]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
+def is_supported(x: Tensor) -> bool:
+    """Whether a backend supports x's dtype, layout and device."""
+    dtype = x.dtype
+    return (  # these properties of a dtype hold for DTYPES only
+        dtype.is_floating_point
+        and dtype.itemsize > 1
+        and x.layout is STRIDED
+        and (x.is_cuda or x.is_cpu)
+        and not x.is_nested
+    )
+
+
 def check_tensor(x: Tensor, operation: str) -> None:
     """Raise TypeError unless a backend supports x's dtype, layout and device. `operation` is the message's subject."""
-    if x.dtype in DTYPES and x.layout is STRIDED and (x.is_cuda or x.is_cpu) and not x.is_nested:
-        return  # the common case, without further calls
+    if is_supported(x):
+        return
     check_dtype(x, operation)
     check_layout(x)
     check_device(x, operation)

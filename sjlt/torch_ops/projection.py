@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ..backends import cpu_backend, triton_backend
 from ..inputs.containers import elements_overlap
@@ -38,9 +39,9 @@ _INTO = {project: project_into, project_adjoint: project_adjoint_into}
 
 def call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
     """Call `op`, bypassing torch's dispatcher if nothing in torch needs to see the call."""
-    if is_plain(x) and not compat.is_autocast_enabled():
-        return _plain_call(op, x, spec, axis, dtype)
-    return op(x, *spec, axis, dtype)  # type: ignore[no-any-return]
+    if is_dynamo_compiling() or not is_plain(x) or compat.is_autocast_enabled():
+        return op(x, *spec, axis, dtype)  # type: ignore[no-any-return]
+    return _plain_call(op, x, spec, axis, dtype)
 
 
 def _plain_call(op: Any, x: Tensor, spec: SketchSpec, axis: int, dtype: torch.dtype | None) -> Tensor:
