@@ -6,7 +6,9 @@ Otherwise an ImportError that names the torch version is raised, or a RuntimeErr
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +126,45 @@ def is_ordinary(x: Tensor) -> bool:
 def plain_apply(function: type[torch.autograd.Function]) -> Any:
     """``function.apply`` for plain calls, without its preparations for torch.func's transforms (3 µs of Python)."""
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
+
+
+DIRECT = "direct"  # in compiled code that torch caches on disk: never rename or remove it
+
+
+def call_directly_in_compiled_code(op: Any) -> bool:
+    """Let code compiled by inductor call the function ``op.direct`` instead of the operator `op`.
+
+    The dispatcher costs 8 of 39 µs per compiled call. ``op.direct`` must accept the same arguments. Everything else
+    about the call remains as in inductor's fallback for operators without a lowering; only Python wrappers are changed.
+    Returns False if inductor is not loaded yet, or if this version of torch does not have the names.
+    """
+    lowering, ir, virtualized = (
+        sys.modules.get(f"torch._inductor.{name}") for name in ("lowering", "ir", "virtualized")
+    )
+    try:
+        lowerings, make_fallback = lowering.lowerings, lowering.make_fallback  # type: ignore[union-attr]
+        layout = lowering.tag_to_layout_constraint(torch.Tag.needs_exact_strides)  # type: ignore[union-attr]
+        fallback_kernel, virtual = ir.FallbackKernel, virtualized.V  # type: ignore[union-attr]
+    except AttributeError:
+        return False
+    if op not in lowerings:
+        make_fallback(op, layout_constraint=layout, warn=False)
+    fallback, name = lowerings[op], f"torch.ops.{op}"
+
+    @wraps(fallback)
+    def lower(*arguments: Any, **options: Any) -> Any:
+        graph = virtual.graph
+        operations = getattr(graph, "operations", ())
+        before = len(operations)
+        result = fallback(*arguments, **options)
+        for kernel in operations[before:]:
+            is_call = isinstance(kernel, fallback_kernel) and getattr(kernel, "python_kernel_name", None) == name
+            if is_call and not (getattr(graph, "cpp_wrapper", True) or getattr(graph, "fx_wrapper", True)):
+                kernel.python_kernel_name = f"{name}.{DIRECT}"
+        return result
+
+    lowerings[op] = lower
+    return True
 
 
 def single_level() -> AbstractContextManager[Any]:

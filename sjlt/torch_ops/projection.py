@@ -34,6 +34,7 @@ for _name in ("project", "project_adjoint"):
 project, project_adjoint = torch.ops.sjlt.project.default, torch.ops.sjlt.project_adjoint.default
 project_into, project_adjoint_into = torch.ops.sjlt.project_into.default, torch.ops.sjlt.project_adjoint_into.default
 _TRANSPOSE = {project: project_adjoint, project_adjoint: project}
+_called_directly: set[Any] = set()  # by code that inductor compiles, once it is loaded
 _INTO = {project: project_into, project_adjoint: project_adjoint_into}
 
 
@@ -64,7 +65,16 @@ def call_into(op: Any, x: Tensor, out: Tensor, spec: SketchSpec, accumulate: boo
 
 
 def _fake(op: Any, x: Tensor, n_features: int, n_components: int, *others: Any) -> Tensor:
+    if op not in _called_directly and compat.call_directly_in_compiled_code(op):
+        _called_directly.add(op)
     return views.new_result(x, n_components if op is project else n_features, *others[-2:])
+
+
+def _direct(op: Any, x: Tensor, *arguments: Any) -> Tensor:
+    """`op` as called in compiled code, bypassing the dispatcher if nothing in torch needs to see the call."""
+    if is_plain(x):
+        return _plain_call(op, x, SketchSpec._make(arguments[:-2]), *arguments[-2:])
+    return op(x, *arguments)  # type: ignore[no-any-return]
 
 
 def _compute(op: Any, x: Tensor, *arguments: Any) -> Tensor:
@@ -220,6 +230,7 @@ def _register() -> None:
         for key in ("CPU", "CUDA"):
             _library.impl(op, partial(_compute, op), key)
         _library.impl(op, partial(_differentiable, op), "Autograd")
+        setattr(op, compat.DIRECT, partial(_direct, op))
         _library.impl(op, partial(_autocast, op, "cpu"), "AutocastCPU")
         _library.impl(op, partial(_autocast, op, "cuda"), "AutocastCUDA")
     for op, into in _INTO.items():
