@@ -37,6 +37,7 @@ MIN_SMALL_VECTORS, MIN_SMALL_FEATURES = 16, STEP
 MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (128, 1 << 20))  # pairs (largest k, most elements of X)
 MAX_SMALL_FEW = 1 << 21  # elements of X if it has at most half a block of vectors
 MAX_SMALL_ADJOINT = ((32, 1 << 24), (64, 1 << 21))  # as MAX_SMALL, for elements of the result of an adjoint
+MAX_GENERATED, MAX_STEPS = 1 << 22, 32  # columns, and steps that are added to one sum
 MAX_SHORT_COLUMNS = 4 * STEP  # up to which sums are not split, because adding the splits takes a launch
 
 
@@ -120,6 +121,8 @@ def _max_small(product: Product) -> int:
         most = min(most, MAX_SMALL_FEW)
     elif product.n <= BLOCK_VECTORS:
         most *= 4  # codes take the time of 128 vectors: (64, 228558) -> 16 in fp32 66 us, here 39 us
+        if most and product.k <= MIN_ROWS and product.nnz > 4:  # (64, 156250) -> 26, nnz 8, in fp32 70 us, here 32 us
+            most = product.n * MAX_GENERATED
     width = alignment(product, product.d, product.x_strides, 2)
     if product.item_bytes == 2 and product.x_strides[1] == 1 and width == 1:
         most //= 2  # asynchronous copies, of at least 4 bytes, are not possible
@@ -169,6 +172,8 @@ def _split(product: Product, block_vectors: int, chunks: int, small: bool) -> tu
     unit = max(1, (STEP if small else MIN_SPLIT_COLUMNS) >> product.geometry.log_chunk)
     programs = PROGRAMS * product.device.multiprocessors
     splits = max(1, min(programs // -(-product.n // block_vectors), chunks // unit))
+    if small:
+        splits = max(splits, (chunks << product.geometry.log_chunk) // (MAX_STEPS * STEP))
     if not product.adjoint:
         if small and product.d <= MAX_SHORT_COLUMNS:
             splits = 1

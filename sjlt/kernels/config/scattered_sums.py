@@ -9,7 +9,9 @@ from functools import lru_cache
 
 from .product import SCRATCH_BYTES, Product, alignment, is_power_of_two, next_power_of_two, vectors_contiguous
 
-MIN_BYTES = 4 << 20  # of X; for fewer, the launch itself takes most of the time
+# Bytes of X, below which the launch itself takes most of the time; fewer suffice for so many terms, in which the other
+# kernels take 25 (A (129037, 8) -> 896 with nnz 4) to 80 us (A (504794, 1) -> 1984 with nnz 8; H100, fp32).
+MIN_BYTES, MIN_TERMS = 4 << 20, 1 << 21
 MAX_VECTORS = 32
 # Limits for rows of more vectors: estimated cycles of a multiprocessor per column and block of 128 vectors, which other
 # kernels take the time of; columns per component, which the time for setting up and adding sums is divided by.
@@ -151,13 +153,20 @@ def _gains(product: Product) -> bool:
     return (
         product.device.asynchronous_copies
         and not product.adjoint
-        and product.x_bytes >= MIN_BYTES
+        and _is_large(product)
         and product.d < 1 << 30
         and product.nnz * product.stacks <= MAX_NNZ
         and not is_in_registers(product)
         and (_are_rows(product) or _are_columns(product))
         and _launch(product) is not None
     )
+
+
+def _is_large(product: Product) -> bool:
+    """Whether a product takes longer than a launch."""
+    terms = product.n * product.d * product.nnz * product.stacks
+    many_terms = terms >= MIN_TERMS and product.x_bytes >= MIN_BYTES // 4
+    return product.x_bytes >= MIN_BYTES or many_terms
 
 
 def is_in_registers(product: Product) -> bool:
