@@ -303,6 +303,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gradients h200": lambda: gradients("gradients_h200"),
     "envelope h200": envelope_tables.envelope,
     "envelope h100": lambda: envelope_tables.envelope("envelope_h100"),
+    "envelope portable h100": lambda: envelope_tables.envelope("envelope_portable_h100"),
     "envelope cpu named": envelope_tables.cpu_named,
     "envelope cpu": envelope_tables.cpu_random,
     "gradients h100": lambda: gradients("gradients_h100"),
