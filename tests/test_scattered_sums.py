@@ -39,6 +39,7 @@ SMALL = {"scattered_sums.MIN_BYTES": 0}
         ({"n": 128, "nnz": 1}, True),
         ({"n": 129, "nnz": 1}, False),
         ({"n": 64, "nnz": 8}, False),
+        ({"n": 64, "nnz": 2, "dtype": "float64", "device": A100}, False),
         ({"n": 64, "nnz": 2, "dtype": "float16"}, False),
         ({"n": 64, "nnz": 2, "dtype": "float16", "d": (1 << 22) - 1}, True),  # elements loaded one by one
         ({"n": 64, "nnz": 2, "dtype": "float16", "data_aligned": False}, True),

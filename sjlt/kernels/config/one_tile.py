@@ -22,9 +22,7 @@ from .product import (
 STEP = 64  # columns multiplied at a time
 BLOCK_VECTORS = 64  # of a program, except in 16 bits with stored entries
 MIN_ELEMENTS = 1 << 18  # of X; for fewer, a second launch takes longer than generating entries repeatedly
-MIN_VECTORS = (
-    65  # for fewer, whose data is smaller than the entries, storing the entries takes longer than generating them
-)
+MIN_VECTORS = 65  # for fewer, the entries are larger than the data
 MAX_ENTRY_BYTES = SCRATCH_BYTES // 4 * 3  # the rest of SCRATCH_BYTES is for partial sums
 MIN_ROWS = 32  # of a block of entries
 PROGRAMS = 2  # per multiprocessor. With 3, X Sᵀ with generated entries takes 1.06 times as long (30 products, H100).

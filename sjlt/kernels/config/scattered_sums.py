@@ -125,7 +125,8 @@ def eligible(product: Product) -> bool:
     """
     if product.n <= MAX_VECTORS:
         return _gains(product)
-    if not _are_rows(product) or product.d < MIN_COLUMNS * product.k * product.stacks:
+    long_rows = _are_rows(product) and product.d >= MIN_COLUMNS * product.k * product.stacks
+    if not long_rows or product.dtype == "float64":
         return False
     hopper = product.device.hopper
     if _loaded_bytes(product) <= (4 if hopper else 8):
