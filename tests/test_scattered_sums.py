@@ -191,6 +191,25 @@ def test_any_layout_of_sums_emulated(monkeypatch, seed):
         check_project(S, n, dtype, x_in=x_in)
 
 
+@pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
+@pytest.mark.parametrize(("n", "k", "nnz", "dtype"), [(45, 40, 4, "float16"), (150, 13, 2, "float32")])
+def test_many_unaligned_rows_emulated(monkeypatch, n, k, nnz, dtype):
+    emulate(monkeypatch)
+    all_tensors_on(monkeypatch, EMULATED)
+    with changed_choices(SMALL):
+        assert scattered_sums.eligible(exact_product(n, 1301, k, nnz, dtype=dtype, device=EMULATED))
+        check_project(Sketch(1301, k, nnz=nnz, seed=3), n, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "k", "nnz", "dtype"), [(45, 90, 4, "float16"), (2000, 32, 3, "bfloat16")])
+def test_many_unaligned_rows(n, k, nnz, dtype):
+    d = 3001
+    with changed_choices(SMALL):
+        assert isinstance(choose(exact_product(n, d, k, nnz, dtype=dtype, device=HOPPER)), scattered_sums.ScatteredSums)
+        check_project(Sketch(d, k, nnz=nnz, seed=3), n, dtype, device="cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(60))
 def test_any_layout_of_sums(seed):
