@@ -1,4 +1,4 @@
-"""What a call costs in compiled code besides the product: guards, and the way to the backend."""
+"""Costs of a call in compiled code besides the product: guards, and the way to the backend."""
 
 import pytest
 import torch

@@ -148,9 +148,8 @@ def sum_vectors(x, starts, entries, signed, out, scale, accumulate):
 def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
     """Compute a range of rows of out, a tile of vectors at a time.
 
-    scratch : a tile of all features and one of some components, as wide or, if the first is half a SIMD vector wide,
-        twice as wide; totals of these components, used if
-        there are several blocks of features.
+    scratch : a tile of all features; one of some components, as wide or, if the first is half a SIMD vector wide, twice
+        as wide; totals of these components, used if there are several blocks of features.
     """
     i0, i1 = rows
     features, sums, totals = scratch

@@ -38,14 +38,13 @@ def favors_few_vectors(product: Product) -> bool:
     """
     if product.adjoint:
         return False
-    single_nonzero_fp32 = product.nnz == 1 and product.dtype == "float32"
+    fp32, few = product.dtype == "float32", product.n <= 2 * MIN_BLOCK_VECTORS
     if vectors_contiguous(product):
-        few = product.n <= 2 * MIN_BLOCK_VECTORS and product.x_bytes >= MIN_DENSE_BYTES
-        fp32, power_of_two = product.dtype == "float32", is_power_of_two(product.k, product.nnz)
-        return fp32 and power_of_two and (product.nnz == 1 or (few and product.stacks == 1))
+        few_large = few and product.x_bytes >= MIN_DENSE_BYTES and product.stacks == 1
+        return fp32 and is_power_of_two(product.k, product.nnz) and (product.nnz == 1 or few_large)
     if product.d < MIN_LONG_FEATURES or product.nnz > 4:
         return False
-    return product.n <= 2 * MIN_BLOCK_VECTORS or (product.n <= 128 and single_nonzero_fp32)
+    return few or (product.n <= 128 and fp32 and product.nnz == 1)
 
 
 def favors_few_reads(product: Product) -> bool:

@@ -19,6 +19,7 @@ from .product import (
     count_groups,
     is_power_of_two,
     is_small_and_narrow,
+    loaded_bytes,
     vector_alignment,
     vectors_contiguous,
 )
@@ -168,8 +169,7 @@ def _favors_half_blocks(product: Product) -> bool:
     if product.n > PROGRAM_VECTORS // 2:
         return False
     if not vectors_contiguous(product):
-        widest = alignment(product, product.d, product.x_strides, product.offset)
-        return product.item_bytes == 2 and product.data_aligned and widest * product.item_bytes > 4
+        return product.item_bytes == 2 and loaded_bytes(product) > 4
     if product.item_bytes == 2:
         return product.nnz <= 4
     return product.nnz > 1 and vector_alignment(product) > 1

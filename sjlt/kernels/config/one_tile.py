@@ -170,9 +170,9 @@ def _split(product: Product, block_vectors: int, chunks: int, small: bool) -> tu
     unit = max(1, (STEP if small else MIN_SPLIT_COLUMNS) >> product.geometry.log_chunk)
     programs = PROGRAMS * product.device.multiprocessors
     splits = max(1, min(programs // -(-product.n // block_vectors), chunks // unit))
-    if small:
-        splits = max(splits, (chunks << product.geometry.log_chunk) // (MAX_STEPS * STEP))
     if not product.adjoint:
+        if small:
+            splits = max(splits, (chunks << product.geometry.log_chunk) // (MAX_STEPS * STEP))
         if small and product.d <= MAX_SHORT_COLUMNS:
             splits = 1
         splits = max(1, min(splits, (SCRATCH_BYTES - MAX_ENTRY_BYTES) // (4 * product.n * product.k)))

@@ -151,6 +151,12 @@ def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int
     return math.gcd(widest, limit, strides[0] if product.n > 1 else 0, width)
 
 
+def loaded_bytes(product: Product) -> int:
+    """The number of consecutive bytes of a row of X that a thread may load at once; those of an element at least."""
+    widest = alignment(product, product.d, product.x_strides, product.offset) if product.data_aligned else 1
+    return widest * product.item_bytes
+
+
 def vector_alignment(product: Product) -> int:
     """The number of consecutive vectors that one access may cover; 1 if vectors are not contiguous.
 

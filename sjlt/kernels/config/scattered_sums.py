@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .product import SCRATCH_BYTES, Product, alignment, is_power_of_two, next_power_of_two, vectors_contiguous
+from .product import SCRATCH_BYTES, Product, is_power_of_two, loaded_bytes, next_power_of_two, vectors_contiguous
 
 # Bytes of X, below which the launch itself takes most of the time; fewer suffice for so many terms, in which the other
 # kernels take 25 (A (129037, 8) -> 896 with nnz 4) to 80 us (A (504794, 1) -> 1984 with nnz 8; H100, fp32).
@@ -129,7 +129,7 @@ def eligible(product: Product) -> bool:
     if not long_rows or product.dtype == "float64":
         return False
     hopper = product.device.hopper
-    if _loaded_bytes(product) <= (4 if hopper else 8):
+    if loaded_bytes(product) <= (4 if hopper else 8):
         limit = MAX_CYCLES["codes" if hopper else "no codes"]
     elif product.dtype == "float32" and product.n <= BLOCK_VECTORS:
         limit = MAX_CYCLES["fp32"]
@@ -166,8 +166,7 @@ def _gains(product: Product) -> bool:
 def _is_large(product: Product) -> bool:
     """Whether a product takes longer than a launch."""
     terms = product.n * product.d * product.nnz * product.stacks
-    many_terms = terms >= MIN_TERMS and product.x_bytes >= MIN_BYTES // 4
-    return product.x_bytes >= MIN_BYTES or many_terms
+    return product.x_bytes >= (MIN_BYTES // 4 if terms >= MIN_TERMS else MIN_BYTES)
 
 
 def is_in_registers(product: Product) -> bool:
@@ -179,12 +178,6 @@ def is_in_registers(product: Product) -> bool:
 def _are_rows(product: Product) -> bool:
     """Whether the elements of a vector are contiguous in memory."""
     return product.x_strides[1] == 1 and (product.n == 1 or product.x_strides[0] > 1)
-
-
-def _loaded_bytes(product: Product) -> int:
-    """The number of bytes of a row that other kernels can load at a time."""
-    widest = alignment(product, product.d, product.x_strides, product.offset) if product.data_aligned else 1
-    return widest * product.item_bytes
 
 
 def _are_columns(product: Product) -> bool:
@@ -236,10 +229,10 @@ def _batches(product: Product, chunks: int) -> int:
 
 def _constants(product: Product) -> ScatterConstants | None:
     """The constants of the kernel, or None if shared memory does not hold the sums of one vector."""
-    best = min(_sums(product), key=lambda sums: _cost(product, *sums), default=None)
+    best = _best_sums(product)
     if best is None:
         return None
-    vectors, unit, team, shared_sums, replicas = best
+    vectors, unit, team, shared_sums, replicas = best[1]
     group, nnz = 1 << product.geometry.log_chunk + product.geometry.log_group, product.nnz * product.stacks
     loaded, rounds = max(1, MAX_LOADED // vectors), nnz // team
     together = max(1, min(loaded, group // (LANES * (WARPS if shared_sums else 1)), 4 // min(4, rounds)))
@@ -283,6 +276,12 @@ def _sums(product: Product) -> Iterator[tuple[int, int, int, bool, int]]:
         vectors //= 2
 
 
+def _best_sums(product: Product) -> tuple[float, tuple[int, int, int, bool, int]] | None:
+    """(The least cost, the sums that have it), or None if shared memory does not hold the sums of one vector."""
+    costs = ((_cost(product, *sums), sums) for sums in _sums(product))
+    return min(costs, key=lambda cost_and_sums: cost_and_sums[0], default=None)
+
+
 def _cost(product: Product, vectors: int, unit: int, team: int, shared_sums: bool, replicas: int) -> float:
     """The estimated time per vector, column and sub-block, in cycles of a multiprocessor for 32 of them.
 
@@ -303,9 +302,10 @@ def _cost(product: Product, vectors: int, unit: int, team: int, shared_sums: boo
 
 
 def _cycles(product: Product) -> float:
-    """The estimated time per column, in cycles of a multiprocessor, if shared memory holds the sums of one vector."""
-    terms = product.n * product.nnz * product.stacks
-    return min(_cost(product, *sums) for sums in _sums(product)) * terms / 32
+    """The estimated time per column of an eligible product, in cycles of a multiprocessor."""
+    best = _best_sums(product)
+    assert best is not None
+    return best[0] * product.n * product.nnz * product.stacks / LANES
 
 
 def bank_conflicts(product: Product, vectors: int, unit: int, replicas: int) -> tuple[float, int]:
