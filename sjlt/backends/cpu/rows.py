@@ -52,18 +52,26 @@ def _component(builder: Any, components: Any, code: Any, v: Any, vector: Any) ->
     return builder.bitcast(start, vector.as_pointer())
 
 
-def _sum_terms(builder: Any, codes: Any, span: tuple[Any, Any], components: Any, v: Any, vector: Any) -> Any:
-    """The sum of sign * components[row, v:] over the codes of a span, as one vector that stays in registers."""
+def _add_terms(
+    builder: Any, codes: Any, begins: list[Any], length: Any, components: Any, v: Any, vector: Any, totals: list[Any]
+) -> None:
+    """Add sign * components[row, v:] over codes begins[i] .. begins[i] + length - 1 to total i, all totals in turns."""
     bits = 32 if isinstance(vector.element, ir.FloatType) else 64
-    total = cgutils.alloca_once(builder, vector)
-    builder.store(ir.Constant(vector, None), total)
-    with cgutils.for_range(builder, span[1], start=span[0]) as loop:
-        code = builder.load(builder.gep(codes, [loop.index]))
-        term = builder.load(_component(builder, components, code, v, vector), align=bits // 8)
-        sign = sign_vector(builder, code, vector.element, vector.count)
-        updated = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(total)))
-        builder.store(updated, total)
-    return builder.load(total)
+    with cgutils.for_range(builder, length) as loop:
+        for begin, total in zip(begins, totals, strict=True):
+            code = builder.load(builder.gep(codes, [builder.add(begin, loop.index)]))
+            term = builder.load(_component(builder, components, code, v, vector), align=bits // 8)
+            sign = sign_vector(builder, code, vector.element, vector.count)
+            updated = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(total)))
+            builder.store(updated, total)
+
+
+def _zero_totals(builder: Any, vector: Any, count: int) -> list[Any]:
+    """Pointers to `count` vectors of zeros, which stay in registers."""
+    totals = [cgutils.alloca_once(builder, vector) for _ in range(count)]
+    for total in totals:
+        builder.store(ir.Constant(vector, None), total)
+    return totals
 
 
 @intrinsic
@@ -131,8 +139,9 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
 
         def add(v, size, remaining):
             vector = ir.VectorType(element, size)
-            total = _sum_terms(builder, codes, (begin, end), components, v, vector)
-            result = scaled(builder, total, scale, out_type.dtype)
+            totals = _zero_totals(builder, vector, 1)
+            _add_terms(builder, codes, [begin], builder.sub(end, begin), components, v, vector, totals)
+            result = scaled(builder, builder.load(totals[0]), scale, out_type.dtype)
             pointer = builder.bitcast(builder.gep(feature, [v]), result.type.as_pointer())
             if remaining is None:
                 builder.store(result, pointer, align=align)
@@ -176,26 +185,13 @@ def _define_sum_lists(n_lists: int, n_vectors: float) -> Any:
                 start = builder.gep(starts, [builder.add(at, builder.mul(step, row))])
                 return row, builder.load(start), builder.load(builder.gep(start, [at.type(1)]))
 
-            def add(begin, end, totals):
-                """Add entries begin[i] .. begin[i] + end - 1 of each list i to its total."""
-                with cgutils.for_range(builder, end) as loop:
-                    for first, total in zip(begin, totals, strict=True):
-                        code = builder.load(builder.gep(entries, [builder.add(first, loop.index)]))
-                        term = builder.load(_component(builder, features, code, v, vector), align=bits // 8)
-                        sign = sign_vector(builder, code, element, size)
-                        result = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(total)))
-                        builder.store(result, total)
-
-            vector = ir.VectorType(element, size)
             spans = [span(r.type(i)) for i in range(n_lists)]
             common = builder.sub(spans[0][2], spans[0][1])
             for _, begin, end in spans[1:]:
                 length = builder.sub(end, begin)
                 common = builder.select(builder.icmp_signed("<", length, common), length, common)
-            totals = [cgutils.alloca_once(builder, vector) for _ in spans]
-            for total in totals:
-                builder.store(ir.Constant(vector, None), total)
-            add([begin for _, begin, _ in spans], common, totals)
+            totals = _zero_totals(builder, vector, n_lists)
+            _add_terms(builder, entries, [begin for _, begin, _ in spans], common, features, v, vector, totals)
 
             def store(total, row):
                 target = builder.add(builder.mul(row, builder.extract_value(sums.shape, 1)), v)
@@ -213,7 +209,7 @@ def _define_sum_lists(n_lists: int, n_vectors: float) -> Any:
                 row, begin, end = span(lists.index)
                 begin, total = builder.add(begin, common), cgutils.alloca_once(builder, vector)
                 builder.store(builder.load(builder.gep(kept, [lists.index])), total)
-                add([begin], builder.sub(end, begin), [total])
+                _add_terms(builder, entries, [begin], builder.sub(end, begin), features, v, vector, [total])
                 store(total, row)
             return context.get_dummy_value()
 
