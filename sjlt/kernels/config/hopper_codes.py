@@ -60,6 +60,8 @@ class KernelChoice:
         Whether the sketch has one tile, so that its chunks are adjacent.
     vectors_contiguous, out_vectors_contiguous : bool
         Whether consecutive elements of the data and of the result belong to consecutive vectors.
+    adjacent : bool
+        Whether consecutive elements of the result are adjacent in memory.
     tma_store : bool
         Whether the TMA stores the result.
     rows : {64, 128}
@@ -76,6 +78,7 @@ class KernelChoice:
     one_tile: bool
     vectors_contiguous: bool
     out_vectors_contiguous: bool
+    adjacent: bool
     tma_store: bool
     rows: int
     slots: int
@@ -218,6 +221,7 @@ def _kernel(product: Product, splits: int) -> KernelChoice:
         one_tile,
         contiguous,
         out_contiguous,
+        splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
         _tma_stores(product, splits, out_contiguous),
         rows=law.TILE_ROWS if -(-product.k // geometry.n_tiles) > 64 else 64,
         slots=3 if fp32 else 4,
