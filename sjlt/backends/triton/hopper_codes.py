@@ -14,9 +14,11 @@ from triton.experimental.gluon import language as gl
 
 from ...kernels.config.chunk_codes import encoding
 from ...kernels.config.hopper import WARPGROUP_VECTORS
-from ...kernels.config.hopper_codes import TMA, HopperCodes, KernelChoice
+from ...kernels.config.hopper_codes import HopperCodes
+from ...kernels.config.hopper_loaders import TMA, KernelChoice, slot_bytes
 from ...kernels.config.product import kernel_geometry
 from ...kernels.hopper.project_codes import project_codes_hopper
+from ...kernels.nvidia.shared_memory import LIBRARIES
 from ...kernels.portable.chunk_codes import encode_chunks
 from ...laws import exact as law
 from . import device
@@ -170,7 +172,9 @@ def _project(
             "DTYPE": getattr(gl, DTYPE_NAMES[dtype]),
             "CHOSEN": kernel,
             "ACCUMULATE": accumulate,
+            "SHARED_BYTES": kernel.slots * slot_bytes(kernel),
             "num_warps": 4,
+            "extern_libs": LIBRARIES,
             "launch_pdl": True,
         }
 

@@ -5,12 +5,12 @@ It covers what `project_hopper` does not: any k, nnz and strides, accumulated re
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ...laws import exact as law
 from .arithmetic import MAX_CHUNKS
 from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
+from .hopper_loaders import KernelChoice, kernel_choice
 from .product import (
     SCRATCH_BYTES,
     VECTOR_BYTES,
@@ -24,7 +24,6 @@ from .product import (
     vectors_contiguous,
 )
 
-TMA, COPY, LOAD = range(3)  # how data is loaded
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address"]
 
@@ -39,49 +38,6 @@ STEP_TIME, START_STEPS, REDUCE_TIME = 1.0, 2, 1.5
 CACHE_RATE = 4e6
 ALMOST = 1.03  # estimates that differ by less are considered equal
 MAX_SPLITS = 256
-ROW_BYTES = 128  # per row of a TMA box; for fewer, copies by threads are faster
-
-
-@dataclass(frozen=True)
-class KernelChoice:
-    """The constants of `project_codes_hopper`.
-
-    Attributes
-    ----------
-    loader : {TMA, COPY, LOAD}
-    vector : int
-        Elements that a thread copies at a time if the loader is COPY, else 1.
-    producer_warps : {4, 8}
-        Warps that load data and write entries. With 8, loads of single elements take 0.7 to 0.97 times as long, but
-        others up to 1.2 times, because fewer registers are left for the consumers (H200).
-    log_block, log_panel : int
-        A block of codes has 2^log_block columns, a panel of data 2^log_panel.
-    one_tile : bool
-        Whether the sketch has one tile, so that its chunks are adjacent.
-    vectors_contiguous, out_vectors_contiguous : bool
-        Whether consecutive elements of the data and of the result belong to consecutive vectors.
-    adjacent : bool
-        Whether consecutive elements of the result are adjacent in memory.
-    tma_store : bool
-        Whether the TMA stores the result.
-    rows : {64, 128}
-        Rows per tile, rounded up.
-    slots : int
-        Steps of data and entries that shared memory holds.
-    """
-
-    loader: int
-    vector: int
-    producer_warps: int
-    log_block: int
-    log_panel: int
-    one_tile: bool
-    vectors_contiguous: bool
-    out_vectors_contiguous: bool
-    adjacent: bool
-    tma_store: bool
-    rows: int
-    slots: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +71,7 @@ def launch(product: Product) -> HopperCodes:
     """The launch for an eligible product."""
     geometry = product.geometry
     splits, groups_per_split = _split(product)
-    kernel = _kernel(product, splits)
+    kernel = kernel_choice(product, splits)
     return HopperCodes(
         kernel,
         splits,
@@ -137,7 +93,7 @@ def eligible(product: Product) -> bool:
         geometry.log_chunk > 0
         and product.x_bytes >= least
         and _gains(product)
-        and product.n < 1 << 31
+        and product.n <= (1 << 31) - PROGRAM_VECTORS
         and product.d < 1 << 30
         and PROGRAM_VECTORS * stride < 1 << 31
         and _code_bytes(product) <= SCRATCH_BYTES
@@ -197,79 +153,6 @@ def _others_are_fast(product: Product) -> bool:
     widest = VECTOR_BYTES // product.item_bytes
     aligned = alignment(product, product.d, product.x_strides, widest) == widest
     return aligned and is_power_of_two(product.k, product.nnz)
-
-
-def _kernel(product: Product, splits: int) -> KernelChoice:
-    geometry, item, contiguous = product.geometry, product.item_bytes, vectors_contiguous(product)
-    one_tile, fp32 = geometry.n_tiles == 1, item == 4
-    log_block = min(geometry.log_chunk, 5 if fp32 or one_tile else 6)
-    log_panel = (5 if fp32 else 6) if one_tile else log_block
-    if _tma_loads(product) and (contiguous or item << log_panel >= ROW_BYTES):
-        loader, vector = TMA, 1
-    else:
-        log_panel = 5 if fp32 else 6
-        vector = _copy_width(product, log_block)
-        loader = COPY if vector * item >= 4 else LOAD
-        vector = vector if loader == COPY else 1
-    out_contiguous = product.n > 1 and product.y_strides[0] < product.y_strides[1]
-    return KernelChoice(
-        loader,
-        vector,
-        8 if vector == 1 and loader != TMA else 4,
-        log_block,
-        log_panel,
-        one_tile,
-        contiguous,
-        out_contiguous,
-        splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
-        _tma_stores(product, splits, out_contiguous),
-        rows=law.TILE_ROWS if -(-product.k // geometry.n_tiles) > 64 else 64,
-        slots=3 if fp32 else 4,
-    )
-
-
-def _tma_loads(product: Product) -> bool:
-    """Whether rows and, within them, all panels begin at multiples of 16 bytes, as the TMA requires."""
-    contiguous = vectors_contiguous(product)
-    far, near = product.x_strides if not contiguous else product.x_strides[::-1]
-    width = product.n if contiguous else product.d
-    widest = VECTOR_BYTES // product.item_bytes
-    geometry = product.geometry
-    least = 8 if contiguous else widest  # columns of a panel, whose rows of 128 bytes are swizzled in groups of 8
-    return (
-        product.data_aligned
-        and near == 1
-        and far >= width
-        and far % widest == 0
-        and far * product.item_bytes < 1 << 40
-        and (contiguous or product.offset % widest == 0)
-        and (geometry.n_tiles == 1 or 1 << geometry.log_chunk >= least)
-    )
-
-
-def _copy_width(product: Product, log_block: int) -> int:
-    """The number of adjacent elements that a thread may copy at once: of one block, and all inside the data or none."""
-    contiguous = vectors_contiguous(product)
-    far, near = product.x_strides if not contiguous else product.x_strides[::-1]
-    if near != 1 or not product.data_aligned:
-        return 1
-    widest = VECTOR_BYTES // product.item_bytes
-    if contiguous:
-        return math.gcd(widest, far, product.n)
-    return math.gcd(widest, far, product.d, product.offset, 1 << log_block)
-
-
-def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
-    """Whether all tiles have the same number of rows, and their sums are stored at multiples of 16 bytes."""
-    n_tiles = product.geometry.n_tiles
-    if product.k % n_tiles or (splits == 1 and not product.plain):
-        return False
-    item = product.item_bytes if splits == 1 else 4
-    far, near = product.y_strides[::-1] if contiguous else product.y_strides
-    if splits > 1:  # partial sums have no gaps
-        far, near = (product.n if contiguous else product.k * product.stacks), 1
-    rows = 0 if contiguous else product.k // n_tiles
-    return near == 1 and far > 0 and far * item % VECTOR_BYTES == 0 and rows * item % VECTOR_BYTES == 0
 
 
 def _split(product: Product) -> tuple[int, int]:

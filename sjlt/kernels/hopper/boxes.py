@@ -60,10 +60,10 @@ def box_pointers(x, base, rows, j, v, n, d, stride_v, stride_f, CHOSEN: gl.const
 
 @gluon.jit
 def load_boxes(
-    x, base, rows, columns, v, n, d, more, stride_v, stride_f,
+    x, base, rows, columns, v, n, d, stride_v, stride_f,
     CHOSEN: gl.constexpr, SIDES: gl.constexpr, PANELS: gl.constexpr,
 ):  # fmt: skip
-    """A step's data in registers, box by box; nothing is loaded unless `more`.
+    """A step's data in registers, box by box.
 
     columns : from `panel_columns`, one tensor per panel.  rows : one tensor per half of the vectors.
     """
@@ -73,7 +73,7 @@ def load_boxes(
             x, base, rows[box // (PANELS * SIDES)], columns[box % PANELS], v + box // PANELS * (HALF // SIDES), n, d,
             stride_v, stride_f, CHOSEN,
         )  # fmt: skip
-        result += (gl.load(pointers, mask=mask & more, other=0.0),)
+        result += (gl.load(pointers, mask=mask, other=0.0),)
     return result
 
 

@@ -4,12 +4,15 @@ As in `project_hopper`, 4 warps of a program (the producer) fill slots in shared
 groups of 4 (the consumers) multiply, each for half of the vectors; fp32 data is multiplied as pairs of fp16 numbers.
 Here entries come from codes, so k, nnz and the number of tiles are ordinary arguments; a step of STEP_COLUMNS columns
 combines blocks of several chunks; and data that the tensor memory accelerator (TMA) cannot load is loaded in other ways
-(`boxes`). CHOSEN.loader is
+(`boxes`, `staged_lines`). CHOSEN.loader is
 
 - TMA if rows begin at multiples of 16 bytes and boxes are wide enough. Boxes with rows of 64 bytes or less take 1.15
   times as long as COPY in fp32, and 1.4 times in 16 bits (H200).
 - COPY for asynchronous copies of CHOSEN.vector elements, 4 to 16 bytes, per thread.
-- LOAD for loads through registers: 16-bit elements at odd offsets, which asynchronous copies do not support.
+- STAGE for copies of 16 bytes of 16-bit data that rows begin anywhere in (`staged_lines`).
+- LOAD for loads through registers: 16-bit elements of which none are adjacent, or of narrow blocks.
+
+Data of which the consumers' share is large (`hopper_loaders.KernelChoice.producers`) has two producers.
 
 While the codes are being written, programs copy the data that they read first to the L2 cache.
 
@@ -28,40 +31,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..config import hopper, hopper_codes
+from ..config import hopper_codes
+from ..nvidia.shared_memory import shared_begin
 from ..portable import chunk_codes
-from .boxes import copy_boxes, load_boxes, load_boxes_by_tma, panel_columns, store_boxes
-from .common import TILE, barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
-from .expand import codes_layout, expand
+from .common import barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
+from .produce_codes import COPY, HALF, STAGE, STEP, TMA, parts_of, produce
+from .staged_lines import element_addresses, load_lines
 
-HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
-STEP = gl.constexpr(hopper.STEP_COLUMNS)
-TMA, COPY, LOAD = (gl.constexpr(i) for i in (hopper_codes.TMA, hopper_codes.COPY, hopper_codes.LOAD))
-NO_ENTRY, NO_COLUMN = gl.constexpr(chunk_codes.NO_ENTRY.value), gl.constexpr(chunk_codes.NO_COLUMN.value)
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
-LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per lane
 SEGMENT = gl.constexpr(512)  # bytes that a thread prefetches at a time
 
 
 @gluon.constexpr_function
 def swizzle_bytes(width, bits):
-    """The swizzle of a tile whose rows have `width` elements of `bits` bits."""
-    return min(128, width * bits // 8)
+    """The swizzle of a tile whose rows have `width` elements of `bits` bits (of an unused one, at least 32 bytes)."""
+    return min(128, max(32, width * bits // 8))
 
 
 @gluon.constexpr_function
-def registers(bits, loader, producer_warps):
-    """Registers per thread of the second consumer and of the producer."""
-    if producer_warps == 8:
+def registers(bits, CHOSEN):
+    """Registers per thread of the second consumer and of each producer."""
+    if CHOSEN.producers == 2:
+        return [128, 128, 128] if bits == 16 else [184, 72, 72]
+    if CHOSEN.producer_warps == 8:
         return [120, 136] if bits == 16 else [184, 72]
-    return [136, 232] if bits == 16 else [200, 104] if loader == COPY else [216, 72]
-
-
-@gluon.jit
-def _work(product, splits, n_tiles):
-    """(tile, split, block of vectors) of a product."""
-    rest = product // n_tiles
-    return product % n_tiles, rest % splits, rest // splits
+    return [136, 232] if bits == 16 else [200, 104] if CHOSEN.loader == COPY else [216, 72]
 
 
 @gluon.jit
@@ -78,7 +72,7 @@ def _prefetch(
     ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     thread = gl.arange(0, 128, layout=layout)
-    m, split, vector_block = _work(gl.program_id(0), splits, n_tiles)
+    m, split, vector_block = parts_of(gl.program_id(0), splits, n_tiles)
     v, j = (vector_block * (2 * HALF)).to(gl.int64), split.to(gl.int64) * columns_per_split
     if VECTORS_CONTIGUOUS:
         row, rows, stride = j + m * 128 + thread, d, stride_f * ITEM
@@ -97,111 +91,17 @@ def _prefetch(
 
 
 @gluon.jit
-def _produce(
-    x, xs, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity, n, d, stride_v, stride_f,
-    CHOSEN: gl.constexpr,
+def _sum_of_blocks(
+    xs, raw, address, line_stride, tiles, full, empty, count, slot, phase,
+    INPUT: gl.constexpr, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """The producer: fill slots with data and entries, one step per slot."""
-    DTYPE: gl.constexpr = xs.dtype
-    PANELS: gl.constexpr = STEP >> CHOSEN.log_panel
-    BOX0: gl.constexpr = xs.shape[1]
-    BOX1: gl.constexpr = xs.shape[2]
-    SIDES: gl.constexpr = HALF // BOX1 if CHOSEN.vectors_contiguous else 1
-    BOXES: gl.constexpr = 2 * SIDES * PANELS  # of a slot, indexed by half of the vectors, part of a half, panel
-    WARPS: gl.constexpr = CHOSEN.producer_warps
-    LANES: gl.constexpr = min(32, BOX1 // CHOSEN.vector)
-    box_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    box_row = gl.arange(0, BOX0, layout=gl.SliceLayout(1, box_layout))[:, None]
-    box_column = gl.arange(0, BOX1, layout=gl.SliceLayout(0, box_layout))[None, :]
-    box_f = box_row if CHOSEN.vectors_contiguous else box_column
-    box_v = box_column if CHOSEN.vectors_contiguous else box_row
-    list_layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    STEP_BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
-    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, WARPS)
-    r = gl.arange(0, CHOSEN.rows, layout=gl.SliceLayout(1, gl.SliceLayout(2, words)))[:, None]
-    u = gl.arange(0, STEP_BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
-    # Loads of the next step are started before this step's data is stored (H200, 16 bits, odd strides: 3.4 times the
-    # memory floor instead of 4.3 with one tile, no difference with 16; 3.2 instead of 2.9 if vectors are contiguous).
-    AHEAD: gl.constexpr = CHOSEN.loader == LOAD and not CHOSEN.vectors_contiguous
-    wait_for_previous_kernel()
-    slot, phase = 0, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
-    product = gl.program_id(0)
-    while product < products:
-        m, split, vector_block = _work(product, splits, n_tiles)
-        first = vector_block * (2 * HALF)
-        count = gl.load(counts + split * n_tiles + m)
-        list_begin = (split * n_tiles + m).to(gl.int64) * capacity
-        list_columns = columns + list_begin
-        code_pointers = codes + list_begin * TILE + (u * TILE + r)
-        start = gl.load(list_columns)
-        code = gl.load(code_pointers, mask=u + r * 0 < count, other=NO_ENTRY)
-        base = x
-        rows: gl.tuple = (box_v, box_v)
-        if CHOSEN.loader != TMA:
-            next_columns = panel_columns(list_columns, 0, count, start, box_f, CHOSEN, PANELS)
-            if not CHOSEN.vectors_contiguous:  # rows past the last are replaced by the last; their sums are not stored
-                base = x + first.to(gl.int64) * stride_v
-                last = n - 1 - first
-                low, high = gl.minimum(box_v, last), gl.minimum(box_v + HALF, last)
-                rows = ((low * stride_v).to(gl.int32), (high * stride_v).to(gl.int32))
-        if AHEAD:
-            boxes = load_boxes(
-                x, base, rows, next_columns, first + box_v, n, d, count > 0, stride_v, stride_f, CHOSEN, SIDES, PANELS
-            )
-            next_columns = panel_columns(list_columns, STEP_BLOCKS, count, start, box_f, CHOSEN, PANELS)
-        for done in range(0, count, STEP_BLOCKS):
-            code_pointers += STEP_BLOCKS * TILE
-            next_code = gl.load(code_pointers, mask=done + STEP_BLOCKS + u + r * 0 < count, other=NO_ENTRY)
-            if AHEAD:
-                step_boxes = boxes
-                boxes = load_boxes(
-                    x, base, rows, next_columns, first + box_v, n, d, done + STEP_BLOCKS < count, stride_v, stride_f,
-                    CHOSEN, SIDES, PANELS,
-                )  # fmt: skip
-                next_columns = panel_columns(list_columns, done + 2 * STEP_BLOCKS, count, start, box_f, CHOSEN, PANELS)
-                mbarrier.wait(empty.index(slot), phase)
-                store_boxes(xs, slot, step_boxes, BOXES)
-            elif CHOSEN.loader != TMA:
-                step_columns = next_columns
-                next_columns = panel_columns(list_columns, done + STEP_BLOCKS, count, start, box_f, CHOSEN, PANELS)
-                if CHOSEN.loader == LOAD:  # all loads are started before any is waited for
-                    boxes = load_boxes(
-                        x, base, rows, step_columns, first + box_v, n, d, True, stride_v, stride_f, CHOSEN, SIDES,
-                        PANELS,
-                    )  # fmt: skip
-                mbarrier.wait(empty.index(slot), phase)
-                if CHOSEN.loader == LOAD:
-                    store_boxes(xs, slot, boxes, BOXES)
-                else:
-                    copy_boxes(
-                        xs, full, slot, x, base, rows, step_columns, first, box_v, n, d, stride_v, stride_f,
-                        CHOSEN, SIDES, PANELS,
-                    )  # fmt: skip
-            else:
-                column = gl.full([WARPS * LIST], 0, gl.int32, layout=list_layout)
-                if not CHOSEN.one_tile:
-                    i = done // LIST * LIST + gl.arange(0, WARPS * LIST, layout=list_layout) % LIST
-                    column = gl.load(list_columns + i, mask=i < count, other=NO_COLUMN)
-                mbarrier.wait(empty.index(slot), phase)
-                load_boxes_by_tma(xs, full, slot, x, column, first, start, done, CHOSEN, SIDES, PANELS, LIST)
-            tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
-            fence_async_shared()
-            barrier()
-            mbarrier.arrive(full.index(slot), count=1)
-            slot, phase = next_slot(slot, phase, CHOSEN.slots)
-            code = next_code
-        product += gl.num_programs(0)
-
-
-@gluon.jit
-def _sum_of_blocks(xs, tiles, full, empty, count, slot, phase, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr):
     """(the sums of a consumer's vectors over the next `count` blocks, next slot, its phase); see `project`."""
-    SPLIT_FP32: gl.constexpr = xs.dtype == gl.float32
-    DTYPE: gl.constexpr = gl.float16 if SPLIT_FP32 else xs.dtype
+    SPLIT_FP32: gl.constexpr = gl.float32 == INPUT
+    DTYPE: gl.constexpr = gl.float16 if SPLIT_FP32 else INPUT
     ROWS: gl.constexpr = CHOSEN.rows
     WIDTH: gl.constexpr = 128 if CHOSEN.vectors_contiguous else 1 << CHOSEN.log_panel
-    SWIZZLE: gl.constexpr = swizzle_bytes(WIDTH, xs.dtype.primitive_bitwidth)
-    x_shared: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, xs.dtype.primitive_bitwidth, 2)
+    SWIZZLE: gl.constexpr = swizzle_bytes(WIDTH, INPUT.primitive_bitwidth)
+    x_shared: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, INPUT.primitive_bitwidth, 2)
     BOXES: gl.constexpr = STEP * HALF // (xs.shape[1] * xs.shape[2])
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     operand_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout, 2)
@@ -209,14 +109,19 @@ def _sum_of_blocks(xs, tiles, full, empty, count, slot, phase, CHOSEN: gl.conste
     largest = gl.zeros([HALF], gl.uint32, layout=gl.SliceLayout(1, operand_layout))
     scale = scale_of(largest, 14)
     acc = gl.zeros((HALF, ROWS), gl.float32, layout=sums_layout)
+    if CHOSEN.loader == STAGE:
+        addresses = element_addresses(raw, address, line_stride, operand_layout, CHOSEN, CONSUMER)
     for _ in range(0, count, STEP >> CHOSEN.log_block):
         mbarrier.wait(full.index(slot), phase)
         tile = tiles.index(slot)._reinterpret(DTYPE, [ROWS, STEP], tile_shared).permute((1, 0))
-        data = xs.index((slot * 2 + CONSUMER) * BOXES)  # the boxes of a half have the layout of one swizzled tile
-        if CHOSEN.vectors_contiguous:
-            data = data._reinterpret(xs.dtype, [STEP, HALF], x_shared).permute((1, 0))
+        if CHOSEN.loader == STAGE:
+            data = load_lines(addresses, slot, INPUT, CHOSEN)
         else:
-            data = data._reinterpret(xs.dtype, [HALF, STEP], x_shared)
+            data = xs.index((slot * 2 + CONSUMER) * BOXES)  # the boxes of a half have the layout of one swizzled tile
+            if CHOSEN.vectors_contiguous:
+                data = data._reinterpret(INPUT, [STEP, HALF], x_shared).permute((1, 0))
+            else:
+                data = data._reinterpret(INPUT, [HALF, STEP], x_shared)
         if SPLIT_FP32:
             part = data.load(operand_layout)
             largest = gl.maximum(largest, largest_of(part))
@@ -271,16 +176,17 @@ def _store(
         rows = (_tile_start(m + 1, k, n_tiles) - first_row).to(gl.int32)
         i = gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))
         r = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
-        # The compiler folds these comparisons, strides and offsets as far as they are constants; stores are then a
-        # third of the instructions of a thread that also computed them (300 instead of 830).
+        # The compiler folds what it can of these masks and addresses, and cannot compute them before the loop over
+        # products, which would take more registers than there are.
         keep = (i < n - v)[:, None] & ((r < rows) | (r < ROWS - 64))[None, :]
-        base = out + split * stride_os + v.to(gl.int64) * stride_ov + first_row.to(gl.int64) * stride_or
-        along_v = i if CHOSEN.adjacent and CHOSEN.out_vectors_contiguous else i.to(gl.int64) * stride_ov
-        along_r = r if CHOSEN.adjacent and not CHOSEN.out_vectors_contiguous else r.to(gl.int64) * stride_or
-        if CHOSEN.out_vectors_contiguous:
-            pointers = (base + along_r)[None, :] + along_v[:, None]
+        out += split * stride_os
+        if not CHOSEN.adjacent:
+            along_v, along_r = (v.to(gl.int64) + i) * stride_ov, (first_row + r) * stride_or
+            pointers = (out + along_v)[:, None] + along_r[None, :]
+        elif CHOSEN.out_vectors_contiguous:
+            pointers = (out + v + (first_row + r) * stride_or)[None, :] + i[:, None]
         else:
-            pointers = (base + along_v)[:, None] + along_r[None, :]
+            pointers = (out + first_row + (v.to(gl.int64) + i) * stride_ov)[:, None] + r[None, :]
         if ACCUMULATE:
             acc = gl.convert_layout(acc, layout)
             acc += gl.load(pointers, mask=keep, other=0.0).to(gl.float32)
@@ -291,17 +197,20 @@ def _store(
 
 @gluon.jit
 def _consume(
-    xs, tiles, full, empty, out, outs, counts, n, k, products, splits, n_tiles, stride_os, stride_ov, stride_or, scale,
-    CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr,
+    xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products, splits, n_tiles,
+    stride_os, stride_ov, stride_or, scale,
+    DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Consumer 0 or 1: multiply its half of each slot's vectors by the slot's entries, and store the sums."""
     wait_for_previous_kernel()
     slot, phase = 0, 0
     product = gl.program_id(0)
     while product < products:
-        m, split, vector_block = _work(product, splits, n_tiles)
+        m, split, vector_block = parts_of(product, splits, n_tiles)
         count = gl.load(counts + split * n_tiles + m)
-        acc, slot, phase = _sum_of_blocks(xs, tiles, full, empty, count, slot, phase, CHOSEN, CONSUMER)
+        acc, slot, phase = _sum_of_blocks(
+            xs, raw, address, line_stride, tiles, full, empty, count, slot, phase, DTYPE, CHOSEN, CONSUMER
+        )
         v = (vector_block * 2 + CONSUMER) * HALF
         _store(
             acc * scale, out, outs, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or,
@@ -337,6 +246,7 @@ def project_codes_hopper(
     DTYPE: gl.constexpr,
     CHOSEN: gl.constexpr,
     ACCUMULATE: gl.constexpr,
+    SHARED_BYTES: gl.constexpr,
 ):
     """out[split, v, r] = scale * sum over the split's columns j of x[v, j] S[r, j]. Grid: any number of programs.
 
@@ -358,8 +268,13 @@ def project_codes_hopper(
     BOXES: gl.constexpr = STEP * HALF // (BOX0 * BOX1)
     words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, STEP // 2], gl.uint32)
     box_shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_bytes(BOX1, BITS), BITS, 2)
-    xs = gl.allocate_shared_memory(DTYPE, [SLOTS * 2 * BOXES, BOX0, BOX1], box_shared)
     tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS, ROWS, STEP // 2], words_shared)
+    xs, raw = tiles, 0  # of which one is not used
+    if CHOSEN.loader == STAGE:
+        raw = shared_begin(SHARED_BYTES) & -16
+    else:
+        xs = gl.allocate_shared_memory(DTYPE, [SLOTS * 2 * BOXES, BOX0, BOX1], box_shared)
+    line_stride = stride_f if CHOSEN.vectors_contiguous else stride_v
     outs = tiles  # not used unless CHOSEN.tma_store
     if CHOSEN.tma_store:
         out_shared: gl.constexpr = gl.NVMMASharedLayout(128, out.dtype.primitive_bitwidth, 2)
@@ -368,21 +283,43 @@ def project_codes_hopper(
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     # Arrivals that fill a slot: one of the entries, and those of the data.
-    FILLED: gl.constexpr = 2 if CHOSEN.loader == TMA else 1 + 32 * CHOSEN.producer_warps if CHOSEN.loader == COPY else 1
+    FILLED: gl.constexpr = (
+        2
+        if CHOSEN.loader == TMA
+        else 1 + 32 * CHOSEN.producer_warps
+        if CHOSEN.loader == COPY or CHOSEN.loader == STAGE
+        else 1
+    )
     for s in gl.static_range(SLOTS):
         mbarrier.init(full.index(s), count=FILLED)
         mbarrier.init(empty.index(s), count=2)
     fence_async_shared()
     barrier()
-    gl.warp_specialize(
-        [
-            (_consume, (xs, tiles, full, empty, out, outs, counts, n, k, products, splits, n_tiles,
-                         stride_os, stride_ov, stride_or, scale, CHOSEN, ACCUMULATE, 0)),
-            (_consume, (xs, tiles, full, empty, out, outs, counts, n, k, products, splits, n_tiles,
-                         stride_os, stride_ov, stride_or, scale, CHOSEN, ACCUMULATE, 1)),
-            (_produce, (x, xs, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity, n, d,
-                     stride_v, stride_f, CHOSEN)),
-        ],
-        [4, CHOSEN.producer_warps],
-        registers(BITS, CHOSEN.loader, CHOSEN.producer_warps),
-    )  # fmt: skip
+    if CHOSEN.producers == 1:
+        gl.warp_specialize(
+            [
+                (_consume, (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
+                            splits, n_tiles, stride_os, stride_ov, stride_or, scale, DTYPE, CHOSEN, ACCUMULATE, 0)),
+                (_consume, (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
+                            splits, n_tiles, stride_os, stride_ov, stride_or, scale, DTYPE, CHOSEN, ACCUMULATE, 1)),
+                (produce, (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
+                           capacity, n, d, stride_v, stride_f, DTYPE, CHOSEN, 0)),
+            ],
+            [4, CHOSEN.producer_warps],
+            registers(BITS, CHOSEN),
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
+                            splits, n_tiles, stride_os, stride_ov, stride_or, scale, DTYPE, CHOSEN, ACCUMULATE, 0)),
+                (_consume, (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
+                            splits, n_tiles, stride_os, stride_ov, stride_or, scale, DTYPE, CHOSEN, ACCUMULATE, 1)),
+                (produce, (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
+                           capacity, n, d, stride_v, stride_f, DTYPE, CHOSEN, 0)),
+                (produce, (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
+                           capacity, n, d, stride_v, stride_f, DTYPE, CHOSEN, 1)),
+            ],
+            [4, CHOSEN.producer_warps, CHOSEN.producer_warps],
+            registers(BITS, CHOSEN),
+        )  # fmt: skip

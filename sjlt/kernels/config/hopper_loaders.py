@@ -1,0 +1,213 @@
+"""The constants of `project_codes_hopper`, above all how it loads data: pure functions of a `Product`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ...laws import exact as law
+from .hopper import PROGRAM_VECTORS, STEP_COLUMNS
+from .product import VECTOR_BYTES, Product, vectors_contiguous
+
+TMA, COPY, LOAD, STAGE = range(4)  # how data is loaded
+ROW_BYTES = 128  # per row of a TMA box that is loaded fastest
+UNIT = 8  # elements that STAGE copies at a time, of 16 bits
+BARRIER_BYTES = 1024  # of shared memory, for barriers and alignment
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The constants of `project_codes_hopper`.
+
+    Attributes
+    ----------
+    loader : {TMA, COPY, LOAD, STAGE}
+    vector : int
+        Elements that a thread copies at a time if the loader is COPY, else 1.
+    producers : {1, 2}
+        Groups of warps that load data and write entries, in turn.
+    producer_warps : {4, 8}
+        Warps per producer. With 8, loads of single elements take 0.7 to 0.97 times as long, but others up to 1.2 times,
+        because fewer registers are left for the consumers (H200).
+    log_block, log_panel : int
+        A block of codes has 2^log_block columns, a panel of data 2^log_panel.
+    one_tile : bool
+        Whether the sketch has one tile, so that its chunks are adjacent.
+    vectors_contiguous, out_vectors_contiguous : bool
+        Whether consecutive elements of the data and of the result belong to consecutive vectors.
+    adjacent : bool
+        Whether consecutive elements of the result are adjacent in memory.
+    tma_store : bool
+        Whether the TMA stores the result.
+    rows : {64, 128}
+        Rows per tile, rounded up.
+    slots : int
+        Steps of data and entries that shared memory holds.
+    line_bytes : int
+        If the loader is STAGE, the distance of lines in shared memory, else 0.
+    """
+
+    loader: int
+    vector: int
+    producers: int
+    producer_warps: int
+    log_block: int
+    log_panel: int
+    one_tile: bool
+    vectors_contiguous: bool
+    out_vectors_contiguous: bool
+    adjacent: bool
+    tma_store: bool
+    rows: int
+    slots: int
+    line_bytes: int
+
+
+def kernel_choice(product: Product, splits: int) -> KernelChoice:
+    """The constants for an eligible product whose sums are split."""
+    geometry, item, contiguous = product.geometry, product.item_bytes, vectors_contiguous(product)
+    one_tile, fp32 = geometry.n_tiles == 1, item == 4
+    log_block = min(geometry.log_chunk, 5 if fp32 or one_tile else 6)
+    log_panel = (5 if fp32 else 6) if one_tile else log_block
+    out_contiguous = product.n > 1 and product.y_strides[0] < product.y_strides[1]
+    tma_store = _tma_stores(product, splits, out_contiguous)
+    loader, vector = _loader(product, log_block, log_panel, tma_store)
+    if loader in (COPY, LOAD):
+        log_panel = 5 if fp32 else 6
+    single = loader in (COPY, LOAD) and vector == 1
+    producers = 1 if single else _producers(product, loader, vector, log_panel, tma_store)
+    rows = law.TILE_ROWS if -(-product.k // geometry.n_tiles) > 64 else 64
+    kernel = KernelChoice(
+        loader,
+        vector,
+        producers,
+        8 if single else 4,
+        log_block,
+        log_panel,
+        one_tile,
+        contiguous,
+        out_contiguous,
+        splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
+        tma_store,
+        rows,
+        slots=3 if fp32 else 4,
+        line_bytes=_line_bytes(contiguous, log_panel) if loader == STAGE else 0,
+    )
+    if loader != STAGE:
+        return kernel
+    results = rows * PROGRAM_VECTORS * (item if splits == 1 else 4)  # also stored by way of shared memory by threads
+    slot = slot_bytes(kernel) + 2 * rows * STEP_COLUMNS
+    fitting = (product.device.shared_memory - BARRIER_BYTES - results) // slot
+    return replace(kernel, slots=min(kernel.slots, fitting))
+
+
+def _loader(product: Product, log_block: int, log_panel: int, tma_store: bool) -> tuple[int, int]:
+    """(loader, elements per copy).
+
+    STAGE takes 0.4 to 0.75 times as long as LOAD, and 0.75 to 1.0 times as long as copies of 4 and 8 bytes, but 1.03 to
+    1.07 times if threads also store the results of rows (H200).
+    """
+    contiguous, item = vectors_contiguous(product), product.item_bytes
+    if _tma_loads(product) and (contiguous or _gains_by_tma(product, item << log_panel)):
+        return TMA, 1
+    vector = _copy_width(product, log_block)
+    copies = vector * item >= (4 if item == 4 or not (contiguous or tma_store) else VECTOR_BYTES)
+    if not copies and _stages(product, log_block):
+        return STAGE, 1
+    return (COPY, vector) if vector * item >= 4 else (LOAD, 1)
+
+
+def _gains_by_tma(product: Product, row_bytes: int) -> bool:
+    """Whether the TMA is faster than copies of 16 bytes per thread for boxes with rows of `row_bytes`.
+
+    With rows of 64 bytes it is if vectors are long. Times relative to copies, on an H200: in 16 bits with 4096 features
+    0.82 to 0.89, with 1536 to 3072 0.93 to 0.95, with 384 to 1000 0.94 to 1.15; in fp32 with 151392 0.84, with 1000 to
+    4096 0.92 to 1.10. With rows of 32 bytes 0.93 to 1.16.
+    """
+    least = 1536 if product.item_bytes == 2 else 1 << 14
+    return row_bytes >= ROW_BYTES or (row_bytes == ROW_BYTES // 2 and product.d >= least)
+
+
+def _producers(product: Product, loader: int, vector: int, log_panel: int, tma_store: bool) -> int:
+    """The number of producers, where single elements are not loaded.
+
+    Two take 0.65 to 1.0 times as long as one, the least where vectors are contiguous. Exceptions are fp32, unless the
+    TMA loads contiguous vectors or narrow boxes of several tiles (1.0 to 1.2), and rows in 16 bits that threads copy 16
+    bytes at a time if they also store the results (0.86 to 1.4; H200).
+    """
+    contiguous = vectors_contiguous(product)
+    if product.item_bytes == 2:
+        return 1 if loader == COPY and 2 * vector == VECTOR_BYTES and not contiguous and not tma_store else 2
+    narrow = product.item_bytes << log_panel < ROW_BYTES
+    return 2 if loader == TMA and product.geometry.n_tiles > 1 and (contiguous or narrow) else 1
+
+
+def _stages(product: Product, log_block: int) -> bool:
+    """Whether the loader can be STAGE: no block begins before the data, and all begin at multiples of UNIT features.
+
+    The latter need not be if there is one tile, whose blocks are adjacent. See `kernels.hopper.staged_lines`.
+    """
+    near = product.x_strides[0 if vectors_contiguous(product) else 1]
+    in_units = product.geometry.n_tiles == 1 or 1 << log_block >= UNIT
+    return (
+        product.item_bytes == 2 and near == 1 and in_units and product.offset % (1 << product.geometry.log_chunk) == 0
+    )
+
+
+def _line_bytes(contiguous: bool, log_panel: int) -> int:
+    """Bytes between two lines of a slot in shared memory, if the loader is STAGE.
+
+    Each panel has room for one unit of 16 bytes more than its elements take; if vectors are contiguous, a line is one
+    panel of all vectors. The number of units is odd, so that lines begin in different banks.
+    """
+    panel, panels = (PROGRAM_VECTORS, 1) if contiguous else (1 << log_panel, STEP_COLUMNS >> log_panel)
+    return VECTOR_BYTES * (panels * (panel // UNIT + 1) | 1)
+
+
+def slot_bytes(kernel: KernelChoice) -> int:
+    """The bytes of a slot's lines if the loader is STAGE: of features if vectors are contiguous, else of vectors."""
+    return kernel.line_bytes * (STEP_COLUMNS if kernel.vectors_contiguous else PROGRAM_VECTORS)
+
+
+def _tma_loads(product: Product) -> bool:
+    """Whether rows and, within them, all panels begin at multiples of 16 bytes, as the TMA requires."""
+    contiguous = vectors_contiguous(product)
+    far, near = product.x_strides if not contiguous else product.x_strides[::-1]
+    width = product.n if contiguous else product.d
+    widest = VECTOR_BYTES // product.item_bytes
+    geometry = product.geometry
+    least = 8 if contiguous else widest  # columns of a panel, whose rows of 128 bytes are swizzled in groups of 8
+    return (
+        product.data_aligned
+        and near == 1
+        and far >= width
+        and far % widest == 0
+        and far * product.item_bytes < 1 << 40
+        and (contiguous or product.offset % widest == 0)
+        and (geometry.n_tiles == 1 or 1 << geometry.log_chunk >= least)
+    )
+
+
+def _copy_width(product: Product, log_block: int) -> int:
+    """The number of adjacent elements that a thread may copy at once: of one block, and all inside the data or none."""
+    contiguous = vectors_contiguous(product)
+    far, near = product.x_strides if not contiguous else product.x_strides[::-1]
+    if near != 1 or not product.data_aligned:
+        return 1
+    widest = VECTOR_BYTES // product.item_bytes
+    if contiguous:
+        return math.gcd(widest, far, product.n)
+    return math.gcd(widest, far, product.d, product.offset, 1 << log_block)
+
+
+def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
+    """Whether all tiles have the same number of rows, and their sums are stored at multiples of 16 bytes."""
+    n_tiles = product.geometry.n_tiles
+    if product.k % n_tiles or (splits == 1 and not product.plain):
+        return False
+    item = product.item_bytes if splits == 1 else 4
+    far, near = product.y_strides[::-1] if contiguous else product.y_strides
+    if splits > 1:  # partial sums have no gaps
+        far, near = (product.n if contiguous else product.k * product.stacks), 1
+    rows = 0 if contiguous else product.k // n_tiles
+    return near == 1 and far > 0 and far * item % VECTOR_BYTES == 0 and rows * item % VECTOR_BYTES == 0

@@ -1,0 +1,136 @@
+"""The producers of `project_codes_hopper`, which fill slots in shared memory with data and entries."""
+
+# (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from ..config import hopper, hopper_loaders
+from ..portable import chunk_codes
+from .boxes import copy_boxes, load_boxes, load_boxes_by_tma, panel_columns, store_boxes
+from .common import TILE, barrier, next_slot, wait_for_previous_kernel
+from .expand import codes_layout, expand
+from .staged_lines import copy_lines, line_columns, panel_units, panels_of, unit_indices
+
+HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
+STEP = gl.constexpr(hopper.STEP_COLUMNS)
+TMA, COPY, LOAD, STAGE = (
+    gl.constexpr(loader)
+    for loader in (hopper_loaders.TMA, hopper_loaders.COPY, hopper_loaders.LOAD, hopper_loaders.STAGE)
+)
+NO_ENTRY, NO_COLUMN = gl.constexpr(chunk_codes.NO_ENTRY.value), gl.constexpr(chunk_codes.NO_COLUMN.value)
+LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per lane
+
+
+@gluon.jit
+def parts_of(product, splits, n_tiles):
+    """(tile, split, block of vectors) of a product."""
+    rest = product // n_tiles
+    return product % n_tiles, rest % splits, rest // splits
+
+
+@gluon.jit
+def produce(
+    x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity,
+    n, d, stride_v, stride_f, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.constexpr,
+):  # fmt: skip
+    """A producer: fill slots with data and entries, one step per slot; of two producers, in turn.
+
+    xs, raw : the memory of slots for data: boxes, or the address of staged lines if the loader is STAGE.
+    """
+    PRODUCERS: gl.constexpr = CHOSEN.producers
+    PANELS: gl.constexpr = STEP >> CHOSEN.log_panel
+    BOX0: gl.constexpr = xs.shape[1]
+    BOX1: gl.constexpr = xs.shape[2]
+    SIDES: gl.constexpr = HALF // BOX1 if CHOSEN.vectors_contiguous else 1
+    BOXES: gl.constexpr = 2 * SIDES * PANELS  # of a slot, indexed by half of the vectors, part of a half, panel
+    WARPS: gl.constexpr = CHOSEN.producer_warps
+    LANES: gl.constexpr = min(32, BOX1 // CHOSEN.vector)
+    box_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    box_row = gl.arange(0, BOX0, layout=gl.SliceLayout(1, box_layout))[:, None]
+    box_column = gl.arange(0, BOX1, layout=gl.SliceLayout(0, box_layout))[None, :]
+    box_f = box_row if CHOSEN.vectors_contiguous else box_column
+    box_v = box_column if CHOSEN.vectors_contiguous else box_row
+    LAST_UNITS: gl.constexpr = panels_of(CHOSEN)
+    UNITS: gl.constexpr = LAST_UNITS * panel_units(CHOSEN)
+    unit_layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // UNITS, UNITS], [WARPS, 1], [1, 0])
+    last_layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // LAST_UNITS, LAST_UNITS], [WARPS, 1], [1, 0])
+    list_layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    STEP_BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
+    STRIDE: gl.constexpr = STEP_BLOCKS * PRODUCERS
+    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, WARPS)
+    r = gl.arange(0, CHOSEN.rows, layout=gl.SliceLayout(1, gl.SliceLayout(2, words)))[:, None]
+    u = gl.arange(0, STEP_BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
+    units = unit_indices(unit_layout, UNITS, False, CHOSEN)
+    last_units = unit_indices(last_layout, LAST_UNITS, True, CHOSEN)
+    wait_for_previous_kernel()
+    slot, phase = PRODUCER, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
+    begin = PRODUCER * STEP_BLOCKS  # this producer's first block of the product
+    product = gl.program_id(0)
+    while product < products:
+        m, split, vector_block = parts_of(product, splits, n_tiles)
+        first = vector_block * (2 * HALF)
+        count = gl.load(counts + split * n_tiles + m)
+        list_begin = (split * n_tiles + m).to(gl.int64) * capacity
+        list_columns = columns + list_begin
+        code_pointers = codes + list_begin * TILE + ((begin + u) * TILE + r)
+        start = gl.load(list_columns)
+        code = gl.load(code_pointers, mask=begin + u + r * 0 < count, other=NO_ENTRY)
+        base = x
+        rows: gl.tuple = (box_v, box_v)
+        if CHOSEN.loader == STAGE:
+            next_j = line_columns(list_columns, begin, count, start, units[0], units[1], CHOSEN)
+            next_last_j = line_columns(list_columns, begin, count, start, last_units[0], last_units[1], CHOSEN)
+        elif CHOSEN.loader != TMA:
+            next_columns = panel_columns(list_columns, begin, count, start, box_f, CHOSEN, PANELS)
+            if not CHOSEN.vectors_contiguous:  # rows past the last are replaced by the last; their sums are not stored
+                base = x + first.to(gl.int64) * stride_v
+                last = n - 1 - first
+                low, high = gl.minimum(box_v, last), gl.minimum(box_v + HALF, last)
+                rows = ((low * stride_v).to(gl.int32), (high * stride_v).to(gl.int32))
+        for done in range(begin, count, STRIDE):
+            code_pointers += STRIDE * TILE
+            next_code = gl.load(code_pointers, mask=done + STRIDE + u + r * 0 < count, other=NO_ENTRY)
+            if CHOSEN.loader == TMA:
+                column = gl.full([WARPS * LIST], 0, gl.int32, layout=list_layout)
+                if not CHOSEN.one_tile:
+                    i = done // LIST * LIST + gl.arange(0, WARPS * LIST, layout=list_layout) % LIST
+                    column = gl.load(list_columns + i, mask=i < count, other=NO_COLUMN)
+                mbarrier.wait(empty.index(slot), phase)
+                load_boxes_by_tma(xs, full, slot, x, column, first, start, done, CHOSEN, SIDES, PANELS, LIST)
+            elif CHOSEN.loader == STAGE:
+                j, last_j = next_j, next_last_j
+                next_j = line_columns(list_columns, done + STRIDE, count, start, units[0], units[1], CHOSEN)
+                next_last_j = line_columns(
+                    list_columns, done + STRIDE, count, start, last_units[0], last_units[1], CHOSEN
+                )
+                mbarrier.wait(empty.index(slot), phase)
+                copy_lines(
+                    raw, full, slot, address, first, units, last_units, j, last_j, n, d, stride_v, stride_f, CHOSEN
+                )
+            else:
+                step_columns = next_columns
+                next_columns = panel_columns(list_columns, done + STRIDE, count, start, box_f, CHOSEN, PANELS)
+                if CHOSEN.loader == LOAD:  # all loads are started before any is waited for
+                    boxes = load_boxes(
+                        x, base, rows, step_columns, first + box_v, n, d, stride_v, stride_f, CHOSEN, SIDES, PANELS
+                    )
+                mbarrier.wait(empty.index(slot), phase)
+                if CHOSEN.loader == LOAD:
+                    store_boxes(xs, slot, boxes, BOXES)
+                else:
+                    copy_boxes(
+                        xs, full, slot, x, base, rows, step_columns, first, box_v, n, d, stride_v, stride_f,
+                        CHOSEN, SIDES, PANELS,
+                    )  # fmt: skip
+            tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
+            fence_async_shared()
+            barrier()
+            mbarrier.arrive(full.index(slot), count=1)
+            for _ in gl.static_range(PRODUCERS):
+                slot, phase = next_slot(slot, phase, CHOSEN.slots)
+            code = next_code
+        if PRODUCERS == 2:  # an odd number of steps exchanges the producers' roles
+            steps = (count + STEP_BLOCKS - 1) // STEP_BLOCKS
+            begin = (begin // STEP_BLOCKS + steps) % 2 * STEP_BLOCKS
+        product += gl.num_programs(0)
