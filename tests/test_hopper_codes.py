@@ -9,7 +9,8 @@ from sjlt import Sketch
 from sjlt.backends.triton import device
 from sjlt.kernels.config import exact, hopper_codes
 from sjlt.kernels.config.exact import choose
-from sjlt.kernels.config.hopper_codes import COPY, LOAD, TMA, HopperCodes
+from sjlt.kernels.config.hopper_codes import HopperCodes
+from sjlt.kernels.config.hopper_loaders import COPY, LOAD, STAGE, TMA, slot_bytes
 from sjlt.kernels.config.product import is_small_and_narrow
 
 SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS", "MIN_COLUMN_BYTES_PER_CODE")
@@ -58,17 +59,76 @@ def test_products_that_do_not_use_codes(small):
         ("float32", 769, True, COPY, 1),
         ("float32", 768, False, COPY, 1),
         ("bfloat16", 768, True, TMA, 1),
-        ("bfloat16", 772, True, COPY, 4),
-        ("bfloat16", 770, True, COPY, 2),
-        ("bfloat16", 769, True, LOAD, 1),
-        ("bfloat16", 768, False, LOAD, 1),
+        ("bfloat16", 772, True, STAGE, 1),
+        ("bfloat16", 770, True, STAGE, 1),
+        ("bfloat16", 769, True, STAGE, 1),
+        ("bfloat16", 768, False, STAGE, 1),
     ],
 )
 def test_loader_follows_the_alignment(dtype, d, data_aligned, loader, vector):
-    for plain in (True, False):  # the loader does not depend on whether the result is accumulated or of another dtype
-        kernel = chosen(k=64, d=d, dtype=dtype, plain=plain and data_aligned, data_aligned=data_aligned).kernel
-        assert (kernel.loader, kernel.vector) == (loader, vector)
-        assert kernel.tma_store == (plain and data_aligned)
+    kernel = chosen(k=64, d=d, dtype=dtype, plain=data_aligned, data_aligned=data_aligned).kernel
+    assert (kernel.loader, kernel.vector) == (loader, vector)
+    assert kernel.tma_store == data_aligned
+
+
+@pytest.mark.parametrize(("d", "loader", "vector"), [(772, COPY, 4), (770, COPY, 2), (769, STAGE, 1)])
+def test_rows_are_not_staged_if_threads_store_them(d, loader, vector):
+    """Unless single elements would be loaded."""
+    kernel = chosen(k=64, d=d, dtype="bfloat16", plain=False).kernel
+    assert (kernel.loader, kernel.vector, kernel.tma_store) == (loader, vector, False)
+
+
+@pytest.mark.parametrize(
+    ("x_strides", "offset", "k", "nnz", "loader"),
+    [
+        ((769, 1), 0, 300, 4, STAGE),
+        ((1, 100_003), 0, 300, 4, STAGE),
+        ((769, 1), 16, 300, 4, STAGE),
+        ((769, 1), 8, 300, 4, LOAD),  # a block that begins before the data
+        ((769, 1), 0, 300, 8, STAGE),  # chunks of 8 columns
+        ((769, 1), 0, 300, 16, LOAD),  # chunks of 4 columns
+        ((769, 1), 0, 100, 16, STAGE),  # chunks of 4 columns, but adjacent
+        ((2 * 769, 2), 0, 300, 4, LOAD),
+    ],
+)
+def test_what_can_be_staged(x_strides, offset, k, nnz, loader):
+    chosen = exact_product(
+        n=100_003, d=769, k=k, nnz=nnz, dtype="float16", x_strides=x_strides, offset=offset, device=HOPPER
+    )
+    assert hopper_codes.launch(chosen).kernel.loader == loader
+
+
+@pytest.mark.parametrize("k", [40, 100, 130, 256, 300, 1000, 2047])
+@pytest.mark.parametrize("nnz", [1, 3, 4, 8])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_staged_lines_fit_in_shared_memory(contiguous, nnz, k):
+    n = 10_001
+    strides = {"x_strides": (1, n), "y_strides": (1, n)} if contiguous else {"x_strides": (769, 1)}
+    product = exact_product(n=n, d=768, k=k, nnz=nnz, dtype="float16", device=HOPPER, **strides)
+    kernel = hopper_codes.launch(product).kernel
+    assert kernel.loader == STAGE
+    assert kernel.slots >= 3
+    assert kernel.line_bytes % 32 == 16  # neighbouring lines begin in different banks
+    used = kernel.slots * (slot_bytes(kernel) + 2 * kernel.rows * 64) + 2 * 128 * kernel.rows
+    assert used < HOPPER.shared_memory
+
+
+@pytest.mark.parametrize(
+    ("product", "producers"),
+    [
+        ({"k": 64}, 1),
+        ({"k": 64, "dtype": "bfloat16"}, 2),
+        ({"k": 384, "dtype": "bfloat16"}, 2),
+        ({"k": 300, "dtype": "bfloat16"}, 1),  # threads copy 16 bytes at a time, and store the results
+        ({"k": 300, "dtype": "bfloat16", "d": 770}, 2),
+        ({"k": 384}, 1),
+        ({"k": 384, "x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}, 2),
+        ({"k": 64, "x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}, 1),
+        ({"k": 384, "d": 769}, 1),
+    ],
+)
+def test_number_of_producers(product, producers):
+    assert chosen(**product).kernel.producers == producers
 
 
 @pytest.mark.parametrize(
@@ -106,6 +166,8 @@ def test_small_panels_are_copied():
     assert chosen(k=300, nnz=4).kernel.loader == COPY  # chunks of 16 columns
     assert chosen(k=384, nnz=4).kernel.loader == TMA  # chunks of 32 columns
     assert chosen(k=384, nnz=4, dtype="bfloat16").kernel.loader == COPY
+    assert chosen(k=384, nnz=4, dtype="bfloat16", d=4096).kernel.loader == TMA  # rows of 64 bytes of long vectors
+    assert chosen(k=300, nnz=4, d=1 << 15, n=10_000).kernel.loader == TMA
 
 
 @pytest.mark.parametrize(
@@ -223,10 +285,33 @@ def test_layouts(x_in, out_in, k, dtype, kernel_calls):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("begin", [0, 1, 5])
+@pytest.mark.parametrize("beyond", [0, 1, 2, 6, 8, 13])
+@pytest.mark.parametrize(("k", "nnz", "steps"), [(30, 4, 128), (100, 16, 2), (300, 4, 128), (520, 8, 2), (384, 1, 128)])
+def test_lines_at_any_offset(k, nnz, steps, beyond, begin, contiguous, dtype, kernel_calls):
+    """Lines that begin anywhere, between NaNs that no result may contain; integers, so that sums are exact."""
+    n, d = 203, 781
+    lines, width = (d, n) if contiguous else (n, d)
+    memory = torch.full((lines, begin + width + beyond), float("nan"), dtype=getattr(torch, dtype), device="cuda")
+    x = memory[:, begin : begin + width]
+    x.copy_(torch.randint(-2, 3, x.shape, device="cuda"))
+    x = x.T if contiguous else x
+    S = Sketch(d, k, nnz=nnz, seed=beyond)
+    entries = torch.from_numpy(S.toarray() * nnz**0.5).to("cuda").double()
+    want = (x.double() @ entries.T * nnz**-0.5).to(x.dtype)
+    with changed_choices({"hopper_codes.MAX_STEPS": steps, "hopper_codes.MAX_CHUNKS": steps}):
+        torch.testing.assert_close(x @ S.T, want, rtol=2**-7 if dtype == "bfloat16" else 2**-10, atol=0)
+    assert kernel_calls
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("offset", [1, 8, 50, 2**31 + 7, 2**50])
 @pytest.mark.parametrize(("k", "nnz", "seed"), [(64, 4, 0), (300, 4, 2**63 + 1), (1000, 8, 5)])
 def test_slices(k, nnz, seed, offset, kernel_calls):
-    check_project(Sketch(offset + 500, k, nnz=nnz, seed=seed)[:, offset:], 200, device="cuda")
+    for dtype in ("float32", "bfloat16"):
+        check_project(Sketch(offset + 501, k, nnz=nnz, seed=seed)[:, offset:], 200, dtype, device="cuda")
     assert kernel_calls
 
 

@@ -12,6 +12,9 @@ import pytest
 import triton
 
 
+LOADERS = "TMA", "COPY", "LOAD", "STAGE"
+
+
 def test_prepared_calls_equal_unprepared_calls():
     from sjlt.backends.triton.device import GLUON_VERSIONS
 
@@ -21,7 +24,7 @@ def test_prepared_calls_equal_unprepared_calls():
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-8000:]
     found = {tuple(line.split()) for line in result.stdout.splitlines()}
-    kinds = {(loader, f"store={store}", "codes") for loader in ("TMA", "COPY", "LOAD") for store in (True, False)}
+    kinds = {(loader, f"store={store}", "codes") for loader in LOADERS for store in (True, False)}
     assert {kind[:3] for kind in found} == kinds | {("TMA", "store=True", "project"), ("TMA", "store=True", "adjoint")}
     for which in ("codes", "project"):
         assert {kind[3] for kind in found if kind[2] == which} == {"one", "splits"}
@@ -54,6 +57,10 @@ class Launches:
 
         torch.Tensor.new_empty = note
         triton.JITFunction.__getitem__ = lambda kernel, grid: self.search(kernel, grid)
+        triton.JITFunction.warmup = lambda kernel, *given, grid, **constants: self.search(kernel, grid)(
+            *given, **constants
+        )
+        launcher._with_shared_memory = lambda compiled, size: compiled
         launcher.driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda _: 0))
         device.describe = lambda _: Device(132, 227 << 10, hopper=True, programmatic_launch=True)
 
@@ -72,6 +79,10 @@ class Compiled:
 
     def __init__(self, launches, name):
         self.launches, self.name = launches, name
+
+    def __getitem__(self, grid):
+        """A launch of a kernel that `warmup` has compiled, which was recorded there."""
+        return lambda *arguments: None
 
     def run(self, x, y, z, stream, function, metadata, launch_metadata, enter, leave, *arguments):
         arguments = tuple(map(described, arguments))
@@ -125,6 +136,8 @@ def expected_codes(chosen, spec, x, out, add, memory):
     import torch
     from triton.experimental.gluon import language as gl
 
+    from sjlt.kernels.config.hopper_loaders import slot_bytes
+    from sjlt.kernels.nvidia.shared_memory import LIBRARIES
     from sjlt.laws import exact as law
 
     kernel, splits, (n, d), k = chosen.kernel, chosen.splits, x.shape, spec.n_components
@@ -161,7 +174,8 @@ def expected_codes(chosen, spec, x, out, add, memory):
     arguments = (data, result, *codes, *sizes, *x.stride(), *target.stride(), scale)
     width = chosen.groups_per_split << geometry.log_group + geometry.log_chunk
     arguments += (width, x.data_ptr() if chosen.prefetch else 0)
-    constants |= {"num_warps": 4, "launch_pdl": True}
+    constants |= {"SHARED_BYTES": kernel.slots * slot_bytes(kernel), "num_warps": 4, "launch_pdl": True}
+    constants |= {"extern_libs": LIBRARIES}
     yield "project_codes_hopper", (min(chosen.products, 132), 1, 1), arguments, constants
 
 
@@ -222,7 +236,7 @@ def check_calls(launches, case):
         if chosen.splits > 1:
             check_sum(launches, call, sums_in(memory, chosen.splits, out), out, nnz**-0.5, add)
     kernel = getattr(chosen, "kernel", None)
-    loader = ("TMA", "COPY", "LOAD")[kernel.loader] if kernel else "TMA"
+    loader = LOADERS[kernel.loader] if kernel else "TMA"
     store, which = kernel.tma_store if kernel else True, "codes" if codes else "adjoint" if back else "project"
     print(loader, f"store={store}", which, "splits" if chosen.splits > 1 else "one", "adds" if add else "overwrites")
 
@@ -237,7 +251,7 @@ def check(launches, expected, call):
         assert (found, found_grid) == (name, grid)
         addresses = tuple(a.data_ptr() if hasattr(a, "data_ptr") else described(a) for a in arguments)
         assert given[: len(addresses)] == addresses, name
-        values = [value for key, value in constants.items() if not key.startswith(("num_", "launch_"))]
+        values = [value for key, value in constants.items() if not key.startswith(("num_", "launch_", "extern_"))]
         assert sorted(map(str, given[len(addresses) :])) == sorted(map(str, values))
     assert not (launches.started if call == 0 else launches.searched)
 
@@ -269,6 +283,9 @@ CASES = [  # (n, d, k, nnz, offset, dtypes and layouts of X and Y, direction)
     (200, 9001, 64, 3, 0, BF16, ROWS, "write"),
     (200, 9001, 64, 3, 5, BF16, ROWS, "add"),
     (200, 61, 64, 3, 5, BF16, ROWS, "add"),
+    (200, 9001, 64, 3, 16, BF16, ROWS, "write"),
+    (200, 333, 300, 4, 0, BF16, ROWS, "add"),
+    (200, 512, 64, 4, 0, BF16, ("every second column", "rows"), "write"),
     (200, 9000, 64, 4, 0, WIDENED, ROWS, "write"),
     (256, 768, 256, 4, 0, SAME, ROWS, "write"),
     (256, 768, 256, 4, 1 << 40, SAME, ROWS, "write"),

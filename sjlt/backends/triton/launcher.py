@@ -185,7 +185,7 @@ def run(
         return found
     by_name = {**constants(), **OPTIONS}
     names = kernel.arg_names[len(arguments) :]
-    if SHARED_BYTES in names and not knobs.runtime.interpret:
+    if by_name.get(SHARED_BYTES) and not knobs.runtime.interpret:
         compiled = _with_shared_memory(kernel.warmup(*arguments, grid=grid, **by_name), by_name[SHARED_BYTES])
         compiled[grid](*arguments, *(by_name[name] for name in names))
     else:
