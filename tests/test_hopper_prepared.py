@@ -11,7 +11,6 @@ import sys
 import pytest
 import triton
 
-
 LOADERS = "TMA", "COPY", "LOAD", "STAGE"
 
 
