@@ -7,6 +7,7 @@ from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
+from sjlt.backends.triton import exact as exact_backend
 from sjlt.kernels.config import exact, hopper_codes
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.hopper_codes import HopperCodes
@@ -42,7 +43,7 @@ def test_power_of_two_geometries_keep_their_kernel(k):
         {"n": 47},
         {"n": 300, "d": 768},
         {"n": 60, "d": 1 << 20, "nnz": 8, "dtype": "bfloat16"},
-        {"n": 4096, "d": 1 << 25},
+        {"n": 1 << 20, "d": 1 << 29, "k": 3000},  # partial sums of all passes would take too much memory
         {"dtype": "float64"},
         {"adjoint": True},
     ],
@@ -135,13 +136,16 @@ def test_number_of_producers(product, producers):
     ("n", "k", "nnz", "dtype", "takes"),
     [
         (100, 61, 4, "bfloat16", True),
-        (64, 61, 4, "bfloat16", False),
+        (64, 61, 4, "bfloat16", True),  # many columns and few rows
+        (48, 61, 4, "bfloat16", False),
+        (64, 600, 4, "bfloat16", False),
+        (64, 600, 1, "bfloat16", True),
         (64, 300, 8, "bfloat16", True),
         (61, 300, 4, "float32", True),  # elements are loaded one by one
         (64, 256, 4, "float32", False),
         (64, 300, 1, "float32", False),
-        (64, 300, 4, "float32", False),
-        (64, 300, 8, "float32", False),
+        (64, 600, 4, "float32", False),
+        (64, 300, 8, "float32", True),
         (65, 300, 4, "float32", True),
     ],
 )
@@ -210,6 +214,27 @@ def test_splits_with_the_least_estimated_time(n, d, k, dtype, splits):
     with changed_choices({"hopper_codes.MAX_SPLITS": 1}):
         fewest = hopper_codes.launch(product).splits  # for accuracy
     assert fewest == (1 if d < 100_000 else 3)
+
+
+@pytest.mark.parametrize("offset", [0, 8, 4096 + 40, (1 << 40) + 8])
+@pytest.mark.parametrize(
+    ("n", "d", "k", "nnz"), [(100, 15_264_884, 64, 4), (64, 16_000_000, 20, 2), (100, 9_999_999, 999, 8)]
+)
+def test_passes_cover_the_columns(n, d, k, nnz, offset):
+    """Codes that do not fit in memory are written and used in parts, which begin at multiples of 16 bytes."""
+    from sjlt.backends.triton.hopper_codes import _parts
+
+    product = exact_product(n=n, d=d, k=k, nnz=nnz, dtype="float16", offset=offset, device=HOPPER)
+    assert hopper_codes.eligible(product)
+    launch = hopper_codes.launch(product)
+    assert launch.splits > launch.splits_per_pass
+    parts = list(_parts(launch, Sketch(offset + d, k, nnz=nnz)[:, offset:].spec, d))
+    assert [p.begin for p in parts] == [0, *(p.end for p in parts[:-1])]
+    assert parts[-1].end == d
+    assert all(p.begin % 8 == 0 and p.first_split % 8 == 0 for p in parts)
+    assert sum(p.splits for p in parts) == launch.splits
+    codes = launch.splits_per_pass * product.geometry.n_tiles * launch.capacity * 132
+    assert codes + 4 * launch.splits * n * k <= 64 << 20
 
 
 def test_what_is_prefetched():
@@ -322,6 +347,27 @@ def test_slices(k, nnz, seed, offset, kernel_calls):
 def test_splits_add_up(steps, k, nnz, dtype, kernel_calls):
     with changed_choices({"hopper_codes.MAX_STEPS": steps, "hopper_codes.MAX_CHUNKS": steps}):
         check_project(Sketch(5000, k, nnz=nnz, seed=2), 150, dtype, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("k", "nnz"), [(64, 4), (300, 3), (301, 8), (1000, 8)])
+@pytest.mark.parametrize(("n", "d", "beyond"), [(150, 30_000, 0), (131, 29_999, 1), (160, 30_001, 8)])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_passes_add_up(contiguous, n, d, beyond, k, nnz, dtype, kernel_calls):
+    """Codes that are written and used in parts; integers, so that sums are exact."""
+    shape = (d, n + beyond) if contiguous else (n, d + beyond)
+    x = torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, dtype))
+    x = x[:, :n].T if contiguous else x[:, :d]
+    S = Sketch(d, k, nnz=nnz, seed=3)
+    with changed_choices({"hopper_codes.SCRATCH_BYTES": 1 << 40}):
+        want = x @ S.T
+    with changed_choices({"hopper_codes.SCRATCH_BYTES": 1 << 24, "hopper_codes._count_passes": lambda _: 3}):
+        spec = exact_backend.describe(S.spec, x, want, False, False)
+        launch = choose(spec)
+        assert launch.splits > 2 * launch.splits_per_pass
+        torch.testing.assert_close(x @ S.T, want, rtol=2**-22 if dtype == "float32" else 2**-10, atol=0)
+    assert kernel_calls
 
 
 @pytest.mark.gpu

@@ -168,14 +168,14 @@ def expected_codes(chosen, spec, x, out, add, memory):
         else:
             result = blocks(target.transpose(0, 1).unflatten(2, (n_tiles, rows)).flatten(1, 2), 64, 1, kernel.rows)
     scale = spec.nnz**-0.5 if splits == 1 else 1.0
-    sizes = (n, d, k, chosen.products, splits, n_tiles, chosen.capacity)
+    sizes = (n, d, k, chosen.products * splits, splits, n_tiles, chosen.capacity)
     constants = {"DTYPE": getattr(gl, str(x.dtype)[6:]), "CHOSEN": kernel, "ACCUMULATE": add and splits == 1}
     arguments = (data, result, *codes, *sizes, *x.stride(), *target.stride(), scale)
     width = chosen.groups_per_split << geometry.log_group + geometry.log_chunk
     arguments += (width, x.data_ptr() if chosen.prefetch else 0)
     constants |= {"SHARED_BYTES": kernel.slots * slot_bytes(kernel), "num_warps": 4, "launch_pdl": True}
     constants |= {"extern_libs": LIBRARIES}
-    yield "project_codes_hopper", (min(chosen.products, 132), 1, 1), arguments, constants
+    yield "project_codes_hopper", (min(chosen.products * splits, 132), 1, 1), arguments, constants
 
 
 def expected_exact(chosen, spec, data, out, adjoint, memory):

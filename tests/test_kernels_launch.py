@@ -150,7 +150,8 @@ def test_memory_beyond_input_and_output(p):
         if isinstance(c, config.OneTile) and not c.sub_blocks:
             allocated += (count_groups(p) << p.geometry.log_chunk) * c.rows * 2
         elif isinstance(c, config.HopperCodes):
-            allocated += c.splits * p.geometry.n_tiles * c.capacity * (law.TILE_ROWS + 4)  # and block offsets
+            lists = min(c.splits, c.splits_per_pass) * p.geometry.n_tiles
+            allocated += lists * c.capacity * (law.TILE_ROWS + 4)  # and block offsets
         assert allocated <= max(64 << 20, p.n * p.d * p.item_bytes // 20) + 4096
 
 

@@ -5,6 +5,7 @@ Import this module only if `device.GLUON` is true.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,8 +44,45 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
         reduce = reduction(scale, (splits, *out.shape), sums.strides, sums.dtype, out, accumulate)
         scale, accumulate, target = 1.0, False, Target(sums.dtype, (sums.dtype, 0), sums.strides)
     memory = _memory(chosen, n_tiles, 0 if splits == 1 else splits * out.numel())
-    project = _project(chosen, spec, x, target, scale, accumulate)
-    return ProjectCodes(memory, chosen.prefetch, _encode(chosen, spec, x), project, reduce)
+    passes = []
+    for part in _parts(chosen, spec, x.shape[1]):
+        project = _project(chosen, part, spec, x, target, scale, accumulate)
+        passes.append(Pass(part.begin, part.first_split * target.strides[0], _encode(chosen, part, spec, x), project))
+    return ProjectCodes(memory, chosen.prefetch, tuple(passes), reduce)
+
+
+class Part(NamedTuple):
+    """The columns of a pass.
+
+    Attributes
+    ----------
+    begin, end : int
+        Columns of the data.
+    first_group, groups : int
+        Groups of chunks of the sketch.
+    first_split, splits : int
+    """
+
+    begin: int
+    end: int
+    first_group: int
+    groups: int
+    first_split: int
+    splits: int
+
+
+def _parts(chosen: HopperCodes, spec: SketchSpec, d: int) -> Iterator[Part]:
+    """The parts of the d columns that codes are written for in turn."""
+    part, offset = spec.one_stack(), spec.feature_offset
+    g = law.geometry(part.n_components, part.nnz, 0)
+    log_width = g.log_group + g.log_chunk
+    first, end = offset >> log_width, ((offset + d - 1) >> log_width) + 1
+    for split in range(0, chosen.splits, chosen.splits_per_pass):
+        splits = min(chosen.splits_per_pass, chosen.splits - split)
+        begin = first + split * chosen.groups_per_split
+        groups = min(splits * chosen.groups_per_split, end - begin)
+        columns = (max(0, (begin << log_width) - offset), min(d, ((begin + groups) << log_width) - offset))
+        yield Part(*columns, begin, groups, split, splits)
 
 
 class Memory(NamedTuple):
@@ -73,13 +111,34 @@ class Memory(NamedTuple):
 
 
 def _memory(chosen: HopperCodes, n_tiles: int, sums: int) -> Memory:
-    """The layout of `sums` partial sums and of all codes."""
-    lists = chosen.splits * n_tiles
+    """The layout of `sums` partial sums and of the codes of a pass."""
+    lists = min(chosen.splits, chosen.splits_per_pass) * n_tiles
     blocks, ends, end = lists * chosen.capacity, [], 0
     for size in (4 * sums, law.TILE_ROWS * blocks, 4 * blocks, 4 * lists):
         end += -(-size // ALIGN) * ALIGN
         ends.append(end)
     return Memory(end // 4, *ends[:-1])
+
+
+class Pass(NamedTuple):
+    """The launches for some of the columns.
+
+    Attributes
+    ----------
+    begin : int
+        The first of these columns.
+    sums : int
+        Where their partial sums begin, in elements.
+    encode : Launch
+        Of (codes, columns, counts) and the seed.
+    project : Launch
+        Of (x, target, codes, columns, counts) and the address of the data to prefetch, or 0.
+    """
+
+    begin: int
+    sums: int
+    encode: Launch
+    project: Launch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,31 +151,31 @@ class ProjectCodes:
         The layout of the memory that a call allocates.
     prefetch : bool
         Whether the data is prefetched.
-    encode : Launch
-        Of (codes, columns, counts) and the seed.
-    project : Launch
-        Of (x, target, codes, columns, counts) and the address of the data to prefetch, or 0.
+    passes : tuple of Pass
+        In order. They use the same memory for codes.
     reduce : Launch or None
         Of (partial sums, out); None if the target is `out`.
     """
 
     memory: Memory
     prefetch: bool
-    encode: Launch
-    project: Launch
+    passes: tuple[Pass, ...]
     reduce: Launch | None
 
     def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
         size, codes, columns, counts = self.memory
         memory = x.new_empty(size, dtype=torch.float32)
         target = out if self.reduce is None else memory
-        start, data = memory.data_ptr(), x.data_ptr()
+        start, address, results = memory.data_ptr(), x.data_ptr(), target.data_ptr()
         addresses = start + codes, start + columns, start + counts
-        prefetched = data if self.prefetch else 0
-        if not self.encode.start(addresses, spec.seed):
-            self.encode.search(self.memory.views(memory), spec.seed)
-        if not self.project.start((data, target.data_ptr(), *addresses), prefetched):
-            self.project.search((x, target, *self.memory.views(memory)), prefetched)
+        for begin, sums, encode, project in self.passes:
+            data = address + begin * x.stride(1) * x.element_size() if begin else address
+            prefetched = data if self.prefetch else 0
+            if not encode.start(addresses, spec.seed):
+                encode.search(self.memory.views(memory), spec.seed)
+            if not project.start((data, results + 4 * sums, *addresses), prefetched):
+                tensors = (x[:, begin:], target[sums:]) if begin else (x, target)
+                project.search((*tensors, *self.memory.views(memory)), prefetched)
         if self.reduce is not None:
             self.reduce((memory, out))
 
@@ -138,19 +197,17 @@ class Target(NamedTuple):
     strides: tuple[int, ...]
 
 
-def _encode(chosen: HopperCodes, spec: SketchSpec, x: Tensor) -> Launch:
-    """The launch of (codes, columns, counts) and the seed that encodes the columns of the sketch."""
-    part, offset, d = spec.one_stack(), spec.feature_offset, x.shape[1]
-    k, nnz = part.n_components, part.nnz
+def _encode(chosen: HopperCodes, part: Part, spec: SketchSpec, x: Tensor) -> Launch:
+    """The launch of (codes, columns, counts) and the seed that encodes some columns of the sketch."""
+    sketch = spec.one_stack()
+    k, nnz = sketch.n_components, sketch.nnz
     g = law.geometry(k, nnz, 0)
-    log_width = g.log_group + g.log_chunk
-    first_group = offset >> log_width
-    groups = ((offset + d - 1) >> log_width) + 1 - first_group
-    sketch = (offset, d, k, nnz, g.n_tiles, g.log_group, g.log_chunk, chosen.kernel.log_block)
-    n_tiles = _count_tiles(spec)
-    sub_blocks, per_program = encoding(groups * n_tiles, nnz)
-    after = (*sketch, first_group, groups, chosen.groups_per_split, per_program, chosen.capacity)
-    grid = (-(-chosen.groups_per_split // per_program), n_tiles, chosen.splits)
+    n_tiles, width = _count_tiles(spec), part.end - part.begin
+    sub_blocks, per_program = encoding(part.groups * n_tiles, nnz)
+    law_of = (spec.feature_offset + part.begin, width, k, nnz, g.n_tiles, g.log_group, g.log_chunk)
+    lists = (part.first_group, part.groups, chosen.groups_per_split, per_program, chosen.capacity)
+    after = (*law_of, chosen.kernel.log_block, *lists)
+    grid = (-(-chosen.groups_per_split // per_program), n_tiles, part.splits)
     options = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "num_warps": 4}
     return Launch(encode_chunks, grid, x.get_device(), (), after, sub_blocks, lambda: options)
 
@@ -161,11 +218,11 @@ def _count_tiles(spec: SketchSpec) -> int:
 
 
 def _project(
-    chosen: HopperCodes, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
+    chosen: HopperCodes, part: Part, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
 ) -> Launch:
-    """The launch of the kernel."""
-    kernel, (n, d), k = chosen.kernel, x.shape, spec.n_components
-    n_tiles, dtype = _count_tiles(spec), x.dtype
+    """The launch of the kernel for some columns."""
+    kernel, n, d, k = chosen.kernel, len(x), part.end - part.begin, spec.n_components
+    n_tiles, dtype, products = _count_tiles(spec), x.dtype, chosen.products * part.splits
 
     def constants() -> dict[str, Any]:
         return {
@@ -178,22 +235,22 @@ def _project(
             "launch_pdl": True,
         }
 
-    sizes = (n, d, k, chosen.products, chosen.splits, n_tiles, chosen.capacity)
+    sizes = (n, d, k, products, part.splits, n_tiles, chosen.capacity)
     before = (*sizes, *x.stride(), *target.strides, scale, chosen.columns_per_split)
     key = (kernel, accumulate, kind(x), target.kind)
-    programs = min(chosen.products, device.describe(x.device).multiprocessors)
-    x_blocks = _x_blocks(kernel, x) if kernel.loader == TMA else None
-    blocks = _target_blocks(kernel, target, n, k // n_tiles, chosen.splits * n_tiles) if kernel.tma_store else None
+    programs = min(products, device.describe(x.device).multiprocessors)
+    x_blocks = _x_blocks(kernel, x, d) if kernel.loader == TMA else None
+    blocks = _target_blocks(kernel, target, n, k // n_tiles, part.splits * n_tiles) if kernel.tma_store else None
     grid, both = (programs, 1, 1), (x_blocks, blocks)
     return Launch(project_codes_hopper, grid, x.get_device(), before, (), key, constants, both)
 
 
-def _x_blocks(kernel: KernelChoice, x: Tensor) -> Blocks:
-    """The descriptors of the data, in blocks with the columns of a panel."""
-    columns = 1 << kernel.log_panel
+def _x_blocks(kernel: KernelChoice, x: Tensor, d: int) -> Blocks:
+    """The descriptors of d columns of the data, in blocks with the columns of a panel."""
+    columns, n = 1 << kernel.log_panel, len(x)
     if kernel.vectors_contiguous:
-        return Blocks(x.dtype, x.shape[::-1], x.stride()[::-1], (columns, law.TILE_ROWS // x.element_size()))
-    return Blocks(x.dtype, x.shape, x.stride(), (WARPGROUP_VECTORS, columns))
+        return Blocks(x.dtype, (d, n), x.stride()[::-1], (columns, law.TILE_ROWS // x.element_size()))
+    return Blocks(x.dtype, (n, d), x.stride(), (WARPGROUP_VECTORS, columns))
 
 
 def _target_blocks(kernel: KernelChoice, target: Target, n: int, rows: int, lists: int) -> Blocks:

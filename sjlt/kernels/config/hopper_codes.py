@@ -38,6 +38,8 @@ STEP_TIME, START_STEPS, REDUCE_TIME = 1.0, 2, 1.5
 CACHE_RATE = 4e6
 ALMOST = 1.03  # estimates that differ by less are considered equal
 MAX_SPLITS = 256
+MIN_LONG_COLUMNS, MAX_LONG_ROWS = 1 << 20, 512  # see `_favors_half_blocks`
+PASS_SPLITS = 8  # divides the splits of a pass, so that the data and the sums of all passes are aligned alike
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,12 @@ class HopperCodes:
     kernel : KernelChoice
     splits, groups_per_split : int
         Number of parts that the sums are split into, and of groups of chunks in each part.
+    splits_per_pass : int
+        If it is less than `splits`, codes for so many splits at a time are written and used.
     capacity : int
         Number of blocks that a list of codes has room for.
     products : int
-        Number of triples of a tile, a split and a block of vectors.
+        Number of pairs of a tile and a block of vectors, for each split.
     columns_per_split : int
     prefetch : bool
         Whether programs copy the data that they read first to the L2 cache while the codes are written.
@@ -61,6 +65,7 @@ class HopperCodes:
     kernel: KernelChoice
     splits: int
     groups_per_split: int
+    splits_per_pass: int
     capacity: int
     products: int
     columns_per_split: int
@@ -70,14 +75,15 @@ class HopperCodes:
 def launch(product: Product) -> HopperCodes:
     """The launch for an eligible product."""
     geometry = product.geometry
-    splits, groups_per_split = _split(product)
+    splits, groups_per_split, splits_per_pass = _split(product)
     kernel = kernel_choice(product, splits)
     return HopperCodes(
         kernel,
         splits,
         groups_per_split,
+        splits_per_pass,
         groups_per_split << (geometry.log_chunk - kernel.log_block),
-        _count_products(product) * splits,
+        _count_products(product),
         groups_per_split << geometry.log_group << geometry.log_chunk,
         prefetch=product.x_strides[0 if vectors_contiguous(product) else 1] == 1,
     )
@@ -96,7 +102,7 @@ def eligible(product: Product) -> bool:
         and product.n <= (1 << 31) - PROGRAM_VECTORS
         and product.d < 1 << 30
         and PROGRAM_VECTORS * stride < 1 << 31
-        and _code_bytes(product) <= SCRATCH_BYTES
+        and _fits(product)
     )
 
 
@@ -120,18 +126,19 @@ def _gains(product: Product) -> bool:
 def _favors_half_blocks(product: Product) -> bool:
     """Whether half of a block of PROGRAM_VECTORS vectors is empty, and `tensor_core`, with half as many, is faster.
 
-    From codes and with tensor cores alone, in microseconds on an H100: A (484744, 64) -> 154 with nnz 4 in fp32 113 and
-    90; A (312500, 64) -> 4096 with nnz 3 in bf16 48 and 37; X (64, 468744) -> 256 with nnz 3 in fp16 90 and 52. Not in
-    16 bits with nnz 8, A (625000, 64) -> 744 146 and 202, or where single elements of A are loaded, (163934, 61) -> 965
-    in fp32 60 and 75.
+    From codes and with tensor cores alone, in microseconds on an H200: A (484744, 64) -> 154 with nnz 4 in fp32 100 and
+    89; A (312500, 64) -> 4096 with nnz 3 in bf16 44 and 37; X (64, 468744) -> 256 with nnz 3 in fp16 66 and 48; X (64,
+    1000000) -> 1000 with nnz 4 in bf16 130 and 122. Not with nnz 8, A (4342324, 64) -> 640 in bf16 485 and 701; for
+    sums of many columns, X (64, 2000000) -> 300 with nnz 4 in fp16 246 and 285; for S A with nnz 1; or where single
+    elements of A are loaded, (163934, 61) -> 965 in fp32 60 and 75 (H100).
     """
-    if product.n > PROGRAM_VECTORS // 2:
+    if product.n > PROGRAM_VECTORS // 2 or product.nnz > 4:
+        return False
+    if product.n > MIN_VECTORS and product.d >= MIN_LONG_COLUMNS and product.k <= MAX_LONG_ROWS:
         return False
     if not vectors_contiguous(product):
         return product.item_bytes == 2 and loaded_bytes(product) > 4
-    if product.item_bytes == 2:
-        return product.nnz <= 4
-    return product.nnz > 1 and vector_alignment(product) > 1
+    return product.nnz > 1 and (product.item_bytes == 2 or vector_alignment(product) > 1)
 
 
 def _is_narrow(product: Product) -> bool:
@@ -155,19 +162,43 @@ def _others_are_fast(product: Product) -> bool:
     return aligned and is_power_of_two(product.k, product.nnz)
 
 
-def _split(product: Product) -> tuple[int, int]:
-    """(splits, groups per split), in whole steps: enough for accuracy, and otherwise as many as are fastest."""
-    geometry, groups = product.geometry, count_groups(product)
+def _fits(product: Product) -> bool:
+    """Whether codes fit in memory, or partial sums of as many passes over parts of the columns as are necessary."""
+    if _code_bytes(product) <= SCRATCH_BYTES:
+        return True
+    least = PASS_SPLITS * _count_passes(product) * _sum_bytes(product)
+    return least <= SCRATCH_BYTES // 2 and product.offset % PASS_SPLITS == 0
+
+
+def _count_passes(product: Product) -> int:
+    """The number of passes, whose codes take at most half of the memory."""
+    code_bytes = _code_bytes(product)
+    return 1 if code_bytes <= SCRATCH_BYTES else -(-code_bytes // (SCRATCH_BYTES // 2))
+
+
+def _split(product: Product) -> tuple[int, int, int]:
+    """(splits, groups per split, splits per pass).
+
+    Splits have whole steps. They are enough for accuracy, and otherwise as many as are fastest.
+    """
+    geometry, groups, passes = product.geometry, count_groups(product), _count_passes(product)
     unit = max(1, STEP_COLUMNS >> geometry.log_chunk)
-    steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles) + 1
+    steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles * passes) + 1
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
-    fitting = (SCRATCH_BYTES - _code_bytes(product)) // (4 * product.n * product.k * product.stacks)
-    most = max(fewest, min(steps, fitting, MAX_SPLITS))
+    memory = SCRATCH_BYTES - min(_code_bytes(product), SCRATCH_BYTES // 2 if passes > 1 else SCRATCH_BYTES)
+    most = max(fewest, min(steps, memory // (_sum_bytes(product) * passes), MAX_SPLITS))
     times = {splits: _time(product, steps, splits) for splits in range(fewest, most + 1)}
     longest = ALMOST * min(times.values())
     splits = next(splits for splits, time in times.items() if time <= longest)
-    per_split = -(-groups // (splits * unit)) * unit
-    return -(-groups // per_split), per_split
+    if passes > 1:
+        splits = -(-splits // PASS_SPLITS) * PASS_SPLITS
+    per_split = -(-groups // (passes * splits * unit)) * unit
+    return -(-groups // per_split), per_split, splits
+
+
+def _sum_bytes(product: Product) -> int:
+    """The bytes of the partial sums of a split."""
+    return 4 * product.n * product.k * product.stacks
 
 
 def _time(product: Product, steps: int, splits: int) -> float:
