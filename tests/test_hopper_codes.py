@@ -360,13 +360,15 @@ def test_passes_add_up(contiguous, n, d, beyond, k, nnz, dtype, kernel_calls):
     x = torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, dtype))
     x = x[:, :n].T if contiguous else x[:, :d]
     S = Sketch(d, k, nnz=nnz, seed=3)
-    with changed_choices({"hopper_codes.SCRATCH_BYTES": 1 << 40}):
-        want = x @ S.T
-    with changed_choices({"hopper_codes.SCRATCH_BYTES": 1 << 24, "hopper_codes._count_passes": lambda _: 3}):
-        spec = exact_backend.describe(S.spec, x, want, False, False)
-        launch = choose(spec)
+    only_codes = {"scattered_sums.MIN_COLUMNS": 1 << 40}
+    with changed_choices(only_codes):
+        want, other = x @ S.T, S @ x.T
+    with changed_choices(only_codes | {"hopper_codes.count_passes": lambda _: 3}):
+        launch = choose(exact_backend.describe(S.spec, x, want, False, False))
         assert launch.splits > 2 * launch.splits_per_pass
-        torch.testing.assert_close(x @ S.T, want, rtol=2**-22 if dtype == "float32" else 2**-10, atol=0)
+        for _ in range(2):  # prepared, and again
+            torch.testing.assert_close(x @ S.T, want, rtol=2**-22 if dtype == "float32" else 2**-10, atol=0)
+            torch.testing.assert_close(S @ x.T, other, rtol=2**-22 if dtype == "float32" else 2**-10, atol=0)
     assert kernel_calls
 
 

@@ -47,7 +47,8 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
     passes = []
     for part in _parts(chosen, spec, x.shape[1]):
         project = _project(chosen, part, spec, x, target, scale, accumulate)
-        passes.append(Pass(part.begin, part.first_split * target.strides[0], _encode(chosen, part, spec, x), project))
+        data, sums_begin = part.begin * x.stride(1), part.first_split * target.strides[0]
+        passes.append(Pass(data, sums_begin, _encode(chosen, part, spec, x), project))
     return ProjectCodes(memory, chosen.prefetch, tuple(passes), reduce)
 
 
@@ -125,17 +126,15 @@ class Pass(NamedTuple):
 
     Attributes
     ----------
-    begin : int
-        The first of these columns.
-    sums : int
-        Where their partial sums begin, in elements.
+    data, sums : int
+        Where the first of these columns, and the first of their partial sums, begin: in elements.
     encode : Launch
         Of (codes, columns, counts) and the seed.
     project : Launch
         Of (x, target, codes, columns, counts) and the address of the data to prefetch, or 0.
     """
 
-    begin: int
+    data: int
     sums: int
     encode: Launch
     project: Launch
@@ -168,13 +167,15 @@ class ProjectCodes:
         target = out if self.reduce is None else memory
         start, address, results = memory.data_ptr(), x.data_ptr(), target.data_ptr()
         addresses = start + codes, start + columns, start + counts
-        for begin, sums, encode, project in self.passes:
-            data = address + begin * x.stride(1) * x.element_size() if begin else address
-            prefetched = data if self.prefetch else 0
+        for data, sums, encode, project in self.passes:
+            begin = address + data * x.element_size()
+            prefetched = begin if self.prefetch else 0
             if not encode.start(addresses, spec.seed):
                 encode.search(self.memory.views(memory), spec.seed)
-            if not project.start((data, results + 4 * sums, *addresses), prefetched):
-                tensors = (x[:, begin:], target[sums:]) if begin else (x, target)
+            if not project.start((begin, results + 4 * sums, *addresses), prefetched):
+                # The kernel receives their addresses only; x may be the transpose of the tensor that was prepared for.
+                first = x.as_strided((1,), (1,), x.storage_offset() + data)
+                tensors = (first, target[sums:]) if data else (x, target)
                 project.search((*tensors, *self.memory.views(memory)), prefetched)
         if self.reduce is not None:
             self.reduce((memory, out))

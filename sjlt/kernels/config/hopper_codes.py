@@ -166,11 +166,11 @@ def _fits(product: Product) -> bool:
     """Whether codes fit in memory, or partial sums of as many passes over parts of the columns as are necessary."""
     if _code_bytes(product) <= SCRATCH_BYTES:
         return True
-    least = PASS_SPLITS * _count_passes(product) * _sum_bytes(product)
+    least = PASS_SPLITS * count_passes(product) * _sum_bytes(product)
     return least <= SCRATCH_BYTES // 2 and product.offset % PASS_SPLITS == 0
 
 
-def _count_passes(product: Product) -> int:
+def count_passes(product: Product) -> int:
     """The number of passes, whose codes take at most half of the memory."""
     code_bytes = _code_bytes(product)
     return 1 if code_bytes <= SCRATCH_BYTES else -(-code_bytes // (SCRATCH_BYTES // 2))
@@ -181,7 +181,7 @@ def _split(product: Product) -> tuple[int, int, int]:
 
     Splits have whole steps. They are enough for accuracy, and otherwise as many as are fastest.
     """
-    geometry, groups, passes = product.geometry, count_groups(product), _count_passes(product)
+    geometry, groups, passes = product.geometry, count_groups(product), count_passes(product)
     unit = max(1, STEP_COLUMNS >> geometry.log_chunk)
     steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles * passes) + 1
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))

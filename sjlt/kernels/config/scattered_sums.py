@@ -15,7 +15,7 @@ MIN_BYTES, MIN_TERMS = 4 << 20, 1 << 21
 MAX_VECTORS = 32
 # Limits for rows of more vectors: estimated cycles of a multiprocessor per column and block of 128 vectors, which other
 # kernels take the time of; columns per component, which the time for setting up and adding sums is divided by.
-MAX_CYCLES = {"codes": 60, "no codes": 90, "fp32": 40}
+MAX_CYCLES = {"staged": 29, "codes": 60, "no codes": 90, "fp32": 40}
 BLOCK_VECTORS, MIN_COLUMNS = 128, 32
 MIN_ROWS_IN_MEMORY = 16  # vectors from which on sums in shared memory are faster than `few_vectors` in any geometry
 MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
@@ -117,11 +117,11 @@ class ScatteredSums:
 def eligible(product: Product) -> bool:
     """Whether the kernel can run a product of few vectors, and is faster than others.
 
-    Other kernels take the time of 128 vectors, and load rows that begin off multiples of 8 bytes element by element.
-    From codes and here, in microseconds on an H100: (48, 312496) -> 64 with nnz 3 in fp32 65 and 39; unaligned rows,
-    (64, 937501) -> 191 with nnz 3 in bf16 190 and 127, (123, 330241) -> 768 with nnz 4 in bf16 114 and 89, (2000, 8001)
-    -> 32 with nnz 2 in fp16 43 and 28; but (64, 937501) -> 896 with nnz 8 in fp16 220 and 316, and (4000, 4097) -> 512
-    with nnz 2 in bf16, with few columns per component, 44 and 57.
+    Other kernels take the time of 128 vectors, and long to load rows that begin off multiples of 8 bytes. From codes
+    and here, in microseconds: (48, 312496) -> 64 with nnz 3 in fp32 65 and 39 (H100). For unaligned rows in 16 bits, on
+    an H200: (64, 3835685) -> 32 with nnz 4 515 and 340, (64, 6339766) -> 128 with nnz 2 631 and 359; but (64, 7002786)
+    -> 256 with nnz 8 943 and 1531, (238, 1010459) -> 112 with nnz 3 165 and 269, (350, 53186) -> 640 with nnz 4 38 and
+    69. The limit of `_cycles` is right for all but two of 44 random products.
     """
     if product.n <= MAX_VECTORS:
         return _gains(product)
@@ -130,7 +130,7 @@ def eligible(product: Product) -> bool:
         return False
     hopper = product.device.hopper
     if loaded_bytes(product) <= (4 if hopper else 8):
-        limit = MAX_CYCLES["codes" if hopper else "no codes"]
+        limit = MAX_CYCLES["no codes" if not hopper else "codes" if product.item_bytes == 4 else "staged"]
     elif product.dtype == "float32" and product.n <= BLOCK_VECTORS:
         limit = MAX_CYCLES["fp32"]
     else:
