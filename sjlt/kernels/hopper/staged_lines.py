@@ -90,8 +90,8 @@ def _copy_units(raw, address, first, line, panel, within, j, n, d, stride_v, str
     size = gl.where(exists, gl.minimum(gl.maximum(end - source, 0), UNIT), 0).to(gl.int32)
     source = gl.where(size > 0, source, address & -UNIT)
     target = raw + line * LINE + panel * PANEL + within * UNIT
-    # (For part of a unit, the instruction receives the address where the part ends, in place of its size. Without torch's
-    # caching allocator, compute-sanitizer reports this for the last unit of the data as a read beyond it.)
+    # (For part of a unit, the instruction receives an address within the unit in place of the size. Without torch's
+    # caching allocator, compute-sanitizer takes this, in the last unit of the data, for a read beyond the data.)
     gl.inline_asm_elementwise(
         "cp.async.cg.shared.global [$1], [$2], 16, $3; mov.u32 $0, 0;", "=r,r,l,r", [target, source, size],
         gl.int32, False, 1,
