@@ -1,18 +1,18 @@
 """X Sᵀ and S A on Hopper for any k, nnz and strides, from the codes of `chunk_codes`.
 
-As in `project_hopper`, 4 warps of a program (the producer) fill slots in shared memory with data and entries, and two
-groups of 4 (the consumers) multiply, each for half of the vectors; fp32 data is multiplied as pairs of fp16 numbers.
+As in `project_hopper`, some warps of a program (producers) fill slots in shared memory with data and entries, and two
+groups of 4 warps (consumers) multiply, each for half of the vectors; fp32 data is multiplied as pairs of fp16 numbers.
 Here entries come from codes, so k, nnz and the number of tiles are ordinary arguments; a step of STEP_COLUMNS columns
 combines blocks of several chunks; and data that the tensor memory accelerator (TMA) cannot load is loaded in other ways
 (`boxes`, `staged_lines`). CHOSEN.loader is
 
-- TMA if rows begin at multiples of 16 bytes and boxes are wide enough. Boxes with rows of 64 bytes or less take 1.15
-  times as long as COPY in fp32, and 1.4 times in 16 bits (H200).
-- COPY for asynchronous copies of CHOSEN.vector elements, 4 to 16 bytes, per thread.
-- STAGE for copies of 16 bytes of 16-bit data that rows begin anywhere in (`staged_lines`).
-- LOAD for loads through registers: 16-bit elements of which none are adjacent, or of narrow blocks.
+- TMA if rows begin at multiples of 16 bytes and boxes are wide enough (`hopper_loaders._gains_by_tma`);
+- COPY for asynchronous copies of CHOSEN.vector elements, 4 to 16 bytes, per thread;
+- STAGE for 16-bit data whose rows begin anywhere, which threads copy 16 bytes at a time;
+- LOAD for loads of single elements through registers, where none of these can be used: if no elements are adjacent in
+  memory, or if blocks have less than 16 bytes.
 
-Data of which the consumers' share is large (`hopper_loaders.KernelChoice.producers`) has two producers.
+One or two producers fill the slots, in turn (`produce_codes`).
 
 While the codes are being written, programs copy the data that they read first to the L2 cache.
 
