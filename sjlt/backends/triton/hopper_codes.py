@@ -47,8 +47,8 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
     passes = []
     for part in _parts(chosen, spec, x.shape[1]):
         project = _project(chosen, part, spec, x, target, scale, accumulate)
-        data, sums_begin = part.begin * x.stride(1), part.first_split * target.strides[0]
-        passes.append(Pass(data, sums_begin, _encode(chosen, part, spec, x), project))
+        begins = part.begin * x.stride(1), part.first_split * target.strides[0]
+        passes.append(Pass(*begins, _encode(chosen, part, spec, x), project))
     return ProjectCodes(memory, chosen.prefetch, tuple(passes), reduce)
 
 
@@ -126,8 +126,8 @@ class Pass(NamedTuple):
 
     Attributes
     ----------
-    data, sums : int
-        Where the first of these columns, and the first of their partial sums, begin: in elements.
+    data, target : int
+        Where the first of these columns begins in the data, and their first partial sums in the target, in elements.
     encode : Launch
         Of (codes, columns, counts) and the seed.
     project : Launch
@@ -135,7 +135,7 @@ class Pass(NamedTuple):
     """
 
     data: int
-    sums: int
+    target: int
     encode: Launch
     project: Launch
 
@@ -164,18 +164,18 @@ class ProjectCodes:
     def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
         size, codes, columns, counts = self.memory
         memory = x.new_empty(size, dtype=torch.float32)
-        target = out if self.reduce is None else memory
-        start, address, results = memory.data_ptr(), x.data_ptr(), target.data_ptr()
+        sums = out if self.reduce is None else memory
+        start, first, first_sum = memory.data_ptr(), x.data_ptr(), sums.data_ptr()
         addresses = start + codes, start + columns, start + counts
-        for data, sums, encode, project in self.passes:
-            begin = address + data * x.element_size()
-            prefetched = begin if self.prefetch else 0
+        for data, target, encode, project in self.passes:
+            address = first + data * x.element_size()
+            prefetched = address if self.prefetch else 0
             if not encode.start(addresses, spec.seed):
                 encode.search(self.memory.views(memory), spec.seed)
-            if not project.start((begin, results + 4 * sums, *addresses), prefetched):
-                # The kernel receives their addresses only; x may be the transpose of the tensor that was prepared for.
-                first = x.as_strided((1,), (1,), x.storage_offset() + data)
-                tensors = (first, target[sums:]) if data else (x, target)
+            if not project.start((address, first_sum + 4 * target, *addresses), prefetched):
+                tensors = x, sums
+                if data:  # only addresses matter; x may be the transpose of the tensor that was prepared for
+                    tensors = x.as_strided((1,), (1,), x.storage_offset() + data), sums[target:]
                 project.search((*tensors, *self.memory.views(memory)), prefetched)
         if self.reduce is not None:
             self.reduce((memory, out))
@@ -205,9 +205,9 @@ def _encode(chosen: HopperCodes, part: Part, spec: SketchSpec, x: Tensor) -> Lau
     g = law.geometry(k, nnz, 0)
     n_tiles, width = _count_tiles(spec), part.end - part.begin
     sub_blocks, per_program = encoding(part.groups * n_tiles, nnz)
-    law_of = (spec.feature_offset + part.begin, width, k, nnz, g.n_tiles, g.log_group, g.log_chunk)
+    numbers = (spec.feature_offset + part.begin, width, k, nnz, g.n_tiles, g.log_group, g.log_chunk)
     lists = (part.first_group, part.groups, chosen.groups_per_split, per_program, chosen.capacity)
-    after = (*law_of, chosen.kernel.log_block, *lists)
+    after = (*numbers, chosen.kernel.log_block, *lists)
     grid = (-(-chosen.groups_per_split // per_program), n_tiles, part.splits)
     options = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "num_warps": 4}
     return Launch(encode_chunks, grid, x.get_device(), (), after, sub_blocks, lambda: options)
