@@ -237,6 +237,26 @@ def test_passes_cover_the_columns(n, d, k, nnz, offset):
     assert codes + 4 * launch.splits * n * k <= 64 << 20
 
 
+@pytest.mark.parametrize(
+    ("n", "d", "k", "nnz", "dtype"),
+    [
+        (257, 1_295_709, 354, 16, "float32"),  # codes of 61 MiB, and 53 splits for accuracy
+        (77, 3_048_809, 524, 8, "float32"),
+        (98, 2_857_730, 561, 8, "float32"),
+        (108, 2_893_948, 1682, 16, "float32"),
+        (123, 5_422_416, 1483, 8, "bfloat16"),
+        (100, 15_264_884, 64, 4, "float16"),
+    ],
+)
+def test_codes_and_sums_fit_in_memory(n, d, k, nnz, dtype):
+    product = exact_product(n=n, d=d, k=k, nnz=nnz, dtype=dtype, device=HOPPER)
+    if not hopper_codes.eligible(product):
+        return
+    launch = hopper_codes.launch(product)
+    lists = min(launch.splits, launch.splits_per_pass) * product.geometry.n_tiles
+    assert 132 * lists * launch.capacity + 4 * launch.splits * n * k <= 64 << 20
+
+
 def test_what_is_prefetched():
     assert chosen(n=1000, d=2000, k=300).prefetch
     assert chosen(n=1000, d=2200, k=300).prefetch
@@ -363,7 +383,7 @@ def test_passes_add_up(contiguous, n, d, beyond, k, nnz, dtype, kernel_calls):
     only_codes = {"scattered_sums.MIN_COLUMNS": 1 << 40}
     with changed_choices(only_codes):
         want, other = x @ S.T, S @ x.T
-    with changed_choices(only_codes | {"hopper_codes.count_passes": lambda _: 3}):
+    with changed_choices(only_codes | {"hopper_codes._pass_counts": lambda _: [3]}):
         launch = choose(exact_backend.describe(S.spec, x, want, False, False))
         assert launch.splits > 2 * launch.splits_per_pass
         for _ in range(2):  # prepared, and again

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from ...kernels.config.chunk_codes import encoding
 from ...kernels.config.hopper import WARPGROUP_VECTORS
 from ...kernels.config.hopper_codes import HopperCodes
-from ...kernels.config.hopper_loaders import TMA, KernelChoice, slot_bytes
+from ...kernels.config.hopper_loaders import ROW_BYTES, TMA, KernelChoice, slot_bytes
 from ...kernels.config.product import kernel_geometry
 from ...kernels.hopper.project_codes import project_codes_hopper
 from ...kernels.nvidia.shared_memory import LIBRARIES
@@ -131,7 +131,7 @@ class Pass(NamedTuple):
     encode : Launch
         Of (codes, columns, counts) and the seed.
     project : Launch
-        Of (x, target, codes, columns, counts) and the address of the data to prefetch, or 0.
+        Of (x, target, codes, columns, counts) and the address of the data, or 0 if its elements are not adjacent.
     """
 
     data: int
@@ -174,7 +174,7 @@ class ProjectCodes:
                 encode.search(self.memory.views(memory), spec.seed)
             if not project.start((address, first_sum + 4 * target, *addresses), prefetched):
                 tensors = x, sums
-                if data:  # only addresses matter; x may be the transpose of the tensor that was prepared for
+                if target:  # only addresses matter; x may be the transpose of the tensor that was prepared for
                     tensors = x.as_strided((1,), (1,), x.storage_offset() + data), sums[target:]
                 project.search((*tensors, *self.memory.views(memory)), prefetched)
         if self.reduce is not None:
@@ -250,7 +250,7 @@ def _x_blocks(kernel: KernelChoice, x: Tensor, d: int) -> Blocks:
     """The descriptors of d columns of the data, in blocks with the columns of a panel."""
     columns, n = 1 << kernel.log_panel, len(x)
     if kernel.vectors_contiguous:
-        return Blocks(x.dtype, (d, n), x.stride()[::-1], (columns, law.TILE_ROWS // x.element_size()))
+        return Blocks(x.dtype, (d, n), x.stride()[::-1], (columns, ROW_BYTES // x.element_size()))
     return Blocks(x.dtype, (n, d), x.stride(), (WARPGROUP_VECTORS, columns))
 
 

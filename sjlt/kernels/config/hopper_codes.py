@@ -5,7 +5,9 @@ It covers what `project_hopper` does not: any k, nnz and strides, accumulated re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ...laws import exact as law
 from .arithmetic import MAX_CHUNKS
@@ -33,13 +35,15 @@ MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empt
 MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates
 MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, whose vectors are columns
 # Estimated times in microseconds, and bytes per microsecond; see `_time`. For 53 products on an H100, 1 to 290 MB of
-# data, the fewest splits with almost the least estimate take 1.004 times as long as the best ones, at most 1.08 times.
+# data, the fewest splits with almost the least estimate take on average 1.004 times as long as the best ones, at most
+# 1.08 times.
 STEP_TIME, START_STEPS, REDUCE_TIME = 1.0, 2, 1.5
 CACHE_RATE = 4e6
 ALMOST = 1.03  # estimates that differ by less are considered equal
 MAX_SPLITS = 256
 MIN_LONG_COLUMNS, MAX_LONG_ROWS = 1 << 20, 512  # see `_favors_half_blocks`
-PASS_SPLITS = 8  # divides the splits of a pass, so that the data and the sums of all passes are aligned alike
+PASS_SPLITS = 8  # splits per pass are a multiple of this, so that the data and sums of all passes are aligned alike
+MORE_PASSES = 8  # than necessary that may be tried, so that partial sums fit in memory, too
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class HopperCodes:
     splits, groups_per_split : int
         Number of parts that the sums are split into, and of groups of chunks in each part.
     splits_per_pass : int
-        If it is less than `splits`, codes for so many splits at a time are written and used.
+        If less than `splits`, the codes of this many splits are written and used at a time.
     capacity : int
         Number of blocks that a list of codes has room for.
     products : int
@@ -75,7 +79,9 @@ class HopperCodes:
 def launch(product: Product) -> HopperCodes:
     """The launch for an eligible product."""
     geometry = product.geometry
-    splits, groups_per_split, splits_per_pass = _split(product)
+    found = _split(product)
+    assert found is not None
+    splits, groups_per_split, splits_per_pass = found
     kernel = kernel_choice(product, splits)
     return HopperCodes(
         kernel,
@@ -102,7 +108,7 @@ def eligible(product: Product) -> bool:
         and product.n <= (1 << 31) - PROGRAM_VECTORS
         and product.d < 1 << 30
         and PROGRAM_VECTORS * stride < 1 << 31
-        and _fits(product)
+        and _split(product) is not None
     )
 
 
@@ -162,36 +168,56 @@ def _others_are_fast(product: Product) -> bool:
     return aligned and is_power_of_two(product.k, product.nnz)
 
 
-def _fits(product: Product) -> bool:
-    """Whether codes fit in memory, or partial sums of as many passes over parts of the columns as are necessary."""
-    if _code_bytes(product) <= SCRATCH_BYTES:
-        return True
-    least = PASS_SPLITS * count_passes(product) * _sum_bytes(product)
-    return least <= SCRATCH_BYTES // 2 and product.offset % PASS_SPLITS == 0
-
-
 def count_passes(product: Product) -> int:
-    """The number of passes, whose codes take at most half of the memory."""
-    code_bytes = _code_bytes(product)
-    return 1 if code_bytes <= SCRATCH_BYTES else -(-code_bytes // (SCRATCH_BYTES // 2))
+    """The number of passes over parts of the columns that codes of an eligible product are written and used in."""
+    found = _split(product)
+    assert found is not None
+    splits, _, splits_per_pass = found
+    return -(-splits // splits_per_pass)
 
 
-def _split(product: Product) -> tuple[int, int, int]:
-    """(splits, groups per split, splits per pass).
+@lru_cache(maxsize=4096)
+def _split(product: Product) -> tuple[int, int, int] | None:
+    """(splits, groups per split, splits per pass), or None if codes and partial sums exceed SCRATCH_BYTES.
 
-    Splits have whole steps. They are enough for accuracy, and otherwise as many as are fastest.
+    Each split but the last has whole steps of groups; with one tile, no step reaches into the next split.
     """
-    geometry, groups, passes = product.geometry, count_groups(product), count_passes(product)
+    group_bytes = _code_bytes(product) // count_groups(product)
+    for passes in _pass_counts(product):
+        splits, per_split, splits_per_pass = _split_passes(product, passes)
+        sums = _sum_bytes(product) * splits if splits > 1 else 0
+        if min(splits, splits_per_pass) * per_split * group_bytes + sums <= SCRATCH_BYTES:
+            return splits, per_split, splits_per_pass
+    return None
+
+
+def _pass_counts(product: Product) -> Iterable[int]:
+    """Numbers of passes to be tried, in this order. The codes of one of several passes take at most half the memory."""
+    code_bytes = _code_bytes(product)
+    if code_bytes <= SCRATCH_BYTES:
+        yield 1
+    if product.offset % PASS_SPLITS == 0:
+        least = max(2, -(-code_bytes // (SCRATCH_BYTES // 2)))
+        yield from range(least, least + MORE_PASSES)
+
+
+def _split_passes(product: Product, passes: int) -> tuple[int, int, int]:
+    """(splits, groups per split, splits per pass) for a number of passes, which may take too much memory.
+
+    The number of splits is at least what accuracy requires, and otherwise the smallest whose estimated time is almost
+    the least.
+    """
+    geometry, groups = product.geometry, count_groups(product)
     unit = max(1, STEP_COLUMNS >> geometry.log_chunk)
     steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles * passes) + 1
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
-    memory = SCRATCH_BYTES - min(_code_bytes(product), SCRATCH_BYTES // 2 if passes > 1 else SCRATCH_BYTES)
+    memory = SCRATCH_BYTES - (_code_bytes(product) if passes == 1 else SCRATCH_BYTES // 2)
     most = max(fewest, min(steps, memory // (_sum_bytes(product) * passes), MAX_SPLITS))
     times = {splits: _time(product, steps, splits) for splits in range(fewest, most + 1)}
     longest = ALMOST * min(times.values())
     splits = next(splits for splits, time in times.items() if time <= longest)
     if passes > 1:
-        splits = -(-splits // PASS_SPLITS) * PASS_SPLITS
+        splits = max(splits // PASS_SPLITS, -(-fewest // PASS_SPLITS)) * PASS_SPLITS
     per_split = -(-groups // (passes * splits * unit)) * unit
     return -(-groups // per_split), per_split, splits
 

@@ -11,7 +11,7 @@ from .product import VECTOR_BYTES, Product, vectors_contiguous
 
 TMA, COPY, LOAD, STAGE = range(4)  # how data is loaded
 ROW_BYTES = 128  # per row of a TMA box that is loaded fastest
-UNIT = 8  # elements that STAGE copies at a time, of 16 bits
+UNIT_ELEMENTS = 8  # elements that STAGE copies at a time, of 16 bits
 BARRIER_BYTES = 1024  # of shared memory, for barriers and alignment
 
 
@@ -44,7 +44,7 @@ class KernelChoice:
     slots : int
         Steps of data and entries that shared memory holds.
     line_bytes : int
-        If the loader is STAGE, the distance of lines in shared memory, else 0.
+        The distance between lines in shared memory if the loader is STAGE, else 0.
     """
 
     loader: int
@@ -95,7 +95,9 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
     )
     if loader != STAGE:
         return kernel
-    results = rows * PROGRAM_VECTORS * (item if splits == 1 else 4)  # also stored by way of shared memory by threads
+    results = (
+        rows * PROGRAM_VECTORS * (item if product.plain and splits == 1 else 4)
+    )  # (threads store them by way of it, too)
     slot = slot_bytes(kernel) + 2 * rows * STEP_COLUMNS
     fitting = (product.device.shared_memory - BARRIER_BYTES - results) // slot
     return replace(kernel, slots=min(kernel.slots, fitting))
@@ -131,9 +133,9 @@ def _gains_by_tma(product: Product, row_bytes: int) -> bool:
 def _producers(product: Product, loader: int, vector: int, log_panel: int, tma_store: bool) -> int:
     """The number of producers, where single elements are not loaded.
 
-    Two take 0.65 to 1.0 times as long as one, the least where vectors are contiguous. Exceptions are fp32, unless the
-    TMA loads contiguous vectors or narrow boxes of several tiles (1.0 to 1.2), and rows in 16 bits that threads copy 16
-    bytes at a time if they also store the results (0.86 to 1.4; H200).
+    Two take 0.65 to 1.0 times as long as one, least where vectors are contiguous. One is used where two gain little or
+    lose: in fp32 (0.95 to 1.2), unless there are several tiles and the TMA loads contiguous vectors or narrow boxes;
+    and for 16-bit rows that threads copy 16 bytes at a time and whose results they store (0.86 to 1.4; H200).
     """
     contiguous = vectors_contiguous(product)
     if product.item_bytes == 2:
@@ -143,12 +145,13 @@ def _producers(product: Product, loader: int, vector: int, log_panel: int, tma_s
 
 
 def _stages(product: Product, log_block: int) -> bool:
-    """Whether the loader can be STAGE: no block begins before the data, and all begin at multiples of UNIT features.
+    """Whether STAGE can load the data.
 
-    The latter need not be if there is one tile, whose blocks are adjacent. See `kernels.hopper.staged_lines`.
+    It needs adjacent 16-bit elements, blocks that do not begin before the data, and blocks that begin at multiples of
+    UNIT_ELEMENTS features; the last not if there is one tile, whose blocks are adjacent.
     """
     near = product.x_strides[0 if vectors_contiguous(product) else 1]
-    in_units = product.geometry.n_tiles == 1 or 1 << log_block >= UNIT
+    in_units = product.geometry.n_tiles == 1 or 1 << log_block >= UNIT_ELEMENTS
     return (
         product.item_bytes == 2 and near == 1 and in_units and product.offset % (1 << product.geometry.log_chunk) == 0
     )
@@ -161,11 +164,11 @@ def _line_bytes(contiguous: bool, log_panel: int) -> int:
     panel of all vectors. The number of units is odd, so that lines begin in different banks.
     """
     panel, panels = (PROGRAM_VECTORS, 1) if contiguous else (1 << log_panel, STEP_COLUMNS >> log_panel)
-    return VECTOR_BYTES * (panels * (panel // UNIT + 1) | 1)
+    return VECTOR_BYTES * (panels * (panel // UNIT_ELEMENTS + 1) | 1)
 
 
 def slot_bytes(kernel: KernelChoice) -> int:
-    """The bytes of a slot's lines if the loader is STAGE: of features if vectors are contiguous, else of vectors."""
+    """The bytes of a slot's staged lines: features if vectors are contiguous, else vectors. 0 for other loaders."""
     return kernel.line_bytes * (STEP_COLUMNS if kernel.vectors_contiguous else PROGRAM_VECTORS)
 
 
@@ -189,7 +192,7 @@ def _tma_loads(product: Product) -> bool:
 
 
 def _copy_width(product: Product, log_block: int) -> int:
-    """The number of adjacent elements that a thread may copy at once: of one block, and all inside the data or none."""
+    """The number of adjacent elements that one copy may cover: of one block, and either all or none inside the data."""
     contiguous = vectors_contiguous(product)
     far, near = product.x_strides if not contiguous else product.x_strides[::-1]
     if near != 1 or not product.data_aligned:

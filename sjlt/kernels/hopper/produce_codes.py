@@ -34,9 +34,9 @@ def produce(
     x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity,
     n, d, stride_v, stride_f, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.constexpr,
 ):  # fmt: skip
-    """A producer: fill slots with data and entries, one step per slot; of two producers, in turn.
+    """A producer: fill slots with data and entries, one step per slot. Two producers fill slots alternately.
 
-    xs, raw : the memory of slots for data: boxes, or the address of staged lines if the loader is STAGE.
+    xs, raw : the slots' memory for data: boxes or, if the loader is STAGE, the address of the lines.
     """
     PRODUCERS: gl.constexpr = CHOSEN.producers
     PANELS: gl.constexpr = STEP >> CHOSEN.log_panel

@@ -6,11 +6,12 @@ Here entries come from codes, so k, nnz and the number of tiles are ordinary arg
 combines blocks of several chunks; and data that the tensor memory accelerator (TMA) cannot load is loaded in other ways
 (`boxes`, `staged_lines`). CHOSEN.loader is
 
-- TMA if rows begin at multiples of 16 bytes and boxes are wide enough (`hopper_loaders._gains_by_tma`);
+- TMA if lines begin at multiples of 16 bytes and boxes are wide enough (`hopper_loaders._gains_by_tma`);
 - COPY for asynchronous copies of CHOSEN.vector elements, 4 to 16 bytes, per thread;
-- STAGE for 16-bit data whose rows begin anywhere, which threads copy 16 bytes at a time;
-- LOAD for loads of single elements through registers, where none of these can be used: if no elements are adjacent in
-  memory, or if blocks have less than 16 bytes.
+- STAGE for 16-bit data whose lines begin anywhere: threads copy aligned units of 16 bytes;
+- LOAD for 16-bit data that none of these can load, as single elements through registers: elements are not adjacent in
+  memory, or lines begin at odd elements and the first block begins before the data or, with several tiles, blocks have
+  less than 16 bytes.
 
 One or two producers fill the slots, in turn (`produce_codes`).
 
@@ -95,7 +96,10 @@ def _sum_of_blocks(
     xs, raw, address, line_stride, tiles, full, empty, count, slot, phase,
     INPUT: gl.constexpr, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """(the sums of a consumer's vectors over the next `count` blocks, next slot, its phase); see `project`."""
+    """(the sums of a consumer's vectors over the next `count` blocks, next slot, its phase).
+
+    As in `project._sum_of_steps`.
+    """
     SPLIT_FP32: gl.constexpr = gl.float32 == INPUT
     DTYPE: gl.constexpr = gl.float16 if SPLIT_FP32 else INPUT
     ROWS: gl.constexpr = CHOSEN.rows
@@ -254,7 +258,8 @@ def project_codes_hopper(
     of boxes [HALF, 1, rows] of a tensor (n, splits * n_tiles, rows of a tile), whose vectors' axis is last if they are
     contiguous; else a pointer.  codes, columns, counts, capacity : as `encode_chunks` writes them, with blocks of
     2^log_block columns.  products : n_tiles * splits * blocks of vectors.  columns_per_split : of whole groups of
-    chunks.  address : of the data, to prefetch it, or 0.  DTYPE : of x.
+    chunks.  address : of the data, for prefetching and for staged lines; 0 if its elements are not adjacent in memory.
+    DTYPE : of x.  SHARED_BYTES : of the staged lines of all slots, else 0.
     """
     if address != 0:
         _prefetch(
@@ -269,7 +274,7 @@ def project_codes_hopper(
     words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, STEP // 2], gl.uint32)
     box_shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_bytes(BOX1, BITS), BITS, 2)
     tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS, ROWS, STEP // 2], words_shared)
-    xs, raw = tiles, 0  # of which one is not used
+    xs, raw = tiles, 0  # placeholders; each loader uses one of them
     if CHOSEN.loader == STAGE:
         raw = shared_begin(SHARED_BYTES) & -16
     else:

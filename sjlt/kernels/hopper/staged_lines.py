@@ -2,11 +2,11 @@
 
 A line is what is contiguous in memory: the features of a vector or, if vectors are contiguous, the vectors of a
 feature. Where lines begin off multiples of 16 bytes, neither the tensor memory accelerator nor copies of 16 bytes per
-thread can put their elements where tensor cores expect them, and loads of single elements take up to twice as long.
-Here, threads copy the 16-byte units that contain a line's elements to shared memory as they are. Elements then lie up
-to 15 bytes behind those of an aligned line: this displacement depends only on the number of the line within a step,
+thread can put their elements where tensor cores expect them, and loads of single elements take up to 2.5 times as long.
+Here, threads copy the 16-byte units that contain a line's elements to shared memory as they are. Each element then lies
+up to 14 bytes after its place in an aligned line. This displacement depends only on the line's index within the step,
 because steps begin at multiples of 8 vectors and 8 features. Consumers add it to the addresses from which they load
-their first operand to registers.
+their first operand into registers.
 
 Lines lie in shared memory that Triton does not know of (`kernels.nvidia.shared_memory`), slot after slot.
 """
@@ -23,7 +23,7 @@ HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 STEP = gl.constexpr(hopper.STEP_COLUMNS)
 NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
 ITEM, UNIT = gl.constexpr(2), gl.constexpr(product.VECTOR_BYTES)  # bytes of an element and of a unit
-UNIT_ITEMS = gl.constexpr(hopper_loaders.UNIT)
+UNIT_ELEMENTS = gl.constexpr(hopper_loaders.UNIT_ELEMENTS)
 
 
 @gluon.constexpr_function
@@ -41,14 +41,14 @@ def panels_of(CHOSEN):
 @gluon.constexpr_function
 def panel_units(CHOSEN):
     """The number of units that the elements of a panel take in an aligned line."""
-    return (2 * HALF.value if CHOSEN.vectors_contiguous else 1 << CHOSEN.log_panel) // UNIT_ITEMS.value
+    return (2 * HALF.value if CHOSEN.vectors_contiguous else 1 << CHOSEN.log_panel) // UNIT_ELEMENTS.value
 
 
 @gluon.jit
 def unit_indices(layout: gl.constexpr, COUNT: gl.constexpr, LAST: gl.constexpr, CHOSEN: gl.constexpr):
     """(lines, panels, units within a panel) of the units that the threads of `layout` copy, COUNT per line.
 
-    These are the units after those of an aligned line's panels if LAST, else the ones before.
+    If LAST, these are the units after each panel's aligned units, which only displaced lines need; else the latter.
     """
     line = gl.arange(0, lines_of(CHOSEN), layout=gl.SliceLayout(1, layout))[:, None]
     unit = gl.arange(0, COUNT, layout=gl.SliceLayout(0, layout))[None, :]
@@ -72,7 +72,10 @@ def line_columns(columns, done, count, start, line, panel, CHOSEN: gl.constexpr)
 
 @gluon.jit
 def _copy_units(raw, address, first, line, panel, within, j, n, d, stride_v, stride_f, CHOSEN: gl.constexpr):
-    """Start to copy one unit per element of `line`, `panel` and `within`; zeros beyond the last element of the data."""
+    """Start to copy a unit for each element of `line`, `panel` and `within`.
+
+    What lies beyond the end of a line, or in a line that does not exist, is filled with zeros.
+    """
     LINE: gl.constexpr = CHOSEN.line_bytes
     PANEL: gl.constexpr = UNIT * (panel_units(CHOSEN) + 1)
     if CHOSEN.vectors_contiguous:
@@ -90,8 +93,8 @@ def _copy_units(raw, address, first, line, panel, within, j, n, d, stride_v, str
     size = gl.where(exists, gl.minimum(gl.maximum(end - source, 0), UNIT), 0).to(gl.int32)
     source = gl.where(size > 0, source, address & -UNIT)
     target = raw + line * LINE + panel * PANEL + within * UNIT
-    # (For part of a unit, the instruction receives an address within the unit in place of the size. Without torch's
-    # caching allocator, compute-sanitizer takes this, in the last unit of the data, for a read beyond the data.)
+    # (In machine code, the size of a partial unit is given by an address within the unit. For memory that does not come
+    # from torch's caching allocator, compute-sanitizer takes this, in the data's last unit, for a read past its end.)
     gl.inline_asm_elementwise(
         "cp.async.cg.shared.global [$1], [$2], 16, $3; mov.u32 $0, 0;", "=r,r,l,r", [target, source, size],
         gl.int32, False, 1,
