@@ -6,6 +6,7 @@ import pytest
 
 from sjlt.backends.triton import device, exact, iid, prepared
 from sjlt.kernels.config import hopper_codes, scattered_sums, staged_adjoint, staged_gather
+from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import Device, Product
 
 H200 = Device(132, 232448, programmatic_launch=True)
@@ -28,6 +29,11 @@ def exact_product(
     return Product(
         adjoint, n, d, k, nnz, offset, x_strides, y_strides, dtype, precision, plain, device, stacks, data_aligned
     )  # fmt: skip
+
+
+def chosen(**product):
+    """The launch chosen for a product on an H200."""
+    return choose(exact_product(device=HOPPER, **product))
 
 
 def iid_product(n, d, k, dtype, precision="highest", x_strides=None, offset=0, device=H200):

@@ -1,0 +1,102 @@
+"""How `project_codes_hopper` loads data and stores results, and how many producers it has."""
+
+import pytest
+from helpers.choices import HOPPER, chosen, exact_product
+
+from sjlt.kernels.config import hopper_codes
+from sjlt.kernels.config.hopper_loaders import COPY, LOAD, STAGE, TMA, slot_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "data_aligned", "loader", "vector"),
+    [
+        ("float32", 768, True, TMA, 1),
+        ("float32", 770, True, COPY, 2),
+        ("float32", 769, True, COPY, 1),
+        ("float32", 768, False, COPY, 1),
+        ("bfloat16", 768, True, TMA, 1),
+        ("bfloat16", 772, True, STAGE, 1),
+        ("bfloat16", 770, True, STAGE, 1),
+        ("bfloat16", 769, True, STAGE, 1),
+        ("bfloat16", 768, False, STAGE, 1),
+    ],
+)
+def test_loader_follows_the_alignment(dtype, d, data_aligned, loader, vector):
+    kernel = chosen(k=64, d=d, dtype=dtype, plain=data_aligned, data_aligned=data_aligned).kernel
+    assert (kernel.loader, kernel.vector) == (loader, vector)
+    assert kernel.tma_store == data_aligned
+
+
+@pytest.mark.parametrize(("d", "loader", "vector"), [(772, COPY, 4), (770, COPY, 2), (769, STAGE, 1)])
+def test_rows_are_not_staged_if_threads_store_them(d, loader, vector):
+    """Unless single elements would be loaded."""
+    kernel = chosen(k=64, d=d, dtype="bfloat16", plain=False).kernel
+    assert (kernel.loader, kernel.vector, kernel.tma_store) == (loader, vector, False)
+
+
+@pytest.mark.parametrize(
+    ("x_strides", "offset", "k", "nnz", "loader"),
+    [
+        ((769, 1), 0, 300, 4, STAGE),
+        ((1, 100_003), 0, 300, 4, STAGE),
+        ((769, 1), 16, 300, 4, STAGE),
+        ((769, 1), 8, 300, 4, LOAD),  # a block that begins before the data
+        ((769, 1), 0, 300, 8, STAGE),  # chunks of 8 columns
+        ((769, 1), 0, 300, 16, LOAD),  # chunks of 4 columns
+        ((769, 1), 0, 100, 16, STAGE),  # chunks of 4 columns, but adjacent
+        ((2 * 769, 2), 0, 300, 4, LOAD),
+    ],
+)
+def test_what_can_be_staged(x_strides, offset, k, nnz, loader):
+    product = exact_product(
+        n=100_003, d=769, k=k, nnz=nnz, dtype="float16", x_strides=x_strides, offset=offset, device=HOPPER
+    )
+    assert hopper_codes.launch(product).kernel.loader == loader
+
+
+@pytest.mark.parametrize("k", [40, 100, 130, 256, 300, 1000, 2047])
+@pytest.mark.parametrize("nnz", [1, 3, 4, 8])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_staged_lines_fit_in_shared_memory(contiguous, nnz, k):
+    n = 10_001
+    strides = {"x_strides": (1, n), "y_strides": (1, n)} if contiguous else {"x_strides": (769, 1)}
+    product = exact_product(n=n, d=768, k=k, nnz=nnz, dtype="float16", device=HOPPER, **strides)
+    kernel = hopper_codes.launch(product).kernel
+    assert kernel.loader == STAGE
+    assert kernel.slots >= 3
+    assert kernel.line_bytes % 32 == 16  # neighbouring lines begin in different banks
+    used = kernel.slots * (slot_bytes(kernel) + 2 * kernel.rows * 64) + 2 * 128 * kernel.rows
+    assert used < HOPPER.shared_memory
+
+
+@pytest.mark.parametrize(
+    ("product", "producers"),
+    [
+        ({"k": 64}, 1),
+        ({"k": 64, "dtype": "bfloat16"}, 2),
+        ({"k": 384, "dtype": "bfloat16"}, 2),
+        ({"k": 300, "dtype": "bfloat16"}, 1),  # threads copy 16 bytes at a time, and store the results
+        ({"k": 300, "dtype": "bfloat16", "d": 770}, 2),
+        ({"k": 384}, 1),
+        ({"k": 384, "x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}, 2),
+        ({"k": 64, "x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}, 1),
+        ({"k": 384, "d": 769}, 1),
+    ],
+)
+def test_number_of_producers(product, producers):
+    assert chosen(**product).kernel.producers == producers
+
+
+def test_small_panels_are_copied():
+    assert chosen(k=300, nnz=4).kernel.loader == COPY  # chunks of 16 columns
+    assert chosen(k=384, nnz=4).kernel.loader == TMA  # chunks of 32 columns
+    assert chosen(k=384, nnz=4, dtype="bfloat16").kernel.loader == COPY
+    assert chosen(k=384, nnz=4, dtype="bfloat16", d=4096).kernel.loader == TMA  # rows of 64 bytes of long vectors
+    assert chosen(k=300, nnz=4, d=1 << 15, n=10_000).kernel.loader == TMA
+
+
+@pytest.mark.parametrize(
+    ("k", "stores"), [(300, True), (301, False), (1000, False), (64, True), (98, False), (384, True)]
+)
+def test_equal_tiles_are_stored_by_tma(k, stores):
+    assert chosen(k=k).kernel.tma_store == stores
