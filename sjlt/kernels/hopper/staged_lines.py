@@ -17,8 +17,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ..config import hopper, hopper_loaders, product
+from ..nvidia import shared_memory
 from ..portable import chunk_codes
 
+_copy_async = gluon.jit(shared_memory.copy_async.fn)
 HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 STEP = gl.constexpr(hopper.STEP_COLUMNS)
 NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
@@ -74,7 +76,7 @@ def line_columns(columns, done, count, start, line, panel, CHOSEN: gl.constexpr)
 def _copy_units(raw, address, first, line, panel, within, j, n, d, stride_v, stride_f, CHOSEN: gl.constexpr):
     """Start to copy a unit for each element of `line`, `panel` and `within`.
 
-    What lies beyond the end of a line, or in a line that does not exist, is filled with zeros.
+    Elements beyond the end of a line, and lines that do not exist, are filled with zeros.
     """
     LINE: gl.constexpr = CHOSEN.line_bytes
     PANEL: gl.constexpr = UNIT * (panel_units(CHOSEN) + 1)
@@ -95,10 +97,7 @@ def _copy_units(raw, address, first, line, panel, within, j, n, d, stride_v, str
     target = raw + line * LINE + panel * PANEL + within * UNIT
     # (In machine code, the size of a partial unit is given by an address within the unit. For memory that does not come
     # from torch's caching allocator, compute-sanitizer takes this, in the data's last unit, for a read past its end.)
-    gl.inline_asm_elementwise(
-        "cp.async.cg.shared.global [$1], [$2], 16, $3; mov.u32 $0, 0;", "=r,r,l,r", [target, source, size],
-        gl.int32, False, 1,
-    )  # fmt: skip
+    _copy_async(target, source, size, UNIT)
 
 
 @gluon.jit
