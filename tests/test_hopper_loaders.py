@@ -1,4 +1,4 @@
-"""How `project_codes_hopper` loads data and stores results, and how many producers it has."""
+"""Loads and stores of `project_codes_hopper`, and its number of producers: the choice, without a GPU."""
 
 import pytest
 from helpers.choices import HOPPER, chosen, exact_product

@@ -93,14 +93,15 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         slots=3 if fp32 else 4,
         line_bytes=_line_bytes(contiguous, log_panel) if loader == STAGE else 0,
     )
-    if loader != STAGE:
-        return kernel
-    results = (
-        rows * PROGRAM_VECTORS * (item if product.plain and splits == 1 else 4)
-    )  # (threads store them by way of it, too)
-    slot = slot_bytes(kernel) + 2 * rows * STEP_COLUMNS
-    fitting = (product.device.shared_memory - BARRIER_BYTES - results) // slot
-    return replace(kernel, slots=min(kernel.slots, fitting))
+    return replace(kernel, slots=_fitting_slots(product, kernel, splits)) if loader == STAGE else kernel
+
+
+def _fitting_slots(product: Product, kernel: KernelChoice, splits: int) -> int:
+    """The number of slots with staged lines that fit in shared memory, at most those of the kernel."""
+    # Threads, too, store results by way of shared memory.
+    results = kernel.rows * PROGRAM_VECTORS * (product.item_bytes if product.plain and splits == 1 else 4)
+    slot = slot_bytes(kernel) + 2 * kernel.rows * STEP_COLUMNS
+    return min(kernel.slots, (product.device.shared_memory - BARRIER_BYTES - results) // slot)
 
 
 def _loader(product: Product, log_block: int, log_panel: int, tma_store: bool) -> tuple[int, int]:

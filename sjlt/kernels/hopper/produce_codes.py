@@ -30,14 +30,13 @@ def parts_of(product, splits, n_tiles):
 
 
 @gluon.jit
-def produce(
-    x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity,
-    n, d, stride_v, stride_f, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.constexpr,
-):  # fmt: skip
+def produce(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.constexpr):
     """A producer: fill slots with data and entries, one step per slot. Two producers fill slots alternately.
 
     xs, raw : the slots' memory for data: boxes or, if the loader is STAGE, the address of the lines.
     """
+    (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity,
+     n, d, stride_v, stride_f) = arguments  # fmt: skip
     PRODUCERS: gl.constexpr = CHOSEN.producers
     PANELS: gl.constexpr = STEP >> CHOSEN.log_panel
     BOX0: gl.constexpr = xs.shape[1]

@@ -36,7 +36,7 @@ from ..config import hopper_codes
 from ..nvidia.shared_memory import shared_begin
 from ..portable import chunk_codes
 from .common import barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
-from .produce_codes import COPY, HALF, STAGE, STEP, TMA, parts_of, produce
+from .produce_codes import COPY, HALF, LOAD, STAGE, STEP, TMA, parts_of, produce
 from .staged_lines import element_addresses, load_lines
 
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
@@ -57,6 +57,14 @@ def registers(bits, CHOSEN):
     if CHOSEN.producer_warps == 8:
         return [120, 136] if bits == 16 else [184, 72]
     return [136, 232] if bits == 16 else [200, 104] if CHOSEN.loader == COPY else [216, 72]
+
+
+@gluon.constexpr_function
+def arrivals(CHOSEN):
+    """The number of arrivals that fill a slot: one of the entries, and those of the data."""
+    if CHOSEN.loader == LOAD:
+        return 1
+    return 2 if CHOSEN.loader == TMA else 1 + 32 * CHOSEN.producer_warps
 
 
 @gluon.jit
@@ -200,12 +208,10 @@ def _store(
 
 
 @gluon.jit
-def _consume(
-    xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products, splits, n_tiles,
-    stride_os, stride_ov, stride_or, scale,
-    DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr,
-):  # fmt: skip
+def _consume(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr):
     """Consumer 0 or 1: multiply its half of each slot's vectors by the slot's entries, and store the sums."""
+    (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products, splits, n_tiles,
+     stride_os, stride_ov, stride_or, scale) = arguments  # fmt: skip
     wait_for_previous_kernel()
     slot, phase = 0, 0
     product = gl.program_id(0)
@@ -287,44 +293,33 @@ def project_codes_hopper(
         outs = gl.allocate_shared_memory(out.dtype, out_box, out_shared)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    # Arrivals that fill a slot: one of the entries, and those of the data.
-    FILLED: gl.constexpr = (
-        2
-        if CHOSEN.loader == TMA
-        else 1 + 32 * CHOSEN.producer_warps
-        if CHOSEN.loader == COPY or CHOSEN.loader == STAGE
-        else 1
-    )
     for s in gl.static_range(SLOTS):
-        mbarrier.init(full.index(s), count=FILLED)
+        mbarrier.init(full.index(s), count=arrivals(CHOSEN))
         mbarrier.init(empty.index(s), count=2)
     fence_async_shared()
     barrier()
+    consumed = (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
+                splits, n_tiles, stride_os, stride_ov, stride_or, scale)  # fmt: skip
+    produced = (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
+                capacity, n, d, stride_v, stride_f)  # fmt: skip
     if CHOSEN.producers == 1:
         gl.warp_specialize(
             [
-                (_consume, (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
-                            splits, n_tiles, stride_os, stride_ov, stride_or, scale, DTYPE, CHOSEN, ACCUMULATE, 0)),
-                (_consume, (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
-                            splits, n_tiles, stride_os, stride_ov, stride_or, scale, DTYPE, CHOSEN, ACCUMULATE, 1)),
-                (produce, (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
-                           capacity, n, d, stride_v, stride_f, DTYPE, CHOSEN, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 1)),
+                (produce, (produced, DTYPE, CHOSEN, 0)),
             ],
             [4, CHOSEN.producer_warps],
             registers(BITS, CHOSEN),
-        )  # fmt: skip
+        )
     else:
         gl.warp_specialize(
             [
-                (_consume, (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
-                            splits, n_tiles, stride_os, stride_ov, stride_or, scale, DTYPE, CHOSEN, ACCUMULATE, 0)),
-                (_consume, (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
-                            splits, n_tiles, stride_os, stride_ov, stride_or, scale, DTYPE, CHOSEN, ACCUMULATE, 1)),
-                (produce, (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
-                           capacity, n, d, stride_v, stride_f, DTYPE, CHOSEN, 0)),
-                (produce, (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
-                           capacity, n, d, stride_v, stride_f, DTYPE, CHOSEN, 1)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 1)),
+                (produce, (produced, DTYPE, CHOSEN, 0)),
+                (produce, (produced, DTYPE, CHOSEN, 1)),
             ],
             [4, CHOSEN.producer_warps, CHOSEN.producer_warps],
             registers(BITS, CHOSEN),
-        )  # fmt: skip
+        )
