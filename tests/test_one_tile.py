@@ -8,7 +8,7 @@ from helpers.kernels import LAYOUTS, check_adjoint, check_project
 
 from sjlt import Sketch
 from sjlt.backends.triton import exact
-from sjlt.kernels.config import one_tile
+from sjlt.kernels.config import one_tile, staged_adjoint
 from sjlt.kernels.config.arithmetic import FP16_PAIR
 from sjlt.kernels.config.exact import choose
 
@@ -122,7 +122,9 @@ def test_underestimated_scale_is_recovered(kernels_on, launches):
 def test_choice():
     """One tile, not a power-of-two geometry, enough vectors; whole steps within the promised memory."""
     assert isinstance(choose(exact_product(k=100)), one_tile.OneTile)
-    assert isinstance(choose(exact_product(k=100, adjoint=True, device=HOPPER)), one_tile.OneTile)
+    assert isinstance(choose(exact_product(k=60, adjoint=True, device=HOPPER)), one_tile.OneTile)
+    assert isinstance(choose(exact_product(k=100, adjoint=True, device=HOPPER)), staged_adjoint.StagedAdjoint)
+    assert isinstance(choose(exact_product(k=100, nnz=8, adjoint=True, device=HOPPER)), one_tile.OneTile)
     for others in ({"k": 128}, {"k": 300}, {"k": 100, "n": 50}, {"k": 100, "dtype": "float64"}):
         assert not one_tile.eligible(exact_product(**others))
     for device in (H200, HOPPER):

@@ -33,7 +33,10 @@ A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=Fals
         ({"stacks": 4, "k": 75, "nnz": 1}, True),
         ({"adjoint": False}, False),
         ({"n": 8}, False),
-        ({"k": 100}, False),  # one_tile
+        ({"k": 60}, False),  # one_tile
+        ({"k": 60, "nnz": 1}, True),
+        ({"k": 100}, True),
+        ({"k": 100, "dtype": "bfloat16", "x_strides": (1000, 1), "d": 1000}, False),  # off multiples of 32 bytes
         ({"k": 20_000}, False),  # too large for shared memory
         ({"nnz": 17}, False),
         ({"d": 1 << 24, "n": 16}, False),  # too many words

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ...laws import exact as law
 from . import one_tile
 from .product import (
     SCRATCH_BYTES,
@@ -46,8 +47,10 @@ ENCODE_INSTRUCTIONS = 500  # for up to 4 terms of a column
 # multiprocessor for itself takes longer by the second number. (H200: estimates of 40 launches were 25 % off on average,
 # and the choice of ROW_BYTES cost at most 10 %.)
 NOT_OVERLAPPED, ALONE = 0.15, 0.6
-# (Memory floors, additional cycles) of other kernels in general, in power-of-two geometries, and in fp64.
-OTHERS, OTHERS_POWER_OF_TWO, OTHERS_FP64 = (2.2, 16_000), (1.8, 8000), (1.5, 8000)
+# (Memory floors, additional cycles) of other kernels in general, in power-of-two geometries and, there, in 16 bits, and
+# in fp64.
+OTHERS, OTHERS_POWER_OF_TWO, OTHERS_16_BITS, OTHERS_FP64 = (3.5, 16_000), (1.6, 16_000), (2.2, 16_000), (1.5, 8000)
+SECTOR_BYTES = 32  # that the L2 cache writes at a time
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def eligible(product: Product) -> bool:
         and _terms(product) <= MAX_TERMS
         and max(product.n, product.d) < 1 << 30
         and min(product.x_strides) == min(product.y_strides) == 1
-        and (product.stacks > 1 or not one_tile.eligible(product))
+        and (product.stacks > 1 or not one_tile.eligible(product) or _favors_sums(product))
         and (chosen := _launch(product)) is not None
         and 4 * words(product, chosen) <= SCRATCH_BYTES
         and _gains(product)
@@ -166,11 +169,37 @@ def _gains(product: Product) -> bool:
     encode = product.d * terms / 4 * ENCODE_INSTRUCTIONS / (ISSUE_RATE * device.multiprocessors) + ENCODE_CYCLES
     size = product.n * (product.d + product.k * product.stacks) * product.item_bytes
     floor = size / (MEMORY_RATE * device.multiprocessors)
-    floors, cycles = OTHERS_POWER_OF_TWO if is_power_of_two(product.k, product.nnz) else OTHERS
-    if product.dtype == "float64":
-        floors, cycles = OTHERS_FP64
+    floors, cycles = _time_of_others(product)
     others = product.stacks * (floors * floor + cycles)
     return encode + _cycles(product, chosen.kernel, chosen.splits) <= others
+
+
+def _time_of_others(product: Product) -> tuple[float, int]:
+    """(Memory floors, additional cycles) of other kernels.
+
+    Measured on an H200, with staged sums and with others: Y (40712, 1536) -> 2770 with nnz 8 in fp32 2.3 and 4.4; Y
+    (17069, 128) -> 3072 in bf16 2.4 and 3.2; Y (200000, 512) -> 1536 with nnz 8 in fp32 2.0 and 1.5; but Y (583665,
+    128) -> 121 with nnz 8, whose rows cannot be stored 8 bytes at a time, 1.7 and 3.7.
+    """
+    if product.dtype == "float64":
+        return OTHERS_FP64
+    near = 0 if product.x_strides[0] == 1 else 1
+    if not is_power_of_two(product.k, product.nnz) or product.x_strides[1 - near] % 2:
+        return OTHERS
+    return OTHERS_16_BITS if product.item_bytes == 2 else OTHERS_POWER_OF_TWO
+
+
+def _favors_sums(product: Product) -> bool:
+    """Whether the few terms of a column are added faster than `one_tile` multiplies all rows of the sketch.
+
+    It multiplies 128 rows for k > 64: Y (123035, 92) -> 768 with nnz 2 in fp32 takes 1.55 memory floors here and 2.2
+    there, (12955, 90) -> 3072 in fp16 2.75 and 2.85, but (196243, 124) -> 384 with nnz 8 2.2 and 2.05; for k = 63 and
+    nnz 1 1.56 and 2.1 (H200). In 16 bits, rows that begin within a sector of the cache are stored in parts of sectors:
+    (79121, 72) -> 1000 takes 3.5 here and 2.9 there.
+    """
+    whole_sectors = product.x_strides[0] == 1 or product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
+    few_terms = product.nnz <= (MAX_GATHERED if product.k > law.TILE_ROWS // 2 else 1)
+    return few_terms and (whole_sectors or product.item_bytes > 2)
 
 
 def _terms(product: Product) -> int:
