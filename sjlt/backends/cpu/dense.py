@@ -1,7 +1,8 @@
 """The exact law on dense data on the CPU: 2-D arrays of any strides, one data vector per row.
 
-A projection takes one of four paths:
+A projection takes one of five paths:
 
+- For few components, terms are selected by permutations of features in registers (`permuted`).
 - For a small sketch, codes are sorted by component and kept between calls (`by_component`).
 - If the elements of a feature are contiguous in memory, whole features are added at once (`contiguous`).
 - With many rows, the codes of a span of features go into a table that all threads share, and a task is a range of rows.
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ... import threads
-from . import by_component, look_up
+from . import by_component, look_up, permuted
 from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
 from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous
@@ -75,6 +76,9 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
         return
     plan, compute, out = exact_plan(spec), compute_dtype(x), kernel_view(out)
     native = is_native(x)
+    if native and not accumulate and permuted.eligible(plan, x, out, compute):
+        permuted.project_by_permutation(plan, kernel_view(x), out)
+        return
     if native and by_component.eligible(plan, n):
         by_component.project_by_component(plan, kernel_view(x), out, accumulate, compute)
         return

@@ -103,25 +103,41 @@ def define_look_up(builder: Any, table: Any, vector_type: Any, log_size: int) ->
     lanes = 16 if isinstance(vector_type.element, ir.FloatType) else 8  # in an AVX-512 register
     if not has_feature("avx512f"):
         return lambda positions: _gather(builder, table, positions, vector_type)
-    vector, integers = ir.VectorType(vector_type.element, lanes), ir.VectorType(ir.IntType(512 // lanes), lanes)
+    vector = ir.VectorType(vector_type.element, lanes)
     starts = (builder.gep(table, [ir.Constant(ir.IntType(64), start)]) for start in range(0, 1 << log_size, lanes))
     align = 64 // lanes
     registers = [builder.load(builder.bitcast(start, vector.as_pointer()), align=align) for start in starts]
-    registers *= 2 if len(registers) == 1 else 1
-    name = f"llvm.x86.avx512.vpermi2var.{'ps' if lanes == 16 else 'pd'}.512"
-    permute = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector, integers, vector]), name)
 
     def look_up(positions: Any) -> Any:
         parts = []
         for first in range(0, ROWS, lanes):
             part = builder.shuffle_vector(positions, positions, shuffle_mask(list(range(first, first + lanes))))
-            part = part if lanes == 16 else builder.zext(part, integers)
-            pairs = zip(registers[::2], registers[1::2], strict=True)
-            candidates = [builder.call(permute, [low, part, high]) for low, high in pairs]
-            parts.append(_select(builder, candidates, part, lanes.bit_length()))
+            parts.append(permute(builder, registers, part))
         return parts[0] if len(parts) == 1 else builder.shuffle_vector(*parts, shuffle_mask(list(range(ROWS))))
 
     return look_up
+
+
+def permute(builder: Any, registers: list[Any], positions: Any) -> Any:
+    """Emit the look-up of a vector of positions (32 bits) in AVX-512 registers, 2^n of them.
+
+    Higher bits of the positions are ignored.
+    """
+    vector = registers[0].type
+    lanes = vector.count
+    integers = ir.VectorType(ir.IntType(512 // lanes), lanes)
+    positions = positions if lanes == 16 else builder.zext(positions, integers)
+
+    def instruction(name: str, *operands: Any) -> Any:
+        signature = ir.FunctionType(vector, [operand.type for operand in operands])
+        return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), operands)
+
+    if len(registers) == 1:
+        kind = "sf" if lanes == 16 else "df"
+        return instruction(f"llvm.x86.avx512.permvar.{kind}.512", registers[0], positions)
+    kind, pairs = "ps" if lanes == 16 else "pd", zip(registers[::2], registers[1::2], strict=True)
+    candidates = [instruction(f"llvm.x86.avx512.vpermi2var.{kind}.512", low, positions, high) for low, high in pairs]
+    return _select(builder, candidates, positions, lanes.bit_length())
 
 
 def _gather(builder: Any, table: Any, positions: Any, vector_type: Any) -> Any:

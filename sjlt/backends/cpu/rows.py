@@ -16,7 +16,7 @@ from .simd import SQUARE_BYTES, first_lanes, load_part, multiply_add, prefetch, 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
 
-def _for_vectors(builder: Any, count: Any, lanes: int, emit: Callable[[Any, int, Any], None]) -> None:
+def for_vectors(builder: Any, count: Any, lanes: int, emit: Callable[[Any, int, Any], None]) -> None:
     """Emit loops over `count` elements; ``emit(v, size, remaining)`` emits the code for elements v .. v + size - 1.
 
     size : 4 `lanes` while possible, then `lanes`.
@@ -112,7 +112,7 @@ def scatter_row(typing_context, codes, begin, end, x, j, ahead, components):
                 total = builder.call(multiply_add(builder, vector, bits), (sign, values, total))
                 builder.store(total, target, align=bits // 8)
 
-        _for_vectors(builder, count, lanes, add)
+        for_vectors(builder, count, lanes, add)
         return context.get_dummy_value()
 
     integer = types.int64
@@ -148,7 +148,7 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
             else:
                 store_masked(builder, result, pointer, first_lanes(builder, remaining, size), align)
 
-        _for_vectors(builder, builder.extract_value(out.shape, 0), lanes, add)
+        for_vectors(builder, builder.extract_value(out.shape, 0), lanes, add)
         return context.get_dummy_value()
 
     integer = types.int64
