@@ -196,6 +196,16 @@ def test_projections_are_exact(n, d, k, nnz, dtype, kernel_calls):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("out_in", ["rows", "columns"])
+@pytest.mark.parametrize(("dtype", "offset"), [("float16", 0), ("bfloat16", 5), ("bfloat16", 2**33 + 40)])
+@pytest.mark.parametrize(("k", "nnz"), [(300, 8), (300, 4), (384, 4), (500, 2), (260, 1), (1001, 3)])
+def test_entries_as_the_first_operand(k, nnz, dtype, offset, out_in, kernel_calls):
+    sketch = Sketch(offset + 3333, k, nnz=nnz, seed=7)[:, offset:]
+    check_project(sketch, 200, dtype, device="cuda", x_in="columns", out_in=out_in)
+    assert kernel_calls
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("n", "d", "k"), [(20_000, 300, 1000), (20_000, 301, 1000), (70_000, 600, 60), (3000, 5000, 700)]

@@ -87,6 +87,27 @@ def test_number_of_producers(product, producers):
     assert chosen(**product).kernel.producers == producers
 
 
+COLUMNS = {"x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}
+
+
+@pytest.mark.parametrize(
+    ("product", "first"),
+    [
+        ({"k": 384, "dtype": "float16", **COLUMNS}, True),
+        ({"k": 300, "dtype": "bfloat16", "x_strides": (1, 1 << 20)}, True),
+        ({"k": 384, **COLUMNS}, False),
+        ({"k": 384, "dtype": "float16"}, False),  # rows
+        ({"k": 100, "dtype": "float16", **COLUMNS}, False),  # one tile
+        ({"k": 384, "nnz": 20, "dtype": "float16", **COLUMNS}, False),  # blocks of 4 columns
+        ({"k": 384, "dtype": "float16", "n": 1001, "x_strides": (1, 1001)}, False),  # the TMA cannot load them
+    ],
+)
+def test_which_operand_the_entries_are(product, first):
+    kernel = chosen(**product).kernel
+    assert kernel.entries_first == first
+    assert (kernel.part_rows, kernel.part_vectors) == ((64, 128) if first else (kernel.rows, 64))
+
+
 def test_small_panels_are_copied():
     assert chosen(k=300, nnz=4).kernel.loader == COPY  # chunks of 16 columns
     assert chosen(k=384, nnz=4).kernel.loader == TMA  # chunks of 32 columns

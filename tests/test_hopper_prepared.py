@@ -164,9 +164,10 @@ def expected_codes(chosen, spec, x, out, add, memory):
     if kernel.tma_store:
         rows = k // n_tiles
         if kernel.out_vectors_contiguous:
-            result = blocks(target.mT.reshape(lists, rows, n), 1, kernel.rows, 64)
+            result = blocks(target.mT.reshape(lists, rows, n), 1, kernel.part_rows, kernel.part_vectors)
         else:
-            result = blocks(target.transpose(0, 1).unflatten(2, (n_tiles, rows)).flatten(1, 2), 64, 1, kernel.rows)
+            lists_of_rows = target.transpose(0, 1).unflatten(2, (n_tiles, rows)).flatten(1, 2)
+            result = blocks(lists_of_rows, kernel.part_vectors, 1, kernel.part_rows)
     scale = spec.nnz**-0.5 if splits == 1 else 1.0
     sizes = (n, d, k, chosen.products * splits, splits, n_tiles, chosen.capacity)
     constants = {"DTYPE": getattr(gl, str(x.dtype)[6:]), "CHOSEN": kernel, "ACCUMULATE": add and splits == 1}

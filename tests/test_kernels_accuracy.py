@@ -140,7 +140,7 @@ WIDE = Sketch(2**14, 256, nnz=4, seed=695)
 ON_CUDA = {
     "tensor cores": Case(TensorCore, WIDE[:, 3:], 40, settings=PAIRS | FEW_ROWS, mode=4),
     "one tile": Case(OneTile, Sketch(2**14, 100, nnz=4)[:, 3:], 70, settings=PAIRS | NO_CODES | FEW_ROWS, mode=4),
-    "one tile, adjoint": Case(OneTile, Sketch(2**14, 100, nnz=4), 140, adjoint=True),
+    "one tile, adjoint": Case(OneTile, Sketch(2**14, 60, nnz=4), 140, adjoint=True),
     "one tile, bf16": Case(
         OneTile, Sketch(2**18, 60, nnz=4), 70, "bfloat16", settings={"hopper_codes.MIN_BYTES": 1 << 60}
     ),

@@ -258,6 +258,6 @@ def _target_blocks(kernel: KernelChoice, target: Target, n: int, rows: int, list
     """The descriptors of the target, in which each of `lists` pairs of a split and a tile has `rows` rows."""
     _, stride_v, stride_r = target.strides
     if kernel.out_vectors_contiguous:
-        block = (1, kernel.rows, WARPGROUP_VECTORS)
+        block = (1, kernel.part_rows, kernel.part_vectors)
         return Blocks(target.dtype, (lists, rows, n), (rows * stride_r, stride_r, 1), block)
-    return Blocks(target.dtype, (n, lists, rows), (stride_v, rows, 1), (WARPGROUP_VECTORS, 1, kernel.rows))
+    return Blocks(target.dtype, (n, lists, rows), (stride_v, rows, 1), (kernel.part_vectors, 1, kernel.part_rows))

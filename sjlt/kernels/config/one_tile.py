@@ -26,7 +26,7 @@ MIN_VECTORS = 65  # for fewer, the entries are larger than the data
 MAX_ENTRY_BYTES = SCRATCH_BYTES // 4 * 3  # the rest of SCRATCH_BYTES is for partial sums
 MIN_ROWS = 32  # of a block of entries
 PROGRAMS = 2  # per multiprocessor. With 3, X Sᵀ with generated entries takes 1.06 times as long (30 products, H100).
-ADJOINT_PROGRAMS = 6  # for adjoints, which hide the latency of stores: 0.6 to 1.0 of the time with 2 (44 products, H200)
+ADJOINT_PROGRAMS = 6  # for adjoints: mostly 0.6 to 1.0 of the time with 2 (44 products, H200)
 MIN_SPLIT_COLUMNS = 4 * STEP
 
 # For small products, whose programs generate the entries

@@ -49,7 +49,7 @@ ENCODE_INSTRUCTIONS = 500  # for up to 4 terms of a column
 NOT_OVERLAPPED, ALONE = 0.15, 0.6
 # (Memory floors, additional cycles) of other kernels in general, in power-of-two geometries and, there, in 16 bits, and
 # in fp64.
-OTHERS, OTHERS_POWER_OF_TWO, OTHERS_16_BITS, OTHERS_FP64 = (3.5, 16_000), (1.6, 16_000), (2.2, 16_000), (1.5, 8000)
+OTHERS, OTHERS_POWER_OF_TWO, OTHERS_16_BITS, OTHERS_FP64 = (3.5, 16_000), (1.6, 8000), (2.2, 16_000), (1.5, 8000)
 SECTOR_BYTES = 32  # that the L2 cache writes at a time
 
 

@@ -9,6 +9,7 @@ from ..config import hopper, hopper_loaders
 from ..portable import chunk_codes
 from .boxes import copy_boxes, load_boxes, load_boxes_by_tma, panel_columns, store_boxes
 from .common import TILE, barrier, next_slot, wait_for_previous_kernel
+from .entries_first import copy_codes
 from .expand import codes_layout, expand
 from .staged_lines import copy_lines, line_columns, panel_units, panels_of, unit_indices
 
@@ -74,7 +75,8 @@ def produce(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.c
         list_columns = columns + list_begin
         code_pointers = codes + list_begin * TILE + ((begin + u) * TILE + r)
         start = gl.load(list_columns)
-        code = gl.load(code_pointers, mask=begin + u + r * 0 < count, other=NO_ENTRY)
+        if not CHOSEN.entries_first:
+            code = gl.load(code_pointers, mask=begin + u + r * 0 < count, other=NO_ENTRY)
         base = x
         rows: gl.tuple = (box_v, box_v)
         if CHOSEN.loader == STAGE:
@@ -88,14 +90,17 @@ def produce(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.c
                 low, high = gl.minimum(box_v, last), gl.minimum(box_v + HALF, last)
                 rows = ((low * stride_v).to(gl.int32), (high * stride_v).to(gl.int32))
         for done in range(begin, count, STRIDE):
-            code_pointers += STRIDE * TILE
-            next_code = gl.load(code_pointers, mask=done + STRIDE + u + r * 0 < count, other=NO_ENTRY)
+            if not CHOSEN.entries_first:
+                code_pointers += STRIDE * TILE
+                next_code = gl.load(code_pointers, mask=done + STRIDE + u + r * 0 < count, other=NO_ENTRY)
             if CHOSEN.loader == TMA:
                 column = gl.full([WARPS * LIST], 0, gl.int32, layout=list_layout)
                 if not CHOSEN.one_tile:
                     i = done // LIST * LIST + gl.arange(0, WARPS * LIST, layout=list_layout) % LIST
                     column = gl.load(list_columns + i, mask=i < count, other=NO_COLUMN)
                 mbarrier.wait(empty.index(slot), phase)
+                if CHOSEN.entries_first:
+                    copy_codes(tiles, full, slot, codes + list_begin * TILE, done, count, CHOSEN)
                 load_boxes_by_tma(xs, full, slot, x, column, first, start, done, CHOSEN, SIDES, PANELS, LIST)
             elif CHOSEN.loader == STAGE:
                 j, last_j = next_j, next_last_j
@@ -122,13 +127,14 @@ def produce(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.c
                         xs, full, slot, x, base, rows, step_columns, first, box_v, n, d, stride_v, stride_f,
                         CHOSEN, SIDES, PANELS,
                     )  # fmt: skip
-            tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
-            fence_async_shared()
-            barrier()
-            mbarrier.arrive(full.index(slot), count=1)
+            if not CHOSEN.entries_first:
+                tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
+                fence_async_shared()
+                barrier()
+                mbarrier.arrive(full.index(slot), count=1)
+                code = next_code
             for _ in gl.static_range(PRODUCERS):
                 slot, phase = next_slot(slot, phase, CHOSEN.slots)
-            code = next_code
         if PRODUCERS == 2:  # an odd number of steps exchanges the producers' roles
             steps = (count + STEP_BLOCKS - 1) // STEP_BLOCKS
             begin = (begin // STEP_BLOCKS + steps) % 2 * STEP_BLOCKS

@@ -13,7 +13,8 @@ combines blocks of several chunks; and data that the tensor memory accelerator (
   memory, or lines begin at odd elements and the first block begins before the data or, with several tiles, blocks have
   less than 16 bytes.
 
-One or two producers fill the slots, in turn (`produce_codes`).
+One or two producers fill the slots, in turn (`produce_codes`). For contiguous 16-bit vectors and several tiles, slots
+have codes instead of entries (`entries_first`).
 
 While the codes are being written, programs copy the data that they read first to the L2 cache.
 
@@ -35,7 +36,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..config import hopper_codes
 from ..nvidia.shared_memory import shared_begin
 from ..portable import chunk_codes
-from .common import barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
+from .common import TILE, barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
+from .entries_first import sum_by_rows
 from .produce_codes import COPY, HALF, LOAD, STAGE, STEP, TMA, parts_of, produce
 from .staged_lines import element_addresses, load_lines
 
@@ -52,6 +54,8 @@ def swizzle_bytes(width, bits):
 @gluon.constexpr_function
 def registers(bits, CHOSEN):
     """Registers per thread of the second consumer and of each producer."""
+    if CHOSEN.entries_first:
+        return [168, 104]
     if CHOSEN.producers == 2:
         return [128, 128, 128] if bits == 16 else [184, 72, 72]
     if CHOSEN.producer_warps == 8:
@@ -61,7 +65,9 @@ def registers(bits, CHOSEN):
 
 @gluon.constexpr_function
 def arrivals(CHOSEN):
-    """The number of arrivals that fill a slot: one of the entries, and those of the data."""
+    """The number of arrivals that fill a slot: one of the entries, or those of the codes, and those of the data."""
+    if CHOSEN.entries_first:
+        return 1 + 32 * CHOSEN.producer_warps
     if CHOSEN.loader == LOAD:
         return 1
     return 2 if CHOSEN.loader == TMA else 1 + 32 * CHOSEN.producer_warps
@@ -162,8 +168,10 @@ def _store(
     acc, out, outs, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or,
     CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """Store the sums [HALF, rows of the tile] of the vectors from v on."""
-    ROWS: gl.constexpr = CHOSEN.rows
+    """Store the sums [vectors, rows] of the vectors from v on and of a consumer's part of the tile's rows."""
+    ROWS: gl.constexpr = CHOSEN.part_rows
+    VECTORS: gl.constexpr = CHOSEN.part_vectors
+    FIRST_ROW: gl.constexpr = CONSUMER * ROWS if CHOSEN.rows > ROWS else 0
     if CHOSEN.tma_store:
         part = outs.index(CONSUMER)
         tma.store_wait(0)
@@ -175,22 +183,22 @@ def _store(
         fence_async_shared()
         barrier()
         if CHOSEN.out_vectors_contiguous:
-            part = part._reinterpret(out.dtype, [1, ROWS, HALF], out.layout)
-            tma.async_copy_shared_to_global(out, [split * n_tiles + m, 0, v], part)
+            part = part._reinterpret(out.dtype, [1, ROWS, VECTORS], out.layout)
+            tma.async_copy_shared_to_global(out, [split * n_tiles + m, FIRST_ROW, v], part)
         else:
-            part = part._reinterpret(out.dtype, [HALF, 1, ROWS], out.layout)
-            tma.async_copy_shared_to_global(out, [v, split * n_tiles + m, 0], part)
+            part = part._reinterpret(out.dtype, [VECTORS, 1, ROWS], out.layout)
+            tma.async_copy_shared_to_global(out, [v, split * n_tiles + m, FIRST_ROW], part)
     else:
         by_rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
         by_columns: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [2, 2], [0, 1])
         layout: gl.constexpr = by_columns if CHOSEN.out_vectors_contiguous else by_rows
-        first_row = _tile_start(m, k, n_tiles)
+        first_row = _tile_start(m, k, n_tiles) + FIRST_ROW
         rows = (_tile_start(m + 1, k, n_tiles) - first_row).to(gl.int32)
-        i = gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))
+        i = gl.arange(0, VECTORS, layout=gl.SliceLayout(1, layout))
         r = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
         # The compiler folds what it can of these masks and addresses, and cannot compute them before the loop over
         # products, which would take more registers than there are.
-        keep = (i < n - v)[:, None] & ((r < rows) | (r < ROWS - 64))[None, :]
+        keep = (i < n - v)[:, None] & ((r < rows) | (r < CHOSEN.rows - 64 - FIRST_ROW))[None, :]
         out += split * stride_os
         if not CHOSEN.adjacent:
             along_v, along_r = (v.to(gl.int64) + i) * stride_ov, (first_row + r) * stride_or
@@ -209,7 +217,7 @@ def _store(
 
 @gluon.jit
 def _consume(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr):
-    """Consumer 0 or 1: multiply its half of each slot's vectors by the slot's entries, and store the sums."""
+    """Consumer 0 or 1: multiply its half of each slot's vectors, or entries, by the other operand; store the sums."""
     (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products, splits, n_tiles,
      stride_os, stride_ov, stride_or, scale) = arguments  # fmt: skip
     wait_for_previous_kernel()
@@ -218,10 +226,14 @@ def _consume(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: g
     while product < products:
         m, split, vector_block = parts_of(product, splits, n_tiles)
         count = gl.load(counts + split * n_tiles + m)
-        acc, slot, phase = _sum_of_blocks(
-            xs, raw, address, line_stride, tiles, full, empty, count, slot, phase, DTYPE, CHOSEN, CONSUMER
-        )
-        v = (vector_block * 2 + CONSUMER) * HALF
+        if CHOSEN.entries_first:
+            v = vector_block * (2 * HALF)
+            acc, slot, phase = sum_by_rows(xs, tiles, full, empty, count, slot, phase, DTYPE, CHOSEN, CONSUMER)
+        else:
+            v = (vector_block * 2 + CONSUMER) * HALF
+            acc, slot, phase = _sum_of_blocks(
+                xs, raw, address, line_stride, tiles, full, empty, count, slot, phase, DTYPE, CHOSEN, CONSUMER
+            )
         _store(
             acc * scale, out, outs, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or,
             CHOSEN, ACCUMULATE, CONSUMER,
@@ -279,7 +291,11 @@ def project_codes_hopper(
     BOXES: gl.constexpr = STEP * HALF // (BOX0 * BOX1)
     words_shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, STEP // 2], gl.uint32)
     box_shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_bytes(BOX1, BITS), BITS, 2)
-    tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS, ROWS, STEP // 2], words_shared)
+    if CHOSEN.entries_first:  # tiles of codes
+        codes_shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        tiles = gl.allocate_shared_memory(gl.uint8, [SLOTS, TILE * (STEP >> CHOSEN.log_block)], codes_shared)
+    else:
+        tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS, ROWS, STEP // 2], words_shared)
     xs, raw = tiles, 0  # placeholders; each loader uses one of them
     if CHOSEN.loader == STAGE:
         raw = shared_begin(SHARED_BYTES) & -16
@@ -289,7 +305,11 @@ def project_codes_hopper(
     outs = tiles  # not used unless CHOSEN.tma_store
     if CHOSEN.tma_store:
         out_shared: gl.constexpr = gl.NVMMASharedLayout(128, out.dtype.primitive_bitwidth, 2)
-        out_box: gl.constexpr = [2, ROWS, HALF] if CHOSEN.out_vectors_contiguous else [2, HALF, ROWS]
+        out_box: gl.constexpr = (
+            [2, CHOSEN.part_rows, CHOSEN.part_vectors]
+            if CHOSEN.out_vectors_contiguous
+            else [2, CHOSEN.part_vectors, CHOSEN.part_rows]
+        )
         outs = gl.allocate_shared_memory(out.dtype, out_box, out_shared)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
