@@ -47,8 +47,8 @@ ENCODE_INSTRUCTIONS = 500  # for up to 4 terms of a column
 # multiprocessor for itself takes longer by the second number. (H200: estimates of 40 launches were 25 % off on average,
 # and the choice of ROW_BYTES cost at most 10 %.)
 NOT_OVERLAPPED, ALONE = 0.15, 0.6
-# (Memory floors, additional cycles) of other kernels in general, in power-of-two geometries and, there, in 16 bits, and
-# in fp64.
+# (Memory floors, additional cycles) of other kernels in general, in power-of-two geometries and, there, in 16 bits with
+# nnz <= 4, and in fp64.
 OTHERS, OTHERS_POWER_OF_TWO, OTHERS_16_BITS, OTHERS_FP64 = (3.5, 16_000), (1.6, 8000), (2.2, 16_000), (1.5, 8000)
 SECTOR_BYTES = 32  # that the L2 cache writes at a time
 
@@ -179,14 +179,15 @@ def _time_of_others(product: Product) -> tuple[float, int]:
 
     Measured on an H200, with staged sums and with others: Y (40712, 1536) -> 2770 with nnz 8 in fp32 2.3 and 4.4; Y
     (17069, 128) -> 3072 in bf16 2.4 and 3.2; Y (200000, 512) -> 1536 with nnz 8 in fp32 2.0 and 1.5; but Y (583665,
-    128) -> 121 with nnz 8, whose rows cannot be stored 8 bytes at a time, 1.7 and 3.7.
+    128) -> 121 with nnz 8, whose rows cannot be stored 8 bytes at a time, 1.7 and 3.7; Y (812300, 512) -> 1536 with
+    nnz 8 in fp16 2.4 and 2.0.
     """
     if product.dtype == "float64":
         return OTHERS_FP64
     near = 0 if product.x_strides[0] == 1 else 1
     if not is_power_of_two(product.k, product.nnz) or product.x_strides[1 - near] % 2:
         return OTHERS
-    return OTHERS_16_BITS if product.item_bytes == 2 else OTHERS_POWER_OF_TWO
+    return OTHERS_16_BITS if product.item_bytes == 2 and product.nnz <= MAX_GATHERED else OTHERS_POWER_OF_TWO
 
 
 def _favors_sums(product: Product) -> bool:
