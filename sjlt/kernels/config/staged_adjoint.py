@@ -184,8 +184,8 @@ def _time_of_others(product: Product) -> tuple[float, int]:
     """
     if product.dtype == "float64":
         return OTHERS_FP64
-    near = 0 if product.x_strides[0] == 1 else 1
-    if not is_power_of_two(product.k, product.nnz) or product.x_strides[1 - near] % 2:
+    stride = product.x_strides[1 if product.x_strides[0] == 1 else 0]
+    if not is_power_of_two(product.k, product.nnz) or stride % 2:
         return OTHERS
     return OTHERS_16_BITS if product.item_bytes == 2 and product.nnz <= MAX_GATHERED else OTHERS_POWER_OF_TWO
 
