@@ -43,7 +43,7 @@ ALMOST = 1.03  # estimates that differ by less are considered equal
 MAX_SPLITS = 256
 MIN_LONG_COLUMNS, MAX_LONG_ROWS = 1 << 20, 512  # see `_favors_half_blocks`
 PASS_SPLITS = 8  # splits per pass are a multiple of this, so that the data and sums of all passes are aligned alike
-MORE_PASSES = 8  # than necessary that may be tried, so that partial sums fit in memory, too
+MORE_PASSES = 16  # than necessary that may be tried, so that partial sums fit in memory, too
 
 
 @dataclass(frozen=True)
@@ -212,12 +212,12 @@ def _split_passes(product: Product, passes: int) -> tuple[int, int, int]:
     steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles * passes) + 1
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
     memory = SCRATCH_BYTES - (_code_bytes(product) if passes == 1 else SCRATCH_BYTES // 2)
+    unit_splits = 1 if passes == 1 else PASS_SPLITS
+    fewest = -(-fewest // unit_splits) * unit_splits
     most = max(fewest, min(steps, memory // (_sum_bytes(product) * passes), MAX_SPLITS))
-    times = {splits: _time(product, steps, splits) for splits in range(fewest, most + 1)}
+    times = {splits: _time(product, steps, splits) for splits in range(fewest, most + 1, unit_splits)}
     longest = ALMOST * min(times.values())
     splits = next(splits for splits, time in times.items() if time <= longest)
-    if passes > 1:
-        splits = max(splits // PASS_SPLITS, -(-fewest // PASS_SPLITS)) * PASS_SPLITS
     per_split = -(-groups // (passes * splits * unit)) * unit
     return -(-groups // per_split), per_split, splits
 
