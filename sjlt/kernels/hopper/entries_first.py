@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from ..config import arithmetic, hopper
 from .common import TILE, barrier, next_slot
 
-HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 STEP = gl.constexpr(hopper.STEP_COLUMNS)
 CODE_VECTOR = gl.constexpr(16)  # codes that a thread copies at a time
 
@@ -38,8 +37,8 @@ def copy_codes(tiles, full, slot, codes, done, count, CHOSEN: gl.constexpr):
 def _entries(codes, first_row: gl.constexpr, layout: gl.constexpr, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
     """The entries [part_rows, STEP] of a consumer, two per register, from the codes of a slot.
 
-    All columns of a register's entries, and of the next thread's three, belong to one block, so the choice among blocks
-    costs nothing.
+    In all lanes, the columns of a register lie among 8 that belong to one block, so the compiler makes the choice among
+    blocks.
     """
     ROWS: gl.constexpr = CHOSEN.part_rows
     ONE: gl.constexpr = arithmetic.ONE_BF16 if gl.bfloat16 == DTYPE else arithmetic.ONE_FP16
