@@ -22,8 +22,8 @@ from .bits import DECODE, has_feature
 from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, Array, compiled, kernel
 from .one_vector import permute
 from .plan import STEP_WORK, STORE_WORK, ExactPlan, aligned, row_ranges, useful_threads
-from .rows import for_vectors
-from .simd import first_lanes, load_part, prefetch, scaled, store_masked
+from .rows import for_vectors, store_scaled
+from .simd import load_part, prefetch
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -144,17 +144,12 @@ def _store_row(typing_context, sums, r, out, i, scale):
         target = builder.gep(target, [builder.mul(i, builder.extract_value(out.strides, 0))])
         target = builder.bitcast(target, out.data.type)
         element = context.get_data_type(sums_type.dtype)
-        sums_align, align = sums_type.dtype.bitwidth // 8, out_type.dtype.bitwidth // 8
+        sums_align = sums_type.dtype.bitwidth // 8
 
         def store(v, size, remaining):
             vector = ir.VectorType(element, size)
             values = builder.load(builder.bitcast(builder.gep(row, [v]), vector.as_pointer()), align=sums_align)
-            result = scaled(builder, values, scale, out_type.dtype)
-            pointer = builder.bitcast(builder.gep(target, [v]), result.type.as_pointer())
-            if remaining is None:
-                builder.store(result, pointer, align=align)
-            else:
-                store_masked(builder, result, pointer, first_lanes(builder, remaining, size), align)
+            store_scaled(builder, values, scale, builder.gep(target, [v]), out_type.dtype, remaining)
 
         for_vectors(builder, builder.extract_value(out.shape, 1), LANES, store)
         return context.get_dummy_value()

@@ -119,6 +119,19 @@ def scatter_row(typing_context, codes, begin, end, x, j, ahead, components):
     return types.void(codes, integer, integer, x, integer, integer, components), codegen
 
 
+def store_scaled(builder: Any, values: Any, scale: Any, target: Any, dtype: Any, remaining: Any) -> None:
+    """Emit the store of ``scale * values``, rounded once to `dtype`; only of the first `remaining` unless that is None.
+
+    target : pointer to the first element.
+    """
+    result, align = scaled(builder, values, scale, dtype), dtype.bitwidth // 8
+    pointer = builder.bitcast(target, result.type.as_pointer())
+    if remaining is None:
+        builder.store(result, pointer, align=align)
+    else:
+        store_masked(builder, result, pointer, first_lanes(builder, remaining, values.type.count), align)
+
+
 @intrinsic
 def gather_row(typing_context, codes, begin, end, components, out, j, scale):
     """out[v, j] = scale * (the sum of sign * components[row, v] over codes[begin:end]), for all v.
@@ -135,18 +148,14 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
         codes = context.make_array(codes_type)(context, builder, codes).data
         components = context.make_array(components_type)(context, builder, components)
         out = context.make_array(out_type)(context, builder, out)
-        feature, align = _feature(builder, out, j), out_type.dtype.bitwidth // 8
+        feature = _feature(builder, out, j)
 
         def add(v, size, remaining):
             vector = ir.VectorType(element, size)
             totals = _zero_totals(builder, vector, 1)
             _add_terms(builder, codes, [begin], builder.sub(end, begin), components, v, vector, totals)
-            result = scaled(builder, builder.load(totals[0]), scale, out_type.dtype)
-            pointer = builder.bitcast(builder.gep(feature, [v]), result.type.as_pointer())
-            if remaining is None:
-                builder.store(result, pointer, align=align)
-            else:
-                store_masked(builder, result, pointer, first_lanes(builder, remaining, size), align)
+            total, target = builder.load(totals[0]), builder.gep(feature, [v])
+            store_scaled(builder, total, scale, target, out_type.dtype, remaining)
 
         for_vectors(builder, builder.extract_value(out.shape, 0), lanes, add)
         return context.get_dummy_value()
