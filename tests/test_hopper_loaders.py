@@ -1,4 +1,4 @@
-"""Loads and stores of `project_codes_hopper`, and its number of producers: the choice, without a GPU."""
+"""Loads and stores of `project_codes_hopper`, and its number of expanders: the choice, without a GPU."""
 
 import pytest
 from helpers.choices import HOPPER, chosen, exact_product
@@ -11,9 +11,9 @@ from sjlt.kernels.config.hopper_loaders import COPY, LOAD, STAGE, TMA, slot_byte
     ("dtype", "d", "data_aligned", "loader", "vector"),
     [
         ("float32", 768, True, TMA, 1),
-        ("float32", 770, True, COPY, 2),
-        ("float32", 769, True, COPY, 1),
-        ("float32", 768, False, COPY, 1),
+        ("float32", 770, True, STAGE, 1),
+        ("float32", 769, True, STAGE, 1),
+        ("float32", 768, False, STAGE, 1),
         ("bfloat16", 768, True, TMA, 1),
         ("bfloat16", 772, True, STAGE, 1),
         ("bfloat16", 770, True, STAGE, 1),
@@ -35,21 +35,27 @@ def test_rows_are_not_staged_if_threads_store_them(d, loader, vector):
 
 
 @pytest.mark.parametrize(
-    ("x_strides", "offset", "k", "nnz", "loader"),
+    ("dtype", "x_strides", "offset", "k", "nnz", "loader"),
     [
-        ((769, 1), 0, 300, 4, STAGE),
-        ((1, 100_003), 0, 300, 4, STAGE),
-        ((769, 1), 16, 300, 4, STAGE),
-        ((769, 1), 8, 300, 4, LOAD),  # a block that begins before the data
-        ((769, 1), 0, 300, 8, STAGE),  # chunks of 8 columns
-        ((769, 1), 0, 300, 16, LOAD),  # chunks of 4 columns
-        ((769, 1), 0, 100, 16, STAGE),  # chunks of 4 columns, but adjacent
-        ((2 * 769, 2), 0, 300, 4, LOAD),
+        ("float16", (769, 1), 0, 300, 4, STAGE),
+        ("float16", (1, 100_003), 0, 300, 4, STAGE),
+        ("float16", (769, 1), 16, 300, 4, STAGE),
+        ("float16", (769, 1), 8, 300, 4, LOAD),  # a block that begins before the data
+        ("float16", (769, 1), 0, 300, 8, STAGE),  # chunks of 8 columns
+        ("float16", (769, 1), 0, 300, 16, LOAD),  # chunks of 4 columns
+        ("float16", (769, 1), 0, 100, 16, STAGE),  # chunks of 4 columns, but adjacent
+        ("float16", (2 * 769, 2), 0, 300, 4, LOAD),
+        ("float32", (769, 1), 0, 300, 4, STAGE),
+        ("float32", (1, 100_003), 0, 300, 4, STAGE),
+        ("float32", (769, 1), 8, 300, 4, COPY),
+        ("float32", (769, 1), 0, 300, 16, STAGE),  # chunks of 4 columns, 16 bytes
+        ("float32", (769, 1), 0, 300, 32, COPY),  # chunks of 2 columns
+        ("float32", (2 * 769, 2), 0, 300, 4, COPY),
     ],
 )
-def test_what_can_be_staged(x_strides, offset, k, nnz, loader):
+def test_what_can_be_staged(dtype, x_strides, offset, k, nnz, loader):
     product = exact_product(
-        n=100_003, d=769, k=k, nnz=nnz, dtype="float16", x_strides=x_strides, offset=offset, device=HOPPER
+        n=100_003, d=769, k=k, nnz=nnz, dtype=dtype, x_strides=x_strides, offset=offset, device=HOPPER
     )
     assert hopper_codes.launch(product).kernel.loader == loader
 
@@ -57,37 +63,36 @@ def test_what_can_be_staged(x_strides, offset, k, nnz, loader):
 @pytest.mark.parametrize("k", [40, 100, 130, 256, 300, 1000, 2047])
 @pytest.mark.parametrize("nnz", [1, 3, 4, 8])
 @pytest.mark.parametrize("contiguous", [False, True])
-def test_staged_lines_fit_in_shared_memory(contiguous, nnz, k):
+@pytest.mark.parametrize(("dtype", "item"), [("float16", 2), ("float32", 4)])
+def test_staged_lines_fit_in_shared_memory(dtype, item, contiguous, nnz, k):
     n = 10_001
     strides = {"x_strides": (1, n), "y_strides": (1, n)} if contiguous else {"x_strides": (769, 1)}
-    product = exact_product(n=n, d=768, k=k, nnz=nnz, dtype="float16", device=HOPPER, **strides)
+    product = exact_product(n=n, d=768, k=k, nnz=nnz, dtype=dtype, device=HOPPER, **strides)
     kernel = hopper_codes.launch(product).kernel
     assert kernel.loader == STAGE
-    assert kernel.slots >= 3
+    assert kernel.slots >= (3 if dtype == "float16" else 2)
     assert kernel.line_bytes % 32 == 16  # neighbouring lines begin in different banks
-    used = kernel.slots * (slot_bytes(kernel) + 2 * kernel.rows * 64) + 2 * 128 * kernel.rows
+    used = kernel.slots * (slot_bytes(kernel) + 2 * kernel.rows * 64) + item * 128 * kernel.rows
     assert used < HOPPER.shared_memory
 
 
+COLUMNS = {"x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}
+
+
 @pytest.mark.parametrize(
-    ("product", "producers"),
+    ("product", "expanders"),
     [
         ({"k": 64}, 1),
-        ({"k": 64, "dtype": "bfloat16"}, 2),
-        ({"k": 384, "dtype": "bfloat16"}, 2),
-        ({"k": 300, "dtype": "bfloat16"}, 1),  # threads copy 16 bytes at a time, and store the results
-        ({"k": 300, "dtype": "bfloat16", "d": 770}, 2),
-        ({"k": 384}, 1),
-        ({"k": 384, "x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}, 2),
-        ({"k": 64, "x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}, 1),
-        ({"k": 384, "d": 769}, 1),
+        ({"k": 64, "dtype": "bfloat16"}, 1),
+        ({"k": 64, **COLUMNS}, 1),
+        ({"k": 64, "dtype": "bfloat16", **COLUMNS}, 2),
+        ({"k": 64, "n": 100_001, "dtype": "bfloat16", "x_strides": (1, 100_001)}, 1),  # the TMA cannot load them
+        ({"k": 384, "dtype": "bfloat16", **COLUMNS}, 0),  # consumers expand the codes
+        ({"k": 384, **COLUMNS}, 1),
     ],
 )
-def test_number_of_producers(product, producers):
-    assert chosen(**product).kernel.producers == producers
-
-
-COLUMNS = {"x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}
+def test_number_of_expanders(product, expanders):
+    assert chosen(**product).kernel.expanders == expanders
 
 
 @pytest.mark.parametrize(

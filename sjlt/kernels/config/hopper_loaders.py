@@ -11,7 +11,7 @@ from .product import VECTOR_BYTES, Product, vectors_contiguous
 
 TMA, COPY, LOAD, STAGE = range(4)  # how data is loaded
 ROW_BYTES = 128  # per row of a TMA box that is loaded fastest
-UNIT_ELEMENTS = 8  # elements that STAGE copies at a time, of 16 bits
+PRODUCER_WARPS = 4  # of the loader and of each expander
 BARRIER_BYTES = 1024  # of shared memory, for barriers and alignment
 
 
@@ -24,11 +24,9 @@ class KernelChoice:
     loader : {TMA, COPY, LOAD, STAGE}
     vector : int
         Elements that a thread copies at a time if the loader is COPY, else 1.
-    producers : {1, 2}
-        Groups of warps that load data and write entries, in turn.
-    producer_warps : {4, 8}
-        Warps per producer. With 8, loads of single elements take 0.7 to 0.97 times as long, but others up to 1.2 times,
-        because fewer registers are left for the consumers (H200).
+    expanders : {0, 1, 2}
+        Groups of warps that write entries, in turn. Two take 0.9 times as long as one for contiguous 16-bit vectors
+        that the TMA loads, and 1.0 to 1.4 times otherwise (H200).
     log_block, log_panel : int
         A block of codes has 2^log_block columns, a panel of data 2^log_panel.
     one_tile : bool
@@ -52,8 +50,7 @@ class KernelChoice:
 
     loader: int
     vector: int
-    producers: int
-    producer_warps: int
+    expanders: int
     log_block: int
     log_panel: int
     one_tile: bool
@@ -88,15 +85,13 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
     loader, vector = _loader(product, log_block, log_panel, tma_store)
     if loader in (COPY, LOAD):
         log_panel = 5 if fp32 else 6
-    single = loader in (COPY, LOAD) and vector == 1
     entries_first = loader == TMA and _favors_entries_first(product)
-    producers = 1 if single or entries_first else _producers(product, loader, vector, log_panel, tma_store)
+    expanders = 0 if entries_first else 2 if loader == TMA and contiguous and item == 2 else 1
     rows = law.TILE_ROWS if -(-product.k // geometry.n_tiles) > 64 else 64
     kernel = KernelChoice(
         loader,
         vector,
-        producers,
-        8 if single else 4,
+        expanders,
         log_block,
         log_panel,
         one_tile,
@@ -106,7 +101,7 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         tma_store,
         rows,
         slots=6 if entries_first else 3 if fp32 else 4,
-        line_bytes=_line_bytes(contiguous, log_panel) if loader == STAGE else 0,
+        line_bytes=_line_bytes(contiguous, item << log_panel, item) if loader == STAGE else 0,
         entries_first=entries_first,
     )
     return replace(kernel, slots=_fitting_slots(product, kernel, splits)) if loader == STAGE else kernel
@@ -142,7 +137,7 @@ def _loader(product: Product, log_block: int, log_panel: int, tma_store: bool) -
     if _tma_loads(product) and (contiguous or _gains_by_tma(product, item << log_panel)):
         return TMA, 1
     vector = _copy_width(product, log_block)
-    copies = vector * item >= (4 if item == 4 or not (contiguous or tma_store) else VECTOR_BYTES)
+    copies = vector * item >= (VECTOR_BYTES if item == 4 or contiguous or tma_store else 4)
     if not copies and _stages(product, log_block):
         return STAGE, 1
     return (COPY, vector) if vector * item >= 4 else (LOAD, 1)
@@ -159,41 +154,25 @@ def _gains_by_tma(product: Product, row_bytes: int) -> bool:
     return row_bytes >= ROW_BYTES or (row_bytes == ROW_BYTES // 2 and product.d >= least)
 
 
-def _producers(product: Product, loader: int, vector: int, log_panel: int, tma_store: bool) -> int:
-    """The number of producers, where single elements are not loaded.
-
-    Two take 0.65 to 1.0 times as long as one, least where vectors are contiguous. One is used where two gain little or
-    lose: in fp32 (0.95 to 1.2), unless there are several tiles and the TMA loads contiguous vectors or narrow boxes;
-    and for 16-bit rows that threads copy 16 bytes at a time and whose results they store (0.86 to 1.4; H200).
-    """
-    contiguous = vectors_contiguous(product)
-    if product.item_bytes == 2:
-        return 1 if loader == COPY and 2 * vector == VECTOR_BYTES and not contiguous and not tma_store else 2
-    narrow = product.item_bytes << log_panel < ROW_BYTES
-    return 2 if loader == TMA and product.geometry.n_tiles > 1 and (contiguous or narrow) else 1
-
-
 def _stages(product: Product, log_block: int) -> bool:
     """Whether STAGE can load the data.
 
-    It needs adjacent 16-bit elements, blocks that do not begin before the data, and blocks that begin at multiples of
-    UNIT_ELEMENTS features; the last not if there is one tile, whose blocks are adjacent.
+    It needs adjacent elements, blocks that do not begin before the data, and blocks that begin at multiples of a unit's
+    features; the last not if there is one tile, whose blocks are adjacent.
     """
     near = product.x_strides[0 if vectors_contiguous(product) else 1]
-    in_units = product.geometry.n_tiles == 1 or 1 << log_block >= UNIT_ELEMENTS
-    return (
-        product.item_bytes == 2 and near == 1 and in_units and product.offset % (1 << product.geometry.log_chunk) == 0
-    )
+    in_units = product.geometry.n_tiles == 1 or product.item_bytes << log_block >= VECTOR_BYTES
+    return near == 1 and in_units and product.offset % (1 << product.geometry.log_chunk) == 0
 
 
-def _line_bytes(contiguous: bool, log_panel: int) -> int:
+def _line_bytes(contiguous: bool, panel_bytes: int, item: int) -> int:
     """Bytes between two lines of a slot in shared memory, if the loader is STAGE.
 
     Each panel has room for one unit of 16 bytes more than its elements take; if vectors are contiguous, a line is one
     panel of all vectors. The number of units is odd, so that lines begin in different banks.
     """
-    panel, panels = (PROGRAM_VECTORS, 1) if contiguous else (1 << log_panel, STEP_COLUMNS >> log_panel)
-    return VECTOR_BYTES * (panels * (panel // UNIT_ELEMENTS + 1) | 1)
+    panel, panels = (PROGRAM_VECTORS * item, 1) if contiguous else (panel_bytes, STEP_COLUMNS * item // panel_bytes)
+    return VECTOR_BYTES * (panels * (panel // VECTOR_BYTES + 1) | 1)
 
 
 def slot_bytes(kernel: KernelChoice) -> int:

@@ -10,10 +10,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from ..config import arithmetic, hopper
+from ..config import arithmetic, hopper, hopper_loaders
 from .common import TILE, barrier, next_slot
 
 STEP = gl.constexpr(hopper.STEP_COLUMNS)
+WARPS = gl.constexpr(hopper_loaders.PRODUCER_WARPS)
 CODE_VECTOR = gl.constexpr(16)  # codes that a thread copies at a time
 
 
@@ -25,7 +26,7 @@ def copy_codes(tiles, full, slot, codes, done, count, CHOSEN: gl.constexpr):
     zeros, codes are zeros.
     """
     CODES: gl.constexpr = TILE * (STEP >> CHOSEN.log_block)
-    layout: gl.constexpr = gl.BlockedLayout([CODE_VECTOR], [32], [CHOSEN.producer_warps], [0])
+    layout: gl.constexpr = gl.BlockedLayout([CODE_VECTOR], [32], [WARPS], [0])
     i = done * TILE + gl.arange(0, CODES, layout=layout)
     mask = gl.max_constancy(i < count * TILE, [CODE_VECTOR])
     pointers = gl.max_contiguous(gl.multiple_of(codes + i, [CODE_VECTOR]), [CODE_VECTOR])

@@ -1,6 +1,11 @@
-"""The producers of `project_codes_hopper`, which fill slots in shared memory with data and entries."""
+"""The producers of `project_codes_hopper`, which fill slots in shared memory: the loader with data, and one or two
+expanders with entries.
+
+They are separate so that neither the next load waits until entries are written, nor these for the next load.
+"""
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -20,6 +25,7 @@ TMA, COPY, LOAD, STAGE = (
     for loader in (hopper_loaders.TMA, hopper_loaders.COPY, hopper_loaders.LOAD, hopper_loaders.STAGE)
 )
 NO_ENTRY, NO_COLUMN = gl.constexpr(chunk_codes.NO_ENTRY.value), gl.constexpr(chunk_codes.NO_COLUMN.value)
+WARPS = gl.constexpr(hopper_loaders.PRODUCER_WARPS)  # of each producer
 LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per lane
 
 
@@ -31,20 +37,19 @@ def parts_of(product, splits, n_tiles):
 
 
 @gluon.jit
-def produce(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.constexpr):
-    """A producer: fill slots with data and entries, one step per slot. Two producers fill slots alternately.
+def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
+    """The loader: fill slots with data and, if the entries are the first operand, with codes; one step per slot.
 
-    xs, raw : the slots' memory for data: boxes or, if the loader is STAGE, the address of the lines.
+    xs, raw : the slots' memory for data: boxes or, if CHOSEN.loader is STAGE, the address of the lines.
     """
     (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity,
      n, d, stride_v, stride_f) = arguments  # fmt: skip
-    PRODUCERS: gl.constexpr = CHOSEN.producers
+    ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
     PANELS: gl.constexpr = STEP >> CHOSEN.log_panel
     BOX0: gl.constexpr = xs.shape[1]
     BOX1: gl.constexpr = xs.shape[2]
     SIDES: gl.constexpr = HALF // BOX1 if CHOSEN.vectors_contiguous else 1
     BOXES: gl.constexpr = 2 * SIDES * PANELS  # of a slot, indexed by half of the vectors, part of a half, panel
-    WARPS: gl.constexpr = CHOSEN.producer_warps
     LANES: gl.constexpr = min(32, BOX1 // CHOSEN.vector)
     box_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     box_row = gl.arange(0, BOX0, layout=gl.SliceLayout(1, box_layout))[:, None]
@@ -52,20 +57,15 @@ def produce(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.c
     box_f = box_row if CHOSEN.vectors_contiguous else box_column
     box_v = box_column if CHOSEN.vectors_contiguous else box_row
     LAST_UNITS: gl.constexpr = panels_of(CHOSEN)
-    UNITS: gl.constexpr = LAST_UNITS * panel_units(CHOSEN)
+    UNITS: gl.constexpr = LAST_UNITS * panel_units(ITEM, CHOSEN)
     unit_layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // UNITS, UNITS], [WARPS, 1], [1, 0])
     last_layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // LAST_UNITS, LAST_UNITS], [WARPS, 1], [1, 0])
     list_layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    STEP_BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
-    STRIDE: gl.constexpr = STEP_BLOCKS * PRODUCERS
-    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block, WARPS)
-    r = gl.arange(0, CHOSEN.rows, layout=gl.SliceLayout(1, gl.SliceLayout(2, words)))[:, None]
-    u = gl.arange(0, STEP_BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
-    units = unit_indices(unit_layout, UNITS, False, CHOSEN)
-    last_units = unit_indices(last_layout, LAST_UNITS, True, CHOSEN)
+    BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
+    units = unit_indices(unit_layout, UNITS, False, ITEM, CHOSEN)
+    last_units = unit_indices(last_layout, LAST_UNITS, True, ITEM, CHOSEN)
     wait_for_previous_kernel()
-    slot, phase = PRODUCER, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
-    begin = PRODUCER * STEP_BLOCKS  # this producer's first block of the product
+    slot, phase = 0, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
     product = gl.program_id(0)
     while product < products:
         m, split, vector_block = parts_of(product, splits, n_tiles)
@@ -73,26 +73,20 @@ def produce(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.c
         count = gl.load(counts + split * n_tiles + m)
         list_begin = (split * n_tiles + m).to(gl.int64) * capacity
         list_columns = columns + list_begin
-        code_pointers = codes + list_begin * TILE + ((begin + u) * TILE + r)
         start = gl.load(list_columns)
-        if not CHOSEN.entries_first:
-            code = gl.load(code_pointers, mask=begin + u + r * 0 < count, other=NO_ENTRY)
         base = x
         rows: gl.tuple = (box_v, box_v)
         if CHOSEN.loader == STAGE:
-            next_j = line_columns(list_columns, begin, count, start, units[0], units[1], CHOSEN)
-            next_last_j = line_columns(list_columns, begin, count, start, last_units[0], last_units[1], CHOSEN)
+            next_j = line_columns(list_columns, 0, count, start, units[0], units[1], CHOSEN)
+            next_last_j = line_columns(list_columns, 0, count, start, last_units[0], last_units[1], CHOSEN)
         elif CHOSEN.loader != TMA:
-            next_columns = panel_columns(list_columns, begin, count, start, box_f, CHOSEN, PANELS)
+            next_columns = panel_columns(list_columns, 0, count, start, box_f, CHOSEN, PANELS)
             if not CHOSEN.vectors_contiguous:  # rows past the last are replaced by the last; their sums are not stored
                 base = x + first.to(gl.int64) * stride_v
                 last = n - 1 - first
                 low, high = gl.minimum(box_v, last), gl.minimum(box_v + HALF, last)
                 rows = ((low * stride_v).to(gl.int32), (high * stride_v).to(gl.int32))
-        for done in range(begin, count, STRIDE):
-            if not CHOSEN.entries_first:
-                code_pointers += STRIDE * TILE
-                next_code = gl.load(code_pointers, mask=done + STRIDE + u + r * 0 < count, other=NO_ENTRY)
+        for done in tl.range(0, count, BLOCKS, disable_licm=CHOSEN.loader == STAGE):
             if CHOSEN.loader == TMA:
                 column = gl.full([WARPS * LIST], 0, gl.int32, layout=list_layout)
                 if not CHOSEN.one_tile:
@@ -104,17 +98,18 @@ def produce(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.c
                 load_boxes_by_tma(xs, full, slot, x, column, first, start, done, CHOSEN, SIDES, PANELS, LIST)
             elif CHOSEN.loader == STAGE:
                 j, last_j = next_j, next_last_j
-                next_j = line_columns(list_columns, done + STRIDE, count, start, units[0], units[1], CHOSEN)
+                next_j = line_columns(list_columns, done + BLOCKS, count, start, units[0], units[1], CHOSEN)
                 next_last_j = line_columns(
-                    list_columns, done + STRIDE, count, start, last_units[0], last_units[1], CHOSEN
+                    list_columns, done + BLOCKS, count, start, last_units[0], last_units[1], CHOSEN
                 )
                 mbarrier.wait(empty.index(slot), phase)
                 copy_lines(
-                    raw, full, slot, address, first, units, last_units, j, last_j, n, d, stride_v, stride_f, CHOSEN
-                )
+                    raw, full, slot, address, first, units, last_units, j, last_j, n, d, stride_v, stride_f,
+                    ITEM, CHOSEN,
+                )  # fmt: skip
             else:
                 step_columns = next_columns
-                next_columns = panel_columns(list_columns, done + STRIDE, count, start, box_f, CHOSEN, PANELS)
+                next_columns = panel_columns(list_columns, done + BLOCKS, count, start, box_f, CHOSEN, PANELS)
                 if CHOSEN.loader == LOAD:  # all loads are started before any is waited for
                     boxes = load_boxes(
                         x, base, rows, step_columns, first + box_v, n, d, stride_v, stride_f, CHOSEN, SIDES, PANELS
@@ -122,20 +117,50 @@ def produce(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, PRODUCER: gl.c
                 mbarrier.wait(empty.index(slot), phase)
                 if CHOSEN.loader == LOAD:
                     store_boxes(xs, slot, boxes, BOXES)
+                    fence_async_shared()
+                    barrier()
+                    mbarrier.arrive(full.index(slot), count=1)
                 else:
                     copy_boxes(
                         xs, full, slot, x, base, rows, step_columns, first, box_v, n, d, stride_v, stride_f,
                         CHOSEN, SIDES, PANELS,
                     )  # fmt: skip
-            if not CHOSEN.entries_first:
-                tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
-                fence_async_shared()
-                barrier()
-                mbarrier.arrive(full.index(slot), count=1)
-                code = next_code
-            for _ in gl.static_range(PRODUCERS):
+            slot, phase = next_slot(slot, phase, CHOSEN.slots)
+        product += gl.num_programs(0)
+
+
+@gluon.jit
+def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, EXPANDER: gl.constexpr):
+    """An expander: fill slots with entries, one step per slot. Two expanders fill slots alternately."""
+    tiles, full, empty, codes, counts, products, splits, n_tiles, capacity = arguments
+    BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
+    EXPANDERS: gl.constexpr = CHOSEN.expanders
+    STRIDE: gl.constexpr = BLOCKS * EXPANDERS
+    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block)
+    r = gl.arange(0, CHOSEN.rows, layout=gl.SliceLayout(1, gl.SliceLayout(2, words)))[:, None]
+    u = gl.arange(0, BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
+    wait_for_previous_kernel()
+    slot, phase = EXPANDER, 1
+    begin = EXPANDER * BLOCKS  # this expander's first block of the product
+    product = gl.program_id(0)
+    while product < products:
+        m, split, _ = parts_of(product, splits, n_tiles)
+        count = gl.load(counts + split * n_tiles + m)
+        list_begin = (split * n_tiles + m).to(gl.int64) * capacity
+        code_pointers = codes + list_begin * TILE + ((begin + u) * TILE + r)
+        code = gl.load(code_pointers, mask=begin + u + r * 0 < count, other=NO_ENTRY)
+        for done in range(begin, count, STRIDE):
+            code_pointers += STRIDE * TILE
+            next_code = gl.load(code_pointers, mask=done + STRIDE + u + r * 0 < count, other=NO_ENTRY)
+            mbarrier.wait(empty.index(slot), phase)
+            tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
+            fence_async_shared()
+            barrier()
+            mbarrier.arrive(full.index(slot), count=1)
+            code = next_code
+            for _turn in gl.static_range(EXPANDERS):
                 slot, phase = next_slot(slot, phase, CHOSEN.slots)
-        if PRODUCERS == 2:  # an odd number of steps exchanges the producers' roles
-            steps = (count + STEP_BLOCKS - 1) // STEP_BLOCKS
-            begin = (begin // STEP_BLOCKS + steps) % 2 * STEP_BLOCKS
+        if EXPANDERS == 2:  # an odd number of steps exchanges the expanders' roles
+            steps = (count + BLOCKS - 1) // BLOCKS
+            begin = (begin // BLOCKS + steps) % 2 * BLOCKS
         product += gl.num_programs(0)

@@ -2,19 +2,19 @@
 
 As in `project_hopper`, some warps of a program (producers) fill slots in shared memory with data and entries, and two
 groups of 4 warps (consumers) multiply, each for half of the vectors; fp32 data is multiplied as pairs of fp16 numbers.
+One producer loads data, one or two others write entries (`produce_codes`).
 Here entries come from codes, so k, nnz and the number of tiles are ordinary arguments; a step of STEP_COLUMNS columns
 combines blocks of several chunks; and data that the tensor memory accelerator (TMA) cannot load is loaded in other ways
 (`boxes`, `staged_lines`). CHOSEN.loader is
 
 - TMA if lines begin at multiples of 16 bytes and boxes are wide enough (`hopper_loaders._gains_by_tma`);
 - COPY for asynchronous copies of CHOSEN.vector elements, 4 to 16 bytes, per thread;
-- STAGE for 16-bit data whose lines begin anywhere: threads copy aligned units of 16 bytes;
+- STAGE for data whose lines begin anywhere: threads copy aligned units of 16 bytes;
 - LOAD for 16-bit data that none of these can load, as single elements through registers: elements are not adjacent in
   memory, or lines begin at odd elements and the first block begins before the data or, with several tiles, blocks have
   less than 16 bytes.
 
-One or two producers fill the slots, in turn (`produce_codes`). For contiguous 16-bit vectors and several tiles, slots
-have codes instead of entries (`entries_first`).
+For contiguous 16-bit vectors and several tiles, slots have codes instead of entries (`entries_first`).
 
 While the codes are being written, programs copy the data that they read first to the L2 cache.
 
@@ -23,6 +23,7 @@ threads, with neighbouring threads storing neighbours in memory.
 """
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -38,7 +39,7 @@ from ..nvidia.shared_memory import shared_begin
 from ..portable import chunk_codes
 from .common import TILE, barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
 from .entries_first import sum_by_rows
-from .produce_codes import COPY, HALF, LOAD, STAGE, STEP, TMA, parts_of, produce
+from .produce_codes import COPY, HALF, STAGE, STEP, TMA, WARPS, load_data, parts_of, write_entries
 from .staged_lines import element_addresses, load_lines
 
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
@@ -53,24 +54,23 @@ def swizzle_bytes(width, bits):
 
 @gluon.constexpr_function
 def registers(bits, CHOSEN):
-    """Registers per thread of the second consumer and of each producer."""
+    """Registers per thread of the second consumer, the loader, and each expander."""
     if CHOSEN.entries_first:
         return [168, 104]
-    if CHOSEN.producers == 2:
-        return [128, 128, 128] if bits == 16 else [184, 72, 72]
-    if CHOSEN.producer_warps == 8:
-        return [120, 136] if bits == 16 else [184, 72]
-    return [136, 232] if bits == 16 else [200, 104] if CHOSEN.loader == COPY else [216, 72]
+    if CHOSEN.expanders == 2:
+        return [128, 64, 96, 96]
+    if bits == 16:
+        return [168, 104, 72]
+    return [200, 40, 72] if CHOSEN.loader == TMA else [184, 96, 48]
 
 
 @gluon.constexpr_function
 def arrivals(CHOSEN):
     """The number of arrivals that fill a slot: one of the entries, or those of the codes, and those of the data."""
+    threads = 32 * WARPS.value
     if CHOSEN.entries_first:
-        return 1 + 32 * CHOSEN.producer_warps
-    if CHOSEN.loader == LOAD:
-        return 1
-    return 2 if CHOSEN.loader == TMA else 1 + 32 * CHOSEN.producer_warps
+        return 1 + threads
+    return 1 + (threads if CHOSEN.loader == COPY or CHOSEN.loader == STAGE else 1)
 
 
 @gluon.jit
@@ -127,12 +127,12 @@ def _sum_of_blocks(
     largest = gl.zeros([HALF], gl.uint32, layout=gl.SliceLayout(1, operand_layout))
     scale = scale_of(largest, 14)
     acc = gl.zeros((HALF, ROWS), gl.float32, layout=sums_layout)
-    if CHOSEN.loader == STAGE:
-        addresses = element_addresses(raw, address, line_stride, operand_layout, CHOSEN, CONSUMER)
-    for _ in range(0, count, STEP >> CHOSEN.log_block):
+    ITEM: gl.constexpr = INPUT.primitive_bitwidth // 8
+    for _ in tl.range(0, count, STEP >> CHOSEN.log_block, disable_licm=CHOSEN.loader == STAGE):
         mbarrier.wait(full.index(slot), phase)
         tile = tiles.index(slot)._reinterpret(DTYPE, [ROWS, STEP], tile_shared).permute((1, 0))
         if CHOSEN.loader == STAGE:
+            addresses = element_addresses(raw, address, line_stride, operand_layout, ITEM, CHOSEN, CONSUMER)
             data = load_lines(addresses, slot, INPUT, CHOSEN)
         else:
             data = xs.index((slot * 2 + CONSUMER) * BOXES)  # the boxes of a half have the layout of one swizzled tile
@@ -141,7 +141,7 @@ def _sum_of_blocks(
             else:
                 data = data._reinterpret(INPUT, [HALF, STEP], x_shared)
         if SPLIT_FP32:
-            part = data.load(operand_layout)
+            part = data if CHOSEN.loader == STAGE else data.load(operand_layout)
             largest = gl.maximum(largest, largest_of(part))
             before = inverse(scale)
             scale = scale_of(largest, 14)
@@ -320,16 +320,28 @@ def project_codes_hopper(
     barrier()
     consumed = (xs, raw, address, line_stride, tiles, full, empty, out, outs, counts, n, k, products,
                 splits, n_tiles, stride_os, stride_ov, stride_or, scale)  # fmt: skip
-    produced = (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
-                capacity, n, d, stride_v, stride_f)  # fmt: skip
-    if CHOSEN.producers == 1:
+    loaded = (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
+              capacity, n, d, stride_v, stride_f)  # fmt: skip
+    written = tiles, full, empty, codes, counts, products, splits, n_tiles, capacity
+    if CHOSEN.expanders == 0:
         gl.warp_specialize(
             [
                 (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 0)),
                 (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 1)),
-                (produce, (produced, DTYPE, CHOSEN, 0)),
+                (load_data, (loaded, DTYPE, CHOSEN)),
             ],
-            [4, CHOSEN.producer_warps],
+            [4, WARPS],
+            registers(BITS, CHOSEN),
+        )
+    elif CHOSEN.expanders == 1:
+        gl.warp_specialize(
+            [
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 1)),
+                (load_data, (loaded, DTYPE, CHOSEN)),
+                (write_entries, (written, DTYPE, CHOSEN, 0)),
+            ],
+            [4, WARPS, WARPS],
             registers(BITS, CHOSEN),
         )
     else:
@@ -337,9 +349,10 @@ def project_codes_hopper(
             [
                 (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 0)),
                 (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 1)),
-                (produce, (produced, DTYPE, CHOSEN, 0)),
-                (produce, (produced, DTYPE, CHOSEN, 1)),
+                (load_data, (loaded, DTYPE, CHOSEN)),
+                (write_entries, (written, DTYPE, CHOSEN, 0)),
+                (write_entries, (written, DTYPE, CHOSEN, 1)),
             ],
-            [4, CHOSEN.producer_warps, CHOSEN.producer_warps],
+            [4, WARPS, WARPS, WARPS],
             registers(BITS, CHOSEN),
         )
