@@ -60,6 +60,25 @@ def test_what_can_be_staged(dtype, x_strides, offset, k, nnz, loader):
     assert hopper_codes.launch(product).kernel.loader == loader
 
 
+@pytest.mark.parametrize(
+    ("dtype", "d", "nnz", "loader"),
+    [
+        ("bfloat16", 20_000_001, 4, STAGE),
+        ("bfloat16", 20_000_000, 4, TMA),
+        ("bfloat16", 20_000_000, 8, STAGE),  # boxes with rows of 16 bytes
+        ("bfloat16", 16_000_000, 8, COPY),
+        ("float32", 20_000_000, 4, TMA),
+        ("float32", 20_000_002, 4, STAGE),
+    ],
+)
+def test_rows_far_apart(dtype, d, nnz, loader):
+    """Copies that compute addresses within a block in 32 bits cannot load these."""
+    product = exact_product(n=64, d=d, k=300, nnz=nnz, dtype=dtype, x_strides=(d, 1), device=HOPPER)
+    assert hopper_codes.eligible(product)
+    assert hopper_codes.launch(product).kernel.loader == loader
+    assert not hopper_codes.eligible(product._replace(d=d // 2, x_strides=(2 * d, 2)))
+
+
 @pytest.mark.parametrize("k", [40, 100, 130, 256, 300, 1000, 2047])
 @pytest.mark.parametrize("nnz", [1, 3, 4, 8])
 @pytest.mark.parametrize("contiguous", [False, True])

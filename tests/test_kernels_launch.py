@@ -146,7 +146,10 @@ def test_memory_beyond_input_and_output(p):
     if p.device.hopper and hopper_codes.eligible(p):
         launches.append(hopper_codes.launch(p))
     for c in launches:
-        allocated = max(4, p.item_bytes) * c.splits * p.n * p.k if c.splits > 1 else 0
+        sums = c.splits if c.splits > 1 else 0
+        if isinstance(c, config.HopperCodes) and c.splits > c.splits_per_pass:
+            sums = c.splits_per_pass + 1
+        allocated = max(4, p.item_bytes) * sums * p.n * p.k
         if isinstance(c, config.OneTile) and not c.sub_blocks:
             allocated += (count_groups(p) << p.geometry.log_chunk) * c.rows * 2
         elif isinstance(c, config.HopperCodes):

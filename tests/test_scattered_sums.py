@@ -22,7 +22,7 @@ from sjlt.laws import exact as law
 EMULATED = HOPPER._replace(multiprocessors=2, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
 A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
 LONG = {"n": 4, "d": 1 << 22, "k": 300, "device": HOPPER}
-SMALL = {"scattered_sums.MIN_BYTES": 0}
+SMALL = {"scattered_sums.MIN_BYTES": 0, "scattered_sums.MIN_FEATURES": 0}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,8 @@ def test_eligible_products(case, takes):
         ({"d": 500_000, "k": 16, "nnz": 4, "dtype": "float32", "device": A100}, True),
         ({"k": 100}, False),  # tiles with more rows
         ({"n": 129, "x_strides": (1, 129)}, False),
-        ({"x_strides": (7_000_000, 1)}, False),
+        ({"x_strides": (7_000_000, 1)}, True),
+        ({"x_strides": (7_000_000, 1), "k": 300, "nnz": 5}, False),  # from codes
         ({"nnz": 1}, False),
     ],
 )

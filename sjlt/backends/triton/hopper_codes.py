@@ -5,6 +5,7 @@ Import this module only if `device.GLUON` is true.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,7 @@ from . import device
 from .descriptors import Blocks
 from .device import DTYPE_NAMES
 from .launcher import Kind, Launch, kind
-from .partial_sums import reduction, sums_of
+from .partial_sums import Sums, reduction, sums_of
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -37,19 +38,19 @@ ALIGN = 512  # bytes, as for tensors of torch's allocator; every row of 128 code
 def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectCodes:
     """The `Call` that writes X Sᵀ to `out`, or adds it if `accumulate`, for any k and strides."""
     splits, scale = chosen.splits, kernel_geometry(spec.n_components, spec.nnz).scale
-    n_tiles = _count_tiles(spec)
-    reduce, target = None, Target(out.dtype, kind(out), (0, *out.stride()))
-    if splits > 1:
-        sums = sums_of(splits, x, out)
-        reduce = reduction(scale, (splits, *out.shape), sums.strides, sums.dtype, out, accumulate)
+    n_tiles, parts = _count_tiles(spec), list(_parts(chosen, spec, x.shape[1]))
+    if splits == 1:
+        memory, target = _memory(chosen, n_tiles, 0), Target(out.dtype, kind(out), (0, *out.stride()))
+        reductions: list[Reduction | None] = [None]
+    else:
+        reductions, sums = _reductions(parts, scale, x, out, accumulate)
+        memory = _memory(chosen, n_tiles, math.prod(sums.shape))
         scale, accumulate, target = 1.0, False, Target(sums.dtype, (sums.dtype, 0), sums.strides)
-    memory = _memory(chosen, n_tiles, 0 if splits == 1 else splits * out.numel())
     passes = []
-    for part in _parts(chosen, spec, x.shape[1]):
+    for part, reduce in zip(parts, reductions, strict=True):
         project = _project(chosen, part, spec, x, target, scale, accumulate)
-        begins = part.begin * x.stride(1), part.first_split * target.strides[0]
-        passes.append(Pass(*begins, _encode(chosen, part, spec, x), project))
-    return ProjectCodes(memory, chosen.prefetch, tuple(passes), reduce)
+        passes.append(Pass(part.begin * x.stride(1), _encode(chosen, part, spec, x), project, reduce))
+    return ProjectCodes(memory, chosen.prefetch, tuple(passes))
 
 
 class Part(NamedTuple):
@@ -61,29 +62,64 @@ class Part(NamedTuple):
         Columns of the data.
     first_group, groups : int
         Groups of chunks of the sketch.
-    first_split, splits : int
+    splits : int
     """
 
     begin: int
     end: int
     first_group: int
     groups: int
-    first_split: int
     splits: int
 
 
 def _parts(chosen: HopperCodes, spec: SketchSpec, d: int) -> Iterator[Part]:
-    """The parts of the d columns that codes are written for in turn."""
+    """The parts of the d columns that codes are written for in turn. The first may have fewer splits than others."""
     part, offset = spec.one_stack(), spec.feature_offset
     g = law.geometry(part.n_components, part.nnz, 0)
     log_width = g.log_group + g.log_chunk
     first, end = offset >> log_width, ((offset + d - 1) >> log_width) + 1
-    for split in range(0, chosen.splits, chosen.splits_per_pass):
-        splits = min(chosen.splits_per_pass, chosen.splits - split)
+    split, per_pass = 0, chosen.splits_per_pass
+    while split < chosen.splits:
+        splits = (chosen.splits - split - 1) % per_pass + 1
         begin = first + split * chosen.groups_per_split
         groups = min(splits * chosen.groups_per_split, end - begin)
         columns = (max(0, (begin << log_width) - offset), min(d, ((begin + groups) << log_width) - offset))
-        yield Part(*columns, begin, groups, split, splits)
+        yield Part(*columns, begin, groups, splits)
+        split += splits
+
+
+class Reduction(NamedTuple):
+    """The reduction of the partial sums of a pass.
+
+    Attributes
+    ----------
+    launch : Launch
+        Of (partial sums, target).
+    total : int
+        Where the sums of this pass and of those before it are written, in elements of the partial sums; -1 for the
+        result of the product.
+    """
+
+    launch: Launch
+    total: int
+
+
+def _reductions(
+    parts: list[Part], scale: float, x: Tensor, out: Tensor, accumulate: bool
+) -> tuple[list[Reduction | None], Sums]:
+    """(reductions of each pass, layout of partial sums). The sums of earlier passes follow the partial sums of one."""
+    splits, several = parts[-1].splits, len(parts) > 1
+    sums = sums_of(splits + several, x, out)
+    total = splits * sums.strides[0]
+    found: list[Reduction | None] = []
+    for i, part in enumerate(parts[:-1]):
+        # (The tensor is not used: only its dtype, strides and alignment matter.)
+        target = x.new_empty(math.prod(sums.shape), dtype=sums.dtype).as_strided(out.shape, sums.strides[1:], total)
+        shape = part.splits, *out.shape
+        found.append(Reduction(reduction(1.0, shape, sums.strides, sums.dtype, target, i > 0), total))
+    shape = splits + several, *out.shape
+    found.append(Reduction(reduction(scale, shape, sums.strides, sums.dtype, out, accumulate), -1))
+    return found, sums
 
 
 class Memory(NamedTuple):
@@ -112,7 +148,7 @@ class Memory(NamedTuple):
 
 
 def _memory(chosen: HopperCodes, n_tiles: int, sums: int) -> Memory:
-    """The layout of `sums` partial sums and of the codes of a pass."""
+    """The layout of `sums` elements of partial sums and of the codes of a pass."""
     lists = min(chosen.splits, chosen.splits_per_pass) * n_tiles
     blocks, ends, end = lists * chosen.capacity, [], 0
     for size in (4 * sums, law.TILE_ROWS * blocks, 4 * blocks, 4 * lists):
@@ -126,18 +162,20 @@ class Pass(NamedTuple):
 
     Attributes
     ----------
-    data, target : int
-        Where the first of these columns begins in the data, and their first partial sums in the target, in elements.
+    data : int
+        Where the first of these columns begins in the data, in elements.
     encode : Launch
         Of (codes, columns, counts) and the seed.
     project : Launch
         Of (x, target, codes, columns, counts) and the address of the data, or 0 if its elements are not adjacent.
+    reduce : Reduction or None
+        None if the target is the result.
     """
 
     data: int
-    target: int
     encode: Launch
     project: Launch
+    reduce: Reduction | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,34 +189,31 @@ class ProjectCodes:
     prefetch : bool
         Whether the data is prefetched.
     passes : tuple of Pass
-        In order. They use the same memory for codes.
-    reduce : Launch or None
-        Of (partial sums, out); None if the target is `out`.
+        In order. They use the same memory.
     """
 
     memory: Memory
     prefetch: bool
     passes: tuple[Pass, ...]
-    reduce: Launch | None
 
     def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
         size, codes, columns, counts = self.memory
         memory = x.new_empty(size, dtype=torch.float32)
-        sums = out if self.reduce is None else memory
-        start, first, first_sum = memory.data_ptr(), x.data_ptr(), sums.data_ptr()
+        start, first, result = memory.data_ptr(), x.data_ptr(), out.data_ptr()
         addresses = start + codes, start + columns, start + counts
-        for data, target, encode, project in self.passes:
+        for data, encode, project, reduce in self.passes:
+            sums, target = (out, result) if reduce is None else (memory, start)
             address = first + data * x.element_size()
             prefetched = address if self.prefetch else 0
             if not encode.start(addresses, spec.seed):
                 encode.search(self.memory.views(memory), spec.seed)
-            if not project.start((address, first_sum + 4 * target, *addresses), prefetched):
-                tensors = x, sums
-                if target:  # only addresses matter; x may be the transpose of the tensor that was prepared for
-                    tensors = x.as_strided((1,), (1,), x.storage_offset() + data), sums[target:]
-                project.search((*tensors, *self.memory.views(memory)), prefetched)
-        if self.reduce is not None:
-            self.reduce((memory, out))
+            if not project.start((address, target, *addresses), prefetched):
+                # Only addresses matter; x may be the transpose of the tensor that was prepared for.
+                part = x.as_strided((1,), (1,), x.storage_offset() + data) if data else x
+                project.search((part, sums, *self.memory.views(memory)), prefetched)
+            if reduce is not None:
+                launch, total = reduce
+                launch((memory, out if total < 0 else memory[total:]))
 
 
 class Target(NamedTuple):

@@ -26,7 +26,8 @@ has an error of 2^-16 |x| (two bf16 values), "medium" of 2^-9 |x| (one).
 
 **Reduction and scaling.** Partial sums are added in groups of eight, and the sums of the groups with compensation,
 whose error is one rounding and a smaller second-order term (for fewer than 4096 groups). If several lanes do this, the
-sums of the lanes are then added one by one. Scaling adds 3: the scale is rounded twice, and the product once.
+sums of the lanes are then added one by one. If codes are used in several passes, partial sums are reduced after each,
+and again with those of the other passes. Scaling adds 3: the scale is rounded twice, and the product once.
 
 **Range.** Sums are scaled at the end. None overflows if the sum of |x_j| over the entries of a component is less than
 a quarter of the largest number of the sums' dtype, that is, 2^126 for fp32.
@@ -89,9 +90,14 @@ def error_bound(product: Product, launch: Launch) -> ErrorBound:
         bound = _hopper(product, launch)
     else:
         bound = _portable(product, launch)
-    lanes = reduce_lanes(launch.splits, product.n * product.out_dim)
-    in_group = min(-(-launch.splits // lanes), SPLITS_PER_SUM)
-    reduction = in_group - 1 + (2 if launch.splits > in_group * lanes else 0) + lanes - 1
+    splits, passes = launch.splits, 1
+    if isinstance(launch, HopperCodes) and launch.splits > launch.splits_per_pass:
+        splits, passes = launch.splits_per_pass + 1, -(-launch.splits // launch.splits_per_pass)
+    lanes = reduce_lanes(splits, product.n * product.out_dim)
+    in_group = min(-(-splits // lanes), SPLITS_PER_SUM)
+    reduction = in_group - 1 + (2 if splits > in_group * lanes else 0) + lanes - 1
+    if passes > 1:
+        reduction = 2 * reduction + passes
     return ErrorBound(bound.c + reduction + SCALE_ERROR, bound.floor)
 
 

@@ -174,7 +174,8 @@ def _favors_codes(product: Product) -> bool:
     """
     if not hopper_codes.eligible(product) or favors_few_vectors(product):
         return False
-    return hopper_codes.count_passes(product) == 1 or product.nnz > 4 or not scattered_sums.eligible_many(product)
+    few = product.nnz <= 4 and vectors_contiguous(product) and scattered_sums.eligible_many(product)
+    return not few or hopper_codes.count_passes(product) == 1
 
 
 def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:

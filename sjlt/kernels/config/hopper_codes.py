@@ -5,14 +5,14 @@ It covers what `project_hopper` does not: any k, nnz and strides, accumulated re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ...laws import exact as law
 from .arithmetic import MAX_CHUNKS
 from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
-from .hopper_loaders import KernelChoice, kernel_choice
+from .hopper_loaders import KernelChoice, kernel_choice, reaches
 from .product import (
     SCRATCH_BYTES,
     VECTOR_BYTES,
@@ -32,7 +32,8 @@ INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "col
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
 FAST = 8  # MIN_BYTES is multiplied by this if the portable kernels are fast
 MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empty
-MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates
+MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates, and for nnz > 4:
+MIN_BYTES_PER_MANY = 3  # other kernels take a time in proportion to nnz
 MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, whose vectors are columns
 # Estimated times in microseconds, and bytes per microsecond; see `_time`. For 53 products on an H100, 1 to 290 MB of
 # data, the fewest splits with almost the least estimate take on average 1.004 times as long as the best ones, at most
@@ -41,9 +42,11 @@ STEP_TIME, START_STEPS, REDUCE_TIME = 1.0, 2, 1.5
 CACHE_RATE = 4e6
 ALMOST = 1.03  # estimates that differ by less are considered equal
 MAX_SPLITS = 256
-MIN_LONG_COLUMNS, MAX_LONG_ROWS = 1 << 20, 512  # see `_favors_half_blocks`
-PASS_SPLITS = 8  # splits per pass are a multiple of this, so that the data and sums of all passes are aligned alike
-MORE_PASSES = 16  # than necessary that may be tried, so that partial sums fit in memory, too
+MIN_LONG_COLUMNS, MAX_LONG_ROWS = 1 << 20, 512  # see `_gains` and `_favors_half_blocks`
+ALIGNED = 8  # columns, at multiples of which passes begin, so that the data of all is aligned alike
+PASS_SPLITS = 4  # splits per pass are a multiple of this, so that the sums of earlier passes are aligned, too
+PASS_TIME = 8.0  # of the launches of a pass, in microseconds
+MORE_PASSES = 8  # than necessary that are considered
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class HopperCodes:
     splits, groups_per_split : int
         Number of parts that the sums are split into, and of groups of chunks in each part.
     splits_per_pass : int
-        If less than `splits`, the codes of this many splits are written and used at a time.
+        If less than `splits`, the codes of this many splits are written and used at a time, of fewer at first, and
+        their partial sums are added to those of earlier passes.
     capacity : int
         Number of blocks that a list of codes has room for.
     products : int
@@ -81,7 +85,7 @@ def launch(product: Product) -> HopperCodes:
     geometry = product.geometry
     found = _split(product)
     assert found is not None
-    splits, groups_per_split, splits_per_pass = found
+    splits, groups_per_split, splits_per_pass, _ = found
     kernel = kernel_choice(product, splits)
     return HopperCodes(
         kernel,
@@ -99,7 +103,7 @@ def eligible(product: Product) -> bool:
     """Whether the kernel can run a product that is large enough for a gain. The caller checks `Device.hopper`."""
     if product.adjoint or product.dtype == "float64" or product.precision == "medium":
         return False
-    geometry, stride = product.geometry, product.x_strides[0]
+    geometry = product.geometry
     least = MIN_BYTES * (FAST if _others_are_fast(product) else 1)
     return (
         geometry.log_chunk > 0
@@ -107,7 +111,7 @@ def eligible(product: Product) -> bool:
         and _gains(product)
         and product.n <= (1 << 31) - PROGRAM_VECTORS
         and product.d < 1 << 30
-        and PROGRAM_VECTORS * stride < 1 << 31
+        and reaches(product)
         and _split(product) is not None
     )
 
@@ -117,7 +121,9 @@ def _gains(product: Product) -> bool:
 
     The portable kernels are faster for S A of few columns in fp32 with nnz <= 2 or, in a power-of-two geometry, with
     nnz <= 4: (64, 2000000) -> 256 with nnz 4 takes 1.3 memory floors with `row_gather` and 2.4 from codes (H200),
-    (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100).
+    (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100). Few bytes per byte of codes, 3: X
+    (50, 6000000) -> 40 with nnz 8 in fp16 takes 7.4 from codes, 10.4 with `scattered_sums` and 14.4 with `tensor_core`,
+    but (100, 7000000) -> 18 with nnz 3 3.8, 2.9 and 10.2 (H200).
     """
     contiguous = vectors_contiguous(product)
     if is_small_and_narrow(product) or _favors_half_blocks(product):
@@ -125,6 +131,8 @@ def _gains(product: Product) -> bool:
     if contiguous and _is_narrow(product) and (product.nnz <= 2 or is_power_of_two(product.k, product.nnz)):
         return False
     least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
+    if product.nnz > 4 and product.d >= MIN_LONG_COLUMNS:
+        per_code = MIN_BYTES_PER_MANY
     code_bytes = law.TILE_ROWS * product.stacks  # for the columns of one chunk
     return product.n >= least and product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
 
@@ -172,54 +180,59 @@ def count_passes(product: Product) -> int:
     """The number of passes over parts of the columns that codes of an eligible product are written and used in."""
     found = _split(product)
     assert found is not None
-    splits, _, splits_per_pass = found
-    return -(-splits // splits_per_pass)
+    return -(-found.splits // found.splits_per_pass)
+
+
+class Split(NamedTuple):
+    """How sums are split, as in `HopperCodes`, and the estimated time in microseconds."""
+
+    splits: int
+    groups_per_split: int
+    splits_per_pass: int
+    time: float
 
 
 @lru_cache(maxsize=4096)
-def _split(product: Product) -> tuple[int, int, int] | None:
-    """(splits, groups per split, splits per pass), or None if codes and partial sums exceed SCRATCH_BYTES.
+def _split(product: Product) -> Split | None:
+    """How the sums are split, or None if codes and partial sums always exceed SCRATCH_BYTES.
 
-    Each split but the last has whole steps of groups; with one tile, no step reaches into the next split.
+    One pass is chosen if they do not, otherwise the number of passes with the least estimated time.
     """
-    group_bytes = _code_bytes(product) // count_groups(product)
-    for passes in _pass_counts(product):
-        splits, per_split, splits_per_pass = _split_passes(product, passes)
-        sums = _sum_bytes(product) * splits if splits > 1 else 0
-        if min(splits, splits_per_pass) * per_split * group_bytes + sums <= SCRATCH_BYTES:
-            return splits, per_split, splits_per_pass
-    return None
-
-
-def _pass_counts(product: Product) -> Iterable[int]:
-    """Numbers of passes to be tried, in this order. The codes of one of several passes take at most half the memory."""
     code_bytes = _code_bytes(product)
-    if code_bytes <= SCRATCH_BYTES:
-        yield 1
-    if product.offset % PASS_SPLITS == 0:
-        least = max(2, -(-code_bytes // (SCRATCH_BYTES // 2)))
-        yield from range(least, least + MORE_PASSES)
+    in_one_pass = _split_passes(product, 1) if code_bytes <= SCRATCH_BYTES else None
+    if in_one_pass is not None:
+        return in_one_pass
+    if product.offset % ALIGNED:
+        return None
+    least = code_bytes // SCRATCH_BYTES + 1
+    splits = [_split_passes(product, passes) for passes in range(max(2, least), least + MORE_PASSES)]
+    return min((split for split in splits if split), key=lambda split: split.time, default=None)
 
 
-def _split_passes(product: Product, passes: int) -> tuple[int, int, int]:
-    """(splits, groups per split, splits per pass) for a number of passes, which may take too much memory.
+def _split_passes(product: Product, passes: int) -> Split | None:
+    """How the sums are split for a number of passes, or None if codes and partial sums exceed SCRATCH_BYTES.
 
     The number of splits is at least what accuracy requires, and otherwise the smallest whose estimated time is almost
-    the least.
+    the least. Each split but the last has whole steps of groups; with one tile, no step reaches into the next split.
     """
     geometry, groups = product.geometry, count_groups(product)
     unit = max(1, STEP_COLUMNS >> geometry.log_chunk)
     steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles * passes) + 1
+    step_splits, totals = (1, 0) if passes == 1 else (PASS_SPLITS, 1)
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
-    memory = SCRATCH_BYTES - (_code_bytes(product) if passes == 1 else SCRATCH_BYTES // 2)
-    unit_splits = 1 if passes == 1 else PASS_SPLITS
-    fewest = -(-fewest // unit_splits) * unit_splits
-    most = max(fewest, min(steps, memory // (_sum_bytes(product) * passes), MAX_SPLITS))
-    times = {splits: _time(product, steps, splits) for splits in range(fewest, most + 1, unit_splits)}
+    fewest = -(-fewest // step_splits) * step_splits
+    memory = SCRATCH_BYTES - _code_bytes(product) // passes
+    most = max(fewest, min(steps, memory // _sum_bytes(product) - totals, MAX_SPLITS))
+    times = {splits: _time(product, steps, splits) for splits in range(fewest, most + 1, step_splits)}
     longest = ALMOST * min(times.values())
-    splits = next(splits for splits, time in times.items() if time <= longest)
-    per_split = -(-groups // (passes * splits * unit)) * unit
-    return -(-groups // per_split), per_split, splits
+    per_pass = next(splits for splits, time in times.items() if time <= longest)
+    per_split = -(-groups // (passes * per_pass * unit)) * unit
+    splits = -(-groups // per_split)
+    sums = min(splits, per_pass) + totals if splits > 1 else 0
+    code_bytes = min(splits, per_pass) * per_split * (_code_bytes(product) // groups)
+    if code_bytes + sums * _sum_bytes(product) > SCRATCH_BYTES:
+        return None
+    return Split(splits, per_split, per_pass, passes * (times[per_pass] + PASS_TIME))
 
 
 def _sum_bytes(product: Product) -> int:

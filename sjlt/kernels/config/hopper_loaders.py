@@ -11,6 +11,7 @@ from .product import VECTOR_BYTES, Product, vectors_contiguous
 
 TMA, COPY, LOAD, STAGE = range(4)  # how data is loaded
 ROW_BYTES = 128  # per row of a TMA box that is loaded fastest
+SWIZZLE_BYTES = 32  # the narrowest swizzle of shared memory
 PRODUCER_WARPS = 4  # of the loader and of each expander
 BARRIER_BYTES = 1024  # of shared memory, for barriers and alignment
 
@@ -78,7 +79,7 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
     """The constants for an eligible product whose sums are split."""
     geometry, item, contiguous = product.geometry, product.item_bytes, vectors_contiguous(product)
     one_tile, fp32 = geometry.n_tiles == 1, item == 4
-    log_block = min(geometry.log_chunk, 5 if fp32 or one_tile else 6)
+    log_block = _log_block(product)
     log_panel = (5 if fp32 else 6) if one_tile else log_block
     out_contiguous = product.n > 1 and product.y_strides[0] < product.y_strides[1]
     tma_store = _tma_stores(product, splits, out_contiguous)
@@ -107,6 +108,22 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
     return replace(kernel, slots=_fitting_slots(product, kernel, splits)) if loader == STAGE else kernel
 
 
+def reaches(product: Product) -> bool:
+    """Whether a loader can compute the addresses of all rows of a block: COPY and LOAD have 32 bits for them."""
+    log_block = _log_block(product)
+    return not _is_far(product) or _stages(product, log_block) or _tma_loads_boxes(product, log_block)
+
+
+def _is_far(product: Product) -> bool:
+    """Whether the rows of a block lie too far apart for COPY and LOAD."""
+    return PROGRAM_VECTORS * product.x_strides[0] >= 1 << 31
+
+
+def _log_block(product: Product) -> int:
+    """The binary logarithm of the columns of a block of codes."""
+    return min(product.geometry.log_chunk, 5 if product.item_bytes == 4 or product.geometry.n_tiles == 1 else 6)
+
+
 def _fitting_slots(product: Product, kernel: KernelChoice, splits: int) -> int:
     """The number of slots with staged lines that fit in shared memory, at most those of the kernel."""
     # Threads, too, store results by way of shared memory.
@@ -133,12 +150,12 @@ def _loader(product: Product, log_block: int, log_panel: int, tma_store: bool) -
     STAGE takes 0.4 to 0.75 times as long as LOAD, and 0.75 to 1.0 times as long as copies of 4 and 8 bytes, but 1.03 to
     1.07 times if threads also store the results of rows (H200).
     """
-    contiguous, item = vectors_contiguous(product), product.item_bytes
-    if _tma_loads(product) and (contiguous or _gains_by_tma(product, item << log_panel)):
+    contiguous, item, far = vectors_contiguous(product), product.item_bytes, _is_far(product)
+    if _tma_loads_boxes(product, log_panel) and (contiguous or far or _gains_by_tma(product, item << log_panel)):
         return TMA, 1
     vector = _copy_width(product, log_block)
     copies = vector * item >= (VECTOR_BYTES if item == 4 or contiguous or tma_store else 4)
-    if not copies and _stages(product, log_block):
+    if (far or not copies) and _stages(product, log_block):
         return STAGE, 1
     return (COPY, vector) if vector * item >= 4 else (LOAD, 1)
 
@@ -197,6 +214,12 @@ def _tma_loads(product: Product) -> bool:
         and (contiguous or product.offset % widest == 0)
         and (geometry.n_tiles == 1 or 1 << geometry.log_chunk >= least)
     )
+
+
+def _tma_loads_boxes(product: Product, log_panel: int) -> bool:
+    """Whether the TMA can load the data in boxes that are as wide as the narrowest swizzle."""
+    wide = vectors_contiguous(product) or product.item_bytes << log_panel >= SWIZZLE_BYTES
+    return wide and _tma_loads(product)
 
 
 def _copy_width(product: Product, log_block: int) -> int:

@@ -14,9 +14,10 @@ from .product import SCRATCH_BYTES, Product, is_power_of_two, loaded_bytes, next
 MIN_BYTES, MIN_TERMS = 4 << 20, 1 << 21
 MAX_VECTORS = 32
 # Limits for rows of more vectors: estimated cycles of a multiprocessor per column and block of 128 vectors, which other
-# kernels take the time of; columns per component, which the time for setting up and adding sums is divided by.
-MAX_CYCLES = {"staged": 29, "codes": 60, "no codes": 90, "fp32": 40}
-BLOCK_VECTORS, MIN_COLUMNS = 128, 32
+# kernels take the time of ("tensor cores": of 64 vectors); columns per component and in all, which the time for setting
+# up and adding sums is divided by.
+MAX_CYCLES = {"staged": 29, "codes": 60, "no codes": 90, "fp32": 40, "tensor cores": 40}
+BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 32, 1 << 12
 MIN_ROWS_IN_MEMORY = 16  # vectors from which on sums in shared memory are faster than `few_vectors` in any geometry
 MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
 MAX_NNZ = 16  # over all stacks; the table grows with it
@@ -125,7 +126,7 @@ def eligible(product: Product) -> bool:
     """
     if product.n <= MAX_VECTORS:
         return _gains(product)
-    long_rows = _are_rows(product) and product.d >= MIN_COLUMNS * product.k * product.stacks
+    long_rows = _are_rows(product) and product.d >= max(MIN_FEATURES, MIN_COLUMNS * product.k * product.stacks)
     if not long_rows or product.dtype == "float64":
         return False
     hopper = product.device.hopper
@@ -139,14 +140,17 @@ def eligible(product: Product) -> bool:
 
 
 def eligible_many(product: Product) -> bool:
-    """Whether the kernel can run a product of more contiguous vectors, and is faster than the portable kernels.
+    """Whether the kernel can run a product of more vectors, and is faster than the portable kernels.
 
-    It is if tiles have few rows: `row_gather` and `tensor_core` always take the time of 128 rows. The caller has found
-    that `hopper_codes` is not eligible.
+    For contiguous vectors, it is if tiles have few rows: `row_gather` and `tensor_core` always take the time of 128
+    rows. For rows, it is if its estimate is below the time of `tensor_core`. The caller has found that `hopper_codes`
+    is not eligible.
     """
-    tile_rows = product.k // product.geometry.n_tiles
-    in_range = MAX_VECTORS < product.n <= MAX_MANY_VECTORS and tile_rows <= MAX_MANY_ROWS
-    return in_range and not _are_rows(product) and _gains(product)
+    if not MAX_VECTORS < product.n <= MAX_MANY_VECTORS or not _gains(product):
+        return False
+    if _are_rows(product):
+        return _cycles(product) <= MAX_CYCLES["tensor cores"] * -(-product.n // (BLOCK_VECTORS // 2))
+    return product.k // product.geometry.n_tiles <= MAX_MANY_ROWS
 
 
 def _gains(product: Product) -> bool:
