@@ -295,7 +295,9 @@ def test_passes_add_up(contiguous, n, d, beyond, k, nnz, dtype, kernel_calls):
     only_codes = {"scattered_sums.MIN_COLUMNS": 1 << 40}
     with changed_choices(only_codes):
         want, other = x @ S.T, S @ x.T
-    with changed_choices(only_codes | {"hopper_codes._pass_counts": lambda _: [3]}):
+    split = hopper_codes._split_passes
+    in_three = {"hopper_codes._split": lambda product: split(product, 3), "hopper_codes.MAX_SPLITS": 4}
+    with changed_choices(only_codes | in_three):
         launch = choose(exact_backend.describe(S.spec, x, want, False, False))
         assert launch.splits > 2 * launch.splits_per_pass
         for _ in range(2):  # prepared, and again

@@ -163,6 +163,8 @@ def choose(product: Product) -> Launch:
         return staged_gather.launch(product)
     if one_tile.eligible(product):
         return one_tile.launch(product)
+    if scattered_sums.eligible_long_rows(product):
+        return scattered_sums.launch(product)
     return choose_on_the_fly(product)
 
 
@@ -174,7 +176,7 @@ def _favors_codes(product: Product) -> bool:
     """
     if not hopper_codes.eligible(product) or favors_few_vectors(product):
         return False
-    few = product.nnz <= 4 and vectors_contiguous(product) and scattered_sums.eligible_many(product)
+    few = product.nnz <= 4 and scattered_sums.eligible_many(product)
     return not few or hopper_codes.count_passes(product) == 1
 
 
