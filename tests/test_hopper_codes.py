@@ -1,8 +1,10 @@
 """X Sᵀ and S A from codes on Hopper: which products use them, and exactness for any k, nnz and strides."""
 
+from functools import lru_cache
+
 import pytest
 import torch
-from helpers.choices import HOPPER, changed_choices, chosen, exact_product
+from helpers.choices import HOPPER, all_tensors_on, changed_choices, chosen, exact_product
 from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
@@ -165,6 +167,64 @@ def test_what_is_prefetched():
     assert not chosen(n=1000, d=2000, k=300, x_strides=(4000, 2)).prefetch
 
 
+def in_three_passes():
+    """Settings with which codes are written and used in three passes."""
+    split = hopper_codes._split_passes
+    return {"hopper_codes._split": lru_cache(lambda product: split(product, 3)), "hopper_codes.MAX_SPLITS": 4}
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="the reduction runs in Triton's interpreter")
+@pytest.mark.parametrize(("order", "accumulate"), [("rows", False), ("rows", True), ("columns", True)])
+@pytest.mark.parametrize(("n", "d", "k", "nnz"), [(11, 3000, 64, 4), (7, 5001, 140, 3)])
+def test_partial_sums_of_passes(n, d, k, nnz, order, accumulate, monkeypatch):
+    """The passes of a product with a stand-in for the kernel; integers, so that sums are exact."""
+    from sjlt.backends.triton import hopper_codes as backend
+
+    all_tensors_on(monkeypatch, HOPPER._replace(programmatic_launch=False))
+    S = Sketch(d, k, nnz=nnz, seed=1)
+    entries = torch.from_numpy(S.toarray() * nnz**0.5).float().T.round()
+    x = torch.randint(-2, 3, (n, d)).float()
+    before = torch.randint(-2, 3, (n, k)).float()
+    out = before.T.contiguous().T if order == "columns" else before.clone()
+    product = exact_product(n, d, k, nnz, y_strides=out.stride(), device=HOPPER)
+    with changed_choices(in_three_passes()):
+        launch = hopper_codes.launch(product)
+    width = product.geometry.log_group + product.geometry.log_chunk
+
+    class Kernel:
+        def __init__(self, chosen, part, spec, x, target, scale, accumulate):
+            self.part, self.target = part, target
+
+        def start(self, addresses, prefetched):
+            return False
+
+        def search(self, tensors, prefetched):
+            data, sums, *_ = tensors
+            assert data.data_ptr() == x[:, self.part.begin :].data_ptr()
+            if self.part.begin == 0:
+                sums.fill_(float("nan"))
+            for split in range(self.part.splits):
+                first = self.part.first_group + split * launch.groups_per_split
+                columns = slice(first << width, min(self.part.end, (first + launch.groups_per_split) << width))
+                place = sums.as_strided((n, k), self.target.strides[1:], split * self.target.strides[0])
+                place.copy_(x[:, columns] @ entries[columns])
+
+    class Encode(Kernel):
+        def __init__(self, *_):
+            pass
+
+        def search(self, views, seed):
+            pass
+
+    monkeypatch.setattr(backend, "_project", Kernel)
+    monkeypatch.setattr(backend, "_encode", Encode)
+    call = backend.prepare(launch, S.spec, x, out, accumulate)
+    assert len(call.passes) == 3
+    call(S.spec, x, out)
+    want = x @ entries * nnz**-0.5 + (before if accumulate else 0)
+    torch.testing.assert_close(out, want, rtol=2**-21, atol=2**-20 * d**0.5)
+
+
 # ------------------------------------------------------------------------------------- on a GPU
 
 
@@ -295,9 +355,7 @@ def test_passes_add_up(contiguous, n, d, beyond, k, nnz, dtype, kernel_calls):
     only_codes = {"scattered_sums.MIN_COLUMNS": 1 << 40}
     with changed_choices(only_codes):
         want, other = x @ S.T, S @ x.T
-    split = hopper_codes._split_passes
-    in_three = {"hopper_codes._split": lambda product: split(product, 3), "hopper_codes.MAX_SPLITS": 4}
-    with changed_choices(only_codes | in_three):
+    with changed_choices(only_codes | in_three_passes()):
         launch = choose(exact_backend.describe(S.spec, x, want, False, False))
         assert launch.splits > 2 * launch.splits_per_pass
         for _ in range(2):  # prepared, and again
