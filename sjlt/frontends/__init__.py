@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..inputs.containers import is_dask, is_tensor
 from ..inputs.containers import refuse_symbolic as refuse_symbolic
-from . import tensor_functions
+from . import arrays, tensor_functions
 
 if TYPE_CHECKING:
     from ..laws.spec import SketchSpec
@@ -24,7 +24,7 @@ def project(spec: SketchSpec, x: Any, out: Any, accumulate: bool, dense_output: 
     if not is_tensor(x):
         if is_dask(x):
             return _dask_arrays().project_dask(spec, x, out, accumulate, dense_output)
-        return _arrays().project_array(spec, x, out, accumulate, dense_output)
+        return arrays.project_array(spec, x, out, accumulate, dense_output)
     if not dense_output:
         raise ValueError("dense_output=False needs a SciPy sparse matrix: the projection of a tensor is dense")
     return tensor_functions.project_tensor(spec, x, out, accumulate)
@@ -36,14 +36,14 @@ def project_adjoint(spec: SketchSpec, y: Any, out: Any, accumulate: bool) -> Any
         return tensor_functions.project_adjoint_tensor(spec, y, out, accumulate)
     if is_dask(y):
         return _dask_arrays().project_adjoint_dask(spec, y, out, accumulate)
-    return _arrays().project_adjoint_array(spec, y, out, accumulate)
+    return arrays.project_adjoint_array(spec, y, out, accumulate)
 
 
 def multiply(spec: SketchSpec, a: Any) -> Any:
     """S A for a vector or matrix A."""
     if is_tensor(a):
         return tensor_functions.multiply_tensor(spec, a)
-    return _dask_arrays().multiply_dask(spec, a) if is_dask(a) else _arrays().multiply_array(spec, a)
+    return _dask_arrays().multiply_dask(spec, a) if is_dask(a) else arrays.multiply_array(spec, a)
 
 
 def multiply_transposed(spec: SketchSpec, b: Any) -> Any:
@@ -52,7 +52,7 @@ def multiply_transposed(spec: SketchSpec, b: Any) -> Any:
         return tensor_functions.multiply_transposed_tensor(spec, b)
     if is_dask(b):
         return _dask_arrays().multiply_transposed_dask(spec, b)
-    return _arrays().multiply_transposed_array(spec, b)
+    return arrays.multiply_transposed_array(spec, b)
 
 
 def project_tree(spec: SketchSpec, tensors: Any, out: Any, batched: bool) -> Any:
@@ -70,12 +70,6 @@ def adjoint_tree(spec: SketchSpec, y: Any, like: Any, batched: bool) -> Any:
 
 
 # Not functools.cache, which torch.compile warns about.
-def _arrays() -> Any:
-    from . import arrays
-
-    return arrays
-
-
 def _dask_arrays() -> Any:
     from . import dask_arrays
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 
 def is_sparse(x: Any) -> bool:
     """Whether x is a SciPy sparse matrix or array. Does not import scipy.sparse: if x is one, the caller has."""
+    if type(x) is np.ndarray:  # the most frequent case, for which issparse takes longer
+        return False
     sparse = sys.modules.get("scipy.sparse")
     return sparse is not None and bool(sparse.issparse(x))
 
@@ -20,6 +23,8 @@ def is_tensor(x: Any) -> bool:
     kind = x.__class__  # torch.compile guards on type(x), but not on this, nor on the names
     if kind.__name__ == "Tensor" and kind.__module__ == "torch":
         return True
+    if kind is np.ndarray:
+        return False
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, getattr(torch, "Tensor", ()))
 
@@ -34,15 +39,18 @@ def as_container(x: Any) -> Any:
     """`x` itself if it is sparse, else as an ndarray of real numbers; TypeError if that is impossible."""
     if is_sparse(x):
         return x
-    if type(x) is not np.ndarray:
-        refuse_foreign(x)
-    if hasattr(x, "matvec"):
-        raise TypeError(f"{type(x).__name__} is an operator: compose it with scipy.sparse.linalg.aslinearoperator")
-    array = np.asarray(x)
+    array = x if type(x) is np.ndarray else _as_array(x)
     if array.dtype.kind not in "iubf":
         _refuse_contents(x, array)
     result_dtype(array.dtype)
     return array
+
+
+def _as_array(x: Any) -> np.ndarray:
+    refuse_foreign(x)
+    if hasattr(x, "matvec"):
+        raise TypeError(f"{type(x).__name__} is an operator: compose it with scipy.sparse.linalg.aslinearoperator")
+    return np.asarray(x)
 
 
 def refuse_foreign(x: Any) -> None:
@@ -86,6 +94,7 @@ def _refuse_contents(x: Any, array: np.ndarray) -> None:
             raise TypeError(f"column {name!r} has dtype {dtype}: a sketch accepts real numbers; select or convert it")
 
 
+@lru_cache(maxsize=64)
 def result_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype of results: fp16, fp32 and fp64 for themselves, fp64 for integers and bool, else TypeError."""
     if dtype.kind in "iub":

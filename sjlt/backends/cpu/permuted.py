@@ -240,11 +240,11 @@ def _layout(plan: ExactPlan) -> _Layout | None:
     per_group = min(MAX_VECTORS, 1 << (vectors - 1).bit_length())
     layout = _Layout(max(LOG_LANES, plan.log_chunk), -(-vectors // per_group), per_group)
     words = layout.groups * per_group * LANES >> plan.log_chunk  # per feature
-    fits = words <= plan.s + 1 and layout.log_step <= MAX_LOG_STEP and plan.has_lists and _HAS_PERMUTATIONS
+    fits = words <= plan.s + 1 and layout.log_step <= MAX_LOG_STEP and _HAS_PERMUTATIONS
     return layout if fits and plan.offset % (1 << layout.log_step) == 0 else None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _words(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray, int]:
     """The words of all features (see `fill_words`), kept for later calls; the bounds of blocks in steps; log_step."""
     layout, (codes, bounds) = _layout(plan), plan.kept
@@ -258,7 +258,7 @@ def _words(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray, int]:
 
 def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
     """Whether to compute all of `out` here: rows contiguous in memory, sums in fp32, and few components."""
-    if plan.k > law.TILE_ROWS or _layout(plan) is None or compute != np.float32:
+    if plan.k > law.TILE_ROWS or compute != np.float32 or not plan.has_lists or _layout(plan) is None:
         return False
     return x.strides[1] == x.itemsize and out.strides[1] == out.itemsize
 

@@ -31,7 +31,9 @@ STEP_WORK = 1 << 27  # additions per kernel call, about 0.1 s; interrupts are ch
 GENERATION_WORK, LOAD_WORK, REUSED_WORK = 24, 2, 3  # additions per entry, element loaded, or stored in memory in use
 STORE_WORK = 8  # storing an element in memory not yet in use takes as long as this many additions
 THREAD_WORK = 1 << 20  # additions, about 0.1 ms, that justify another thread, which takes 20 us to start
-KEPT_CODES = 1 << 15  # plans of sketches with at most this many codes keep them between calls
+KEPT_CODES = 1 << 15  # plans of sketches with at most this many codes keep them between calls,
+REUSED_CODES = 1 << 17  # and with at most this many from the second call on: listing them takes longer than one product
+REUSED_PLANS = 16  # largest number of plans with more than KEPT_CODES codes that keep them
 KEPT_BYTES, KEPT_TILES = 5 << 18, 8  # largest size and number of borrowed tiles kept for later calls
 _WIDTHS = sorted(TILE_VECTORS)
 
@@ -53,6 +55,7 @@ class ExactPlan:
         group = 1 << (geometry.log_group + geometry.log_chunk)  # at most TABLE_CODES / s with one stack
         self.block = group * min(MAX_TERMS, max(1, TABLE_CODES // (group * self.s)))
         self.n_blocks = -(-(self.offset % self.block + self.d) // self.block)
+        self.uses = 0
         # Not cached properties: until Python 3.12 these hold a lock, which a forked child would never acquire.
         self._kept: tuple[np.ndarray, np.ndarray] | None = None
         self._lists: tuple[np.ndarray, np.ndarray] | None = None
@@ -80,9 +83,10 @@ class ExactPlan:
     @property
     def kept(self) -> tuple[np.ndarray, np.ndarray]:
         """The codes of all columns and the bounds of all blocks, kept for later calls if `has_lists`."""
-        if self._kept is None:
-            self._kept = self.table(0, self.d), self.bounds(0, self.n_blocks)
-        return self._kept
+        kept = self._kept
+        if kept is None:
+            kept = self._kept = self.table(0, self.d), self.bounds(0, self.n_blocks)
+        return kept
 
     @property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
@@ -91,18 +95,29 @@ class ExactPlan:
         The entries of component r in block b are ``entries[starts[i]:starts[i + 1]]`` with i = r n_blocks + b, each
         2 column + (1 where negative), by ascending column.
         """
-        if self._lists is None:
+        lists = self._lists
+        if lists is None:
             table, bounds = self.kept
             starts = np.empty(self.k * self.n_blocks + 1, np.int64)
             entries = np.empty(table.size, np.int32)
             compiled(list_entries)(table, bounds, starts, entries)
-            self._lists = starts, entries
-        return self._lists
+            lists = self._lists = starts, entries
+        return lists
 
     @property
     def has_lists(self) -> bool:
-        """Whether the sketch is small enough to keep `kept` and `lists` between calls."""
-        return max(self.d * self.s, self.k * self.n_blocks) <= KEPT_CODES
+        """Whether to keep `kept` and `lists` between calls: for sketches that are small, or medium-sized and reused."""
+        size = self.size
+        return size <= KEPT_CODES or (size <= REUSED_CODES and self.uses > 1)
+
+    @property
+    def size(self) -> int:
+        """The number of codes, or of lists if that is greater."""
+        return max(self.d * self.s, self.k * self.n_blocks)
+
+    def forget(self) -> None:
+        """Free what is kept, until the plan is reused."""
+        self.uses, self._kept, self._lists = 0, None, None
 
     def is_small(self, n: int) -> bool:
         """Whether a product of n rows is so small that codes kept between calls save much of its time."""
@@ -134,9 +149,19 @@ class ExactPlan:
         return 1, max(1, SCRATCH_BYTES // (self.k * itemsize))
 
 
-@lru_cache(maxsize=64)
+_make_plan = lru_cache(maxsize=64)(ExactPlan)
+_reused: deque[ExactPlan] = deque()
+
+
 def exact_plan(spec: SketchSpec) -> ExactPlan:
-    return ExactPlan(spec)
+    """The plan of a sketch, for one more product."""
+    plan = _make_plan(spec)
+    plan.uses += 1
+    if plan.uses == 2 and KEPT_CODES < plan.size <= REUSED_CODES:
+        _reused.append(plan)
+        if len(_reused) > REUSED_PLANS:
+            _reused.popleft().forget()
+    return plan
 
 
 def useful_threads(work: int) -> int:
