@@ -26,8 +26,8 @@ class KernelChoice:
     vector : int
         Elements that a thread copies at a time if the loader is COPY, else 1.
     expanders : {0, 1, 2}
-        Groups of warps that write entries, in turn. Two take 0.9 times as long as one for contiguous 16-bit vectors
-        that the TMA loads, and 1.0 to 1.4 times otherwise (H200).
+        Groups of warps that write entries, in turn. For contiguous 16-bit vectors that the TMA loads, one group does
+        not keep up with the loads: products with one tile take 1.12 times as long (H200).
     log_block, log_panel : int
         A block of codes has 2^log_block columns, a panel of data 2^log_panel.
     one_tile : bool

@@ -1,7 +1,6 @@
-"""The producers of `project_codes_hopper`, which fill slots in shared memory: the loader with data, and one or two
-expanders with entries.
+"""The producers of `project_codes_hopper`: a loader fills slots in shared memory with data, expanders with entries.
 
-They are separate so that neither the next load waits until entries are written, nor these for the next load.
+They are separate so that loads do not wait until entries are written, nor entries until loads are started.
 """
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
@@ -86,6 +85,7 @@ def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
                 last = n - 1 - first
                 low, high = gl.minimum(box_v, last), gl.minimum(box_v + HALF, last)
                 rows = ((low * stride_v).to(gl.int32), (high * stride_v).to(gl.int32))
+        # Addresses computed before the loop would exceed the registers, and L1 has little room for spilled ones.
         for done in tl.range(0, count, BLOCKS, disable_licm=CHOSEN.loader == STAGE):
             if CHOSEN.loader == TMA:
                 column = gl.full([WARPS * LIST], 0, gl.int32, layout=list_layout)

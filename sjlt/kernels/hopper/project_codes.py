@@ -128,6 +128,7 @@ def _sum_of_blocks(
     scale = scale_of(largest, 14)
     acc = gl.zeros((HALF, ROWS), gl.float32, layout=sums_layout)
     ITEM: gl.constexpr = INPUT.primitive_bitwidth // 8
+    # Addresses computed before the loop would exceed the registers.
     for _ in tl.range(0, count, STEP >> CHOSEN.log_block, disable_licm=CHOSEN.loader == STAGE):
         mbarrier.wait(full.index(slot), phase)
         tile = tiles.index(slot)._reinterpret(DTYPE, [ROWS, STEP], tile_shared).permute((1, 0))
