@@ -1,40 +1,67 @@
 """What the CPU backend keeps of a sketch between calls: for which sketches, and that results do not depend on it."""
 
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import numpy as np
+import pytest
 from helpers.cases import each_value
 from helpers.data import same
 
 from sjlt import Sketch
 from sjlt.backends.cpu import plan
 
+seeds = count(10**9)  # of sketches that no other test has used
+
+
+@pytest.fixture
+def medium(monkeypatch):
+    """Sketches of 100 to 4000 entries are of medium size, of which two are kept."""
+    monkeypatch.setattr(plan, "KEPT_CODES", 100)
+    monkeypatch.setattr(plan, "REUSED_CODES", 4000)
+    monkeypatch.setattr(plan, "REUSED_PLANS", 2)
+    monkeypatch.setattr(plan, "_reused", deque())
+
 
 @each_value(dtype=["float16", "float32", "float64"], n=[1, 5, 70], stacks=[1, 2])
 def test_kept_codes_do_not_change_bits(dtype, n, stacks, monkeypatch):
-    S = Sketch(1000, 96, nnz=4, stacks=stacks, seed=2)[:, 3:]
+    seed = next(seeds)
     x = np.random.default_rng(n).normal(size=(n, 997)).astype(dtype)
-    small = x @ S.T, x[:, :96] @ S
-    monkeypatch.setattr(plan, "KEPT_CODES", 0)
-    for reused in (0, 4000):
+    results = []
+    for kept, reused in ((0, 0), (0, 4000), (4000, 4000)):
+        monkeypatch.setattr(plan, "KEPT_CODES", kept)
         monkeypatch.setattr(plan, "REUSED_CODES", reused)
-        for _ in range(3):
-            same(small[0], x @ S.T)
-            same(small[1], x[:, :96] @ S)
+        plan.exact_plan.cache_clear()
+        S = Sketch(1000, 96, nnz=4, stacks=stacks, seed=seed)[:, 3:]
+        results += [(x @ S.T, x[:, :96] @ S) for _ in range(3)]
+        assert plan.exact_plan(S.spec).keeps == (reused > 0)
+    for result in results[1:]:
+        same(results[0][0], result[0])
+        same(results[0][1], result[1])
 
 
-def test_codes_of_few_reused_sketches_are_kept(monkeypatch):
-    monkeypatch.setattr(plan, "KEPT_CODES", 100)
-    monkeypatch.setattr(plan, "REUSED_PLANS", 2)
-    monkeypatch.setattr(plan, "_reused", deque())
+def test_codes_of_few_reused_sketches_are_kept(medium):
     x = np.random.default_rng(0).normal(size=(3, 500))
-    sketches = [Sketch(500, 40, nnz=4, seed=10**9 + seed) for seed in range(3)]
-    plans = [plan._make_plan(S.spec) for S in sketches]
+    sketches = [Sketch(500, 40, nnz=4, seed=next(seeds)) for _ in range(3)]
+    plans = [plan.exact_plan(S.spec) for S in sketches]
     once = [x @ S.T for S in sketches]
-    assert not any(p.has_lists for p in plans)
-    for _ in range(2):
-        for S, before in zip(sketches, once, strict=True):
-            same(x @ S.T, before)
-            assert sum(p._kept is not None for p in plans) <= 2
-    assert plan._make_plan(sketches[2].spec).has_lists
-    assert not plan._make_plan(Sketch(500, 40, nnz=4, seed=10**9 + 5).spec).has_lists
+    assert not any(p.keeps or p._kept for p in plans)
+    for S, before in zip(sketches, once, strict=True):
+        same(x @ S.T, before)
+    assert [p.keeps for p in plans] == [bool(p._kept) for p in plans] == [False, True, True]
+    same(x @ sketches[0].T, once[0])
+    assert not plans[0].keeps  # not until it is used more often
+    for _ in range(5):
+        same(x @ sketches[0].T, once[0])
+    assert [p.keeps for p in plans] == [True, False, True]
+
+
+def test_threads_share_kept_codes(medium):
+    x = np.random.default_rng(0).normal(size=(2, 500))
+    sketches = [Sketch(500, 40, nnz=4, seed=next(seeds)) for _ in range(5)]
+    want = [x @ S.T for S in sketches]
+    with ThreadPoolExecutor(8) as pool:
+        for i, result in enumerate(pool.map(lambda i: x @ sketches[i % 5].T, range(1000))):
+            same(result, want[i % 5])
+    assert len(plan._reused) <= 2

@@ -75,6 +75,7 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
             out[...] = 0
         return
     plan, compute, out = exact_plan(spec), compute_dtype(x), kernel_view(out)
+    plan.use()
     native = is_native(x)
     if native and not accumulate and permuted.eligible(plan, x, out, compute):
         permuted.project_by_permutation(plan, kernel_view(x), out)
@@ -205,6 +206,7 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
             adjoint_exact(spec, to_native(y[i : i + step]), out[i : i + step], accumulate)
         return
     plan, compute = exact_plan(spec), compute_dtype(y)
+    plan.use()
     y, out = kernel_view(y), kernel_view(out)
     vectors, workers = plan.vectors_and_workers(n, compute.itemsize, plan.workers(n, plan.k, d))
     if not accumulate and look_up.eligible(plan, y, out, compute):
@@ -225,7 +227,7 @@ def _adjoint_small(
 ) -> None:
     n, k = y.shape
     kernel = compiled(kernels.adjoint_rows, data=y.dtype, compute=compute, out=out.dtype)
-    codes = plan.kept[0]
+    codes = plan.codes[0]
 
     def task(begin: int, end: int) -> None:
         with Borrowed((TILE_FEATURES + k) * vectors, compute) as memory:

@@ -198,7 +198,7 @@ def _layout(k: int, s: int, stacks: int) -> tuple[np.ndarray, np.ndarray, int]:
 
 def _words(plan: ExactPlan, j0: int, j1: int, starts: np.ndarray) -> np.ndarray:
     """The words of columns j0 .. j1 - 1; see `fill_words`."""
-    codes = plan.kept[0][j0:j1] if plan.has_lists else plan.table(j0, j1)
+    codes = plan.codes[0][j0:j1] if plan.keeps else plan.table(j0, j1)
     groups = -(-(j1 - j0) // COLUMNS)
     per_part = min(groups, max(1, PART_WORDS // (plan.s * COLUMNS)))
     words = aligned((-(-groups // per_part), plan.s, per_part * COLUMNS), np.dtype(np.int32))

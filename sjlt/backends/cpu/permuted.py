@@ -244,10 +244,9 @@ def _layout(plan: ExactPlan) -> _Layout | None:
     return layout if fits and plan.offset % (1 << layout.log_step) == 0 else None
 
 
-@lru_cache(maxsize=32)
 def _words(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray, int]:
-    """The words of all features (see `fill_words`), kept for later calls; the bounds of blocks in steps; log_step."""
-    layout, (codes, bounds) = _layout(plan), plan.kept
+    """The words of all features (see `fill_words`); the bounds of blocks in steps; log_step."""
+    layout, (codes, bounds) = _layout(plan), plan.codes
     assert layout is not None
     log_step, groups, vectors = layout
     shape = groups, -(-plan.d >> log_step), 1 << (log_step - plan.log_chunk), vectors, LANES
@@ -258,14 +257,14 @@ def _words(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray, int]:
 
 def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
     """Whether to compute all of `out` here: rows contiguous in memory, sums in fp32, and few components."""
-    if plan.k > law.TILE_ROWS or compute != np.float32 or not plan.has_lists or _layout(plan) is None:
+    if plan.k > law.TILE_ROWS or compute != np.float32 or not plan.keeps or _layout(plan) is None:
         return False
     return x.strides[1] == x.itemsize and out.strides[1] == out.itemsize
 
 
 def project_by_permutation(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> None:
     """Compute out (n, k) = x (n, d) S' for a product that is `eligible`."""
-    n, (words, bounds, log_step) = x.shape[0], _words(plan)
+    n, (words, bounds, log_step) = x.shape[0], plan.keep("words", lambda: _words(plan))
     project = compiled(project_permuted, data=x.dtype, out=out.dtype)
 
     def task(begin: int, end: int) -> None:

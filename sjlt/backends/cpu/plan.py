@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ REUSED_CODES = 1 << 17  # and with at most this many from the second call on: li
 REUSED_PLANS = 16  # largest number of plans with more than KEPT_CODES codes that keep them
 KEPT_BYTES, KEPT_TILES = 5 << 18, 8  # largest size and number of borrowed tiles kept for later calls
 _WIDTHS = sorted(TILE_VECTORS)
+Value = TypeVar("Value")
 
 
 class ExactPlan:
@@ -55,10 +56,9 @@ class ExactPlan:
         group = 1 << (geometry.log_group + geometry.log_chunk)  # at most TABLE_CODES / s with one stack
         self.block = group * min(MAX_TERMS, max(1, TABLE_CODES // (group * self.s)))
         self.n_blocks = -(-(self.offset % self.block + self.d) // self.block)
-        self.uses = 0
+        self._uses, self._reused = 0, False
         # Not cached properties: until Python 3.12 these hold a lock, which a forked child would never acquire.
-        self._kept: tuple[np.ndarray, np.ndarray] | None = None
-        self._lists: tuple[np.ndarray, np.ndarray] | None = None
+        self._kept: dict[str, Any] = {}
 
     def bounds(self, b0: int, b1: int) -> np.ndarray:
         """The first columns of blocks b0 .. b1 - 1, and the end of the last one: b1 - b0 + 1 values."""
@@ -80,48 +80,62 @@ class ExactPlan:
         )
         return codes
 
-    @property
-    def kept(self) -> tuple[np.ndarray, np.ndarray]:
-        """The codes of all columns and the bounds of all blocks, kept for later calls if `has_lists`."""
-        kept = self._kept
-        if kept is None:
-            kept = self._kept = self.table(0, self.d), self.bounds(0, self.n_blocks)
-        return kept
+    def use(self) -> None:
+        """Count a product, which decides whether `keeps`."""
+        self._uses += 1
+        if self._uses > 1 and not self._reused and KEPT_CODES < self.size <= REUSED_CODES:
+            self._reused = True
+            _reused.append(self)
+            if len(_reused) > REUSED_PLANS:
+                _reused.popleft()._forget()
+
+    def _forget(self) -> None:
+        """Free what is kept, for several products at least: more sketches in turns would otherwise be listed each time."""
+        self._reused, self._uses, self._kept = False, -REUSED_PLANS, {}
 
     @property
-    def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """(starts, entries): the entries of each component and block, kept for later calls if `has_lists`.
-
-        The entries of component r in block b are ``entries[starts[i]:starts[i + 1]]`` with i = r n_blocks + b, each
-        2 column + (1 where negative), by ascending column.
-        """
-        lists = self._lists
-        if lists is None:
-            table, bounds = self.kept
-            starts = np.empty(self.k * self.n_blocks + 1, np.int64)
-            entries = np.empty(table.size, np.int32)
-            compiled(list_entries)(table, bounds, starts, entries)
-            lists = self._lists = starts, entries
-        return lists
-
-    @property
-    def has_lists(self) -> bool:
-        """Whether to keep `kept` and `lists` between calls: for sketches that are small, or medium-sized and reused."""
-        size = self.size
-        return size <= KEPT_CODES or (size <= REUSED_CODES and self.uses > 1)
+    def keeps(self) -> bool:
+        """Whether to keep `codes` and `lists` between calls: for sketches that are small, or medium-sized and reused."""
+        return self.size <= KEPT_CODES or (self._reused and self.size <= REUSED_CODES)
 
     @property
     def size(self) -> int:
         """The number of codes, or of lists if that is greater."""
         return max(self.d * self.s, self.k * self.n_blocks)
 
-    def forget(self) -> None:
-        """Free what is kept, until the plan is reused."""
-        self.uses, self._kept, self._lists = 0, None, None
+    def keep(self, name: str, make: Callable[[], Value]) -> Value:
+        """The value of `make`, kept under a name for later calls if the plan `keeps`."""
+        value = self._kept.get(name)
+        if value is None:
+            value = make()
+            if self.keeps:
+                self._kept[name] = value
+        return value
+
+    @property
+    def codes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The codes of all columns and the bounds of all blocks."""
+        return self.keep("codes", lambda: (self.table(0, self.d), self.bounds(0, self.n_blocks)))
+
+    @property
+    def lists(self) -> tuple[np.ndarray, np.ndarray]:
+        """(starts, entries): the entries of each component and block.
+
+        The entries of component r in block b are ``entries[starts[i]:starts[i + 1]]`` with i = r n_blocks + b, each
+        2 column + (1 where negative), by ascending column.
+        """
+        return self.keep("lists", self._list)
+
+    def _list(self) -> tuple[np.ndarray, np.ndarray]:
+        table, bounds = self.codes
+        starts = np.empty(self.k * self.n_blocks + 1, np.int64)
+        entries = np.empty(table.size, np.int32)
+        compiled(list_entries)(table, bounds, starts, entries)
+        return starts, entries
 
     def is_small(self, n: int) -> bool:
         """Whether a product of n rows is so small that codes kept between calls save much of its time."""
-        return self.has_lists and n * self.d * self.s < THREAD_WORK
+        return self.keeps and n * self.d * self.s < THREAD_WORK
 
     def workers(self, n: int, loaded: int, stored: int, generates: bool = True) -> int:
         """The number of threads that speed up a product of n rows.
@@ -149,19 +163,12 @@ class ExactPlan:
         return 1, max(1, SCRATCH_BYTES // (self.k * itemsize))
 
 
-_make_plan = lru_cache(maxsize=64)(ExactPlan)
-_reused: deque[ExactPlan] = deque()
+_reused: deque[ExactPlan] = deque()  # plans of medium size that keep codes
 
 
+@lru_cache(maxsize=64)
 def exact_plan(spec: SketchSpec) -> ExactPlan:
-    """The plan of a sketch, for one more product."""
-    plan = _make_plan(spec)
-    plan.uses += 1
-    if plan.uses == 2 and KEPT_CODES < plan.size <= REUSED_CODES:
-        _reused.append(plan)
-        if len(_reused) > REUSED_PLANS:
-            _reused.popleft().forget()
-    return plan
+    return ExactPlan(spec)
 
 
 def useful_threads(work: int) -> int:
