@@ -153,8 +153,7 @@ def test_passes_cover_the_columns(n, d, k, nnz, offset):
 )
 def test_codes_and_sums_fit_in_memory(n, d, k, nnz, dtype):
     product = exact_product(n=n, d=d, k=k, nnz=nnz, dtype=dtype, device=HOPPER)
-    if not hopper_codes.eligible(product):
-        return
+    assert hopper_codes.eligible(product)
     launch = hopper_codes.launch(product)
     per_pass = min(launch.splits, launch.splits_per_pass)
     codes, sums = 132 * per_pass * product.geometry.n_tiles * launch.capacity, per_pass + (launch.splits > per_pass)
@@ -177,7 +176,7 @@ def in_three_passes():
 @pytest.mark.parametrize(("order", "accumulate"), [("rows", False), ("rows", True), ("columns", True)])
 @pytest.mark.parametrize(("n", "d", "k", "nnz"), [(11, 3000, 64, 4), (7, 5001, 140, 3)])
 def test_partial_sums_of_passes(n, d, k, nnz, order, accumulate, monkeypatch):
-    """The passes of a product with a stand-in for the kernel; integers, so that sums are exact."""
+    """The passes of a product with a stand-in for the kernel."""
     from sjlt.backends.triton import hopper_codes as backend
 
     all_tensors_on(monkeypatch, HOPPER._replace(programmatic_launch=False))
@@ -222,7 +221,7 @@ def test_partial_sums_of_passes(n, d, k, nnz, order, accumulate, monkeypatch):
     assert len(call.passes) == 3
     call(S.spec, x, out)
     want = x @ entries * nnz**-0.5 + (before if accumulate else 0)
-    torch.testing.assert_close(out, want, rtol=2**-21, atol=2**-20 * d**0.5)
+    torch.testing.assert_close(out, want, rtol=2**-22, atol=2**-18)
 
 
 # ------------------------------------------------------------------------------------- on a GPU
@@ -306,7 +305,9 @@ def test_layouts(x_in, out_in, k, dtype, kernel_calls):
 @pytest.mark.parametrize("contiguous", [False, True])
 @pytest.mark.parametrize("begin", [0, 1, 5])
 @pytest.mark.parametrize("beyond", [0, 1, 2, 6, 8, 13])
-@pytest.mark.parametrize(("k", "nnz", "steps"), [(30, 4, 128), (100, 16, 2), (300, 4, 128), (520, 8, 2), (384, 1, 128)])
+@pytest.mark.parametrize(
+    ("k", "nnz", "steps"), [(30, 4, 128), (100, 16, 2), (101, 4, 128), (300, 4, 128), (520, 8, 2), (384, 1, 128)]
+)
 def test_lines_at_any_offset(k, nnz, steps, beyond, begin, contiguous, dtype, rtol, kernel_calls):
     """Lines that begin anywhere, between NaNs that no result may contain; integers, so that sums are exact."""
     n, d = 203, 781

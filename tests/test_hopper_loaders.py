@@ -48,8 +48,8 @@ def test_rows_are_not_staged_if_threads_store_them(d, loader, vector):
         ("float32", (769, 1), 0, 300, 4, STAGE),
         ("float32", (1, 100_003), 0, 300, 4, STAGE),
         ("float32", (769, 1), 8, 300, 4, COPY),
-        ("float32", (769, 1), 0, 300, 16, STAGE),  # chunks of 4 columns, 16 bytes
-        ("float32", (769, 1), 0, 300, 32, COPY),  # chunks of 2 columns
+        ("float32", (769, 1), 0, 300, 8, STAGE),  # chunks of 8 columns
+        ("float32", (769, 1), 0, 300, 16, COPY),  # chunks of 4 columns
         ("float32", (2 * 769, 2), 0, 300, 4, COPY),
     ],
 )

@@ -28,7 +28,7 @@ MAX_CONTIGUOUS_WIDTH = 2048  # the same for column-major data, which is then rea
 
 
 def eligible(plan: ExactPlan, n: int) -> bool:
-    """Whether to project n rows of native data here: for small sketches whose lists are neither mostly empty nor long.
+    """Whether to project n rows of native data here: for kept sketches whose lists are neither mostly empty nor long.
 
     Otherwise tiles are faster: on Zen 5, (7444, 109) to 764 with one nonzero per column would take 1.4 times as long
     here as in tiles, (300, 16000) to 512 1.1 to 1.7 times.

@@ -3,7 +3,8 @@
 A projection takes one of five paths:
 
 - For few components, terms are selected by permutations of features in registers (`permuted`).
-- For a small sketch, codes are sorted by component and kept between calls (`by_component`).
+- For a small sketch, or a medium-sized one that is used again, codes are sorted by component and kept between calls
+  (`by_component`).
 - If the elements of a feature are contiguous in memory, whole features are added at once (`contiguous`).
 - With many rows, the codes of a span of features go into a table that all threads share, and a task is a range of rows.
 - With few rows, a task is a run of features and generates its own codes.

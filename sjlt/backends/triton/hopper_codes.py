@@ -107,16 +107,17 @@ class Reduction(NamedTuple):
 def _reductions(
     parts: list[Part], scale: float, x: Tensor, out: Tensor, accumulate: bool
 ) -> tuple[list[Reduction | None], Sums]:
-    """(reductions of each pass, layout of partial sums). The sums of earlier passes follow the partial sums of one."""
+    """(reductions of each pass, layout of partial sums). Those of earlier passes lie after them."""
     splits, several = parts[-1].splits, len(parts) > 1
     sums = sums_of(splits + several, x, out)
     total = splits * sums.strides[0]
     found: list[Reduction | None] = []
-    for i, part in enumerate(parts[:-1]):
+    if several:
         # (The tensor is not used: only its dtype, strides and alignment matter.)
         target = x.new_empty(math.prod(sums.shape), dtype=sums.dtype).as_strided(out.shape, sums.strides[1:], total)
-        shape = part.splits, *out.shape
-        found.append(Reduction(reduction(1.0, shape, sums.strides, sums.dtype, target, i > 0), total))
+        for i, part in enumerate(parts[:-1]):
+            shape = part.splits, *out.shape
+            found.append(Reduction(reduction(1.0, shape, sums.strides, sums.dtype, target, i > 0), total))
     shape = splits + several, *out.shape
     found.append(Reduction(reduction(scale, shape, sums.strides, sums.dtype, out, accumulate), -1))
     return found, sums

@@ -72,8 +72,8 @@ def reduction(
 ) -> Launch:
     """A launch of (partial, out) that writes ``scale * partial.sum(0)`` to `out`, or adds it if `accumulate`.
 
-    `partial` has the given `shape` (splits, n, k), `strides` and `dtype`. It must have no gaps, begin at a multiple of
-    16 bytes and be contiguous along n or k.
+    `partial` has the given `shape` (splits, n, k), `strides` and `dtype`. It must begin at a multiple of 16 bytes
+    and be contiguous along n or k.
     """
     splits, rows, columns = shape
     stride_ps, stride_pr, stride_pc = strides

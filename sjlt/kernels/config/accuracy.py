@@ -26,8 +26,9 @@ has an error of 2^-16 |x| (two bf16 values), "medium" of 2^-9 |x| (one).
 
 **Reduction and scaling.** Partial sums are added in groups of eight, and the sums of the groups with compensation,
 whose error is one rounding and a smaller second-order term (for fewer than 4096 groups). If several lanes do this, the
-sums of the lanes are then added one by one. If codes are used in several passes, partial sums are reduced after each,
-and again with those of the other passes. Scaling adds 3: the scale is rounded twice, and the product once.
+sums of the lanes are then added one by one. With codes in several passes, the partial sums of each pass are reduced,
+the results are added one by one, and the last pass reduces their sum together with its own partial sums. Scaling adds
+3: the scale is rounded twice, and the product once.
 
 **Range.** Sums are scaled at the end. None overflows if the sum of |x_j| over the entries of a component is less than
 a quarter of the largest number of the sums' dtype, that is, 2^126 for fp32.

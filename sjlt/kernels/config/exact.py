@@ -163,7 +163,7 @@ def choose(product: Product) -> Launch:
         return staged_gather.launch(product)
     if one_tile.eligible(product):
         return one_tile.launch(product)
-    if scattered_sums.eligible_long_rows(product):
+    if not favors_few_vectors(product) and scattered_sums.eligible_long_rows(product):
         return scattered_sums.launch(product)
     return choose_on_the_fly(product)
 
@@ -171,8 +171,8 @@ def choose(product: Product) -> Launch:
 def _favors_codes(product: Product) -> bool:
     """Whether a product is computed from codes.
 
-    In several passes, (7000000, 100) -> 18 with nnz 3 in fp16 takes 5.7 memory floors, and 3.9 with `scattered_sums`;
-    but (4000000, 100) -> 40 with nnz 8 5.6, and 10.3 (H200).
+    In several passes, (7000000, 100) -> 18 with nnz 3 in fp16 takes 4.0 memory floors either way, but without passes'
+    sums added after each it took 5.7; (4000000, 100) -> 40 with nnz 8 took 5.6, and 10.3 with `scattered_sums` (H200).
     """
     if not hopper_codes.eligible(product) or favors_few_vectors(product):
         return False

@@ -32,8 +32,8 @@ INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "col
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
 FAST = 8  # MIN_BYTES is multiplied by this if the portable kernels are fast
 MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empty
-MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates, and for nnz > 4:
-MIN_BYTES_PER_MANY = 3  # other kernels take a time in proportion to nnz
+MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates
+MIN_BYTES_PER_MANY = 3  # the same for nnz > 4 and many columns: the time of other kernels is proportional to nnz
 MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, whose vectors are columns
 # Estimated times in microseconds, and bytes per microsecond; see `_time`. For 53 products on an H100, 1 to 290 MB of
 # data, the fewest splits with almost the least estimate take on average 1.004 times as long as the best ones, at most
@@ -46,7 +46,7 @@ MIN_LONG_COLUMNS, MAX_LONG_ROWS = 1 << 20, 512  # see `_gains` and `_favors_half
 ALIGNED = 8  # columns, at multiples of which passes begin, so that the data of all is aligned alike
 PASS_SPLITS = 4  # splits per pass are a multiple of this, so that the sums of earlier passes are aligned, too
 PASS_TIME = 8.0  # of the launches of a pass, in microseconds
-MORE_PASSES = 8  # than necessary that are considered
+MORE_PASSES = 8  # numbers of passes considered, from the fewest possible on
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ def _gains(product: Product) -> bool:
 
     The portable kernels are faster for S A of few columns in fp32 with nnz <= 2 or, in a power-of-two geometry, with
     nnz <= 4: (64, 2000000) -> 256 with nnz 4 takes 1.3 memory floors with `row_gather` and 2.4 from codes (H200),
-    (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100). Few bytes per byte of codes, 3: X
-    (50, 6000000) -> 40 with nnz 8 in fp16 takes 7.4 from codes, 10.4 with `scattered_sums` and 14.4 with `tensor_core`,
-    but (100, 7000000) -> 18 with nnz 3 3.8, 2.9 and 10.2 (H200).
+    (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100). With only
+    3 bytes of data per byte of codes, X (50, 6000000) -> 40 with nnz 8 in fp16 takes 7.4 from codes, 10.4 with
+    `scattered_sums` and 14.4 with `tensor_core`; with nnz 3, (100, 7000000) -> 18 takes 3.8, 2.9 and 10.2 (H200).
     """
     contiguous = vectors_contiguous(product)
     if is_small_and_narrow(product) or _favors_half_blocks(product):
@@ -194,9 +194,10 @@ class Split(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _split(product: Product) -> Split | None:
-    """How the sums are split, or None if codes and partial sums always exceed SCRATCH_BYTES.
+    """How the sums are split: in one pass if it fits, otherwise the number of passes with the least estimated time.
 
-    One pass is chosen if they do not, otherwise the number of passes with the least estimated time.
+    None if codes and partial sums exceed SCRATCH_BYTES for every number of passes considered, or if one pass does not
+    suffice and the offset is not a multiple of ALIGNED.
     """
     code_bytes = _code_bytes(product)
     in_one_pass = _split_passes(product, 1) if code_bytes <= SCRATCH_BYTES else None

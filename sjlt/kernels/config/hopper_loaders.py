@@ -26,8 +26,8 @@ class KernelChoice:
     vector : int
         Elements that a thread copies at a time if the loader is COPY, else 1.
     expanders : {0, 1, 2}
-        Groups of warps that write entries, in turn. For contiguous 16-bit vectors that the TMA loads, one group does
-        not keep up with the loads: products with one tile take 1.12 times as long (H200).
+        Groups of warps that take turns writing entries; 0 if `entries_first`. Two for contiguous 16-bit vectors that
+        the TMA loads: with one group, products with one tile take 1.12 times as long (H200).
     log_block, log_panel : int
         A block of codes has 2^log_block columns, a panel of data 2^log_panel.
     one_tile : bool
@@ -147,8 +147,9 @@ def _favors_entries_first(product: Product) -> bool:
 def _loader(product: Product, log_block: int, log_panel: int, tma_store: bool) -> tuple[int, int]:
     """(loader, elements per copy).
 
-    STAGE takes 0.4 to 0.75 times as long as LOAD, and 0.75 to 1.0 times as long as copies of 4 and 8 bytes, but 1.03 to
-    1.07 times if threads also store the results of rows (H200).
+    In 16 bits, STAGE takes 0.4 to 0.75 times as long as LOAD, and 0.75 to 1.0 times as long as copies of 4 and 8 bytes,
+    but 1.03 to 1.07 times if threads also store the results of rows. In fp32, it takes 0.7 to 0.96 times as long as
+    copies of 4 bytes, and 0.89 to 1.0 times as long as those of 8 (H200).
     """
     contiguous, item, far = vectors_contiguous(product), product.item_bytes, _is_far(product)
     if _tma_loads_boxes(product, log_panel) and (contiguous or far or _gains_by_tma(product, item << log_panel)):
@@ -175,10 +176,12 @@ def _stages(product: Product, log_block: int) -> bool:
     """Whether STAGE can load the data.
 
     It needs adjacent elements, blocks that do not begin before the data, and blocks that begin at multiples of a unit's
-    features; the last not if there is one tile, whose blocks are adjacent.
+    features; the last not if there is one tile, whose blocks are adjacent. In fp32, blocks need two units: otherwise
+    room for a unit more would leave shared memory for one slot.
     """
     near = product.x_strides[0 if vectors_contiguous(product) else 1]
-    in_units = product.geometry.n_tiles == 1 or product.item_bytes << log_block >= VECTOR_BYTES
+    units = 1 if product.item_bytes == 2 else 2
+    in_units = product.geometry.n_tiles == 1 or product.item_bytes << log_block >= units * VECTOR_BYTES
     return near == 1 and in_units and product.offset % (1 << product.geometry.log_chunk) == 0
 
 

@@ -13,9 +13,9 @@ from .product import SCRATCH_BYTES, Product, is_power_of_two, loaded_bytes, next
 # kernels take 25 (A (129037, 8) -> 896 with nnz 4) to 80 us (A (504794, 1) -> 1984 with nnz 8; H100, fp32).
 MIN_BYTES, MIN_TERMS = 4 << 20, 1 << 21
 MAX_VECTORS = 32
-# Limits for rows of more vectors: estimated cycles of a multiprocessor per column and block of 128 vectors, which other
-# kernels take the time of ("tensor cores": of 64 vectors); columns per component and in all, which the time for setting
-# up and adding sums is divided by.
+# Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
+# block of 128 vectors ("tensor cores": 64); and the fewest columns, per component and in all, that outweigh setting up
+# and adding sums.
 MAX_CYCLES = {"staged": 29, "codes": 60, "no codes": 90, "fp32": 40, "tensor cores": 40}
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 32, 1 << 12
 MIN_ROWS_IN_MEMORY = 16  # vectors from which on sums in shared memory are faster than `few_vectors` in any geometry
@@ -153,9 +153,9 @@ def eligible_long_rows(product: Product) -> bool:
     """Whether the kernel can run X Sᵀ of more long rows, and its estimate is below the time of `tensor_core`.
 
     X (100, 7000000) -> 18 with nnz 3 in fp16 takes 2.9 memory floors here and 10.2 with `tensor_core` (H200). The
-    caller has found that no other kernel is eligible.
+    caller has ruled out kernels other than `tensor_core`.
     """
-    in_range = MAX_VECTORS < product.n <= MAX_MANY_VECTORS and _are_long_rows(product)
+    in_range = MAX_VECTORS < product.n <= MAX_MANY_VECTORS and _are_long_rows(product) and product.dtype != "float64"
     limit = MAX_CYCLES["tensor cores"] * -(-product.n // (BLOCK_VECTORS // 2))
     return in_range and _gains(product) and _cycles(product) <= limit
 

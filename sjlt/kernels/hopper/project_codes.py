@@ -2,7 +2,7 @@
 
 As in `project_hopper`, some warps of a program (producers) fill slots in shared memory with data and entries, and two
 groups of 4 warps (consumers) multiply, each for half of the vectors; fp32 data is multiplied as pairs of fp16 numbers.
-One producer loads data, one or two others write entries (`produce_codes`).
+One producer loads data; none, one or two others write entries (`produce_codes`).
 Here entries come from codes, so k, nnz and the number of tiles are ordinary arguments; a step of STEP_COLUMNS columns
 combines blocks of several chunks; and data that the tensor memory accelerator (TMA) cannot load is loaded in other ways
 (`boxes`, `staged_lines`). CHOSEN.loader is
@@ -54,11 +54,11 @@ def swizzle_bytes(width, bits):
 
 @gluon.constexpr_function
 def registers(bits, CHOSEN):
-    """Registers per thread of the second consumer, the loader, and each expander."""
+    """Registers per thread of the second consumer, the loader, and each expander. The first consumer gets the rest."""
     if CHOSEN.entries_first:
         return [168, 104]
     if CHOSEN.expanders == 2:
-        return [128, 64, 96, 96]
+        return [112, 64, 96, 96]
     if bits == 16:
         return [168, 104, 72]
     return [200, 40, 72] if CHOSEN.loader == TMA else [184, 96, 48]
