@@ -90,12 +90,12 @@ class ExactPlan:
                 _reused.popleft()._forget()
 
     def _forget(self) -> None:
-        """Free what is kept, for several products at least: many sketches in turns would otherwise be listed each time."""
+        """Free what is kept, for several products at least: many sketches in turns would be listed each time."""
         self._reused, self._uses, self._kept = False, -REUSED_PLANS, {}
 
     @property
     def keeps(self) -> bool:
-        """Whether to keep `codes` and `lists` between calls: for small sketches, and medium-sized ones that are reused."""
+        """Whether to keep `codes` and `lists` between calls: of small sketches, and of medium-sized ones if reused."""
         return self.size <= KEPT_CODES or (self._reused and self.size <= REUSED_CODES)
 
     @property
