@@ -1,4 +1,4 @@
-"""What the CPU backend keeps of a sketch between calls: for which sketches, and that results do not depend on it."""
+"""Codes that the CPU backend keeps between calls: of which sketches, and that results do not depend on them."""
 
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor

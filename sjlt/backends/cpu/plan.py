@@ -56,6 +56,7 @@ class ExactPlan:
         group = 1 << (geometry.log_group + geometry.log_chunk)  # at most TABLE_CODES / s with one stack
         self.block = group * min(MAX_TERMS, max(1, TABLE_CODES // (group * self.s)))
         self.n_blocks = -(-(self.offset % self.block + self.d) // self.block)
+        self.size = max(self.d * self.s, self.k * self.n_blocks)  # the number of codes, or of lists if that is greater
         self._uses, self._reused = 0, False
         # Not cached properties: until Python 3.12 these hold a lock, which a forked child would never acquire.
         self._kept: dict[str, Any] = {}
@@ -97,11 +98,6 @@ class ExactPlan:
     def keeps(self) -> bool:
         """Whether to keep `codes` and `lists` between calls: of small sketches, and of medium-sized ones if reused."""
         return self.size <= KEPT_CODES or (self._reused and self.size <= REUSED_CODES)
-
-    @property
-    def size(self) -> int:
-        """The number of codes, or of lists if that is greater."""
-        return max(self.d * self.s, self.k * self.n_blocks)
 
     def keep(self, name: str, make: Callable[[], Value]) -> Value:
         """The value of `make`, kept under a name for later calls if the plan `keeps`."""

@@ -6,7 +6,7 @@ Import this module only if `device.GLUON` is true.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +41,7 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
     n_tiles, parts = _count_tiles(spec), list(_parts(chosen, spec, x.shape[1]))
     if splits == 1:
         memory, target = _memory(chosen, n_tiles, 0), Target(out.dtype, kind(out), (0, *out.stride()))
-        reductions: list[Reduction | None] = [None]
+        reductions: Sequence[Reduction | None] = [None]
     else:
         reductions, sums = _reductions(parts, scale, x, out, accumulate)
         memory = _memory(chosen, n_tiles, math.prod(sums.shape))
@@ -95,23 +95,23 @@ class Reduction(NamedTuple):
     ----------
     launch : Launch
         Of (partial sums, target).
-    total : int
-        Where the sums of this pass and of those before it are written, in elements of the partial sums; -1 for the
+    total : int or None
+        Where the sums of this pass and of those before it are written, in elements of the partial sums; None for the
         result of the product.
     """
 
     launch: Launch
-    total: int
+    total: int | None
 
 
 def _reductions(
     parts: list[Part], scale: float, x: Tensor, out: Tensor, accumulate: bool
-) -> tuple[list[Reduction | None], Sums]:
+) -> tuple[list[Reduction], Sums]:
     """(reductions of each pass, layout of partial sums). Those of earlier passes lie after them."""
     splits, several = parts[-1].splits, len(parts) > 1
     sums = sums_of(splits + several, x, out)
     total = splits * sums.strides[0]
-    found: list[Reduction | None] = []
+    found: list[Reduction] = []
     if several:
         # (The tensor is not used: only its dtype, strides and alignment matter.)
         target = x.new_empty(math.prod(sums.shape), dtype=sums.dtype).as_strided(out.shape, sums.strides[1:], total)
@@ -119,7 +119,7 @@ def _reductions(
             shape = part.splits, *out.shape
             found.append(Reduction(reduction(1.0, shape, sums.strides, sums.dtype, target, i > 0), total))
     shape = splits + several, *out.shape
-    found.append(Reduction(reduction(scale, shape, sums.strides, sums.dtype, out, accumulate), -1))
+    found.append(Reduction(reduction(scale, shape, sums.strides, sums.dtype, out, accumulate), None))
     return found, sums
 
 
@@ -214,7 +214,7 @@ class ProjectCodes:
                 project.search((part, sums, *self.memory.views(memory)), prefetched)
             if reduce is not None:
                 launch, total = reduce
-                launch((memory, out if total < 0 else memory[total:]))
+                launch((memory, out if total is None else memory[total:]))
 
 
 class Target(NamedTuple):

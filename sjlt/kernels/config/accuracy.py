@@ -92,8 +92,8 @@ def error_bound(product: Product, launch: Launch) -> ErrorBound:
     else:
         bound = _portable(product, launch)
     splits, passes = launch.splits, 1
-    if isinstance(launch, HopperCodes) and launch.splits > launch.splits_per_pass:
-        splits, passes = launch.splits_per_pass + 1, -(-launch.splits // launch.splits_per_pass)
+    if isinstance(launch, HopperCodes) and launch.passes > 1:
+        splits, passes = launch.splits_per_pass + 1, launch.passes
     lanes = reduce_lanes(splits, product.n * product.out_dim)
     in_group = min(-(-splits // lanes), SPLITS_PER_SUM)
     reduction = in_group - 1 + (2 if splits > in_group * lanes else 0) + lanes - 1

@@ -79,6 +79,11 @@ class HopperCodes:
     columns_per_split: int
     prefetch: bool
 
+    @property
+    def passes(self) -> int:
+        """The number of passes."""
+        return -(-self.splits // self.splits_per_pass)
+
 
 def launch(product: Product) -> HopperCodes:
     """The launch for an eligible product."""
@@ -178,13 +183,11 @@ def _others_are_fast(product: Product) -> bool:
 
 def count_passes(product: Product) -> int:
     """The number of passes over parts of the columns that codes of an eligible product are written and used in."""
-    found = _split(product)
-    assert found is not None
-    return -(-found.splits // found.splits_per_pass)
+    return launch(product).passes
 
 
 class Split(NamedTuple):
-    """How sums are split, as in `HopperCodes`, and the estimated time in microseconds."""
+    """The split of the sums, as in `HopperCodes`, and its estimated time in microseconds."""
 
     splits: int
     groups_per_split: int
@@ -194,7 +197,7 @@ class Split(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _split(product: Product) -> Split | None:
-    """How the sums are split: in one pass if it fits, otherwise the number of passes with the least estimated time.
+    """The split of the sums, in one pass if it fits, otherwise in the number of passes with the least estimated time.
 
     None if codes and partial sums exceed SCRATCH_BYTES for every number of passes considered, or if one pass does not
     suffice and the offset is not a multiple of ALIGNED.
@@ -211,7 +214,7 @@ def _split(product: Product) -> Split | None:
 
 
 def _split_passes(product: Product, passes: int) -> Split | None:
-    """How the sums are split for a number of passes, or None if codes and partial sums exceed SCRATCH_BYTES.
+    """The split of the sums for a number of passes, or None if codes and partial sums exceed SCRATCH_BYTES.
 
     The number of splits is at least what accuracy requires, and otherwise the smallest whose estimated time is almost
     the least. Each split but the last has whole steps of groups; with one tile, no step reaches into the next split.
