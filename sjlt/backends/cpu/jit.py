@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+import numpy.ma  # Numba imports it in the first call; a process forked meanwhile would wait for that import forever
 from numba import extending, types
 from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
