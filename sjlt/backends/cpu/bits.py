@@ -102,26 +102,22 @@ def bfloats_to_floats(builder: Any, bfloats: Any) -> Any:
     return _as_floats(builder, builder.shl(bits, _word(bits, 16)))
 
 
-def _split(builder: Any, floats: Any) -> tuple[Any, Any, Any]:
-    """(magnitude, sign in bit 15, whether NaN) of an fp32; the first two are integers."""
-    bits = _as_words(builder, floats)
-    magnitude = builder.and_(bits, _word(bits, 0x7FFFFFFF))
-    sign = builder.and_(builder.lshr(bits, _word(bits, 16)), _word(bits, 0x8000))
-    return magnitude, sign, builder.icmp_unsigned(">", magnitude, _word(bits, 0x7F800000))
-
-
-def _join(builder: Any, magnitude: Any, sign: Any, is_nan: Any, nan: int) -> Any:
-    magnitude = builder.select(is_nan, _word(magnitude, nan), magnitude)
-    return builder.trunc(builder.or_(magnitude, sign), _like(magnitude, ir.IntType(16)))
+def _with_nan(builder: Any, halves: Any, floats: Any, nan: int) -> Any:
+    """16-bit numbers, with `nan` and their sign in place of those whose fp32 is NaN."""
+    short = ir.IntType(16)
+    sign = builder.and_(halves, _constant(halves, short, 0x8000))
+    is_nan = builder.fcmp_unordered("uno", floats, floats)
+    return builder.select(is_nan, builder.or_(sign, _constant(halves, short, nan)), halves)
 
 
 def floats_to_halves(builder: Any, floats: Any) -> Any:
     """Round fp32 to the bits of the nearest fp16, ties to even."""
-    magnitude, sign, is_nan = _split(builder, floats)
+    short = _like(floats, ir.IntType(16))
     if _HAS_FP16:
-        halves = builder.fptrunc(_as_floats(builder, magnitude), _like(floats, ir.HalfType()))
-        bits = builder.bitcast(halves, _like(floats, ir.IntType(16)))
-        return _join(builder, builder.zext(bits, magnitude.type), sign, is_nan, 0x7E00)
+        halves = builder.bitcast(builder.fptrunc(floats, _like(floats, ir.HalfType())), short)
+        return _with_nan(builder, halves, floats, 0x7E00)
+    bits = _as_words(builder, floats)
+    magnitude = builder.and_(bits, _word(bits, 0x7FFFFFFF))
     odd = builder.and_(builder.lshr(magnitude, _word(magnitude, 13)), _word(magnitude, 1))
     normal = builder.add(magnitude, builder.add(odd, _word(magnitude, 0xFFF - (112 << 23) & 0xFFFFFFFF)))
     normal = builder.lshr(normal, _word(magnitude, 13))
@@ -131,15 +127,18 @@ def floats_to_halves(builder: Any, floats: Any) -> Any:
     small = builder.fadd(_as_floats(builder, magnitude), _constant(magnitude, ir.FloatType(), 0.5))
     small = builder.sub(_as_words(builder, small), _word(magnitude, 0x3F000000))
     is_small = builder.icmp_unsigned("<", magnitude, _word(magnitude, 0x38800000))
-    return _join(builder, builder.select(is_small, small, normal), sign, is_nan, 0x7E00)
+    sign = builder.and_(builder.lshr(bits, _word(bits, 16)), _word(bits, 0x8000))
+    halves = builder.trunc(builder.or_(builder.select(is_small, small, normal), sign), short)
+    return _with_nan(builder, halves, floats, 0x7E00)
 
 
 def floats_to_bfloats(builder: Any, floats: Any) -> Any:
     """Round fp32 to the bits of the nearest bf16, ties to even."""
-    magnitude, sign, is_nan = _split(builder, floats)
-    odd = builder.and_(builder.lshr(magnitude, _word(magnitude, 16)), _word(magnitude, 1))
-    rounded = builder.add(magnitude, builder.add(odd, _word(magnitude, 0x7FFF)))
-    return _join(builder, builder.lshr(rounded, _word(magnitude, 16)), sign, is_nan, 0x7FC0)
+    bits = _as_words(builder, floats)
+    odd = builder.and_(builder.lshr(bits, _word(bits, 16)), _word(bits, 1))
+    rounded = builder.add(bits, builder.add(odd, _word(bits, 0x7FFF)))  # may change the sign of NaN
+    bfloats = builder.trunc(builder.lshr(rounded, _word(bits, 16)), _like(floats, ir.IntType(16)))
+    return _with_nan(builder, bfloats, floats, 0x7FC0)
 
 
 def doubles_to_odd_floats(builder: Any, doubles: Any) -> Any:
@@ -239,6 +238,13 @@ WIDTH = 8  # calls of Philox computed together, in vectors of 64-bit words: one 
 
 def shuffle_mask(lanes: list[int]) -> Any:
     return ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+
+
+def splat(builder: Any, value: Any, width: int) -> Any:
+    """A vector of `width` copies of a scalar."""
+    undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, undefined, shuffle_mask([0] * width))
 
 
 class WordVector:

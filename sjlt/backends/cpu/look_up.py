@@ -18,11 +18,12 @@ from numba.core import cgutils
 
 from ... import threads
 from ...laws import exact as law
-from .bits import ENCODE, decoded, has_feature
+from .bits import decoded, has_feature
 from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, TILE, Array, compiled, kernel
 from .one_vector import ROWS, define_look_up
 from .plan import STEP_WORK, STORE_WORK, TABLE_CODES, ExactPlan, aligned, row_ranges
-from .simd import first_lanes, scaled, splat, store_masked
+from .scaling import scaled
+from .simd import first_lanes, store_masked
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -37,33 +38,23 @@ PART_WORDS = 1 << 12  # words of the columns that are computed at a time, of one
 def eligible(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
     """Whether to compute all of `out` here: enough rows, contiguous in memory, and few sums of few terms, in fp32.
 
-    Rounding other than `_scales_exactly` takes so long for 16-bit results that nothing is gained. Results in fp64 are
-    not supported.
+    Results in fp64 are not supported.
     """
     is_few = plan.k <= law.TILE_ROWS and plan.s <= MAX_TERMS and y.shape[0] >= MIN_ROWS
-    is_fast = out.itemsize == 4 or (out.itemsize == 2 and _scales_exactly(plan, out))
-    return is_few and is_fast and compute == np.float32 and out.strides[1] == out.itemsize and _HAS_LOOK_UPS
-
-
-def _scales_exactly(plan: ExactPlan, out: np.ndarray) -> bool:
-    """Whether the scale is a power of two, so that a product rounded to fp32 gives the same result as one in fp64.
-
-    Unless the scale is 1, a product below fp32's normal numbers would be rounded twice, which shows in bf16 only.
-    """
-    return plan.s == 1 or (plan.s in (4, 16) and out.dtype != np.int16)
+    is_contiguous = out.strides[1] == out.itemsize and out.itemsize <= 4
+    return is_few and is_contiguous and compute == np.float32 and _HAS_LOOK_UPS
 
 
 def _define_look_up_row(log_rows: int) -> Any:
     @intrinsic
-    def look_up_row(typing_context, words, components, out, i, begin, count, scale, scales_exactly):
+    def look_up_row(typing_context, words, components, out, i, begin, count, scale):
         """out[i, begin + j] = scale * the sum of the entries words[:, j] times components, for j < count.
 
         components : flat, 2^log_rows for each sub-block.
-        scales_exactly : see `_scales_exactly`.
         """
 
         def codegen(context, builder, signature, arguments):
-            words, components, out, i, begin, count, scale, scales_exactly = arguments
+            words, components, out, i, begin, count, scale = arguments
             words = context.make_array(signature.args[0])(context, builder, words)
             components = context.make_array(signature.args[1])(context, builder, components).data
             out_type, out = signature.args[2].dtype, context.make_array(signature.args[2])(context, builder, out)
@@ -72,19 +63,11 @@ def _define_look_up_row(log_rows: int) -> Any:
             row = builder.gep(builder.bitcast(row, out.data.type), [begin])
             with cgutils.for_range_slice(builder, i.type(0), count, i.type(COLUMNS), i.type) as (j, _):
                 totals = _sum_terms(builder, words, j, components, log_rows)
-                with builder.if_else(scales_exactly) as (exact, inexact):
-                    with exact:
-                        factors = splat(builder, builder.fptrunc(scale, ir.FloatType()), ROWS)
-                        results = [builder.fmul(factors, total) for total in totals]
-                        if out_type in ENCODE:
-                            results = [ENCODE[out_type](builder, result) for result in results]
-                        _store(builder, results, row, j, count)
-                    with inexact:
-                        _store(builder, [scaled(builder, total, scale, out_type) for total in totals], row, j, count)
+                _store(builder, scaled(builder, totals, scale, out_type), row, j, count)
             return context.get_dummy_value()
 
         integer = types.int64
-        return types.void(words, components, out, integer, integer, integer, types.float64, types.boolean), codegen
+        return types.void(words, components, out, integer, integer, integer, types.float64), codegen
 
     return look_up_row
 
@@ -141,9 +124,9 @@ def fill_words(codes, starts, words):
 
 @kernel(
     y=DATA_2D, words=Array(types.int32, 3), places=INT64S, rows=RANGE, log_rows=types.int64, components=TILE,
-    out=OUT_2D, scale=types.float64, scales_exactly=types.boolean,
+    out=OUT_2D, scale=types.float64,
 )  # fmt: skip
-def look_up_rows(y, words, places, rows, log_rows, components, out, scale, scales_exactly):
+def look_up_rows(y, words, places, rows, log_rows, components, out, scale):
     """Compute a range of rows of out.
 
     words : from `fill_words`.
@@ -159,13 +142,13 @@ def look_up_rows(y, words, places, rows, log_rows, components, out, scale, scale
             count = min(words.shape[2], out.shape[1] - begin)
             for i in range(n):
                 if log_rows == 4:
-                    _look_up_row_16(words[part], components[i], out, i0 + i, begin, count, scale, scales_exactly)
+                    _look_up_row_16(words[part], components[i], out, i0 + i, begin, count, scale)
                 elif log_rows == 5:
-                    _look_up_row_32(words[part], components[i], out, i0 + i, begin, count, scale, scales_exactly)
+                    _look_up_row_32(words[part], components[i], out, i0 + i, begin, count, scale)
                 elif log_rows == 6:
-                    _look_up_row_64(words[part], components[i], out, i0 + i, begin, count, scale, scales_exactly)
+                    _look_up_row_64(words[part], components[i], out, i0 + i, begin, count, scale)
                 else:
-                    _look_up_row_128(words[part], components[i], out, i0 + i, begin, count, scale, scales_exactly)
+                    _look_up_row_128(words[part], components[i], out, i0 + i, begin, count, scale)
 
 
 def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers: int) -> None:
@@ -175,9 +158,9 @@ def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers:
 
     def task(begin: int, end: int, words: np.ndarray, columns: np.ndarray) -> None:
         components = aligned((ROWS_AT_ONCE, plan.s << log_rows), np.dtype(np.float32))
-        look_up(y, words, places, (begin, end), log_rows, components, columns, plan.scale, scales_exactly)
+        look_up(y, words, places, (begin, end), log_rows, components, columns, plan.scale)
 
-    work, scales_exactly = plan.s + STORE_WORK, _scales_exactly(plan, out)
+    work = plan.s + STORE_WORK
     span = min(TABLE_CODES // plan.s, STEP_WORK // (ROWS_AT_ONCE * work))
     for j in range(0, plan.d, span):
         columns = out[:, j : j + span]

@@ -11,7 +11,8 @@ from numba.core import cgutils
 
 from .bits import DECODE
 from .jit import leaf
-from .simd import SQUARE_BYTES, first_lanes, load_part, multiply_add, prefetch, scaled, sign_vector, store_masked
+from .scaling import scaled
+from .simd import SQUARE_BYTES, first_lanes, load_part, multiply_add, prefetch, sign_vector, store_masked
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -124,7 +125,7 @@ def store_scaled(builder: Any, values: Any, scale: Any, target: Any, dtype: Any,
 
     target : pointer to the first element.
     """
-    result, align = scaled(builder, values, scale, dtype), dtype.bitwidth // 8
+    (result,), align = scaled(builder, [values], scale, dtype), dtype.bitwidth // 8
     pointer = builder.bitcast(target, result.type.as_pointer())
     if remaining is None:
         builder.store(result, pointer, align=align)

@@ -14,20 +14,14 @@ from llvmlite.binding import get_host_cpu_features
 from numba import extending, types
 from numba.core import cgutils
 
-from .bits import DECODE, ENCODE, doubles_to_odd_floats, shuffle_mask
+from .bits import DECODE, shuffle_mask, splat
+from .scaling import scaled
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
 REGISTER_ROWS = 8 if get_host_cpu_features().get("avx512f", False) else 2  # rows of 32 fp32 that fit in the registers
 LINE_BYTES = 64  # size of a cache line
 SQUARE_BYTES = 64  # side of the squares in which tiles are loaded and stored: 16 fp32, 8 fp64
-
-
-def splat(builder: Any, value: Any, width: int) -> Any:
-    """A vector of `width` copies of a scalar."""
-    undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
-    first = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, undefined, shuffle_mask([0] * width))
 
 
 def sign_vector(builder: Any, code: Any, element: Any, width: int) -> Any:
@@ -89,17 +83,6 @@ def define_apply_codes(vectors: int, adjoint: bool) -> Any:
         return types.void(codes, integer, integer, features, integer, components, integer), codegen
 
     return apply_codes
-
-
-def scaled(builder: Any, vector: Any, scale: Any, dtype: Any) -> Any:
-    """A vector of sums times the fp64 `scale`, computed in fp64 and rounded once to the array dtype `dtype`."""
-    scales = splat(builder, scale, vector.type.count)
-    if isinstance(vector.type.element, ir.FloatType):
-        vector = builder.fpext(vector, scales.type)
-    vector = builder.fmul(scales, vector)
-    if dtype is types.float32:
-        return builder.fptrunc(vector, ir.VectorType(ir.FloatType(), vector.type.count))
-    return ENCODE[dtype](builder, doubles_to_odd_floats(builder, vector)) if dtype in ENCODE else vector
 
 
 def first_lanes(builder: Any, count: Any, width: int) -> Any:
@@ -363,7 +346,7 @@ def _define_store_square(transposed: bool, few: bool = False) -> Any:
             tile_type, _, _, out_type, _, _, _, _, _ = signature.args
             pointers = _square(context, builder, tile_type, tile, row, first, 0, (side, side))
             vectors = [builder.load(pointer, align=tile_type.dtype.bitwidth // 8) for pointer in pointers]
-            vectors = [scaled(builder, vector, scale, out_type.dtype) for vector in vectors]
+            vectors = scaled(builder, vectors, scale, out_type.dtype)
             if transposed:
                 vectors = _transpose(builder, vectors)
             targets = _square(context, builder, out_type, out, i, j, 0 if transposed else 1, (side, side))

@@ -1,0 +1,76 @@
+"""16-bit results on the CPU are rounded once from fp64, although most of them are computed in fp32."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sjlt import Sketch
+from sjlt.backends.cpu import look_up, permuted
+from sjlt.backends.cpu.bits import BFLOAT16
+from sjlt.backends.cpu.dense import adjoint_exact, project_exact
+from sjlt.backends.cpu.plan import exact_plan
+
+FORMATS = {"float16": (11, -14), "bfloat16": (8, -126)}  # bits of a significand; exponent of the smallest normal number
+SKETCHES = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (8, 4), (63, 1)]  # nnz, stacks
+
+
+def from_bfloats(bits):
+    return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(products, dtype):
+    """fp64 rounded to the nearest 16-bit number, ties to even, as fp32."""
+    bits, smallest = FORMATS[dtype]
+    quantum = np.exp2(np.maximum(np.frexp(products)[1] - 1, smallest) - (bits - 1.0))
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = np.rint(products / quantum) * quantum
+        largest = (2 - 2.0 ** (1 - bits)) * 2.0 ** (15 if dtype == "float16" else 127)
+        numbers = np.where(np.abs(numbers) > largest, np.copysign(np.inf, numbers), numbers)
+        return np.where(np.isfinite(products), numbers, products).astype(np.float32)
+
+
+def hard_sums(scale, dtype):
+    """fp32 whose products by the scale are next to, or equal to, halfway numbers of the format; and special values."""
+    steps = np.random.default_rng(0).choice(1 << 16, 3000, replace=False).astype(np.uint16)
+    halfway = steps.view(np.float16) if dtype == "float16" else from_bfloats(steps)
+    halfway = halfway[np.isfinite(halfway)].astype(float)
+    bits, smallest = FORMATS[dtype]
+    halfway = halfway + np.exp2(np.maximum(np.frexp(halfway)[1] - 1, smallest) - float(bits))
+    with np.errstate(over="ignore"):
+        sums = (halfway / scale).astype(np.float32)
+        both = [np.nextafter(sums, np.float32(limit)) for limit in (-np.inf, np.inf)]
+    special = np.float32([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, 3e38, 65519.9, 65520, 1, -1])
+    return np.concatenate([sums, *both, special])
+
+
+PATHS = ["look up", "tiles, adjoint", "permuted", "tiles", "contiguous"]
+
+
+@pytest.mark.parametrize("sizes", SKETCHES, ids=str)
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("path", PATHS)
+def test_rounded_once(path, dtype, sizes, monkeypatch):
+    nnz, stacks = sizes
+    S = Sketch(96, 64, nnz=nnz, stacks=stacks, seed=5)
+    is_adjoint = path in ("look up", "tiles, adjoint")
+    if path.startswith("tiles"):
+        monkeypatch.setattr(look_up, "eligible", lambda *_: False)
+        monkeypatch.setattr(permuted, "eligible", lambda *_: False)
+    sums = hard_sums(exact_plan(S.spec).scale, dtype)
+    signs = np.sign(S.toarray()).astype(np.float32)  # (components, features)
+    signs = signs if is_adjoint else signs.T
+    data = np.zeros((sums.size, signs.shape[0]), np.float32)
+    chosen = np.arange(sums.size) % signs.shape[0]
+    data[np.arange(sums.size), chosen] = sums
+    data = np.asarray(data, order="F" if path == "contiguous" else "C")
+    out = np.zeros((sums.size, signs.shape[1]), np.float16 if dtype == "float16" else BFLOAT16)
+    out = np.asarray(out, order="F" if path == "contiguous" else "C")
+    with np.errstate(all="ignore"):
+        (adjoint_exact if is_adjoint else project_exact)(S.spec, data, out, False)
+        expected = rounded((sums[:, None] * signs[chosen]).astype(float) * (1 / math.sqrt(nnz)), dtype)
+    has_term = signs[chosen] != 0
+    actual = out.astype(np.float32) if dtype == "float16" else from_bfloats(out)
+    np.testing.assert_array_equal(actual[has_term], expected[has_term])
+    is_number = has_term & ~np.isnan(expected) & (sums != 0)[:, None]  # the sum of zeros of both signs is +0
+    np.testing.assert_array_equal(np.signbit(actual)[is_number], np.signbit(expected)[is_number])
