@@ -30,7 +30,7 @@ def random_bits(shape, dtype, seed):
 
 
 @pairwise(
-    n=[32, 47, 200],
+    n=[1, 5, 32, 47, 200],
     d=[1, 31, 64, 1000, 5001],
     sizes=SIZES,
     dtype=["float32", "float16", "bfloat16"],
@@ -88,7 +88,17 @@ def test_columns_beyond_one_table(monkeypatch):
 def test_it_is_used_for_few_components_and_terms():
     y, out = np.zeros((32, 64), np.float32), np.zeros((32, 500), np.float32)
     plan = exact_plan(Sketch(500, 64, nnz=4).spec)
-    assert look_up.eligible(plan, y, out, np.dtype(np.float32))
+    for rows in (1, 32):
+        assert look_up.eligible(plan, y[:rows], out[:rows], np.dtype(np.float32))
     assert not look_up.eligible(plan, y, out.T.copy().T, np.dtype(np.float32))
-    assert not look_up.eligible(plan, y[:8], out[:8], np.dtype(np.float32))
     assert not look_up.eligible(exact_plan(Sketch(500, 200, nnz=4).spec), y, out, np.dtype(np.float32))
+
+
+@pytest.mark.skipif(not look_up._HAS_LOOK_UPS, reason="needs AVX-512")
+def test_few_rows_use_words_that_are_kept():
+    y, out = np.zeros((32, 64), np.float32), np.zeros((32, 20_000), np.float32)
+    plan = exact_plan(Sketch(20_000, 64, nnz=4, seed=76543).spec)
+    assert [look_up.eligible(plan, y[:n], out[:n], np.dtype(np.float32)) for n in (1, 31, 32)] == [False, False, True]
+    plan.use()
+    plan.use()
+    assert look_up.eligible(plan, y[:1], out[:1], np.dtype(np.float32))

@@ -102,6 +102,30 @@ def test_it_is_used_for_few_components(sizes):
 
 
 @needs_avx512
+def test_larger_sketches_need_many_rows_or_a_second_call():
+    n = permuted.MIN_ROWS
+    x, out = np.zeros((n, 20_000), np.float32), np.zeros((n, 64), np.float32)
+    plan = exact_plan(Sketch(20_000, 64, nnz=4, seed=76544).spec)
+    assert [permuted.eligible(plan, x[:m], out[:m], FLOAT32) for m in (1, n - 1, n)] == [False, False, True]
+    plan.use()
+    plan.use()
+    assert permuted.eligible(plan, x[:1], out[:1], FLOAT32)
+
+
+@needs_avx512
+@pytest.mark.parametrize("n", [1, permuted.MIN_ROWS])
+def test_words_of_larger_sketches(n, monkeypatch):
+    """Listed by several tasks, in one call and then between calls."""
+    S = Sketch(50_000, 48, nnz=3, seed=n)[:, 16 * 7 :]
+    x = np.random.default_rng(0).normal(size=(n, S.n_features)).astype(np.float32)
+    x @ S.T
+    kept = x @ S.T
+    assert "words" in exact_plan(S.spec)._kept
+    monkeypatch.setattr(permuted, "eligible", lambda *_: False)
+    np.testing.assert_array_equal(kept, x @ S.T)
+
+
+@needs_avx512
 @pytest.mark.parametrize("sizes", [(17, 2), (100, 4), (128, 1), (256, 4)], ids=str)
 def test_tiles_are_used_where_most_words_are_empty_or_chunks_are_long(sizes):
     k, nnz = sizes

@@ -20,7 +20,8 @@ def medium(monkeypatch):
     """Sketches of 100 to 4000 entries are of medium size, of which two are kept."""
     monkeypatch.setattr(plan, "KEPT_CODES", 100)
     monkeypatch.setattr(plan, "REUSED_CODES", 4000)
-    monkeypatch.setattr(plan, "REUSED_PLANS", 2)
+    monkeypatch.setattr(plan, "REUSED_BYTES", 40_000)  # of which one sketch of the tests below takes 16,000
+    monkeypatch.setattr(plan, "FORGETFUL_CALLS", 2)
     monkeypatch.setattr(plan, "_reused", deque())
 
 
@@ -32,10 +33,11 @@ def test_kept_codes_do_not_change_bits(dtype, n, stacks, monkeypatch):
     for kept, reused in ((0, 0), (0, 4000), (4000, 4000)):
         monkeypatch.setattr(plan, "KEPT_CODES", kept)
         monkeypatch.setattr(plan, "REUSED_CODES", reused)
+        monkeypatch.setattr(plan, "REUSED_WORDS", reused)
         plan.exact_plan.cache_clear()
         S = Sketch(1000, 96, nnz=4, stacks=stacks, seed=seed)[:, 3:]
         results += [(x @ S.T, x[:, :96] @ S) for _ in range(3)]
-        assert plan.exact_plan(S.spec).keeps == (reused > 0)
+        assert plan.exact_plan(S.spec).keeps_codes == (reused > 0)
     for result in results[1:]:
         same(results[0][0], result[0])
         same(results[0][1], result[1])
@@ -46,15 +48,15 @@ def test_codes_of_few_reused_sketches_are_kept(medium):
     sketches = [Sketch(500, 40, nnz=4, seed=next(seeds)) for _ in range(3)]
     plans = [plan.exact_plan(S.spec) for S in sketches]
     once = [x @ S.T for S in sketches]
-    assert not any(p.keeps or p._kept for p in plans)
+    assert not any(p.keeps_codes or p._kept for p in plans)
     for S, before in zip(sketches, once, strict=True):
         same(x @ S.T, before)
-    assert [p.keeps for p in plans] == [bool(p._kept) for p in plans] == [False, True, True]
+    assert [p.keeps_codes for p in plans] == [bool(p._kept) for p in plans] == [False, True, True]
     same(x @ sketches[0].T, once[0])
-    assert not plans[0].keeps  # not until it is used more often
+    assert not plans[0].keeps_codes  # not until it is used more often
     for _ in range(5):
         same(x @ sketches[0].T, once[0])
-    assert [p.keeps for p in plans] == [True, False, True]
+    assert [p.keeps_codes for p in plans] == [True, False, True]
 
 
 def test_threads_share_kept_codes(medium):
@@ -64,4 +66,4 @@ def test_threads_share_kept_codes(medium):
     with ThreadPoolExecutor(8) as pool:
         for i, result in enumerate(pool.map(lambda i: x @ sketches[i % 5].T, range(1000))):
             same(result, want[i % 5])
-    assert len(plan._reused) <= 2
+    assert sum(p.kept_bytes for p in set(plan._reused)) <= 40_000

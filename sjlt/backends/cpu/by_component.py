@@ -34,7 +34,7 @@ def eligible(plan: ExactPlan, n: int) -> bool:
     here as in tiles, (300, 16000) to 512 1.1 to 1.7 times.
     """
     fits = plan.d * MAX_WIDTH <= TILE_BYTES and plan.k <= plan.d * plan.s
-    return plan.keeps and (fits or plan.is_small(n))
+    return plan.keeps_codes and (fits or plan.is_small(n))
 
 
 def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype) -> None:

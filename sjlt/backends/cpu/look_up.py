@@ -21,7 +21,7 @@ from ...laws import exact as law
 from .bits import decoded, has_feature
 from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, TILE, Array, compiled, kernel
 from .one_vector import ROWS, define_look_up
-from .plan import STEP_WORK, STORE_WORK, TABLE_CODES, ExactPlan, aligned, row_ranges
+from .plan import STEP_WORK, STORE_WORK, TABLE_CODES, Borrowed, ExactPlan, aligned, row_ranges
 from .scaling import scaled
 from .simd import first_lanes, store_masked
 
@@ -32,6 +32,7 @@ SIGN = 31  # the bit of a word that is set where an entry is negative; the lower
 MAX_TERMS, MIN_ROWS = 8, 32  # of a sum; of the result: tiles are faster for more terms, and for fewer rows
 ROWS_AT_ONCE = 16
 COLUMNS = 2 * ROWS  # columns that are computed together: look-ups in the same registers
+FILLED_PARTS = 8  # parts whose words are listed in one task
 PART_WORDS = 1 << 12  # words of the columns that are computed at a time, of one row after another: half the L1 cache
 
 
@@ -40,7 +41,8 @@ def eligible(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype)
 
     Results in fp64 are not supported.
     """
-    is_few = plan.k <= law.TILE_ROWS and plan.s <= MAX_TERMS and y.shape[0] >= MIN_ROWS
+    is_few = plan.k <= law.TILE_ROWS and plan.s <= MAX_TERMS
+    is_few = is_few and (y.shape[0] >= MIN_ROWS or plan.keeps_words)
     is_contiguous = out.strides[1] == out.itemsize and out.itemsize <= 4
     return is_few and is_contiguous and compute == np.float32 and _HAS_LOOK_UPS
 
@@ -112,7 +114,7 @@ _look_up_row_16, _look_up_row_32, _look_up_row_64, _look_up_row_128 = map(_defin
 def fill_words(codes, starts, words):
     """words[c, t, j] = the row of code t of column j of part c, counted from `starts[t]`, with its sign in bit SIGN.
 
-    codes : of all columns, (columns, sub-blocks).  starts : the first components of the sub-blocks.
+    codes : of the columns of these parts, (columns, sub-blocks).  starts : the first components of the sub-blocks.
     """
     for part in range(words.shape[0]):
         begin = part * words.shape[2]
@@ -153,37 +155,53 @@ def look_up_rows(y, words, places, rows, log_rows, components, out, scale):
 
 def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers: int) -> None:
     """Compute out (n, d) = y (n, k) S for a product that is `eligible`."""
-    starts, places, log_rows = _layout(*(int(plan.geometry[i]) for i in (0, 1, 7)))
+    _, places, log_rows = _layout(plan)
     look_up = compiled(look_up_rows, data=y.dtype, compute=np.float32, out=out.dtype)
 
     def task(begin: int, end: int, words: np.ndarray, columns: np.ndarray) -> None:
-        components = aligned((ROWS_AT_ONCE, plan.s << log_rows), np.dtype(np.float32))
-        look_up(y, words, places, (begin, end), log_rows, components, columns, plan.scale)
+        with Borrowed(ROWS_AT_ONCE * (plan.s << log_rows), np.dtype(np.float32)) as memory:
+            components = memory.reshape(ROWS_AT_ONCE, -1)
+            look_up(y, words, places, (begin, end), log_rows, components, columns, plan.scale)
+
+    def look_up_all(words: np.ndarray, columns: np.ndarray) -> None:
+        ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, work * columns.shape[1])
+        if len(ranges) == 1:
+            task(*ranges[0], words, columns)
+        else:
+            threads.run(task, [(*r, words, columns) for r in ranges], workers)
 
     work = plan.s + STORE_WORK
     span = min(TABLE_CODES // plan.s, STEP_WORK // (ROWS_AT_ONCE * work))
+    if plan.d <= span:
+        look_up_all(*plan.keep("words of columns", lambda: (_words(plan, 0, plan.d),), plan.keeps_words), out)
+        return
     for j in range(0, plan.d, span):
         columns = out[:, j : j + span]
-        words = _words(plan, j, j + columns.shape[1], starts)
-        ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, work * columns.shape[1])
-        threads.run(task, [(*r, words, columns) for r in ranges], workers)
-        del words  # before the next ones are allocated
+        look_up_all(_words(plan, j, j + columns.shape[1]), columns)  # frees the words before the next are allocated
 
 
 @lru_cache(maxsize=64)
-def _layout(k: int, s: int, stacks: int) -> tuple[np.ndarray, np.ndarray, int]:
+def _layout(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray, int]:
     """(starts, places, log_rows) of stacks with one tile: as in `fill_words` and `look_up_rows`."""
+    k, s, stacks = (int(plan.geometry[i]) for i in (0, 1, 7))
     starts = np.array([t // s * k + law.part_start(t % s, k, s) for t in range(stacks * s + 1)])
     log_rows = max(4, int(np.diff(starts).max() - 1).bit_length())
     places = np.arange(stacks * k) + np.repeat((np.arange(stacks * s) << log_rows) - starts[:-1], np.diff(starts))
     return starts[:-1], places, log_rows
 
 
-def _words(plan: ExactPlan, j0: int, j1: int, starts: np.ndarray) -> np.ndarray:
+def _words(plan: ExactPlan, j0: int, j1: int) -> np.ndarray:
     """The words of columns j0 .. j1 - 1; see `fill_words`."""
-    codes = plan.codes[0][j0:j1] if plan.keeps else plan.table(j0, j1)
     groups = -(-(j1 - j0) // COLUMNS)
     per_part = min(groups, max(1, PART_WORDS // (plan.s * COLUMNS)))
     words = aligned((-(-groups // per_part), plan.s, per_part * COLUMNS), np.dtype(np.int32))
-    compiled(fill_words)(codes, starts, words)
+    fill, (starts, _, _) = compiled(fill_words), _layout(plan)
+
+    def task(part: int) -> None:
+        begin, end = (min(j0 + p * words.shape[2], j1) for p in (part, part + FILLED_PARTS))
+        codes = np.empty((end - begin, plan.s), np.int32)
+        plan.fill(codes, begin)
+        fill(codes, starts, words[part : part + FILLED_PARTS])
+
+    threads.run(task, ((part,) for part in range(0, words.shape[0], FILLED_PARTS)), threads.get_num_threads())
     return words

@@ -21,7 +21,7 @@ from ...laws import exact as law
 from .bits import DECODE, has_feature
 from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, Array, compiled, kernel
 from .one_vector import permute
-from .plan import STEP_WORK, STORE_WORK, ExactPlan, aligned, row_ranges, useful_threads
+from .plan import REUSED_WORDS, STEP_WORK, STORE_WORK, ExactPlan, aligned, row_ranges, useful_threads
 from .rows import for_vectors, store_scaled
 from .simd import load_part, prefetch
 
@@ -32,6 +32,8 @@ LANES, LOG_LANES = 16, 4  # fp32 in a register; features and components are proc
 SIGN, PRESENT = 31, 30  # bits of a word: set where the entry is negative, and where there is one
 ROWS_AT_ONCE = 8  # data vectors for which a word is loaded once
 MAX_LOG_STEP, MAX_VECTORS = 6, 4  # of what fits in the registers; chunks of 128 features would be slower for bf16
+FILLED_COLUMNS = 1 << 13  # columns whose words are listed in one task
+MIN_ROWS = 128  # for which words are listed although they are not kept
 WORD_WORK = 7  # a word takes as long for each data vector as this many additions in tiles
 WORDS = Array(types.int32, 5)
 
@@ -158,23 +160,27 @@ def _store_row(typing_context, sums, r, out, i, scale):
     return types.void(sums, integer, out, integer, types.float64), codegen
 
 
-@kernel(codes=CODES, log_chunk=types.int64, log_step=types.int64, words=WORDS)
-def fill_words(codes, log_chunk, log_step, words):
+@kernel(codes=CODES, first=types.int64, log_chunk=types.int64, log_step=types.int64, words=WORDS)
+def fill_words(codes, first, log_chunk, log_step, words):
     """words[..., step, term, ...] = the feature that is a term of each component, counted from the first of the step.
 
     A step has one term for each of its chunks. Components are in the order of words[:, step, term]. Bits SIGN and
     PRESENT tell whether the entry is negative, and whether there is one.
 
-    codes : of all columns.  words : zeros, of shape (groups, steps, terms, vectors, LANES).
+    codes : of the columns of some steps, of which `first` is the first.
+    words : zeros, of shape (groups, steps, terms, vectors, LANES).
     """
-    shift = LOG_LANES + (words.shape[3] > 1) + (words.shape[3] > 2)  # log2 of the components in a group
+    _, steps, terms, vectors, _ = words.shape
+    flat = words.reshape(words.size)
+    shift = LOG_LANES + (vectors > 1) + (vectors > 2)  # log2 of the components in a group
     for j in range(codes.shape[0]):
-        step, column = j >> log_step, j & ((1 << log_step) - 1)
+        step, column = first + (j >> log_step), j & ((1 << log_step) - 1)
+        term = step * terms + (column >> log_chunk)
         for t in range(codes.shape[1]):
             code = np.uint32(codes[j, t])
             row = np.int64(code >> 1)
-            vector, lane = (row & ((1 << shift) - 1)) >> LOG_LANES, row & (LANES - 1)
-            words[row >> shift, step, column >> log_chunk, vector, lane] = column | (1 << PRESENT) | (code << SIGN)
+            at = (((row >> shift) * steps * terms + term) << shift) + (row & ((1 << shift) - 1))
+            flat[np.uint64(at)] = column | (1 << PRESENT) | (code << SIGN)
 
 
 @kernel(
@@ -245,26 +251,37 @@ def _layout(plan: ExactPlan) -> _Layout | None:
 
 
 def _words(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray, int]:
-    """The words of all features (see `fill_words`); the bounds of blocks in steps; log_step."""
-    layout, (codes, bounds) = _layout(plan), plan.codes
+    """The words of all features; the bounds of blocks in steps; log_step."""
+    layout = _layout(plan)
     assert layout is not None
     log_step, groups, vectors = layout
     shape = groups, -(-plan.d >> log_step), 1 << (log_step - plan.log_chunk), vectors, LANES
-    words = aligned(shape, np.dtype(np.int32))
-    compiled(fill_words)(codes, plan.log_chunk, log_step, words)
-    return words, -(-bounds >> log_step), log_step
+    words, fill, span = aligned(shape, np.dtype(np.int32)), compiled(fill_words), FILLED_COLUMNS >> log_step
+
+    def task(first: int) -> None:
+        begin, end = first << log_step, min((first + span) << log_step, plan.d)
+        codes = np.empty((end - begin, plan.s), np.int32)
+        plan.fill(codes, begin)
+        fill(codes, first, plan.log_chunk, log_step, words)
+
+    threads.run(task, ((first,) for first in range(0, words.shape[1], span)), threads.get_num_threads())
+    return words, -(-plan.bounds(0, plan.n_blocks) >> log_step), log_step
 
 
 def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
-    """Whether to compute all of `out` here: rows contiguous in memory, sums in fp32, and few components."""
-    if plan.k > law.TILE_ROWS or compute != np.float32 or not plan.keeps or _layout(plan) is None:
+    """Whether to compute all of `out` here: rows contiguous in memory, sums in fp32, and few components.
+
+    Words must be kept between calls, or there must be enough rows to make up for listing them.
+    """
+    if plan.k > law.TILE_ROWS or compute != np.float32 or plan.size > REUSED_WORDS or _layout(plan) is None:
         return False
-    return x.strides[1] == x.itemsize and out.strides[1] == out.itemsize
+    is_contiguous = x.strides[1] == x.itemsize and out.strides[1] == out.itemsize
+    return is_contiguous and (plan.keeps_words or x.shape[0] >= MIN_ROWS)
 
 
 def project_by_permutation(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> None:
     """Compute out (n, k) = x (n, d) S' for a product that is `eligible`."""
-    n, (words, bounds, log_step) = x.shape[0], plan.keep("words", lambda: _words(plan))
+    n, (words, bounds, log_step) = x.shape[0], plan.keep("words", lambda: _words(plan), plan.keeps_words)
     project = compiled(project_permuted, data=x.dtype, out=out.dtype)
 
     def task(begin: int, end: int) -> None:

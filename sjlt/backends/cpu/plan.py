@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,9 +31,11 @@ STEP_WORK = 1 << 27  # additions per kernel call, about 0.1 s; interrupts are ch
 GENERATION_WORK, LOAD_WORK, REUSED_WORK = 24, 2, 3  # additions per entry, element loaded, or stored in memory in use
 STORE_WORK = 8  # storing an element in memory not yet in use takes as long as this many additions
 THREAD_WORK = 1 << 20  # additions, about 0.1 ms, that justify another thread, which takes 20 us to start
-KEPT_CODES = 1 << 15  # plans of sketches with at most this many codes keep them between calls,
-REUSED_CODES = 1 << 17  # and with at most this many from the second call on: listing them takes longer than one product
-REUSED_PLANS = 16  # largest number of plans with more than KEPT_CODES codes that keep them
+KEPT_CODES = 1 << 15  # plans of sketches with at most this many codes keep what they derive from them between calls;
+REUSED_CODES = 1 << 17  # from the second call on, with at most this many: deriving it takes longer than one product,
+REUSED_WORDS = 1 << 21  # and with at most this many the words of `permuted` and `look_up`, which are fastest to use
+REUSED_BYTES = 32 * MIB  # that plans with more than KEPT_CODES codes keep, all together
+FORGETFUL_CALLS = 16  # the number of calls after which a plan whose memory was freed keeps something again
 KEPT_BYTES, KEPT_TILES = 5 << 18, 8  # largest size and number of borrowed tiles kept for later calls
 _WIDTHS = sorted(TILE_VECTORS)
 Value = TypeVar("Value")
@@ -57,7 +59,7 @@ class ExactPlan:
         self.block = group * min(MAX_TERMS, max(1, TABLE_CODES // (group * self.s)))
         self.n_blocks = -(-(self.offset % self.block + self.d) // self.block)
         self.size = max(self.d * self.s, self.k * self.n_blocks)  # the number of codes, or of lists if that is greater
-        self._uses, self._reused = 0, False
+        self._uses = 0
         # Not cached properties: until Python 3.12 these hold a lock, which a forked child would never acquire.
         self._kept: dict[str, Any] = {}
 
@@ -73,45 +75,55 @@ class ExactPlan:
     def table(self, j0: int, j1: int) -> np.ndarray:
         """The codes of columns j0 .. j1 - 1, of shape (j1 - j0, nnz)."""
         codes = np.empty((j1 - j0, self.s), np.int32)
-        fill, step = compiled(fill_table), 16 * CODES_STEP
+        step = 16 * CODES_STEP
         threads.run(
-            lambda j: fill(self.column(j0 + j), codes[j : j + step], self.geometry),
+            lambda j: self.fill(codes[j : j + step], j0 + j),
             ((j,) for j in range(0, j1 - j0, step)),
             threads.get_num_threads(),
         )
         return codes
 
-    def use(self) -> None:
-        """Count a product, which decides whether `keeps`."""
-        self._uses += 1
-        if self._uses > 1 and not self._reused and KEPT_CODES < self.size <= REUSED_CODES:
-            self._reused = True
-            _reused.append(self)
-            if len(_reused) > REUSED_PLANS:
-                _reused.popleft()._forget()
+    def fill(self, codes: np.ndarray, j: int) -> None:
+        """Fill `codes` with those of columns j and up, in this thread."""
+        compiled(fill_table)(self.column(j), codes, self.geometry)
 
-    def _forget(self) -> None:
-        """Free what is kept, for several products at least: many sketches in turns would be listed each time."""
-        self._reused, self._uses, self._kept = False, -REUSED_PLANS, {}
+    def use(self) -> None:
+        """Count a product, which decides what is kept."""
+        self._uses += 1
 
     @property
-    def keeps(self) -> bool:
-        """Whether to keep `codes` and `lists` between calls: of small sketches, and of medium-sized ones if reused."""
-        return self.size <= KEPT_CODES or (self._reused and self.size <= REUSED_CODES)
+    def keeps_codes(self) -> bool:
+        """Whether to keep `codes` and `lists` between calls: of small sketches, and of larger ones if used again."""
+        return self.size <= KEPT_CODES or (self._uses > 1 and self.size <= REUSED_CODES)
 
-    def keep(self, name: str, make: Callable[[], Value]) -> Value:
-        """The value of `make`, kept under a name for later calls if the plan `keeps`."""
+    @property
+    def keeps_words(self) -> bool:
+        """The same for words, which take the place of codes in `permuted` and `look_up`."""
+        return self.size <= KEPT_CODES or (self._uses > 1 and self.size <= REUSED_WORDS)
+
+    def keep(self, name: str, make: Callable[[], Value], keeps: bool) -> Value:
+        """The value of `make`, a tuple; if `keeps`, it is kept under this name for later calls."""
         value = self._kept.get(name)
         if value is None:
             value = make()
-            if self.keeps:
+            if keeps:
                 self._kept[name] = value
+                if self.size > KEPT_CODES:
+                    _free_others(self)
         return value
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(v.nbytes for value in list(self._kept.values()) for v in value if isinstance(v, np.ndarray))
+
+    def forget(self) -> None:
+        """Free what is kept, for several products at least: many sketches in turns would be listed each time."""
+        self._uses, self._kept = 1 - FORGETFUL_CALLS, {}
 
     @property
     def codes(self) -> tuple[np.ndarray, np.ndarray]:
         """The codes of all columns and the bounds of all blocks."""
-        return self.keep("codes", lambda: (self.table(0, self.d), self.bounds(0, self.n_blocks)))
+        return self.keep("codes", lambda: (self.table(0, self.d), self.bounds(0, self.n_blocks)), self.keeps_codes)
 
     @property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
@@ -120,7 +132,7 @@ class ExactPlan:
         The entries of component r in block b are ``entries[starts[i]:starts[i + 1]]`` with i = r n_blocks + b, each
         2 column + (1 where negative), by ascending column.
         """
-        return self.keep("lists", self._list)
+        return self.keep("lists", self._list, self.keeps_codes)
 
     def _list(self) -> tuple[np.ndarray, np.ndarray]:
         table, bounds = self.codes
@@ -131,7 +143,7 @@ class ExactPlan:
 
     def is_small(self, n: int) -> bool:
         """Whether a product of n rows is so small that codes kept between calls save much of its time."""
-        return self.keeps and n * self.d * self.s < THREAD_WORK
+        return self.keeps_codes and n * self.d * self.s < THREAD_WORK
 
     def workers(self, n: int, loaded: int, stored: int, generates: bool = True) -> int:
         """The number of threads that speed up a product of n rows.
@@ -159,7 +171,18 @@ class ExactPlan:
         return 1, max(1, SCRATCH_BYTES // (self.k * itemsize))
 
 
-_reused: deque[ExactPlan] = deque()  # plans of medium size that keep codes
+_reused: deque[ExactPlan] = deque()  # plans with more than KEPT_CODES codes that keep them
+
+
+def _free_others(plan: ExactPlan) -> None:
+    """Free what other plans keep, the oldest first, until all plans together keep at most REUSED_BYTES."""
+    if plan not in _reused:
+        _reused.append(plan)
+    for oldest in list(_reused):
+        if oldest is not plan and sum(p.kept_bytes for p in list(_reused)) > REUSED_BYTES:
+            with suppress(ValueError):  # another thread was faster
+                _reused.remove(oldest)
+            oldest.forget()
 
 
 @lru_cache(maxsize=64)
