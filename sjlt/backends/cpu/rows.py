@@ -47,10 +47,10 @@ def _feature(builder: Any, x: Any, j: Any) -> Any:
 
 def _component(builder: Any, components: Any, code: Any, v: Any, vector: Any) -> Any:
     """A pointer to elements v and up of the component (row) that a code selects, cast to a pointer to `vector`."""
-    width = builder.extract_value(components.shape, 1)
-    row = builder.zext(builder.lshr(code, ir.Constant(code.type, 1)), width.type)
-    start = builder.gep(components.data, [builder.add(builder.mul(row, width), v)])
-    return builder.bitcast(start, vector.as_pointer())
+    stride = builder.extract_value(components.strides, 0)
+    row = builder.zext(builder.lshr(code, ir.Constant(code.type, 1)), stride.type)
+    start = builder.bitcast(builder.gep(components.data, [v]), ir.PointerType(ir.IntType(8)))
+    return builder.bitcast(builder.gep(start, [builder.mul(row, stride)]), vector.as_pointer())
 
 
 def _add_terms(
@@ -250,6 +250,19 @@ def sum_entries(entries, starts, at, step, count, features, n, sums):
     whole = n // (VECTORS * lanes) * (VECTORS * lanes)
     for v in range(0, whole, VECTORS * lanes):
         for r in range(count):
+            _sum_list(entries, starts, at, step, count, features, v, sums, r)
+    for v in range(whole, n, lanes):
+        for r in range(0, count, LISTS):
+            _sum_narrow_lists(entries, starts, at, step, count, features, v, sums, r)
+
+
+@leaf
+def sum_entries_of_rows(entries, starts, at, step, count, features, n, sums):
+    """`sum_entries` for features in long rows, which are read as a whole; n consists of whole SIMD vectors."""
+    lanes = SQUARE_BYTES // features.itemsize
+    whole = n // (VECTORS * lanes) * (VECTORS * lanes)
+    for r in range(count):
+        for v in range(0, whole, VECTORS * lanes):
             _sum_list(entries, starts, at, step, count, features, v, sums, r)
     for v in range(whole, n, lanes):
         for r in range(0, count, LISTS):
