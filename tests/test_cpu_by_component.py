@@ -1,4 +1,4 @@
-"""Projections on the CPU of columns where they are: bitwise the same as from tiles."""
+"""CPU projections that read columns in place: bitwise equal to those from tiles."""
 
 import numpy as np
 import pytest
@@ -74,3 +74,6 @@ def test_where_columns_are_read():
     assert not by_component.reads_columns(plan, x.astype(np.float16).T, single)
     assert not by_component.reads_columns(plan, x.astype(np.int64).T, double)
     assert not by_component.reads_columns(exact_plan(Sketch(1000, 100, nnz=4).spec), x.T, single)
+    strided = np.zeros((1000, 1024), np.float32)[:, :1000].T  # columns begin at multiples of 4096 bytes
+    assert not by_component.reads_columns(plan, strided, single)
+    assert by_component.reads_columns(exact_plan(Sketch(1000, 100, nnz=1).spec), strided, single)

@@ -10,7 +10,7 @@ from sjlt import Sketch
 from sjlt.backends.cpu import look_up
 from sjlt.backends.cpu.bits import BFLOAT16
 from sjlt.backends.cpu.dense import adjoint_exact
-from sjlt.backends.cpu.plan import exact_plan
+from sjlt.backends.cpu.plan import ExactPlan, exact_plan
 
 SENTINEL = 777
 SIZES = [(16, 1, 1), (16, 8, 1), (21, 2, 1), (33, 1, 1), (61, 1, 1), (100, 3, 1), (128, 1, 1), (128, 8, 1), (128, 8, 4)]
@@ -95,10 +95,12 @@ def test_it_is_used_for_few_components_and_terms():
 
 
 @pytest.mark.skipif(not look_up._HAS_LOOK_UPS, reason="needs AVX-512")
-def test_few_rows_use_words_that_are_kept():
+def test_few_rows_use_words_that_are_kept(monkeypatch):
     y, out = np.zeros((32, 64), np.float32), np.zeros((32, 20_000), np.float32)
-    plan = exact_plan(Sketch(20_000, 64, nnz=4, seed=76543).spec)
+    plan = ExactPlan(Sketch(20_000, 64, nnz=4).spec)
     assert [look_up.eligible(plan, y[:n], out[:n], np.dtype(np.float32)) for n in (1, 31, 32)] == [False, False, True]
     plan.use()
     plan.use()
     assert look_up.eligible(plan, y[:1], out[:1], np.dtype(np.float32))
+    monkeypatch.setattr(look_up, "TABLE_CODES", 4 * 10_000)  # two tables, which are not kept
+    assert not look_up.eligible(plan, y[:1], out[:1], np.dtype(np.float32))

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from sjlt import Sketch
-from sjlt.backends.cpu import look_up, permuted
+from sjlt.backends.cpu import by_component, dense, look_up, permuted
 from sjlt.backends.cpu.bits import BFLOAT16
-from sjlt.backends.cpu.dense import adjoint_exact, project_exact
-from sjlt.backends.cpu.plan import exact_plan
+from sjlt.backends.cpu.plan import ExactPlan, exact_plan
 
 FORMATS = {"float16": (11, -14), "bfloat16": (8, -126)}  # bits of a significand; exponent of the smallest normal number
 SKETCHES = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (8, 4), (63, 1)]  # nnz, stacks
@@ -44,33 +43,58 @@ def hard_sums(scale, dtype):
     return np.concatenate([sums, *both, special])
 
 
-PATHS = ["look up", "tiles, adjoint", "permuted", "tiles", "contiguous"]
+# The function of each path; where it is looked up; whether it computes adjoints; the paths before it, not to be taken.
+PATHS = {
+    "adjoint_by_look_up": (look_up, True, []),
+    "adjoint_contiguous": (dense, True, ["look_up", "small"]),
+    "_adjoint_many": (dense, True, ["look_up", "small"]),
+    "project_by_permutation": (permuted, False, []),
+    "project_by_component": (by_component, False, ["permuted"]),
+    "project_contiguous": (dense, False, ["permuted", "by_component"]),
+    "_project_many": (dense, False, ["permuted", "by_component"]),
+}
+FEW = ("adjoint_by_look_up", "project_by_permutation")  # paths for few terms
+
+
+@pytest.fixture(params=PATHS)
+def path(request, monkeypatch):
+    """A path that is forced, and a list of its calls."""
+    module, _, others = PATHS[request.param]
+    for other in others:
+        if other == "small":
+            monkeypatch.setattr(ExactPlan, "is_small", lambda *_: False)
+        else:
+            monkeypatch.setattr(getattr(dense, other), "eligible", lambda *_: False)
+    called, function = [], getattr(module, request.param)
+
+    def spy(*arguments):
+        called.append(request.param)
+        return function(*arguments)
+
+    monkeypatch.setattr(module, request.param, spy)
+    return request.param, called
 
 
 @pytest.mark.parametrize("sizes", SKETCHES, ids=str)
 @pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("path", PATHS)
-def test_rounded_once(path, dtype, sizes, monkeypatch):
-    nnz, stacks = sizes
+def test_rounded_once(path, dtype, sizes):
+    (name, called), (nnz, stacks) = path, sizes
+    is_adjoint, order = PATHS[name][1], "F" if name.endswith("contiguous") else "C"
     S = Sketch(96, 64, nnz=nnz, stacks=stacks, seed=5)
-    is_adjoint = path in ("look up", "tiles, adjoint")
-    if path.startswith("tiles"):
-        monkeypatch.setattr(look_up, "eligible", lambda *_: False)
-        monkeypatch.setattr(permuted, "eligible", lambda *_: False)
     sums = hard_sums(exact_plan(S.spec).scale, dtype)
     signs = np.sign(S.toarray()).astype(np.float32)  # (components, features)
     signs = signs if is_adjoint else signs.T
-    data = np.zeros((sums.size, signs.shape[0]), np.float32)
     chosen = np.arange(sums.size) % signs.shape[0]
+    data = np.zeros((sums.size, signs.shape[0]), np.float32)
     data[np.arange(sums.size), chosen] = sums
-    data = np.asarray(data, order="F" if path == "contiguous" else "C")
-    out = np.zeros((sums.size, signs.shape[1]), np.float16 if dtype == "float16" else BFLOAT16)
-    out = np.asarray(out, order="F" if path == "contiguous" else "C")
+    data = np.asarray(data, order=order)
+    out = np.zeros((sums.size, signs.shape[1]), np.float16 if dtype == "float16" else BFLOAT16, order=order)
     with np.errstate(all="ignore"):
-        (adjoint_exact if is_adjoint else project_exact)(S.spec, data, out, False)
+        (dense.adjoint_exact if is_adjoint else dense.project_exact)(S.spec, data, out, False)
         expected = rounded((sums[:, None] * signs[chosen]).astype(float) * (1 / math.sqrt(nnz)), dtype)
+    assert called or name in FEW
     has_term = signs[chosen] != 0
-    actual = out.astype(np.float32) if dtype == "float16" else from_bfloats(out)
+    actual = out.astype(np.float32) if dtype == "float16" else from_bfloats(np.ascontiguousarray(out))
     np.testing.assert_array_equal(actual[has_term], expected[has_term])
     is_number = has_term & ~np.isnan(expected) & (sums != 0)[:, None]  # the sum of zeros of both signs is +0
     np.testing.assert_array_equal(np.signbit(actual)[is_number], np.signbit(expected)[is_number])

@@ -103,7 +103,7 @@ def bfloats_to_floats(builder: Any, bfloats: Any) -> Any:
 
 
 def _with_nan(builder: Any, halves: Any, floats: Any, nan: int) -> Any:
-    """16-bit numbers, with `nan` and their sign in place of those whose fp32 is NaN."""
+    """16-bit numbers, in place of those whose fp32 is NaN `nan` with the sign of the 16-bit number."""
     short = ir.IntType(16)
     sign = builder.and_(halves, _constant(halves, short, 0x8000))
     is_nan = builder.fcmp_unordered("uno", floats, floats)

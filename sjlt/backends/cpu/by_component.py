@@ -3,7 +3,8 @@
 The entries of each component are listed once and kept for later calls (`ExactPlan.lists`). A sum then stays in a
 register, whereas the other paths (`dense`, `contiguous`) read and write it once per entry, in a tile of all components
 that may exceed the caches. Projecting (1826, 512) to 512, or one vector of 768 elements, takes half the time (Zen 5).
-Terms are added in the order of `dense_kernels`, so results are bitwise equal to those of the other paths.
+Features are copied to a tile first, unless `reads_columns`. Terms are added in the order of `dense_kernels`, so results
+are bitwise equal to those of the other paths.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TILE_COMPONENTS = 64  # components in a tile: 16 KiB of the L1 cache with 64 vec
 TILE_BYTES = 1 << 20  # for a tile of all features, which should stay in a core's L2 cache
 MAX_WIDTH = 4 * SQUARE_BYTES  # bytes in a row of a tile: what one loop over the entries sums
 MAX_CONTIGUOUS_WIDTH = 2048  # the same for column-major data, which is then read in long stretches
-MAX_DIRECT_TERMS = 3  # per feature, in `reads_columns`
+MAX_DIRECT_TERMS, CONFLICT_STRIDE = 3, 2048  # per feature; bytes between columns, in `reads_columns`
 
 
 def eligible(plan: ExactPlan, n: int) -> bool:
@@ -73,17 +74,18 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
 
 
 def reads_columns(plan: ExactPlan, x: np.ndarray, compute: np.dtype) -> bool:
-    """Whether to sum columns of x where they are, because copying them to a tile first would take longer.
+    """Whether to sum the columns of x in place.
 
-    It does for column-major data and few terms, which mostly takes 0.5 to 0.9 of the time. With more terms, columns are
-    read so often that a tile is faster.
+    For column-major data and few terms, that mostly takes 0.5 to 0.9 of the time of copying them to a tile first. With
+    more terms, each column is read too often, and columns at multiples of a power of two evict each other from caches.
     """
-    is_column_major = x.strides[0] == x.itemsize and x.dtype == compute
-    return is_column_major and plan.s <= MAX_DIRECT_TERMS and x.shape[0] >= SQUARE_BYTES // x.itemsize
+    if x.strides[0] != x.itemsize or x.dtype != compute or x.shape[0] < SQUARE_BYTES // x.itemsize:
+        return False
+    return plan.s == 1 or (plan.s <= MAX_DIRECT_TERMS and x.strides[1] % CONFLICT_STRIDE != 0)
 
 
 def _project_columns(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, workers: int) -> None:
-    """The same for an x that `reads_columns`; to accumulate, its rows must be whole SIMD vectors."""
+    """`project_by_component` for an x that `reads_columns`; to accumulate, its rows must be whole SIMD vectors."""
     starts, entries = plan.lists
     n, lanes = x.shape[0], SQUARE_BYTES // x.itemsize
     width = min(MAX_CONTIGUOUS_WIDTH // SQUARE_BYTES, -(-n // (workers * lanes))) * lanes

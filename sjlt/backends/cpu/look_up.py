@@ -37,14 +37,14 @@ PART_WORDS = 1 << 12  # words of the columns that are computed at a time, of one
 
 
 def eligible(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
-    """Whether to compute all of `out` here: enough rows, contiguous in memory, and few sums of few terms, in fp32.
+    """Whether to compute all of `out` here: rows contiguous in memory, and few sums of few terms, in fp32.
 
-    Results in fp64 are not supported.
+    Words must be kept between calls, or there must be enough rows. Results in fp64 are not supported.
     """
-    is_few = plan.k <= law.TILE_ROWS and plan.s <= MAX_TERMS
-    is_few = is_few and (y.shape[0] >= MIN_ROWS or plan.keeps_words)
-    is_contiguous = out.strides[1] == out.itemsize and out.itemsize <= 4
-    return is_few and is_contiguous and compute == np.float32 and _HAS_LOOK_UPS
+    if plan.k > law.TILE_ROWS or plan.s > MAX_TERMS or compute != np.float32 or not _HAS_LOOK_UPS:
+        return False
+    is_listed_once = plan.keeps_words and plan.d <= _span(plan)
+    return (is_listed_once or y.shape[0] >= MIN_ROWS) and out.strides[1] == out.itemsize and out.itemsize <= 4
 
 
 def _define_look_up_row(log_rows: int) -> Any:
@@ -155,7 +155,7 @@ def look_up_rows(y, words, places, rows, log_rows, components, out, scale):
 
 def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers: int) -> None:
     """Compute out (n, d) = y (n, k) S for a product that is `eligible`."""
-    _, places, log_rows = _layout(plan)
+    _, places, log_rows = _layout(plan.k, plan.s, plan.stacks)
     look_up = compiled(look_up_rows, data=y.dtype, compute=np.float32, out=out.dtype)
 
     def task(begin: int, end: int, words: np.ndarray, columns: np.ndarray) -> None:
@@ -164,14 +164,13 @@ def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers:
             look_up(y, words, places, (begin, end), log_rows, components, columns, plan.scale)
 
     def look_up_all(words: np.ndarray, columns: np.ndarray) -> None:
-        ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, work * columns.shape[1])
+        ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, (plan.s + STORE_WORK) * columns.shape[1])
         if len(ranges) == 1:
             task(*ranges[0], words, columns)
         else:
             threads.run(task, [(*r, words, columns) for r in ranges], workers)
 
-    work = plan.s + STORE_WORK
-    span = min(TABLE_CODES // plan.s, STEP_WORK // (ROWS_AT_ONCE * work))
+    span = _span(plan)
     if plan.d <= span:
         look_up_all(*plan.keep("words of columns", lambda: (_words(plan, 0, plan.d),), plan.keeps_words), out)
         return
@@ -180,10 +179,15 @@ def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers:
         look_up_all(_words(plan, j, j + columns.shape[1]), columns)  # frees the words before the next are allocated
 
 
+def _span(plan: ExactPlan) -> int:
+    """The number of columns whose words are listed at a time."""
+    return min(TABLE_CODES // plan.s, STEP_WORK // (ROWS_AT_ONCE * (plan.s + STORE_WORK)))
+
+
 @lru_cache(maxsize=64)
-def _layout(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray, int]:
+def _layout(n_components: int, nnz: int, stacks: int) -> tuple[np.ndarray, np.ndarray, int]:
     """(starts, places, log_rows) of stacks with one tile: as in `fill_words` and `look_up_rows`."""
-    k, s, stacks = (int(plan.geometry[i]) for i in (0, 1, 7))
+    k, s = n_components // stacks, nnz // stacks
     starts = np.array([t // s * k + law.part_start(t % s, k, s) for t in range(stacks * s + 1)])
     log_rows = max(4, int(np.diff(starts).max() - 1).bit_length())
     places = np.arange(stacks * k) + np.repeat((np.arange(stacks * s) << log_rows) - starts[:-1], np.diff(starts))
@@ -195,12 +199,12 @@ def _words(plan: ExactPlan, j0: int, j1: int) -> np.ndarray:
     groups = -(-(j1 - j0) // COLUMNS)
     per_part = min(groups, max(1, PART_WORDS // (plan.s * COLUMNS)))
     words = aligned((-(-groups // per_part), plan.s, per_part * COLUMNS), np.dtype(np.int32))
-    fill, (starts, _, _) = compiled(fill_words), _layout(plan)
+    fill_codes, fill, (starts, _, _) = plan.filler(), compiled(fill_words), _layout(plan.k, plan.s, plan.stacks)
 
     def task(part: int) -> None:
         begin, end = (min(j0 + p * words.shape[2], j1) for p in (part, part + FILLED_PARTS))
         codes = np.empty((end - begin, plan.s), np.int32)
-        plan.fill(codes, begin)
+        fill_codes(codes, begin)
         fill(codes, starts, words[part : part + FILLED_PARTS])
 
     threads.run(task, ((part,) for part in range(0, words.shape[0], FILLED_PARTS)), threads.get_num_threads())

@@ -21,7 +21,7 @@ from ...laws import exact as law
 from .bits import DECODE, has_feature
 from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, Array, compiled, kernel
 from .one_vector import permute
-from .plan import REUSED_WORDS, STEP_WORK, STORE_WORK, ExactPlan, aligned, row_ranges, useful_threads
+from .plan import STEP_WORK, STORE_WORK, ExactPlan, aligned, row_ranges, useful_threads
 from .rows import for_vectors, store_scaled
 from .simd import load_part, prefetch
 
@@ -240,28 +240,29 @@ class _Layout(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _layout(plan: ExactPlan) -> _Layout | None:
+def _layout(k: int, nnz: int, log_chunk: int) -> _Layout | None:
     """None if tiles are faster, as with more than nnz + 1 words per feature: many components then lack a term."""
-    vectors = -(-plan.k // LANES)
+    vectors = -(-k // LANES)
     per_group = min(MAX_VECTORS, 1 << (vectors - 1).bit_length())
-    layout = _Layout(max(LOG_LANES, plan.log_chunk), -(-vectors // per_group), per_group)
-    words = layout.groups * per_group * LANES >> plan.log_chunk  # per feature
-    fits = words <= plan.s + 1 and layout.log_step <= MAX_LOG_STEP and _HAS_PERMUTATIONS
-    return layout if fits and plan.offset % (1 << layout.log_step) == 0 else None
+    layout = _Layout(max(LOG_LANES, log_chunk), -(-vectors // per_group), per_group)
+    words = layout.groups * per_group * LANES >> log_chunk  # per feature
+    fits = words <= nnz + 1 and layout.log_step <= MAX_LOG_STEP and _HAS_PERMUTATIONS
+    return layout if fits else None
 
 
 def _words(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray, int]:
     """The words of all features; the bounds of blocks in steps; log_step."""
-    layout = _layout(plan)
+    layout = _layout(plan.k, plan.s, plan.log_chunk)
     assert layout is not None
     log_step, groups, vectors = layout
     shape = groups, -(-plan.d >> log_step), 1 << (log_step - plan.log_chunk), vectors, LANES
-    words, fill, span = aligned(shape, np.dtype(np.int32)), compiled(fill_words), FILLED_COLUMNS >> log_step
+    words, span = aligned(shape, np.dtype(np.int32)), FILLED_COLUMNS >> log_step
+    fill_codes, fill = plan.filler(), compiled(fill_words)
 
     def task(first: int) -> None:
         begin, end = first << log_step, min((first + span) << log_step, plan.d)
         codes = np.empty((end - begin, plan.s), np.int32)
-        plan.fill(codes, begin)
+        fill_codes(codes, begin)
         fill(codes, first, plan.log_chunk, log_step, words)
 
     threads.run(task, ((first,) for first in range(0, words.shape[1], span)), threads.get_num_threads())
@@ -273,10 +274,13 @@ def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype)
 
     Words must be kept between calls, or there must be enough rows to make up for listing them.
     """
-    if plan.k > law.TILE_ROWS or compute != np.float32 or plan.size > REUSED_WORDS or _layout(plan) is None:
+    is_listed = plan.keeps_words or (plan.can_keep_words and x.shape[0] >= MIN_ROWS)
+    if plan.k > law.TILE_ROWS or compute != np.float32 or not is_listed:
         return False
-    is_contiguous = x.strides[1] == x.itemsize and out.strides[1] == out.itemsize
-    return is_contiguous and (plan.keeps_words or x.shape[0] >= MIN_ROWS)
+    layout = _layout(plan.k, plan.s, plan.log_chunk)
+    if layout is None or plan.offset % (1 << layout.log_step):
+        return False
+    return x.strides[1] == x.itemsize and out.strides[1] == out.itemsize
 
 
 def project_by_permutation(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> None:

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,11 +31,11 @@ STEP_WORK = 1 << 27  # additions per kernel call, about 0.1 s; interrupts are ch
 GENERATION_WORK, LOAD_WORK, REUSED_WORK = 24, 2, 3  # additions per entry, element loaded, or stored in memory in use
 STORE_WORK = 8  # storing an element in memory not yet in use takes as long as this many additions
 THREAD_WORK = 1 << 20  # additions, about 0.1 ms, that justify another thread, which takes 20 us to start
-KEPT_CODES = 1 << 15  # plans of sketches with at most this many codes keep what they derive from them between calls;
-REUSED_CODES = 1 << 17  # from the second call on, with at most this many: deriving it takes longer than one product,
-REUSED_WORDS = 1 << 21  # and with at most this many the words of `permuted` and `look_up`, which are fastest to use
-REUSED_BYTES = 32 * MIB  # that plans with more than KEPT_CODES codes keep, all together
-FORGETFUL_CALLS = 16  # the number of calls after which a plan whose memory was freed keeps something again
+KEPT_CODES = 1 << 15  # most codes of a sketch whose plan keeps them, and what is derived from them, between calls
+REUSED_CODES = 1 << 17  # the same from the second product on, because listing codes takes longer than one product
+REUSED_WORDS = 1 << 21  # the same for the words of `permuted` and `look_up`, which are the fastest to use
+REUSED_BYTES = 32 * MIB  # kept by all plans with more than KEPT_CODES codes together
+FORGETFUL_CALLS = 16  # products for which a plan whose memory was freed keeps nothing
 KEPT_BYTES, KEPT_TILES = 5 << 18, 8  # largest size and number of borrowed tiles kept for later calls
 _WIDTHS = sorted(TILE_VECTORS)
 Value = TypeVar("Value")
@@ -52,7 +52,7 @@ class ExactPlan:
         geometry = law.geometry(spec.n_components // spec.stacks, spec.nnz // spec.stacks, spec.seed, spec.stacks)
         self.geometry = tuple(np.uint64(v) for v in geometry)
         self.k, self.s, self.d = spec.n_components, spec.nnz, spec.n_features
-        self.log_chunk = geometry.log_chunk
+        self.stacks, self.log_chunk = spec.stacks, geometry.log_chunk
         self.scale = 1 / math.sqrt(self.s)
         self.offset = spec.feature_offset
         group = 1 << (geometry.log_group + geometry.log_chunk)  # at most TABLE_CODES / s with one stack
@@ -75,17 +75,18 @@ class ExactPlan:
     def table(self, j0: int, j1: int) -> np.ndarray:
         """The codes of columns j0 .. j1 - 1, of shape (j1 - j0, nnz)."""
         codes = np.empty((j1 - j0, self.s), np.int32)
-        step = 16 * CODES_STEP
+        fill, step = self.filler(), 16 * CODES_STEP
         threads.run(
-            lambda j: self.fill(codes[j : j + step], j0 + j),
+            lambda j: fill(codes[j : j + step], j0 + j),
             ((j,) for j in range(0, j1 - j0, step)),
             threads.get_num_threads(),
         )
         return codes
 
-    def fill(self, codes: np.ndarray, j: int) -> None:
-        """Fill `codes` with those of columns j and up, in this thread."""
-        compiled(fill_table)(self.column(j), codes, self.geometry)
+    def filler(self) -> Callable[[np.ndarray, int], None]:
+        """A function of `codes` and j that fills codes with those of columns j and up, in the calling thread."""
+        fill = compiled(fill_table)  # here, lest every thread compile it
+        return lambda codes, j: fill(self.column(j), codes, self.geometry)
 
     def use(self) -> None:
         """Count a product, which decides what is kept."""
@@ -99,7 +100,12 @@ class ExactPlan:
     @property
     def keeps_words(self) -> bool:
         """The same for words, which take the place of codes in `permuted` and `look_up`."""
-        return self.size <= KEPT_CODES or (self._uses > 1 and self.size <= REUSED_WORDS)
+        return self.size <= KEPT_CODES or (self._uses > 1 and self.can_keep_words)
+
+    @property
+    def can_keep_words(self) -> bool:
+        """Whether words may be kept after one more product at the latest."""
+        return self.size <= REUSED_WORDS
 
     def keep(self, name: str, make: Callable[[], Value], keeps: bool) -> Value:
         """The value of `make`, a tuple; if `keeps`, it is kept under this name for later calls."""
@@ -117,7 +123,10 @@ class ExactPlan:
         return sum(v.nbytes for value in list(self._kept.values()) for v in value if isinstance(v, np.ndarray))
 
     def forget(self) -> None:
-        """Free what is kept, for several products at least: many sketches in turns would be listed each time."""
+        """Free everything kept, and keep nothing for the next products.
+
+        Otherwise sketches that are used in turns would replace each other at every call.
+        """
         self._uses, self._kept = 1 - FORGETFUL_CALLS, {}
 
     @property
@@ -171,17 +180,15 @@ class ExactPlan:
         return 1, max(1, SCRATCH_BYTES // (self.k * itemsize))
 
 
-_reused: deque[ExactPlan] = deque()  # plans with more than KEPT_CODES codes that keep them
+_reused: dict[ExactPlan, None] = {}  # plans with more than KEPT_CODES codes that keep anything, the oldest first
 
 
 def _free_others(plan: ExactPlan) -> None:
     """Free what other plans keep, the oldest first, until all plans together keep at most REUSED_BYTES."""
-    if plan not in _reused:
-        _reused.append(plan)
+    _reused.setdefault(plan)
     for oldest in list(_reused):
         if oldest is not plan and sum(p.kept_bytes for p in list(_reused)) > REUSED_BYTES:
-            with suppress(ValueError):  # another thread was faster
-                _reused.remove(oldest)
+            _reused.pop(oldest, None)  # another thread may be faster
             oldest.forget()
 
 

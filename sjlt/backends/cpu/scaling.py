@@ -12,8 +12,8 @@ from .bits import ENCODE, doubles_to_odd_floats, has_feature, splat
 
 _HAS_FMA = has_feature("fma")  # otherwise LLVM would call a function that Numba does not link
 GROUP = 2  # vectors that share a branch: with 16, registers spill
-# By the type of a result's bits: the highest bit of an fp32 that a result drops, and the bits of the smallest fp32 to
-# which this and the error bound of `_is_uncertain` apply.
+# For each type of 16 bits: the highest bit of an fp32 that rounding drops, and the bits of the smallest fp32 from which
+# on this position and the error bound of `_is_uncertain` hold.
 _DROPPED = {types.uint16: 1 << 12, types.int16: 1 << 15}
 _SMALLEST = {types.uint16: (127 - 14) << 23, types.int16: (127 - 100) << 23}
 
@@ -26,7 +26,7 @@ def scaled(builder: Any, vectors: list[Any], scale: Any, dtype: Any) -> list[Any
     """
     if dtype in ENCODE and _HAS_FMA and isinstance(vectors[0].type.element, ir.FloatType):
         groups = [vectors[i : i + GROUP] for i in range(0, len(vectors), GROUP)]
-        return [result for group in groups for result in _scaled_in_16_bits(builder, group, scale, dtype)]
+        return [result for group in groups for result in _scaled_to_16_bits(builder, group, scale, dtype)]
     return [_scaled_in_fp64(builder, vector, scale, dtype) for vector in vectors]
 
 
@@ -46,7 +46,7 @@ def _is_power_of_two(builder: Any, scale: Any) -> Any:
     return builder.icmp_unsigned("==", builder.and_(bits, bits.type((1 << 52) - 1)), bits.type(0))
 
 
-def _scaled_in_16_bits(builder: Any, vectors: list[Any], scale: Any, dtype: Any) -> list[Any]:
+def _scaled_to_16_bits(builder: Any, vectors: list[Any], scale: Any, dtype: Any) -> list[Any]:
     """Products in fp32, all computed again in fp64 if any `_is_uncertain`."""
     width = vectors[0].type.count
     high, low = (splat(builder, part, width) for part in _split(builder, scale))
@@ -71,7 +71,7 @@ def _scaled_in_16_bits(builder: Any, vectors: list[Any], scale: Any, dtype: Any)
 
 
 def _split(builder: Any, scale: Any) -> tuple[Any, Any]:
-    """(high, low): two fp32 whose sum is the fp64 `scale` but for its last bits.
+    """(high, low): two fp32 whose sum equals the fp64 `scale` to within 2^-47, relative to it.
 
     `high` is the largest fp32 below the scale, so that `low` is positive. Signs of zeros and infinities then survive
     the product in two parts.
