@@ -17,17 +17,19 @@ def longest_between_looks(call: Callable[[], object], seconds: float) -> tuple[f
     Times are this thread's CPU time, so a busy machine does not lengthen them. Compilation is not counted.
     """
     gaps: list[float] = []
-    last, end = time.thread_time(), time.monotonic() + 60
+    last, end, is_over = time.thread_time(), time.monotonic() + 60, False
 
     def look(*_: object) -> None:
-        nonlocal last, end
+        nonlocal last, end, is_over
+        if is_over:  # a signal that arrived before the timer was stopped
+            return
         now = time.thread_time()
         if _is_compiling():
             end = time.monotonic() + seconds
         else:
             gaps.append(now - last)
             if time.monotonic() > end:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                is_over = True
                 raise TimeOverError
         last = now
 
@@ -36,6 +38,7 @@ def longest_between_looks(call: Callable[[], object], seconds: float) -> tuple[f
         end = time.monotonic() + seconds
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
         call()
+        is_over = True
     except TimeOverError:
         pass
     finally:
