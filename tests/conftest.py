@@ -72,6 +72,16 @@ def pytest_runtest_teardown():
         torch.cuda.empty_cache()
 
 
+@pytest.fixture
+def restored_num_threads():
+    """The test may set the number of threads."""
+    import sjlt
+
+    before = sjlt.get_num_threads()
+    yield
+    sjlt.set_num_threads(before)
+
+
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kernels_on(request):
     """The device on which kernels run: CUDA or, without a GPU, the CPU in Triton's interpreter."""

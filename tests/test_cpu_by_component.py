@@ -9,14 +9,8 @@ from sjlt import Sketch
 from sjlt.backends.cpu import by_component
 from sjlt.backends.cpu.plan import exact_plan
 
+pytestmark = pytest.mark.usefixtures("restored_num_threads")
 SENTINEL = 777
-
-
-@pytest.fixture(autouse=True)
-def _restore_num_threads():
-    before = sjlt.get_num_threads()
-    yield
-    sjlt.set_num_threads(before)
 
 
 def column_major(n, d, dtype, padding, is_reversed):

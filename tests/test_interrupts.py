@@ -18,12 +18,9 @@ SECONDS = 1.0
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread(restored_num_threads):
     """Do all work on the main thread. (Steps are no longer with more threads.)"""
-    before = sjlt.get_num_threads()
     sjlt.set_num_threads(1)
-    yield
-    sjlt.set_num_threads(before)
 
 
 def dense(S, n, dtype="f4", columns=False):

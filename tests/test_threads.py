@@ -18,18 +18,13 @@ import sjlt
 from sjlt import Sketch
 from sjlt.backends.cpu import jit
 
+pytestmark = pytest.mark.usefixtures("restored_num_threads")
+
 # Sums in one block of features and in many; many components; more features than one table or task holds.
 WIDE = Sketch(70_000, 64, nnz=63)
 SKETCHES = [Sketch(3000, 100, nnz=3), Sketch(5000, 3, nnz=2), Sketch(200, 5000, nnz=7), WIDE]
 each_sketch = pytest.mark.parametrize("S", SKETCHES, ids=repr)
 N = 75  # rows: two full tiles and a partial one for any power of two from 8 to 64
-
-
-@pytest.fixture(autouse=True)
-def _restore_num_threads():
-    before = sjlt.get_num_threads()
-    yield
-    sjlt.set_num_threads(before)
 
 
 def normal(shape, dtype="float32", seed=0):

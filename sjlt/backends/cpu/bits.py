@@ -267,9 +267,7 @@ class WordVector:
         """A vector of copies of a 64-bit scalar."""
         if cls.bits < 64:
             scalar = builder.trunc(scalar, ir.IntType(cls.bits))
-        undefined = ir.Constant(ir.VectorType(scalar.type, cls.width), ir.Undefined)
-        first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
-        return cls(builder, builder.shuffle_vector(first, first, shuffle_mask([0] * cls.width)))
+        return cls(builder, splat(builder, scalar, cls.width))
 
     @classmethod
     def count_from(cls, builder: Any, scalar: Any) -> Any:

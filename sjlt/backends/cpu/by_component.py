@@ -17,7 +17,7 @@ from .bits import decoded, store_element
 from .dense_kernels import TILE_FEATURES, fold, two_sum
 from .jit import COMPUTE, DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, Array, compiled, kernel, leaf
 from .plan import STORE_WORK, Borrowed, ExactPlan, row_ranges, total_parts
-from .rows import LISTS, sum_entries, sum_entries_of_rows
+from .rows import LISTS, sum_entries
 from .simd import SQUARE_BYTES
 from .tiles import load_tile
 
@@ -66,11 +66,7 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
             scratch = memory[sums_size:].reshape(d, width), sums, np.empty((parts, TILE_COMPONENTS, sums_width))
             project(x, starts, entries, (begin, end), scratch, out, plan.scale, accumulate)
 
-    ranges = row_ranges(n, width, workers, d * plan.s + STORE_WORK * plan.k)
-    if len(ranges) == 1:
-        task(*ranges[0])
-    else:
-        threads.run(task, ranges, workers)
+    threads.run(task, row_ranges(n, width, workers, d * plan.s + STORE_WORK * plan.k), workers)
 
 
 def reads_columns(plan: ExactPlan, x: np.ndarray, compute: np.dtype) -> bool:
@@ -176,6 +172,19 @@ def sum_vectors(x, starts, entries, signed, out, scale, accumulate):
             store_element(scale * total, out, i, r, accumulate)
 
 
+@leaf
+def _sum_all(features, starts, entries, i, n, summed, sums, totals, out, scale, accumulate):
+    """Compute rows i to i + n - 1 of out. features : one per row, for these n vectors; `summed` elements are read."""
+    k, n_blocks = out.shape[1], (starts.size - 1) // out.shape[1]
+    for r0 in range(0, k, sums.shape[0]):
+        r1 = min(r0 + sums.shape[0], k)
+        for b in range(n_blocks):
+            sum_entries(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, summed, sums)
+            ends = b == 0, b == n_blocks - 1
+            tile, target = sums[: r1 - r0], out[:, r0:r1]
+            fold(tile, totals, 0, i, i + n, r1 - r0, ends[0], ends[1], target, scale, accumulate)
+
+
 @kernel(
     x=DATA_2D, starts=INT64S, entries=INT32S, rows=RANGE, scratch=(TILE, TILE, TOTALS), out=OUT_2D,
     scale=types.float64, accumulate=types.boolean,
@@ -188,9 +197,8 @@ def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
     """
     i0, i1 = rows
     features, sums, totals = scratch
-    d, k, vectors = x.shape[1], out.shape[1], features.shape[1]
+    d, vectors = x.shape[1], features.shape[1]
     lanes = SQUARE_BYTES // sums.itemsize
-    n_blocks = (starts.size - 1) // k
     for i in range(i0, i1, vectors):
         n = min(vectors, i1 - i)
         summed = min((n + lanes - 1) // lanes * lanes, vectors)
@@ -199,13 +207,7 @@ def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
             is_filled = load_tile(x, i, n, j, nj, features, j)
             if summed > n and not is_filled:  # subnormals left by an earlier call would slow additions
                 features[j : j + nj, n:summed] = 0
-        for r0 in range(0, k, sums.shape[0]):
-            r1 = min(r0 + sums.shape[0], k)
-            for b in range(n_blocks):
-                sum_entries(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, summed, sums)
-                ends = b == 0, b == n_blocks - 1
-                tile, target = sums[: r1 - r0], out[:, r0:r1]
-                fold(tile, totals, 0, i, i + n, r1 - r0, ends[0], ends[1], target, scale, accumulate)
+        _sum_all(features, starts, entries, i, n, summed, sums, totals, out, scale, accumulate)
 
 
 @kernel(
@@ -220,18 +222,10 @@ def sum_columns(x, starts, entries, rows, scratch, out, scale, accumulate):
     """
     sums, totals = scratch
     lanes = SQUARE_BYTES // sums.itemsize
-    k, n_blocks = out.shape[1], (starts.size - 1) // out.shape[1]
     i = rows[0]
     while i < rows[1]:
         n = min(sums.shape[1], (rows[1] - i) // lanes * lanes)
         if n == 0:
             i, n = x.shape[0] - lanes, lanes
-        features = x[i : i + n].T
-        for r0 in range(0, k, sums.shape[0]):
-            r1 = min(r0 + sums.shape[0], k)
-            for b in range(n_blocks):
-                sum_entries_of_rows(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, n, sums)
-                ends = b == 0, b == n_blocks - 1
-                tile, target = sums[: r1 - r0], out[:, r0:r1]
-                fold(tile, totals, 0, i, i + n, r1 - r0, ends[0], ends[1], target, scale, accumulate)
+        _sum_all(x[i : i + n].T, starts, entries, i, n, n, sums, totals, out, scale, accumulate)
         i += n

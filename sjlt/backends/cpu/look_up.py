@@ -165,10 +165,7 @@ def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers:
 
     def look_up_all(words: np.ndarray, columns: np.ndarray) -> None:
         ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, (plan.s + STORE_WORK) * columns.shape[1])
-        if len(ranges) == 1:
-            task(*ranges[0], words, columns)
-        else:
-            threads.run(task, [(*r, words, columns) for r in ranges], workers)
+        threads.run(task, [(*r, words, columns) for r in ranges], workers)
 
     span = _span(plan)
     if plan.d <= span:
@@ -199,13 +196,12 @@ def _words(plan: ExactPlan, j0: int, j1: int) -> np.ndarray:
     groups = -(-(j1 - j0) // COLUMNS)
     per_part = min(groups, max(1, PART_WORDS // (plan.s * COLUMNS)))
     words = aligned((-(-groups // per_part), plan.s, per_part * COLUMNS), np.dtype(np.int32))
-    fill_codes, fill, (starts, _, _) = plan.filler(), compiled(fill_words), _layout(plan.k, plan.s, plan.stacks)
+    fill, (starts, _, _) = compiled(fill_words), _layout(plan.k, plan.s, plan.stacks)
+    width = words.shape[2]
 
-    def task(part: int) -> None:
-        begin, end = (min(j0 + p * words.shape[2], j1) for p in (part, part + FILLED_PARTS))
-        codes = np.empty((end - begin, plan.s), np.int32)
-        fill_codes(codes, begin)
+    def use(j: int, codes: np.ndarray) -> None:
+        part = (j - j0) // width
         fill(codes, starts, words[part : part + FILLED_PARTS])
 
-    threads.run(task, ((part,) for part in range(0, words.shape[0], FILLED_PARTS)), threads.get_num_threads())
+    plan.use_codes(j0, j1, FILLED_PARTS * width, use)
     return words

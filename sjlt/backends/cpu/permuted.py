@@ -256,16 +256,12 @@ def _words(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray, int]:
     assert layout is not None
     log_step, groups, vectors = layout
     shape = groups, -(-plan.d >> log_step), 1 << (log_step - plan.log_chunk), vectors, LANES
-    words, span = aligned(shape, np.dtype(np.int32)), FILLED_COLUMNS >> log_step
-    fill_codes, fill = plan.filler(), compiled(fill_words)
+    words, fill = aligned(shape, np.dtype(np.int32)), compiled(fill_words)
 
-    def task(first: int) -> None:
-        begin, end = first << log_step, min((first + span) << log_step, plan.d)
-        codes = np.empty((end - begin, plan.s), np.int32)
-        fill_codes(codes, begin)
-        fill(codes, first, plan.log_chunk, log_step, words)
+    def use(j: int, codes: np.ndarray) -> None:
+        fill(codes, j >> log_step, plan.log_chunk, log_step, words)
 
-    threads.run(task, ((first,) for first in range(0, words.shape[1], span)), threads.get_num_threads())
+    plan.use_codes(0, plan.d, FILLED_COLUMNS, use)
     return words, -(-plan.bounds(0, plan.n_blocks) >> log_step), log_step
 
 

@@ -75,18 +75,27 @@ class ExactPlan:
     def table(self, j0: int, j1: int) -> np.ndarray:
         """The codes of columns j0 .. j1 - 1, of shape (j1 - j0, nnz)."""
         codes = np.empty((j1 - j0, self.s), np.int32)
-        fill, step = self.filler(), 16 * CODES_STEP
+        fill, step = compiled(fill_table), 16 * CODES_STEP
         threads.run(
-            lambda j: fill(codes[j : j + step], j0 + j),
+            lambda j: fill(self.column(j0 + j), codes[j : j + step], self.geometry),
             ((j,) for j in range(0, j1 - j0, step)),
             threads.get_num_threads(),
         )
         return codes
 
-    def filler(self) -> Callable[[np.ndarray, int], None]:
-        """A function of `codes` and j that fills codes with those of columns j and up, in the calling thread."""
+    def use_codes(self, j0: int, j1: int, step: int, use: Callable[[int, np.ndarray], None]) -> None:
+        """Call ``use(j, codes)`` with the codes of columns j0 .. j1 - 1, `step` columns at a time, on all threads.
+
+        codes : of the columns from j on.
+        """
         fill = compiled(fill_table)  # here, lest every thread compile it
-        return lambda codes, j: fill(self.column(j), codes, self.geometry)
+
+        def task(j: int) -> None:
+            codes = np.empty((min(step, j1 - j), self.s), np.int32)
+            fill(self.column(j), codes, self.geometry)
+            use(j, codes)
+
+        threads.run(task, ((j,) for j in range(j0, j1, step)), threads.get_num_threads())
 
     def use(self) -> None:
         """Count a product, which decides what is kept."""
@@ -104,7 +113,7 @@ class ExactPlan:
 
     @property
     def can_keep_words(self) -> bool:
-        """Whether words may be kept after one more product at the latest."""
+        """Whether the sketch is small enough for its words to be kept if it is used again."""
         return self.size <= REUSED_WORDS
 
     def keep(self, name: str, make: Callable[[], Value], keeps: bool) -> Value:

@@ -248,20 +248,7 @@ def sum_entries(entries, starts, at, step, count, features, n, sums):
             _sum_half_lists(entries, starts, at, step, count, features, 0, sums, r)
         return
     whole = n // (VECTORS * lanes) * (VECTORS * lanes)
-    for v in range(0, whole, VECTORS * lanes):
-        for r in range(count):
-            _sum_list(entries, starts, at, step, count, features, v, sums, r)
-    for v in range(whole, n, lanes):
-        for r in range(0, count, LISTS):
-            _sum_narrow_lists(entries, starts, at, step, count, features, v, sums, r)
-
-
-@leaf
-def sum_entries_of_rows(entries, starts, at, step, count, features, n, sums):
-    """`sum_entries` for features in long rows, which are read as a whole; n consists of whole SIMD vectors."""
-    lanes = SQUARE_BYTES // features.itemsize
-    whole = n // (VECTORS * lanes) * (VECTORS * lanes)
-    for r in range(count):
+    for r in range(count):  # outside: features in long rows, which may not be cached, are then read as a whole
         for v in range(0, whole, VECTORS * lanes):
             _sum_list(entries, starts, at, step, count, features, v, sums, r)
     for v in range(whole, n, lanes):
