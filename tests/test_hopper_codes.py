@@ -76,9 +76,9 @@ def test_narrow_matrices(n, k, nnz, dtype, takes):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("k", [241, 2048])
 def test_small_narrow_matrices_use_tensor_cores(k, dtype):
-    size = {"n": 64, "d": 20_000, "k": k, "dtype": dtype, "device": HOPPER, "x_strides": (1, 64)}
+    size = {"n": 64, "d": 80_000, "k": k, "dtype": dtype, "device": HOPPER, "x_strides": (1, 64)}
     assert isinstance(choose(exact_product(**size)), exact.TensorCore)
-    for others in ({"n": 65, "x_strides": (1, 65)}, {"d": 1 << 20}, {"x_strides": (20_000, 1)}, {"adjoint": True}):
+    for others in ({"n": 65, "x_strides": (1, 65)}, {"d": 1 << 20}, {"x_strides": (80_000, 1)}, {"adjoint": True}):
         assert not is_small_and_narrow(exact_product(**size | others))
 
 
@@ -242,7 +242,8 @@ def kernel_calls(monkeypatch):
 
     monkeypatch.setattr(ProjectCodes, "__call__", record)
     sizes = {f"hopper_codes.{name}": 0 for name in SIZES}
-    with changed_choices(sizes | {"one_tile.MAX_SMALL": ()}):  # no other kernel for small products
+    sizes |= {"one_tile.MAX_SMALL": (), "gathers.MIN_SMALL": 1 << 60, "scattered_sums.MAX_SMALL_VECTORS": 0}
+    with changed_choices(sizes):  # no other kernel for small products
         yield calls
 
 
@@ -353,7 +354,7 @@ def test_passes_add_up(contiguous, n, d, beyond, k, nnz, dtype, kernel_calls):
     x = torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, dtype))
     x = x[:, :n].T if contiguous else x[:, :d]
     S = Sketch(d, k, nnz=nnz, seed=3)
-    only_codes = {"scattered_sums.MIN_COLUMNS": 1 << 40}
+    only_codes = {"scattered_sums.MIN_COLUMNS": 1 << 40, "scattered_sums.MAX_SMALL_VECTORS": 0}
     with changed_choices(only_codes):
         want, other = x @ S.T, S @ x.T
     with changed_choices(only_codes | in_three_passes()):

@@ -29,7 +29,9 @@ SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
 STORED = {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": ()}  # no generated entries
 ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1} | STORED
 NO_CODES = {"hopper_codes.MIN_BYTES": 1 << 60}
-FEW_ROWS = {"scattered_sums.MIN_COLUMNS": 1 << 40}  # only few rows use sums in shared memory
+# Only few rows use sums in shared memory.
+FEW_ROWS = {"scattered_sums.MIN_COLUMNS": 1 << 40, "scattered_sums.MAX_SMALL_VECTORS": 0}
+NO_SMALL_GATHERS = {"gathers.MIN_SMALL": 1 << 60}
 PAIRS = {"arithmetic.MIN_PAIR_ELEMENTS": 0}
 LARGE = {"hopper.MIN_ELEMENTS": 0, "hopper.MIN_VECTORS": 0, "hopper.MIN_UTILIZATION": {2: 0, 4: 0}}
 LARGE |= {"hopper.MIN_PRODUCTS": 0, "iid.MIN_PRODUCTS": 0}
@@ -140,13 +142,15 @@ WIDE = Sketch(2**14, 256, nnz=4, seed=695)
 ON_CUDA = {
     "tensor cores": Case(TensorCore, WIDE[:, 3:], 40, settings=PAIRS | FEW_ROWS, mode=4),
     "one tile": Case(OneTile, Sketch(2**14, 100, nnz=4)[:, 3:], 70, settings=PAIRS | NO_CODES | FEW_ROWS, mode=4),
-    "one tile, adjoint": Case(OneTile, Sketch(2**14, 60, nnz=4), 140, adjoint=True),
+    "one tile, adjoint": Case(
+        OneTile, Sketch(2**14, 60, nnz=4), 140, adjoint=True, settings={"staged_adjoint.MIN_VECTORS": 1 << 60}
+    ),
     "one tile, bf16": Case(
         OneTile, Sketch(2**18, 60, nnz=4), 70, "bfloat16", settings={"hopper_codes.MIN_BYTES": 1 << 60}
     ),
     "tensor cores, many groups": Case(TensorCore, Sketch(2**18, 128, nnz=4), 40, settings=FEW_ROWS, mode=4),
     "tensor cores, bf16": Case(TensorCore, WIDE[:, 3:], 40, "bfloat16", settings=FEW_ROWS),
-    "row_gather": Case(RowGather, WIDE, 70, columns=True),
+    "row_gather": Case(RowGather, WIDE, 70, columns=True, settings=NO_SMALL_GATHERS | NO_CODES),
     "row_gather, many groups": Case(RowGather, Sketch(2**18, 128, nnz=4), 64, columns=True),
     "few_vectors": Case(FewVectors, Sketch(2**20, 16, nnz=4), 8, settings=IN_REGISTERS),
     "few_vectors, nnz 1": Case(FewVectors, Sketch(2**22, 16, nnz=1, seed=695), 8, settings=IN_REGISTERS),

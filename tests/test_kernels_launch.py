@@ -91,7 +91,7 @@ def test_chosen_kernel_can_run_the_product(p):
         assert one_tile.is_small(p) if chosen.sub_blocks else one_tile.eligible(p)
         assert 1 <= chosen.splits <= 65_535
     elif isinstance(chosen, config.ScatteredSums):
-        assert scattered_sums.eligible(p) or scattered_sums.eligible_many(p)
+        assert scattered_sums.eligible(p) or scattered_sums.eligible_small(p) or scattered_sums.eligible_many(p)
     elif isinstance(chosen, config.StagedGather):
         assert staged_gather.eligible(p)
     elif isinstance(chosen, config.StagedAdjoint):

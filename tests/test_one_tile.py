@@ -21,7 +21,7 @@ ALL_SIZES |= {"staged_adjoint.MIN_VECTORS": 1 << 60}
 STORED = ALL_SIZES | {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": ()}
 GENERATED = ALL_SIZES | {"one_tile.MAX_SMALL": ((128, 1 << 60),), "one_tile.MIN_SMALL_VECTORS": 1}
 GENERATED |= {"one_tile.MIN_SMALL_FEATURES": 1, "one_tile.MAX_SMALL_FEW": 1 << 60}
-GENERATED |= {"one_tile.MAX_SMALL_ADJOINT": ((128, 1 << 60),)}
+GENERATED |= {"one_tile.MAX_SMALL_ADJOINT": ((128, 1 << 60),), "one_tile.MIN_ADJOINT_NNZ": 1}
 GENERATED |= {"gathers.MIN_SMALL": 1 << 60}  # no small gathers
 SHORT = {  # splits and sums of a few chunks, and fp32 data as pairs of fp16 values
     "one_tile.MAX_CHUNKS": 3,

@@ -48,7 +48,9 @@ SMALL = {"scattered_sums.MIN_BYTES": 0, "scattered_sums.MIN_FEATURES": 0}
         ({"n": 2000, "k": 32, "nnz": 2, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, True),
         ({"n": 2000, "k": 300, "nnz": 2, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, False),
         ({"n": 64, "nnz": 2, "x_strides": (1, 64)}, False),
-        ({"d": 1 << 16}, False),
+        ({"d": (1 << 16) - 1}, False),  # less than 1 MiB
+        ({"n": 16, "d": 1 << 16, "nnz": 1}, False),  # small, with one term
+        ({"n": 15, "d": 1 << 16, "nnz": 1}, True),
         ({"nnz": 17}, False),
         ({"nnz": 8, "stacks": 4}, False),
         ({"adjoint": True}, False),
@@ -68,6 +70,42 @@ def test_eligible_products(case, takes):
     assert scattered_sums.eligible(product) == takes
     if product.stacks == 1 and not product.adjoint:
         assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
+
+
+@pytest.mark.parametrize(
+    ("case", "takes"),
+    [
+        ({}, True),
+        ({"n": 3072, "d": 1000}, True),
+        ({"n": 3073, "d": 1000}, False),
+        ({"k": 128}, False),  # a power-of-two geometry
+        ({"k": 129}, False),  # two tiles
+        ({"k": 17}, True),
+        ({"k": 16}, False),  # sub-blocks of 4 rows
+        ({"k": 33, "n": 641}, True),
+        ({"k": 32, "n": 641}, False),
+        ({"nnz": 1}, False),
+        ({"nnz": 12}, True),
+        ({"nnz": 13}, False),
+        ({"d": 500}, False),  # less than 1 MiB
+        ({"d": 8388}, True),
+        ({"d": 8389}, False),  # too many terms
+        ({"d": 4194, "dtype": "float16"}, True),
+        ({"d": 4195, "dtype": "float16"}, False),
+        ({"dtype": "float64"}, False),
+        ({"k": 129, "device": A100}, True),
+        ({"k": 129, "device": A100, "n": 641}, False),
+        ({"d": 16_777, "device": A100}, True),
+        ({"d": 16_778, "device": A100}, False),
+        ({"x_strides": (1, 500)}, False),  # contiguous vectors
+        ({"adjoint": True}, False),
+    ],
+)
+def test_eligible_short_rows(case, takes):
+    product = exact_product(**({"n": 500, "d": 2000, "k": 50, "nnz": 4, "device": HOPPER} | case))
+    assert scattered_sums.eligible_small(product) == takes
+    if takes:
+        assert isinstance(choose(product), scattered_sums.ScatteredSums)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,8 @@ def choose(product: Product) -> Launch:
         return hopper.launch(product)
     if is_small_gather(product):
         return few_vectors(product)
+    if scattered_sums.eligible_small(product):
+        return scattered_sums.launch(product)
     if one_tile.is_small(product):
         return one_tile.launch(product)
     if staged_adjoint.eligible(product):

@@ -17,9 +17,11 @@ from .product import (
 
 MIN_LONG_FEATURES = 1 << 16  # of a long vector
 MIN_BLOCK_VECTORS = 16  # for fewer vectors, a block of 64 for the tensor cores would be mostly empty
-MIN_SMALL, MAX_SMALL, MAX_SMALL_TERMS = 1 << 18, 1 << 21, 1 << 23  # data elements and terms, for `is_small_gather`
+# For `is_small_gather`: elements of X, terms, vectors of Y with one tile, and elements of the result.
+MIN_SMALL, MAX_SMALL, MAX_SMALL_TERMS = 1 << 18, 1 << 21, 1 << 23
+MAX_SMALL_VECTORS, MAX_SMALL_RESULT = 1 << 11, 1 << 17
 MAX_READS = 4  # of an element by `row_gather`; twice as many for fp32 projections in power-of-two geometries
-# Bytes of A in fp32 from which on tensor cores are faster than `row_gather`, and than `few_vectors` with nnz 2.
+# Bytes of A in fp32 for `favors_few_vectors`, and from which on tensor cores are faster than `few_vectors` with nnz 2.
 MIN_DENSE_BYTES, MAX_GATHERED_BYTES = 8 << 20, 64 << 20
 TINY_BYTES = 1 << 20  # of A in fp32, below which `row_gather` is used in all geometries
 ROW_GATHER_VECTORS = 64  # per program of `row_gather`
@@ -33,15 +35,18 @@ def favors_few_vectors(product: Product) -> bool:
     - X Sᵀ of long rows, if there are so few that a block is mostly empty, and nnz is small, because the time of
       `few_vectors` is proportional to nnz: 16 vectors in bf16 with nnz 4, 24 -> 15; 32 in fp16, 9.3 -> 4.3; 100 in fp32
       with nnz 1, 3.1 -> 1.5.
-    - S A in fp32 in a power-of-two geometry, where elements are read without masks: with nnz 1, 1.3 to 2.1 -> 1.0 to
-      1.2, and for up to 32 columns of at least 8 MiB, with nnz 4 3.0 -> 2.5 and with nnz 8 6.2 -> 4.1 (H100).
+    - S A in a power-of-two geometry, where elements are read without masks: with nnz 1 in fp32, 1.3 to 2.1 -> 1.0 to
+      1.2, in 16 bits, (300, 37630) -> 4096 3.7 -> 3.0 and (100, 466145) -> 1024 2.1 -> 1.9, but not if they are loaded
+      one by one; in fp32, for up to 32 columns of at least 8 MiB, with nnz 4 3.0 -> 2.5 and with nnz 8 6.2 -> 4.1
+      (H100).
     """
     if product.adjoint:
         return False
     fp32, few = product.dtype == "float32", product.n <= 2 * MIN_BLOCK_VECTORS
     if vectors_contiguous(product):
-        few_large = few and product.x_bytes >= MIN_DENSE_BYTES and product.stacks == 1
-        return fp32 and is_power_of_two(product.k, product.nnz) and (product.nnz == 1 or few_large)
+        few_large = fp32 and few and product.x_bytes >= MIN_DENSE_BYTES and product.stacks == 1
+        single = product.nnz == 1 and (fp32 or (product.item_bytes == 2 and vector_alignment(product) > 1))
+        return is_power_of_two(product.k, product.nnz) and (single or few_large)
     if product.d < MIN_LONG_FEATURES or product.nnz > 4:
         return False
     return few or (product.n <= 128 and fp32 and product.nnz == 1)
@@ -65,7 +70,7 @@ def favors_row_gather(product: Product) -> bool:
     """Whether `row_gather` is faster than tensor cores without codes for contiguous vectors.
 
     It is for stacks, for adjoints in power-of-two geometries, and for S A in fp32 if A has less than 1 MiB or, in
-    power-of-two geometries, if it has less than 8 MiB or needs no masks. For other A, tensor cores take 0.2 to 0.86 of
+    power-of-two geometries, needs no masks. For other A, tensor cores take 0.2 to 0.86 of
     the time of `row_gather` (H100, 25 products): in memory floors, (512, 92192) -> 2048 in fp32 1.6 instead of 2.2,
     (300, 243021) -> 192 in fp32 2.2 instead of 3.9, (61, 327868) -> 128 in fp32 3.4 instead of 7.0, and (26823, 1536)
     -> 256 in bf16 2.5 instead of 10.7.
@@ -76,8 +81,7 @@ def favors_row_gather(product: Product) -> bool:
         return False
     if product.adjoint:
         return power_of_two
-    small = product.x_bytes < MIN_DENSE_BYTES or is_unmasked(product)
-    return product.stacks > 1 or (fp32 and (product.x_bytes < TINY_BYTES or (power_of_two and small)))
+    return product.stacks > 1 or (fp32 and (product.x_bytes < TINY_BYTES or is_unmasked(product)))
 
 
 def is_unmasked(product: Product) -> bool:
@@ -90,14 +94,32 @@ def is_unmasked(product: Product) -> bool:
 def is_small_gather(product: Product) -> bool:
     """Whether a product is so small that `few_vectors`, which needs only one launch, is fastest.
 
-    This is limited to S A in fp32 and to Y S of contiguous rows, and to geometries that are not powers of two, because
-    the other kernels take half as long for those. On an H200, S A (4096, 103) -> 1664 in fp32 takes 15 us, against
-    63 us by `row_gather` and 23 us from codes; Y (1047, 1536) -> 692 in fp32 takes 9 us, against 17 us by
-    `adjoint_tensor_core`.
+    In microseconds on an H200, here and with the fastest other kernel:
+
+    - Y S of contiguous rows: Y (1047, 1536) -> 692 in fp32 9 and 17; with one tile, (544, 768) -> 32 with nnz 4 7.2 and
+      8.5, but (2683, 384) -> 56 with nnz 8 12.7 and 10.0, (4718, 119) -> 64 16.0 and 8.1. In power-of-two geometries
+      with nnz 1, loads are wide, and few programs run: (1260, 1024) -> 256 14.3 and 7.9.
+    - S A in fp32, and with nnz 1 in 16 bits: (1047, 384) -> 512 with nnz 4 7.9 and 13.3, (225, 2680) -> 128 with nnz 8
+      16.5 and 15.0, (2001, 512) -> 128 with nnz 1 in bf16 8.4 and 13.1; but (2421, 1216) -> 318 in fp16 24 and 15. In
+      power-of-two geometries with nnz <= 4, (64, 53326) -> 4096 19.6 and 21.0, (256, 13019) -> 128 18 and 24, but
+      (300, 17465) -> 4096 30 and 23 (H100).
+    - X Sᵀ of rows with nnz 1 and small results: (439, 1024) -> 128 9.3 and 13.5, (247, 3072) -> 64 9.7 and 12.4; but
+      (744, 768) -> 698 32 and 11. Without codes, (239, 4311) -> 896 18 and 52.
     """
     size, terms = product.n * product.d, product.n * product.d * product.nnz
-    if size < MIN_SMALL or product.dtype == "float64" or is_power_of_two(product.k, product.nnz):
+    power_of_two = is_power_of_two(product.k, product.nnz)
+    if size < MIN_SMALL or product.dtype == "float64" or (power_of_two and product.stacks > 1):
         return False
     if product.adjoint:
-        return product.x_strides[1] == product.y_strides[1] == 1 and size <= MAX_SMALL and terms <= MAX_SMALL_TERMS
-    return vectors_contiguous(product) and product.dtype == "float32" and terms <= MAX_SMALL_TERMS // 2
+        if product.x_strides[1] != 1 or product.y_strides[1] != 1 or (power_of_two and product.nnz == 1):
+            return False
+        if product.geometry.n_tiles == 1:
+            return product.n <= MAX_SMALL_VECTORS and terms <= MAX_SMALL_TERMS // (1 if power_of_two else 2)
+        return size <= MAX_SMALL and terms <= MAX_SMALL_TERMS
+    if vectors_contiguous(product):
+        if product.dtype == "float32" and power_of_two and product.nnz <= MAX_READS:
+            return terms <= 2 * MAX_SMALL_TERMS
+        few = product.nnz == 1 and (power_of_two or product.n * product.k <= 4 * MAX_SMALL_RESULT)
+        return (product.dtype == "float32" or few) and terms <= MAX_SMALL_TERMS // 2
+    largest = MAX_SMALL_RESULT * (1 if product.device.hopper else 2)
+    return product.nnz == 1 and size <= MAX_SMALL and product.n * product.k <= largest

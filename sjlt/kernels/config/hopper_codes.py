@@ -30,7 +30,7 @@ INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address"]
 
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
-FAST = 8  # MIN_BYTES is multiplied by this if the portable kernels are fast
+FAST, FAST_16_BITS, MAX_16_BITS = 8, 16, 1024  # see `_least_factor`
 MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empty
 MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates
 MIN_BYTES_PER_MANY = 3  # the same for nnz > 4 and many columns: the time of other kernels is proportional to nnz
@@ -109,7 +109,7 @@ def eligible(product: Product) -> bool:
     if product.adjoint or product.dtype == "float64" or product.precision == "medium":
         return False
     geometry = product.geometry
-    least = MIN_BYTES * (FAST if _others_are_fast(product) else 1)
+    least = MIN_BYTES * _least_factor(product)
     return (
         geometry.log_chunk > 0
         and product.x_bytes >= least
@@ -147,11 +147,12 @@ def _favors_half_blocks(product: Product) -> bool:
 
     From codes and with tensor cores alone, in microseconds on an H200: A (484744, 64) -> 154 with nnz 4 in fp32 100 and
     89; A (312500, 64) -> 4096 with nnz 3 in bf16 44 and 37; X (64, 468744) -> 256 with nnz 3 in fp16 66 and 48; X (64,
-    1000000) -> 1000 with nnz 4 in bf16 130 and 122. Not with nnz 8, A (4342324, 64) -> 640 in bf16 485 and 701; for
-    sums of many columns, X (64, 2000000) -> 300 with nnz 4 in fp16 246 and 285; for S A with nnz 1; or where single
-    elements of A are loaded, (163934, 61) -> 965 in fp32 60 and 75 (H100).
+    1000000) -> 1000 with nnz 4 in bf16 130 and 122. With nnz 8 only for k = 128, A (252565, 64) in bf16 44 and 31
+    (H100), but A (4342324, 64) -> 640 485 and 701; not for sums of many columns, X (64, 2000000) -> 300 with nnz 4 in
+    fp16 246 and 285; for S A with nnz 1; or where single elements of A are loaded, (163934, 61) -> 965 in fp32 60 and
+    75 (H100).
     """
-    if product.n > PROGRAM_VECTORS // 2 or product.nnz > 4:
+    if product.n > PROGRAM_VECTORS // 2 or (product.nnz > 4 and not _is_single_block(product)):
         return False
     if product.n > MIN_VECTORS and product.d >= MIN_LONG_COLUMNS and product.k <= MAX_LONG_ROWS:
         return False
@@ -160,25 +161,34 @@ def _favors_half_blocks(product: Product) -> bool:
     return product.nnz > 1 and (product.item_bytes == 2 or vector_alignment(product) > 1)
 
 
+def _is_single_block(product: Product) -> bool:
+    """Whether a sketch has one tile in a power-of-two geometry."""
+    return product.k == law.TILE_ROWS and is_power_of_two(product.k, product.nnz)
+
+
 def _is_narrow(product: Product) -> bool:
     """Whether a row of A in fp32 has at most half as many vectors as a block, and is read few times (nnz <= 4)."""
     return product.dtype == "float32" and product.nnz <= 4 and product.n <= PROGRAM_VECTORS // 2
 
 
-def _others_are_fast(product: Product) -> bool:
-    """Whether the portable kernels are faster for small products.
+def _least_factor(product: Product) -> int:
+    """MIN_BYTES is multiplied by this: by more than 1 if the portable kernels are faster for small products.
 
-    They are for narrow contiguous vectors and for power-of-two geometries, except where rows begin off multiples of 16
-    bytes or vectors are contiguous and have 16 bits. Otherwise, codes take 0.5 to 1.05 times as long even for 1 MB of
-    data. In microseconds on an H200: (1024, 1024) -> 512 in fp32 takes 14, and 17 from codes; (473, 1536) -> 384 in
-    fp32, 30 and 17; (906, 4096) -> 192 in bf16 with an odd row stride, 55 and 31; S A (864, 935) -> 1024 in bf16, 20
-    and 12.5.
+    They are for narrow contiguous vectors, and in power-of-two geometries for rows that begin at multiples of 16 bytes
+    and for few contiguous vectors in 16 bits that are loaded by fours at least. Otherwise, codes take 0.5 to 1.05 times
+    as long even for 1 MB of data. In microseconds on an H200: (1024, 1024) -> 512 in fp32 takes 14, and 17 from codes;
+    (473, 1536) -> 384 in fp32, 30 and 17; (906, 4096) -> 192 in bf16 with an odd row stride, 55 and 31; S A (864, 935)
+    -> 1024 in bf16, 20 and 12.5; on an H100, (512, 1384) -> 2048 8.1 and 10.7, (256, 18275) -> 1024 16 and 18, (1000,
+    18459) -> 256 34 and 33; (377, 17576) -> 4096 with nnz 8 28 and 20, (5084, 1000) -> 4096 43 and 27.
     """
+    power_of_two = is_power_of_two(product.k, product.nnz)
     if vectors_contiguous(product):
-        return _is_narrow(product) or (product.dtype == "float32" and is_power_of_two(product.k, product.nnz))
+        if power_of_two and vector_alignment(product) >= 4 and product.item_bytes == 2 and product.n <= MAX_16_BITS:
+            return FAST_16_BITS
+        return FAST if _is_narrow(product) else 1
     widest = VECTOR_BYTES // product.item_bytes
     aligned = alignment(product, product.d, product.x_strides, widest) == widest
-    return aligned and is_power_of_two(product.k, product.nnz)
+    return FAST if aligned and power_of_two else 1
 
 
 def count_passes(product: Product) -> int:

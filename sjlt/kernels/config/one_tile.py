@@ -35,7 +35,8 @@ SMALL_STAGES = 3  # compiler option
 MIN_SMALL_VECTORS, MIN_SMALL_FEATURES = 16, STEP
 MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (128, 1 << 20))  # pairs (largest k, most elements of X)
 MAX_SMALL_FEW = 1 << 21  # elements of X if it has at most half a block of vectors
-MAX_SMALL_ADJOINT = ((32, 1 << 24), (64, 1 << 21))  # as MAX_SMALL, for elements of the result of an adjoint
+MAX_SMALL_ADJOINT = ((32, 1 << 22), (64, 1 << 20))  # as MAX_SMALL, for elements of the result of an adjoint
+MIN_ADJOINT_NNZ = 3  # for fewer, `adjoint_staged` adds the terms faster
 MAX_GENERATED, MAX_STEPS = 1 << 22, 32  # columns, and steps that are added to one sum
 MAX_SHORT_COLUMNS = 4 * STEP  # up to which sums are not split, because adding the splits takes a launch
 
@@ -95,15 +96,16 @@ def is_small(product: Product) -> bool:
     In microseconds on an H100, with other kernels and with generated entries: (226, 3072) -> 16 in fp32 15 and 13;
     (99, 3839) -> 16 in fp16, contiguous vectors, 23 and 10; (186, 218) -> 32 in fp16 37 and 14; (15167, 64) -> 66 in
     bf16 13 and 11; (22, 82616) -> 32 in fp16 37 and 17. For more data, other kernels are faster: (2484, 1024) -> 64 in
-    fp32 19 and 22; (547, 4093) -> 32 in fp16 18 and 22. Adjoints, with stored and with generated entries:
-    (4185, 1024) -> 16 in fp16 15 and 11; (1974, 1000) -> 64 in fp16 13 and 10; (4890, 1024) -> 35 in bf16 14 and 19.
+    fp32 19 and 22; (547, 4093) -> 32 in fp16 18 and 22. Adjoints, on an H200, with `adjoint_staged`, with stored and
+    with generated entries: (326, 4096) -> 32 with nnz 8 10.0, 13.9, and 8.0; (1312, 384) -> 48 with nnz 4 8.6, 13.2,
+    and 7.6; but with nnz 2 (1574, 1024) -> 64 8.8, 14.3, and 11.8; with nnz 4 (9843, 768) -> 18 16, 13, and 22.
     """
     return (
         product.geometry.n_tiles == 1
         and product.stacks == 1
         and product.dtype != "float64"
         and not is_power_of_two(product.k, product.nnz)
-        and product.nnz <= SUB_BLOCKS
+        and (MIN_ADJOINT_NNZ if product.adjoint else 1) <= product.nnz <= SUB_BLOCKS
         and product.n >= MIN_SMALL_VECTORS
         and product.d >= MIN_SMALL_FEATURES
         and product.n * product.d <= _max_small(product)

@@ -9,10 +9,12 @@ from functools import lru_cache
 
 from .product import SCRATCH_BYTES, Product, is_power_of_two, loaded_bytes, next_power_of_two, vectors_contiguous
 
-# Bytes of X, below which the launch itself takes most of the time; fewer suffice for so many terms, in which the other
-# kernels take 25 (A (129037, 8) -> 896 with nnz 4) to 80 us (A (504794, 1) -> 1984 with nnz 8; H100, fp32).
-MIN_BYTES, MIN_TERMS = 4 << 20, 1 << 21
+MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
 MAX_VECTORS = 32
+# For `eligible_small`: vectors; terms, by an element's size in bytes; rows of sub-blocks, for more and for few vectors.
+MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, {2: 1 << 23, 4: 1 << 24}, 1 << 25
+FEW_SMALL_VECTORS, MIN_SUB_BLOCK = 640, (8, 4)
+MAX_SINGLE = 1 << 21  # elements of rows that `few_vectors` adds faster if nnz is 1
 # Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
 # block of 128 vectors ("tensor cores": 64); and the fewest columns, per component and in all, that outweigh setting up
 # and adding sums.
@@ -124,6 +126,9 @@ def eligible(product: Product) -> bool:
     -> 256 with nnz 8 943 and 1531, (238, 1010459) -> 112 with nnz 3 165 and 269, (350, 53186) -> 640 with nnz 4 38 and
     69. The limit of `_cycles` is right for all but two of 44 random products.
     """
+    single = _are_rows(product) and product.nnz * product.stacks == 1 and product.n >= MIN_ROWS_IN_MEMORY
+    if single and product.n * product.d <= MAX_SINGLE:
+        return False
     if product.n <= MAX_VECTORS:
         return _gains(product)
     if not _are_long_rows(product) or product.dtype == "float64":
@@ -136,6 +141,31 @@ def eligible(product: Product) -> bool:
     else:
         return False
     return _gains(product) and _cycles(product) <= limit * -(-product.n // BLOCK_VECTORS)
+
+
+def eligible_small(product: Product) -> bool:
+    """Whether the kernel can run X Sᵀ of short rows and few terms, and is faster than others, judging by the geometry.
+
+    In microseconds on an H200, here, with generated entries by `one_tile`, and from codes: (130, 3072) -> 36 with nnz 4
+    in fp32 8.9, 12.3, and 14.0; (463, 4096) -> 61 in fp16 12.5, 17.3, and 18.9; (258, 2067) -> 56 with nnz 8 11.0,
+    14.5, and 15.6; (1317, 871) -> 79 with nnz 4 12.4, 17.6, and 12.9 (H100). If sub-blocks have few rows, lanes meet in
+    the same banks of shared memory: (88, 4096) -> 16 with nnz 8 12.7, 9.7, and 14.3; (663, 973) -> 16 with nnz 4 12.7,
+    10.3, and 11.9 (H100). Without codes, it is also faster with several tiles, (246, 3057) -> 1216 with nnz 3 in fp16
+    14 and 40 by `tensor_core`, and for more terms, (2682, 2961) -> 46 with nnz 2 in bf16 22, and 40 by `one_tile`.
+    """
+    n_tiles, nnz, hopper = product.geometry.n_tiles, product.nnz * product.stacks, product.device.hopper
+    few = product.n <= FEW_SMALL_VECTORS
+    return (
+        MAX_VECTORS < product.n <= MAX_SMALL_VECTORS
+        and _are_rows(product)
+        and product.item_bytes <= 4
+        and (n_tiles == 1 or (few and not hopper))
+        and not is_power_of_two(product.k, product.nnz)
+        and nnz > 1
+        and product.k > product.nnz * n_tiles * MIN_SUB_BLOCK[few]
+        and product.n * product.d * nnz <= (MAX_SMALL_TERMS[product.item_bytes] if hopper else MAX_PORTABLE_TERMS)
+        and _gains(product)
+    )
 
 
 def eligible_many(product: Product) -> bool:
@@ -165,19 +195,13 @@ def _gains(product: Product) -> bool:
     return (
         product.device.asynchronous_copies
         and not product.adjoint
-        and _is_large(product)
+        and product.x_bytes >= MIN_BYTES
         and product.d < 1 << 30
         and product.nnz * product.stacks <= MAX_NNZ
         and not is_in_registers(product)
         and (_are_rows(product) or _are_columns(product))
         and _launch(product) is not None
     )
-
-
-def _is_large(product: Product) -> bool:
-    """Whether a product takes longer than a launch."""
-    terms = product.n * product.d * product.nnz * product.stacks
-    return product.x_bytes >= (MIN_BYTES // 4 if terms >= MIN_TERMS else MIN_BYTES)
 
 
 def is_in_registers(product: Product) -> bool:

@@ -27,6 +27,7 @@ COPIED_BYTES = 64  # of Y per thread and step
 # Reads by neighbouring threads of so many bytes each; those of 8 threads are stored without bank conflicts.
 WIDTHS = {16: 8, 8: 8, 4: 16, 2: 32}
 MAX_GATHERED = 4  # terms of a column that `adjoint_row_gather` gathers
+MAX_SMALL = 1 << 22  # elements of the result, for `_favors_sums`
 MAX_LOG_SPLITS = 11
 WARPS = 8, 16  # of a program
 MIN_WARPS = 16  # per multiprocessor; fewer do not hide the latency of loading words
@@ -195,11 +196,15 @@ def _favors_sums(product: Product) -> bool:
 
     It multiplies 128 rows for k > 64: Y (123035, 92) -> 768 with nnz 2 in fp32 takes 1.55 memory floors here and 2.2
     there, (12955, 90) -> 3072 in fp16 2.75 and 2.85, but (196243, 124) -> 384 with nnz 8 2.2 and 2.05; for k = 63 and
-    nnz 1 1.56 and 2.1 (H200). In 16 bits, rows that begin within a sector of the cache are stored in parts of sectors:
-    (79121, 72) -> 1000 takes 3.5 here and 2.9 there.
+    nnz 1 1.56 and 2.1, for k = 64 and nnz 2 (7034, 768) 3.1 and 3.4 (H200). In 16 bits, rows that begin within a sector
+    of the cache are stored in parts of sectors: (79121, 72) -> 1000 takes 3.5 here and 2.9 there. Small products take
+    less time here, because entries are not stored, in microseconds: Y (1574, 1024) -> 64 with nnz 2 8.8 and 14.3,
+    (2360, 1024) -> 64 with nnz 3 11.7 and 14.8.
     """
     whole_sectors = product.x_strides[0] == 1 or product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
-    few_terms = product.nnz <= (MAX_GATHERED if product.k > law.TILE_ROWS // 2 else 1)
+    if product.n * product.d <= MAX_SMALL:
+        return product.nnz <= MAX_GATHERED
+    few_terms = product.nnz <= (MAX_GATHERED if product.k > law.TILE_ROWS // 2 else 2)
     return few_terms and (whole_sectors or product.item_bytes > 2)
 
 
