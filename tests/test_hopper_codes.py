@@ -54,7 +54,9 @@ def test_products_that_do_not_use_codes(small):
         (100, 61, 4, "bfloat16", True),
         (64, 61, 4, "bfloat16", True),  # many columns and few rows
         (48, 61, 4, "bfloat16", False),
-        (64, 600, 4, "bfloat16", False),
+        (64, 500, 4, "bfloat16", False),
+        (64, 600, 4, "bfloat16", True),  # many tiles in 16 bits
+        (64, 512, 8, "bfloat16", False),
         (64, 600, 1, "bfloat16", True),
         (64, 300, 8, "bfloat16", True),
         (61, 300, 4, "float32", True),  # elements are loaded one by one

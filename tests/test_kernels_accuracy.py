@@ -150,7 +150,7 @@ ON_CUDA = {
     ),
     "tensor cores, many groups": Case(TensorCore, Sketch(2**18, 128, nnz=4), 40, settings=FEW_ROWS, mode=4),
     "tensor cores, bf16": Case(TensorCore, WIDE[:, 3:], 40, "bfloat16", settings=FEW_ROWS),
-    "row_gather": Case(RowGather, WIDE, 70, columns=True, settings=NO_SMALL_GATHERS | NO_CODES),
+    "row_gather": Case(RowGather, WIDE, 128, columns=True, settings=NO_SMALL_GATHERS | NO_CODES),
     "row_gather, many groups": Case(RowGather, Sketch(2**18, 128, nnz=4), 64, columns=True),
     "few_vectors": Case(FewVectors, Sketch(2**20, 16, nnz=4), 8, settings=IN_REGISTERS),
     "few_vectors, nnz 1": Case(FewVectors, Sketch(2**22, 16, nnz=1, seed=695), 8, settings=IN_REGISTERS),

@@ -30,7 +30,16 @@ SMALL = {"scattered_sums.MIN_BYTES": 0, "scattered_sums.MIN_FEATURES": 0}
     [
         ({}, True),
         ({"dtype": "bfloat16", "n": 32, "nnz": 8}, True),
-        ({"k": 512}, False),  # sums in registers
+        ({"k": 1024}, False),  # sums in registers
+        ({"k": 512}, True),
+        ({"k": 512, "n": 1}, False),
+        ({"k": 512, "nnz": 1}, False),
+        ({"k": 512, "d": 1 << 24}, False),
+        ({"k": 512, "x_strides": (1, 4)}, False),
+        ({"k": 512, "x_strides": (1, 4), "dtype": "float16"}, True),
+        ({"k": 1024, "n": 9}, True),
+        ({"k": 1024, "n": 15, "nnz": 1}, False),
+        ({"k": 1024, "n": 16, "nnz": 1}, True),
         ({"k": 512, "nnz": 3}, True),
         ({"k": 512, "dtype": "float64"}, True),
         ({"k": 512, "stacks": 2}, True),

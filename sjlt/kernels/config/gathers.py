@@ -100,7 +100,8 @@ def is_small_gather(product: Product) -> bool:
       8.5, but (2683, 384) -> 56 with nnz 8 12.7 and 10.0, (4718, 119) -> 64 16.0 and 8.1. In power-of-two geometries
       with nnz 1, loads are wide, and few programs run: (1260, 1024) -> 256 14.3 and 7.9.
     - S A in fp32, and with nnz 1 in 16 bits: (1047, 384) -> 512 with nnz 4 7.9 and 13.3, (225, 2680) -> 128 with nnz 8
-      16.5 and 15.0, (2001, 512) -> 128 with nnz 1 in bf16 8.4 and 13.1; but (2421, 1216) -> 318 in fp16 24 and 15. In
+      16.5 and 15.0, (2001, 512) -> 128 with nnz 1 in bf16 8.4 and 13.1; but (2421, 1216) -> 318 in fp16 24 and 15,
+      (351, 3072) -> 256 with nnz 3, whose elements are loaded one by one, 25 and 15. In
       power-of-two geometries with nnz <= 4, (64, 53326) -> 4096 19.6 and 21.0, (256, 13019) -> 128 18 and 24, but
       (300, 17465) -> 4096 30 and 23 (H100).
     - X Sᵀ of rows with nnz 1 and small results: (439, 1024) -> 128 9.3 and 13.5, (247, 3072) -> 64 9.7 and 12.4; but
@@ -120,6 +121,7 @@ def is_small_gather(product: Product) -> bool:
         if product.dtype == "float32" and power_of_two and product.nnz <= MAX_READS:
             return terms <= 2 * MAX_SMALL_TERMS
         few = product.nnz == 1 and (power_of_two or product.n * product.k <= 4 * MAX_SMALL_RESULT)
-        return (product.dtype == "float32" or few) and terms <= MAX_SMALL_TERMS // 2
+        most = MAX_SMALL_TERMS // (2 if power_of_two or vector_alignment(product) > 1 else 4)
+        return (product.dtype == "float32" or few) and terms <= most
     largest = MAX_SMALL_RESULT * (1 if product.device.hopper else 2)
     return product.nnz == 1 and size <= MAX_SMALL and product.n * product.k <= largest

@@ -22,6 +22,7 @@ from .product import (
     is_power_of_two,
     is_small_and_narrow,
     loaded_bytes,
+    suits_half_blocks,
     vector_alignment,
     vectors_contiguous,
 )
@@ -147,23 +148,17 @@ def _favors_half_blocks(product: Product) -> bool:
 
     From codes and with tensor cores alone, in microseconds on an H200: A (484744, 64) -> 154 with nnz 4 in fp32 100 and
     89; A (312500, 64) -> 4096 with nnz 3 in bf16 44 and 37; X (64, 468744) -> 256 with nnz 3 in fp16 66 and 48; X (64,
-    1000000) -> 1000 with nnz 4 in bf16 130 and 122. With nnz 8 only for k = 128, A (252565, 64) in bf16 44 and 31
-    (H100), but A (4342324, 64) -> 640 485 and 701; not for sums of many columns, X (64, 2000000) -> 300 with nnz 4 in
-    fp16 246 and 285; for S A with nnz 1; or where single elements of A are loaded, (163934, 61) -> 965 in fp32 60 and
-    75 (H100).
+    1000000) -> 1000 with nnz 4 in bf16 130 and 122. With nnz 8 only in power-of-two geometries: A (252565, 64) -> 128
+    in bf16 44 and 31 (H100), but A (4342324, 64) -> 640 485 and 701. Not for sums of many columns, X (64, 2000000) ->
+    300 with nnz 4 in fp16 246 and 285; for S A with nnz 1; or unless `suits_half_blocks`.
     """
-    if product.n > PROGRAM_VECTORS // 2 or (product.nnz > 4 and not _is_single_block(product)):
+    if product.n > PROGRAM_VECTORS // 2 or (product.nnz > 4 and not is_power_of_two(product.k, product.nnz)):
         return False
     if product.n > MIN_VECTORS and product.d >= MIN_LONG_COLUMNS and product.k <= MAX_LONG_ROWS:
         return False
     if not vectors_contiguous(product):
         return product.item_bytes == 2 and loaded_bytes(product) > 4
-    return product.nnz > 1 and (product.item_bytes == 2 or vector_alignment(product) > 1)
-
-
-def _is_single_block(product: Product) -> bool:
-    """Whether a sketch has one tile in a power-of-two geometry."""
-    return product.k == law.TILE_ROWS and is_power_of_two(product.k, product.nnz)
+    return product.nnz > 1 and suits_half_blocks(product)
 
 
 def _is_narrow(product: Product) -> bool:

@@ -12,6 +12,7 @@ from ...laws import exact as law
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 VECTOR_BYTES = 16  # the widest memory access of a thread
 NARROW_VECTORS, NARROW_BYTES = 64, 32 << 20  # of the data; see `is_small_and_narrow`
+MIN_HALF_BYTES, MANY_TILES = 8 << 20, 5  # see `suits_half_blocks`
 SCRATCH_BYTES = 64 << 20  # limit on the memory of partial sums
 SPLITS_PER_SUM = 8  # partial sums that are loaded together and added without compensation
 MAX_REDUCE_LANES = 32  # lanes that add the partial sums of one result
@@ -133,11 +134,27 @@ def is_small_and_narrow(product: Product) -> bool:
 
     Then `project_tensor_core`, whose blocks have 64 vectors, is faster than kernels with 128 and than `row_gather`. In
     microseconds on an H100, from codes or by `row_gather`, and with tensor cores: (64, 26168) -> 704 in fp32 27 and 21;
-    (64, 25656) -> 241 in fp16 21 and 16; (63, 61257) -> 2048 in fp16 26 and 20; (37, 296328) -> 2048 in fp16 71 and 53.
+    (64, 25656) -> 241 in fp16 21 and 16.
     """
     narrow = not product.adjoint and vectors_contiguous(product) and product.n <= NARROW_VECTORS
     small = product.x_bytes <= NARROW_BYTES
-    return narrow and small and product.geometry.n_tiles > 1 and product.nnz > 1
+    return narrow and small and product.geometry.n_tiles > 1 and product.nnz > 1 and suits_half_blocks(product)
+
+
+def suits_half_blocks(product: Product) -> bool:
+    """Whether `project_tensor_core` runs a product of few contiguous vectors as fast as it can.
+
+    It does not if fewer than 8 bytes are loaded at a time or, for more than MIN_HALF_BYTES of data in other geometries
+    than powers of two, with nnz > 4 or with many tiles in 16 bits, whose chunks leave many of its dots partly empty. In
+    microseconds on an H200, from codes and with tensor cores: (37, 724040) -> 1632 with nnz 3 in fp16 95 and 196, (64,
+    229874) -> 785 with nnz 8 in fp16 60 and 105, (64, 334480) -> 704 with nnz 4 in fp16 53 and 65; but (64, 273227) ->
+    374 with nnz 3 in fp32 74 and 69, (64, 163631) -> 256 with nnz 8 in bf16 34 and 23.
+    """
+    if vector_alignment(product) * product.item_bytes < VECTOR_BYTES // 2:
+        return False
+    if product.x_bytes < MIN_HALF_BYTES or is_power_of_two(product.k, product.nnz):
+        return True
+    return product.nnz <= 4 and (product.item_bytes > 2 or product.geometry.n_tiles < MANY_TILES)
 
 
 def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int) -> int:

@@ -18,9 +18,10 @@ MAX_SINGLE = 1 << 21  # elements of rows that `few_vectors` adds faster if nnz i
 # Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
 # block of 128 vectors ("tensor cores": 64); and the fewest columns, per component and in all, that outweigh setting up
 # and adding sums.
-MAX_CYCLES = {"staged": 29, "codes": 60, "no codes": 90, "fp32": 40, "tensor cores": 40}
-BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 32, 1 << 12
-MIN_ROWS_IN_MEMORY = 16  # vectors from which on sums in shared memory are faster than `few_vectors` in any geometry
+MAX_CYCLES = {"staged": 33, "codes": 66, "no codes": 90, "fp32": 40, "tensor cores": 40}
+BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
+# For `is_in_registers`: rows with nnz 1 that are not, vectors of a block of `few_vectors`, components, terms.
+MIN_ROWS_IN_MEMORY, MAX_BLOCK, FEW_COMPONENTS, MAX_FEW_TERMS = 16, 8, 512, 1 << 27
 MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
 MAX_NNZ = 16  # over all stacks; the table grows with it
 WARPS, LANES, ENTRY_BYTES = 4, 32, 16
@@ -124,7 +125,7 @@ def eligible(product: Product) -> bool:
     and here, in microseconds: (48, 312496) -> 64 with nnz 3 in fp32 65 and 39 (H100). For unaligned rows in 16 bits, on
     an H200: (64, 3835685) -> 32 with nnz 4 515 and 340, (64, 6339766) -> 128 with nnz 2 631 and 359; but (64, 7002786)
     -> 256 with nnz 8 943 and 1531, (238, 1010459) -> 112 with nnz 3 165 and 269, (350, 53186) -> 640 with nnz 4 38 and
-    69. The limit of `_cycles` is right for all but two of 44 random products.
+    69.
     """
     single = _are_rows(product) and product.nnz * product.stacks == 1 and product.n >= MIN_ROWS_IN_MEMORY
     if single and product.n * product.d <= MAX_SINGLE:
@@ -205,9 +206,21 @@ def _gains(product: Product) -> bool:
 
 
 def is_in_registers(product: Product) -> bool:
-    """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `exact`)."""
-    power_of_two = is_power_of_two(product.k, product.nnz) and product.stacks == 1 and product.dtype != "float64"
-    return power_of_two and not (_are_rows(product) and product.n >= MIN_ROWS_IN_MEMORY)
+    """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `exact`).
+
+    It is in power-of-two geometries, except for rows that exceed a block of 8 vectors, and for 2 to 8 vectors and few
+    components, if rows are contiguous or elements have 16 bits. In microseconds on an H200, here and by `few_vectors`:
+    X (10, 10125176) -> 1024 with nnz 2 179 and 360, (8, 327827) -> 128 with nnz 4 16 and 24, A (6377275, 8) -> 256 in
+    bf16 93 and 115; but X (14, 1245345) -> 2048 with nnz 1 48 and 35, (8, 416435) -> 1024 27 and 25, (1, 9171326) ->
+    1024 50 and 40, (4, 19419558) -> 256 with nnz 8 437 and 254.
+    """
+    if not is_power_of_two(product.k, product.nnz) or product.stacks > 1 or product.dtype == "float64":
+        return False
+    rows, terms = _are_rows(product), product.n * product.d * product.nnz
+    if rows and product.n >= (MIN_ROWS_IN_MEMORY if product.nnz == 1 else MAX_BLOCK + 1):
+        return False
+    few = product.nnz > 1 and product.k <= FEW_COMPONENTS and terms <= MAX_FEW_TERMS
+    return not (few and 2 <= product.n <= MAX_BLOCK and (rows or product.item_bytes == 2))
 
 
 def _are_rows(product: Product) -> bool:
