@@ -263,7 +263,8 @@ def kernel_calls(monkeypatch):
 
     monkeypatch.setattr(ProjectCodes, "__call__", record)
     sizes = {f"hopper_codes.{name}": 0 for name in SIZES}
-    sizes |= {"one_tile.MAX_SMALL": (), "gathers.MIN_SMALL": 1 << 60, "scattered_sums.MAX_SMALL_VECTORS": 0}
+    sizes |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_NARROW_SUMS": 0}
+    sizes |= {"gathers.MIN_SMALL": 1 << 60, "scattered_sums.MAX_SMALL_VECTORS": 0}
     with changed_choices(sizes):  # no other kernel for small products
         yield calls
 

@@ -305,7 +305,7 @@ def main():
     launches.replace_kernels()
     names = ("hopper.MIN_ELEMENTS", "hopper.MIN_VECTORS", "hopper_codes.MIN_BYTES", "hopper_codes.MIN_VECTORS")
     sizes = dict.fromkeys(names, 1)
-    sizes |= {"one_tile.MAX_SMALL": (), "hopper_codes.MIN_BYTES_PER_CODE": 0}
+    sizes |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_NARROW_SUMS": 0, "hopper_codes.MIN_BYTES_PER_CODE": 0}
     sizes |= {"hopper.MIN_UTILIZATION": {2: 0, 4: 0}, "hopper.MIN_PRODUCTS": 0}
     with changed_choices(sizes):
         for case in CASES:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows 
 SPLIT = {"exact.MIN_SPLIT_ELEMENTS": 0}
 ONE_SPLIT = {"exact.SCRATCH_BYTES": 0, "iid.SCRATCH_BYTES": 0}
 SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
-STORED = {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": ()}  # no generated entries
+STORED = {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "one_tile.MAX_NARROW_SUMS": 0}
 ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1} | STORED
 NO_CODES = {"hopper_codes.MIN_BYTES": 1 << 60}
 # Only few rows use sums in shared memory.

@@ -361,7 +361,8 @@ def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     S = Sketch(offset + d, k, nnz=nnz, seed=d)[:, offset:]
     out_dtype = "float32" if in_halves else dtype
     settings = {"arithmetic.MIN_PAIR_ELEMENTS": fewest, "exact.split_groups": cut}
-    settings |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "product.NARROW_BYTES": 0}
+    settings |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "one_tile.MAX_NARROW_SUMS": 0}
+    settings |= {"product.NARROW_BYTES": 0}
     settings |= NO_FEW_READS | {"hopper_codes.MIN_BYTES": 1 << 40}
     with changed_choices(settings):
         check_project(S, n, dtype, out_dtype, kernels_on, layout, layout, add=not in_halves)

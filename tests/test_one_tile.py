@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 ALL_SIZES = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES": 1 << 60}
 ALL_SIZES |= {"staged_adjoint.MIN_VECTORS": 1 << 60}
-STORED = ALL_SIZES | {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": ()}
+STORED = ALL_SIZES | {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "one_tile.MAX_NARROW_SUMS": 0}
 GENERATED = ALL_SIZES | {"one_tile.MAX_SMALL": ((128, 1 << 60),), "one_tile.MIN_SMALL_VECTORS": 1}
 GENERATED |= {"one_tile.MIN_SMALL_FEATURES": 1, "one_tile.MAX_SMALL_FEW": 1 << 60}
 GENERATED |= {"one_tile.MAX_SMALL_ADJOINT": ((128, 1 << 60),), "one_tile.MIN_ADJOINT_NNZ": 1}
@@ -144,3 +144,36 @@ def test_choice():
                 if one_tile.eligible(product) and not adjoint and chosen.splits > 1:
                     entries = chunks * chunk * chosen.rows * 2
                     assert entries + 4 * chosen.splits * n * k <= 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("case", "narrow"),
+    [
+        ({}, True),
+        ({"n": 48}, False),
+        ({"n": 65}, False),
+        ({"k": 33}, False),
+        ({"nnz": 1}, False),
+        ({"nnz": 8, "n": 24, "k": 64}, True),
+        ({"nnz": 8, "n": 23, "k": 64}, False),
+        ({"nnz": 8, "k": 65}, False),
+        ({"nnz": 9}, False),
+        ({"x_strides": (1 << 20, 1)}, False),
+        ({"x_strides": (1 << 20, 1), "nnz": 5, "n": 40, "k": 64}, True),
+        ({"x_strides": (1 << 20, 1), "nnz": 5, "n": 39, "k": 64}, False),
+        ({"d": 1 << 22}, True),
+        ({"d": (1 << 22) + 1}, False),  # too many partial sums
+        ({"stacks": 2}, False),
+        ({"dtype": "float64"}, False),
+        ({"adjoint": True}, False),
+    ],
+)
+def test_narrow_products(case, narrow):
+    shape = {"n": 64, "d": 1 << 20, "k": 32, "nnz": 4, "device": HOPPER} | case
+    product = exact_product(**{"x_strides": (1, shape["n"])} | shape)
+    assert one_tile.is_narrow(product) == narrow
+    if narrow:
+        chosen, width = choose(product), 1 << product.geometry.log_chunk
+        assert chosen.sub_blocks == one_tile.SUB_BLOCKS
+        assert chosen.chunks_per_split * width <= (one_tile.MAX_STEPS + 1) * one_tile.STEP
+        assert 4 * chosen.splits * product.n * product.k <= 64 << 20

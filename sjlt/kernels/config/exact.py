@@ -145,6 +145,8 @@ Launch = (
 
 def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0, by the first rule that applies."""
+    if one_tile.is_narrow(product):
+        return one_tile.launch(product)
     if scattered_sums.eligible(product):
         return scattered_sums.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):

@@ -137,6 +137,8 @@ def _gains(product: Product) -> bool:
     if contiguous and _is_narrow(product) and (product.nnz <= 2 or is_power_of_two(product.k, product.nnz)):
         return False
     least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
+    if product.nnz == 1:
+        least = MIN_VECTORS  # A (2762733, 32) -> 32 in fp16 183 us from codes, 88 us by `few_vectors`
     if product.nnz > 4 and product.d >= MIN_LONG_COLUMNS:
         per_code = MIN_BYTES_PER_MANY
     code_bytes = law.TILE_ROWS * product.stacks  # for the columns of one chunk
@@ -149,12 +151,14 @@ def _favors_half_blocks(product: Product) -> bool:
     From codes and with tensor cores alone, in microseconds on an H200: A (484744, 64) -> 154 with nnz 4 in fp32 100 and
     89; A (312500, 64) -> 4096 with nnz 3 in bf16 44 and 37; X (64, 468744) -> 256 with nnz 3 in fp16 66 and 48; X (64,
     1000000) -> 1000 with nnz 4 in bf16 130 and 122. With nnz 8 only in power-of-two geometries: A (252565, 64) -> 128
-    in bf16 44 and 31 (H100), but A (4342324, 64) -> 640 485 and 701. Not for sums of many columns, X (64, 2000000) ->
-    300 with nnz 4 in fp16 246 and 285; for S A with nnz 1; or unless `suits_half_blocks`.
+    in bf16 44 and 31 (H100), but A (4342324, 64) -> 640 485 and 701. Not for sums of many columns in 16 bits, X (64,
+    2000000) -> 300 with nnz 4 in fp16 246 and 285, but A (1982281, 64) -> 487 with nnz 3 in fp32 306 and 262; for S A
+    with nnz 1; or unless `suits_half_blocks`.
     """
     if product.n > PROGRAM_VECTORS // 2 or (product.nnz > 4 and not is_power_of_two(product.k, product.nnz)):
         return False
-    if product.n > MIN_VECTORS and product.d >= MIN_LONG_COLUMNS and product.k <= MAX_LONG_ROWS:
+    many_columns = product.n > MIN_VECTORS and product.d >= MIN_LONG_COLUMNS and product.k <= MAX_LONG_ROWS
+    if many_columns and product.item_bytes == 2:
         return False
     if not vectors_contiguous(product):
         return product.item_bytes == 2 and loaded_bytes(product) > 4

@@ -36,8 +36,14 @@ MIN_SMALL_VECTORS, MIN_SMALL_FEATURES = 16, STEP
 MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (128, 1 << 20))  # pairs (largest k, most elements of X)
 MAX_SMALL_FEW = 1 << 21  # elements of X if it has at most half a block of vectors
 MAX_SMALL_ADJOINT = ((32, 1 << 22), (64, 1 << 20))  # as MAX_SMALL, for elements of the result of an adjoint
+MAX_SMALL_COLUMNS = 1 << 25  # elements of A with more than half a block of vectors
+MAX_SMALL_FEW_ROWS = 1 << 26  # elements of X with at most two blocks of vectors, for k <= MIN_ROWS / 2 and nnz > 4
 MIN_ADJOINT_NNZ = 3  # for fewer, `adjoint_staged` adds the terms faster
-MAX_GENERATED, MAX_STEPS = 1 << 22, 32  # columns, and steps that are added to one sum
+# Vectors, for `is_narrow`: contiguous with many and with few entries per column, and rows.
+MIN_NARROW, MIN_NARROW_FEW_ENTRIES, MIN_NARROW_ROWS = 24, 49, 40
+MAX_STEPS = 32  # steps that are added to one sum
+# n d k, beyond which partial sums of MAX_STEPS steps exceed their share of SCRATCH_BYTES
+MAX_NARROW_SUMS = (SCRATCH_BYTES - MAX_ENTRY_BYTES) // 4 * MAX_STEPS * STEP
 MAX_SHORT_COLUMNS = 4 * STEP  # up to which sums are not split, because adding the splits takes a launch
 
 
@@ -100,15 +106,39 @@ def is_small(product: Product) -> bool:
     with generated entries: (326, 4096) -> 32 with nnz 8 10.0, 13.9, and 8.0; (1312, 384) -> 48 with nnz 4 8.6, 13.2,
     and 7.6; but with nnz 2 (1574, 1024) -> 64 8.8, 14.3, and 11.8; with nnz 4 (9843, 768) -> 18 16, 13, and 22.
     """
+    if not _generates(product):
+        return False
+    fewest = MIN_ADJOINT_NNZ if product.adjoint else 1
+    return is_narrow(product) or (product.nnz >= fewest and product.n * product.d <= _max_small(product))
+
+
+def is_narrow(product: Product) -> bool:
+    """Whether at most a block of vectors is projected to few components, which generated entries make fastest.
+
+    In microseconds on an H200, with generated entries and with the fastest other kernel: A (3344532, 64) -> 16 with nnz
+    4 in bf16 253 and 477, A (1534064, 64) -> 32 with nnz 3 in fp16 133 and 160, A (866680, 32) -> 42 with nnz 8 in bf16
+    115 and 140, X (64, 1144001) -> 16 with nnz 8 180 and 273; but A (3251787, 35) -> 32 with nnz 4 in bf16 427 and 315,
+    X (64, 1654192) -> 32 with nnz 4 in fp16 212 and 154.
+    """
+    n, k, nnz = product.n, product.k, product.nnz
+    fits = n * product.d * k <= MAX_NARROW_SUMS
+    if product.adjoint or not _generates(product) or not fits or n > BLOCK_VECTORS or k > BLOCK_VECTORS:
+        return False
+    if vectors_contiguous(product):
+        return (nnz > 4 and n >= MIN_NARROW) or (nnz > 1 and k <= MIN_ROWS and n >= MIN_NARROW_FEW_ENTRIES)
+    return nnz > 4 and n >= MIN_NARROW_ROWS
+
+
+def _generates(product: Product) -> bool:
+    """Whether the kernels can generate the entries of a product, which has not too few vectors or features."""
     return (
         product.geometry.n_tiles == 1
         and product.stacks == 1
         and product.dtype != "float64"
         and not is_power_of_two(product.k, product.nnz)
-        and (MIN_ADJOINT_NNZ if product.adjoint else 1) <= product.nnz <= SUB_BLOCKS
+        and product.nnz <= SUB_BLOCKS
         and product.n >= MIN_SMALL_VECTORS
         and product.d >= MIN_SMALL_FEATURES
-        and product.n * product.d <= _max_small(product)
     )
 
 
@@ -116,14 +146,15 @@ def _max_small(product: Product) -> int:
     """The largest number of elements of X for which generating entries is faster."""
     limits = MAX_SMALL_ADJOINT if product.adjoint else MAX_SMALL
     most = next((elements for k, elements in limits if product.k <= k), 0)
-    if product.adjoint:
+    if product.adjoint or not most:
         return most
     if product.n <= BLOCK_VECTORS // 2:
         most = min(most, MAX_SMALL_FEW)
-    elif product.n <= BLOCK_VECTORS:
-        most *= 4  # codes take the time of 128 vectors: (64, 228558) -> 16 in fp32 66 us, here 39 us
-        if most and product.k <= MIN_ROWS and product.nnz > 4:  # (64, 156250) -> 26, nnz 8, in fp32 70 us, here 32 us
-            most = product.n * MAX_GENERATED
+    elif product.n <= BLOCK_VECTORS:  # codes take the time of 128 vectors: (64, 228558) -> 16 in fp32 66 us, here 39 us
+        narrow = vectors_contiguous(product) and product.k <= BLOCK_VECTORS
+        most = MAX_SMALL_COLUMNS if narrow else 4 * most
+    elif product.n <= 2 * BLOCK_VECTORS and product.nnz > 4 and product.k <= MIN_ROWS // 2:
+        most = MAX_SMALL_FEW_ROWS
     width = alignment(product, product.d, product.x_strides, 2)
     if product.item_bytes == 2 and product.x_strides[1] == 1 and width == 1:
         most //= 2  # asynchronous copies, of at least 4 bytes, are not possible
