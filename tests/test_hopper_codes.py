@@ -13,7 +13,7 @@ from sjlt.backends.triton import exact as exact_backend
 from sjlt.kernels.config import exact, hopper_codes
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.hopper_codes import HopperCodes
-from sjlt.kernels.config.product import is_small_and_narrow, suits_half_blocks
+from sjlt.kernels.config.product import is_small_and_narrow
 
 SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS", "MIN_COLUMN_BYTES_PER_CODE")
 
@@ -80,27 +80,6 @@ def test_small_narrow_matrices_use_tensor_cores(k, dtype):
     assert isinstance(choose(exact_product(**size)), exact.TensorCore)
     for others in ({"n": 65, "x_strides": (1, 65)}, {"d": 1 << 20}, {"x_strides": (80_000, 1)}, {"adjoint": True}):
         assert not is_small_and_narrow(exact_product(**size | others))
-
-
-@pytest.mark.parametrize(
-    ("n", "d", "k", "nnz", "dtype", "suits"),
-    [
-        (64, 100_000, 300, 4, "float16", True),
-        (64, 100_000, 300, 8, "float16", False),
-        (64, 100_000, 256, 8, "float16", True),  # a power-of-two geometry
-        (64, 60_000, 300, 8, "float16", True),  # less than 8 MiB
-        (64, 100_000, 512, 4, "float16", True),
-        (64, 100_000, 513, 4, "float16", False),  # five tiles
-        (64, 100_000, 513, 4, "float32", True),
-        (62, 100_000, 300, 4, "float16", False),  # loaded 4 bytes at a time
-        (62, 100_000, 300, 4, "float32", True),
-        (61, 100_000, 300, 4, "float32", False),
-    ],
-)
-def test_half_blocks(n, d, k, nnz, dtype, suits):
-    product = exact_product(n=n, d=d, k=k, nnz=nnz, dtype=dtype, device=HOPPER, x_strides=(1, n))
-    assert suits_half_blocks(product) == suits
-    assert is_small_and_narrow(product) == (suits and product.x_bytes <= 32 << 20)
 
 
 @pytest.mark.parametrize("d", [1000, 20_000, 300_000])

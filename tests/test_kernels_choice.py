@@ -1,8 +1,10 @@
 """Which kernel runs a product of the exact law, where several could."""
 
+import pytest
 from helpers.choices import HOPPER, exact_product
 
 from sjlt.kernels.config import exact as config
+from sjlt.kernels.config.product import is_small_and_narrow, suits_half_blocks
 
 
 def test_contiguous_vectors():
@@ -95,3 +97,24 @@ def test_few_long_vectors():
     ):
         product = exact_product(**{"n": n, "d": 1 << 20, "k": 300, **changes})
         assert isinstance(config.choose(product), expected), (n, changes)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "k", "nnz", "dtype", "suits"),
+    [
+        (64, 100_000, 300, 4, "float16", True),
+        (64, 100_000, 300, 8, "float16", False),
+        (64, 100_000, 256, 8, "float16", True),  # a power-of-two geometry
+        (64, 60_000, 300, 8, "float16", True),  # less than 8 MiB
+        (64, 100_000, 512, 4, "float16", True),
+        (64, 100_000, 513, 4, "float16", False),  # five tiles
+        (64, 100_000, 513, 4, "float32", True),
+        (62, 100_000, 300, 4, "float16", False),  # loaded 4 bytes at a time
+        (62, 100_000, 300, 4, "float32", True),
+        (61, 100_000, 300, 4, "float32", False),
+    ],
+)
+def test_half_blocks(n, d, k, nnz, dtype, suits):
+    product = exact_product(n=n, d=d, k=k, nnz=nnz, dtype=dtype, device=HOPPER, x_strides=(1, n))
+    assert suits_half_blocks(product) == suits
+    assert is_small_and_narrow(product) == (suits and product.x_bytes <= 32 << 20)
