@@ -243,7 +243,7 @@ def kernel_calls(monkeypatch):
     monkeypatch.setattr(ProjectCodes, "__call__", record)
     sizes = {f"hopper_codes.{name}": 0 for name in SIZES}
     sizes |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_NARROW_SUMS": 0}
-    sizes |= {"gathers.MIN_SMALL": 1 << 60, "scattered_sums.MAX_SMALL_VECTORS": 0}
+    sizes |= {"gathers.MIN_SMALL": 1 << 60, "scattered_sums.MIN_BYTES": 1 << 60}
     with changed_choices(sizes):  # no other kernel for small products
         yield calls
 
@@ -355,10 +355,8 @@ def test_passes_add_up(contiguous, n, d, beyond, k, nnz, dtype, kernel_calls):
     x = torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, dtype))
     x = x[:, :n].T if contiguous else x[:, :d]
     S = Sketch(d, k, nnz=nnz, seed=3)
-    only_codes = {"scattered_sums.MIN_COLUMNS": 1 << 40, "scattered_sums.MAX_SMALL_VECTORS": 0}
-    with changed_choices(only_codes):
-        want, other = x @ S.T, S @ x.T
-    with changed_choices(only_codes | in_three_passes()):
+    want, other = x @ S.T, S @ x.T
+    with changed_choices(in_three_passes()):
         launch = choose(exact_backend.describe(S.spec, x, want, False, False))
         assert launch.splits > 2 * launch.splits_per_pass
         for _ in range(2):  # prepared, and again

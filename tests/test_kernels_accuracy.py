@@ -181,7 +181,7 @@ ON_HOPPER = {
     "adjoint": Case(Hopper, Sketch(2**14, 256, nnz=4), 512, adjoint=True, settings=LARGE),
     "codes": Case(HopperCodes, Sketch(2**14, 300, nnz=3), 512),
     "codes, short chunks": Case(HopperCodes, Sketch(2**14, 64, nnz=16), 512),
-    "codes, odd columns": Case(HopperCodes, Sketch(2**14, 300, nnz=3)[:, 5:-2], 512),
+    "codes, odd columns": Case(HopperCodes, Sketch(2**14, 300, nnz=3)[:, 5:-2], 512, settings=FEW_ROWS),
     "codes, splits": Case(HopperCodes, Sketch(2**17, 100, nnz=2), 70, settings=FEW_ROWS),
     "codes, bf16": Case(HopperCodes, Sketch(2**14, 300, nnz=3), 512, "bfloat16"),
     "codes, unaligned rows": Case(HopperCodes, Sketch(2**14 + 1, 300, nnz=3), 512, "bfloat16", settings=FEW_ROWS),
