@@ -108,6 +108,7 @@ def test_few_long_vectors():
         (64, 60_000, 300, 8, "float16", True),  # less than 8 MiB
         (64, 100_000, 512, 4, "float16", True),
         (64, 100_000, 513, 4, "float16", False),  # five tiles
+        (64, 100_000, 1000, 4, "float16", True),  # eight tiles
         (64, 100_000, 513, 4, "float32", True),
         (62, 100_000, 300, 4, "float16", False),  # loaded 4 bytes at a time
         (62, 100_000, 300, 4, "float32", True),
@@ -118,3 +119,24 @@ def test_half_blocks(n, d, k, nnz, dtype, suits):
     product = exact_product(n=n, d=d, k=k, nnz=nnz, dtype=dtype, device=HOPPER, x_strides=(1, n))
     assert suits_half_blocks(product) == suits
     assert is_small_and_narrow(product) == (suits and product.x_bytes <= 32 << 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, config.TensorCore),  # less than 16 MiB, loaded by fours
+        ({"d": 9000}, config.HopperCodes),
+        ({"n": 1022, "x_strides": (1, 1022)}, config.HopperCodes),
+        ({"n": 1028, "x_strides": (1, 1028)}, config.HopperCodes),
+        ({"k": 500}, config.HopperCodes),
+        ({"dtype": "float32"}, config.HopperCodes),
+        ({"n": 64, "d": 1 << 19, "nnz": 8, "x_strides": (1, 64)}, config.TensorCore),  # half of a block would be empty
+        ({"n": 64, "d": 1 << 19, "nnz": 16, "x_strides": (1, 64)}, config.HopperCodes),
+        ({"n": 64, "d": 1 << 19, "nnz": 8, "x_strides": (1 << 19, 1)}, config.HopperCodes),
+    ],
+)
+def test_contiguous_vectors_in_16_bits(changes, expected):
+    product = exact_product(
+        **{"n": 1000, "d": 6000, "k": 512, "dtype": "float16", "x_strides": (1, 1000), "device": HOPPER} | changes
+    )
+    assert isinstance(config.choose(product), expected)

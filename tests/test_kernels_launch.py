@@ -49,7 +49,9 @@ def wide_products(draw):
     dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
     precision = draw(st.sampled_from(["highest", "high", "medium"]))
     y_strides = draw(st.sampled_from([(k + padding, 1), (1, n + padding), (2 * k, 2)]))
-    device = draw(st.sampled_from([Device(1, 65536), Device(4, 101376), Device(108, 166912), HOPPER]))
+    copies = {"asynchronous_copies": True}
+    devices = [Device(1, 65536), Device(58, 101376, **copies), Device(108, 166912, **copies), HOPPER]
+    device = draw(st.sampled_from(devices))
     adjoint, plain = draw(st.booleans()), draw(st.booleans())
     return Product(adjoint, n, d, k, nnz, offset, strides, y_strides, dtype, precision, plain, device)
 
@@ -91,7 +93,10 @@ def test_chosen_kernel_can_run_the_product(p):
         assert one_tile.is_small(p) if chosen.sub_blocks else one_tile.eligible(p)
         assert 1 <= chosen.splits <= 65_535
     elif isinstance(chosen, config.ScatteredSums):
-        assert scattered_sums.eligible(p) or scattered_sums.eligible_small(p) or scattered_sums.eligible_many(p)
+        rules = ("eligible", "eligible_small", "eligible_many", "eligible_long_rows")
+        assert any(getattr(scattered_sums, rule)(p) for rule in rules)
+        assert chosen.kernel.shared_bytes + scattered_sums.TRITON_BYTES <= p.device.shared_memory
+        assert 4 * chosen.splits * p.n * p.k <= max(64 << 20, p.x_bytes // 16)
     elif isinstance(chosen, config.StagedGather):
         assert staged_gather.eligible(p)
     elif isinstance(chosen, config.StagedAdjoint):
@@ -145,6 +150,8 @@ def test_memory_beyond_input_and_output(p):
         launches.append(hopper.launch(p))
     if p.device.hopper and hopper_codes.eligible(p):
         launches.append(hopper_codes.launch(p))
+    if one_tile.is_small(p):
+        launches.append(one_tile.launch(p))
     for c in launches:
         sums = c.splits if c.splits > 1 else 0
         if isinstance(c, config.HopperCodes) and c.splits > c.splits_per_pass:

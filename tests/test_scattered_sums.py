@@ -59,6 +59,7 @@ SMALL = {"scattered_sums.MIN_BYTES": 0, "scattered_sums.MIN_FEATURES": 0}
         ({"n": 64, "nnz": 2, "x_strides": (1, 64)}, False),
         ({"d": (1 << 16) - 1}, False),  # less than 1 MiB
         ({"n": 16, "d": 1 << 16, "nnz": 1}, False),  # small, with one term
+        ({"n": 16, "d": 1 << 16, "nnz": 1, "k": 9000}, True),
         ({"n": 15, "d": 1 << 16, "nnz": 1}, True),
         ({"nnz": 17}, False),
         ({"nnz": 8, "stacks": 4}, False),

@@ -70,10 +70,10 @@ def favors_row_gather(product: Product) -> bool:
     """Whether `row_gather` is faster than tensor cores without codes for contiguous vectors.
 
     It is for stacks, for adjoints in power-of-two geometries, and for S A in fp32 if A has less than 1 MiB or, in
-    power-of-two geometries, needs no masks. For other A, tensor cores take 0.2 to 0.86 of
-    the time of `row_gather` (H100, 25 products): in memory floors, (512, 92192) -> 2048 in fp32 1.6 instead of 2.2,
-    (300, 243021) -> 192 in fp32 2.2 instead of 3.9, (61, 327868) -> 128 in fp32 3.4 instead of 7.0, and (26823, 1536)
-    -> 256 in bf16 2.5 instead of 10.7.
+    power-of-two geometries, needs no masks. For other A, tensor cores take 0.2 to 0.86 of the time of `row_gather`
+    (H100, 25 products): in memory floors, (512, 92192) -> 2048 in fp32 1.6 instead of 2.2, (300, 243021) -> 192 in fp32
+    2.2 instead of 3.9, (61, 327868) -> 128 in fp32 3.4 instead of 7.0, and (26823, 1536) -> 256 in bf16 2.5 instead of
+    10.7.
     """
     power_of_two, fp32 = is_power_of_two(product.k, product.nnz), product.dtype == "float32"
     twice = fp32 and power_of_two and not product.adjoint
@@ -97,19 +97,19 @@ def is_small_gather(product: Product) -> bool:
     In microseconds on an H200, here and with the fastest other kernel:
 
     - Y S of contiguous rows: Y (1047, 1536) -> 692 in fp32 9 and 17; with one tile, (544, 768) -> 32 with nnz 4 7.2 and
-      8.5, but (2683, 384) -> 56 with nnz 8 12.7 and 10.0, (4718, 119) -> 64 16.0 and 8.1. In power-of-two geometries
-      with nnz 1, loads are wide, and few programs run: (1260, 1024) -> 256 14.3 and 7.9.
-    - S A in fp32, and with nnz 1 in 16 bits: (1047, 384) -> 512 with nnz 4 7.9 and 13.3, (225, 2680) -> 128 with nnz 8
-      16.5 and 15.0, (2001, 512) -> 128 with nnz 1 in bf16 8.4 and 13.1; but (2421, 1216) -> 318 in fp16 24 and 15,
-      (351, 3072) -> 256 with nnz 3, whose elements are loaded one by one, 25 and 15. In
-      power-of-two geometries with nnz <= 4, (64, 53326) -> 4096 19.6 and 21.0, (256, 13019) -> 128 18 and 24, but
-      (300, 17465) -> 4096 30 and 23 (H100).
-    - X Sᵀ of rows with nnz 1 and small results: (439, 1024) -> 128 9.3 and 13.5, (247, 3072) -> 64 9.7 and 12.4; but
-      (744, 768) -> 698 32 and 11. Without codes, (239, 4311) -> 896 18 and 52.
+      8.5, (1080, 1536) -> 128 with nnz 4, a power-of-two geometry, 8.7 and 9.7; but (2683, 384) -> 56 with nnz 8 12.7
+      and 10.0, (4718, 119) -> 64 with nnz 1 16.0 and 8.1, (1260, 1024) -> 256 with nnz 1 14.3 and 7.9.
+    - S A in fp32, and with nnz 1 in 16 bits: (1047, 384) -> 512 with nnz 4 7.9 and 13.3, (2001, 512) -> 128 with nnz 1
+      in bf16 8.4 and 13.1; but (225, 2680) -> 128 with nnz 8 16.5 and 15.0, (2421, 1216) -> 318 with nnz 1 in fp16 24
+      and 15, (351, 3072) -> 256 with nnz 3, whose elements are loaded one by one, 25 and 15. In power-of-two geometries
+      with nnz 4, (64, 53326) -> 4096 19.6 and 21.0, (256, 13019) -> 128 18 and 24, but (300, 17465) -> 4096 30 and 23
+      (H100).
+    - X Sᵀ with nnz 1 and small results: (439, 1024) -> 128 9.3 and 13.5, (247, 3072) -> 64 9.7 and 12.4; but (744, 768)
+      -> 698 32 and 11. Without codes, (239, 4311) -> 896 18 and 52.
     """
     size, terms = product.n * product.d, product.n * product.d * product.nnz
     power_of_two = is_power_of_two(product.k, product.nnz)
-    if size < MIN_SMALL or product.dtype == "float64" or (power_of_two and product.stacks > 1):
+    if size < MIN_SMALL or product.dtype == "float64":
         return False
     if product.adjoint:
         if product.x_strides[1] != 1 or product.y_strides[1] != 1 or (power_of_two and product.nnz == 1):
@@ -120,8 +120,8 @@ def is_small_gather(product: Product) -> bool:
     if vectors_contiguous(product):
         if product.dtype == "float32" and power_of_two and product.nnz <= MAX_READS:
             return terms <= 2 * MAX_SMALL_TERMS
-        few = product.nnz == 1 and (power_of_two or product.n * product.k <= 4 * MAX_SMALL_RESULT)
+        single = product.nnz == 1 and (power_of_two or product.n * product.k <= 4 * MAX_SMALL_RESULT)
         most = MAX_SMALL_TERMS // (2 if power_of_two or vector_alignment(product) > 1 else 4)
-        return (product.dtype == "float32" or few) and terms <= most
+        return (product.dtype == "float32" or single) and terms <= most
     largest = MAX_SMALL_RESULT * (1 if product.device.hopper else 2)
     return product.nnz == 1 and size <= MAX_SMALL and product.n * product.k <= largest

@@ -31,7 +31,7 @@ INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address"]
 
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
-FAST, FAST_16_BITS, MAX_16_BITS = 8, 16, 1024  # see `_least_factor`
+FAST, FAST_16_BITS, MAX_FAST_VECTORS = 8, 16, 1024  # see `_least_factor`
 MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empty
 MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates
 MIN_BYTES_PER_MANY = 3  # the same for nnz > 4 and many columns: the time of other kernels is proportional to nnz
@@ -150,17 +150,19 @@ def _favors_half_blocks(product: Product) -> bool:
 
     From codes and with tensor cores alone, in microseconds on an H200: A (484744, 64) -> 154 with nnz 4 in fp32 100 and
     89; A (312500, 64) -> 4096 with nnz 3 in bf16 44 and 37; X (64, 468744) -> 256 with nnz 3 in fp16 66 and 48; X (64,
-    1000000) -> 1000 with nnz 4 in bf16 130 and 122. With nnz 8 only in power-of-two geometries: A (252565, 64) -> 128
-    in bf16 44 and 31 (H100), but A (4342324, 64) -> 640 485 and 701. Not for sums of many columns in 16 bits, X (64,
-    2000000) -> 300 with nnz 4 in fp16 246 and 285, but A (1982281, 64) -> 487 with nnz 3 in fp32 306 and 262; for S A
-    with nnz 1; or unless `suits_half_blocks`.
+    1000000) -> 1000 with nnz 4 in bf16 130 and 122. With nnz 8 only for S A in power-of-two geometries: A (252565, 64)
+    -> 128 in bf16 44 and 31 (H100), but A (4342324, 64) -> 640 485 and 701. Not for sums of many columns in 16 bits, X
+    (64, 2000000) -> 300 with nnz 4 in fp16 246 and 285, but A (1982281, 64) -> 487 with nnz 3 in fp32 306 and 262; for
+    S A with nnz 1; or unless `suits_half_blocks`.
     """
-    if product.n > PROGRAM_VECTORS // 2 or (product.nnz > 4 and not is_power_of_two(product.k, product.nnz)):
+    contiguous = vectors_contiguous(product)
+    most = 8 if contiguous and is_power_of_two(product.k, product.nnz) else 4
+    if product.n > PROGRAM_VECTORS // 2 or product.nnz > most:
         return False
     many_columns = product.n > MIN_VECTORS and product.d >= MIN_LONG_COLUMNS and product.k <= MAX_LONG_ROWS
     if many_columns and product.item_bytes == 2:
         return False
-    if not vectors_contiguous(product):
+    if not contiguous:
         return product.item_bytes == 2 and loaded_bytes(product) > 4
     return product.nnz > 1 and suits_half_blocks(product)
 
@@ -171,18 +173,20 @@ def _is_narrow(product: Product) -> bool:
 
 
 def _least_factor(product: Product) -> int:
-    """MIN_BYTES is multiplied by this: by more than 1 if the portable kernels are faster for small products.
+    """The factor on MIN_BYTES: more than 1 where the portable kernels are faster for small products.
 
     They are for narrow contiguous vectors, and in power-of-two geometries for rows that begin at multiples of 16 bytes
     and for few contiguous vectors in 16 bits that are loaded by fours at least. Otherwise, codes take 0.5 to 1.05 times
-    as long even for 1 MB of data. In microseconds on an H200: (1024, 1024) -> 512 in fp32 takes 14, and 17 from codes;
-    (473, 1536) -> 384 in fp32, 30 and 17; (906, 4096) -> 192 in bf16 with an odd row stride, 55 and 31; S A (864, 935)
-    -> 1024 in bf16, 20 and 12.5; on an H100, (512, 1384) -> 2048 8.1 and 10.7, (256, 18275) -> 1024 16 and 18, (1000,
-    18459) -> 256 34 and 33; (377, 17576) -> 4096 with nnz 8 28 and 20, (5084, 1000) -> 4096 43 and 27.
+    as long even for 1 MB of data. In microseconds on an H200, with other kernels and from codes: X (1024, 1024) -> 512
+    in fp32 14 and 17, X (473, 1536) -> 384 in fp32 30 and 17, X (906, 4096) -> 192 in bf16 with an odd row stride 55
+    and 31, A (864, 935) -> 1024 in bf16 20 and 12.5; for contiguous vectors in 16 bits on an H100, with nnz 4, A (1384,
+    512) -> 2048 8.1 and 10.7, A (18275, 256) -> 1024 16 and 18, A (18459, 1000) -> 256 34 and 33, A (1000, 5084) ->
+    4096 43 and 27, and with nnz 8 A (17576, 377) -> 4096 28 and 20.
     """
     power_of_two = is_power_of_two(product.k, product.nnz)
     if vectors_contiguous(product):
-        if power_of_two and vector_alignment(product) >= 4 and product.item_bytes == 2 and product.n <= MAX_16_BITS:
+        few = product.n <= MAX_FAST_VECTORS and product.item_bytes == 2
+        if few and power_of_two and vector_alignment(product) >= 4:
             return FAST_16_BITS
         return FAST if _is_narrow(product) else 1
     widest = VECTOR_BYTES // product.item_bytes

@@ -35,10 +35,12 @@ SMALL_STAGES = 3  # compiler option
 MIN_SMALL_VECTORS, MIN_SMALL_FEATURES = 16, STEP
 MAX_SMALL = ((32, 1 << 22), (64, 1 << 21), (128, 1 << 20))  # pairs (largest k, most elements of X)
 MAX_SMALL_FEW = 1 << 21  # elements of X if it has at most half a block of vectors
-MAX_SMALL_ADJOINT = ((32, 1 << 22), (64, 1 << 20))  # as MAX_SMALL, for elements of the result of an adjoint
-MAX_SMALL_COLUMNS = 1 << 25  # elements of A with more than half a block of vectors
-MAX_SMALL_FEW_ROWS = 1 << 26  # elements of X with at most two blocks of vectors, for k <= MIN_ROWS / 2 and nnz > 4
-MIN_ADJOINT_NNZ = 3  # for fewer, `adjoint_staged` adds the terms faster
+# As MAX_SMALL, for elements of the result of an adjoint; for at least MIN_VECTORS vectors, and for fewer.
+MAX_SMALL_ADJOINT = ((32, 1 << 22), (64, 1 << 20))
+MAX_SMALL_ADJOINT_FEW = ((32, 1 << 24), (64, 1 << 21))
+# Elements of A with more than half a block of vectors; and of X with at most two, k <= MIN_ROWS / 2, and nnz > 4.
+MAX_SMALL_BLOCK, MAX_SMALL_FEW_COMPONENTS = 1 << 25, 1 << 26
+MIN_ADJOINT_NNZ = 3  # for fewer, `adjoint_staged` adds the terms of MIN_VECTORS vectors faster
 # Vectors, for `is_narrow`: contiguous with many and with few entries per column, and rows.
 MIN_NARROW, MIN_NARROW_FEW_ENTRIES, MIN_NARROW_ROWS = 24, 49, 40
 MAX_STEPS = 32  # steps that are added to one sum
@@ -103,17 +105,18 @@ def is_small(product: Product) -> bool:
     (99, 3839) -> 16 in fp16, contiguous vectors, 23 and 10; (186, 218) -> 32 in fp16 37 and 14; (15167, 64) -> 66 in
     bf16 13 and 11; (22, 82616) -> 32 in fp16 37 and 17. For more data, other kernels are faster: (2484, 1024) -> 64 in
     fp32 19 and 22; (547, 4093) -> 32 in fp16 18 and 22. Adjoints, on an H200, with `adjoint_staged`, with stored and
-    with generated entries: (326, 4096) -> 32 with nnz 8 10.0, 13.9, and 8.0; (1312, 384) -> 48 with nnz 4 8.6, 13.2,
-    and 7.6; but with nnz 2 (1574, 1024) -> 64 8.8, 14.3, and 11.8; with nnz 4 (9843, 768) -> 18 16, 13, and 22.
+    with generated entries: (326, 4096) -> 32 with nnz 8 10.0, 13.9, and 8.0; (1312, 384) -> 48 with nnz 4, contiguous
+    vectors, 8.6, 13.2, and 7.6; but with nnz 2 (7049, 768) -> 64 12.0, 12.9 by `adjoint_tensor_core`, and 16.7; with
+    nnz 4 (9843, 768) -> 18 16, 13, and 22.
     """
     if not _generates(product):
         return False
-    fewest = MIN_ADJOINT_NNZ if product.adjoint else 1
+    fewest = MIN_ADJOINT_NNZ if product.adjoint and product.n >= MIN_VECTORS else 1
     return is_narrow(product) or (product.nnz >= fewest and product.n * product.d <= _max_small(product))
 
 
 def is_narrow(product: Product) -> bool:
-    """Whether at most a block of vectors is projected to few components, which generated entries make fastest.
+    """Whether at most one block of vectors is projected to so few components that generated entries are fastest.
 
     In microseconds on an H200, with generated entries and with the fastest other kernel: A (3344532, 64) -> 16 with nnz
     4 in bf16 253 and 477, A (1534064, 64) -> 32 with nnz 3 in fp16 133 and 160, A (866680, 32) -> 42 with nnz 8 in bf16
@@ -130,7 +133,7 @@ def is_narrow(product: Product) -> bool:
 
 
 def _generates(product: Product) -> bool:
-    """Whether the kernels can generate the entries of a product, which has not too few vectors or features."""
+    """Whether the kernels can generate the entries of a product, and it has enough vectors and features."""
     return (
         product.geometry.n_tiles == 1
         and product.stacks == 1
@@ -144,17 +147,18 @@ def _generates(product: Product) -> bool:
 
 def _max_small(product: Product) -> int:
     """The largest number of elements of X for which generating entries is faster."""
-    limits = MAX_SMALL_ADJOINT if product.adjoint else MAX_SMALL
+    limits_of_adjoint = MAX_SMALL_ADJOINT if product.n >= MIN_VECTORS else MAX_SMALL_ADJOINT_FEW
+    limits = limits_of_adjoint if product.adjoint else MAX_SMALL
     most = next((elements for k, elements in limits if product.k <= k), 0)
     if product.adjoint or not most:
         return most
     if product.n <= BLOCK_VECTORS // 2:
         most = min(most, MAX_SMALL_FEW)
     elif product.n <= BLOCK_VECTORS:  # codes take the time of 128 vectors: (64, 228558) -> 16 in fp32 66 us, here 39 us
-        narrow = vectors_contiguous(product) and product.k <= BLOCK_VECTORS
-        most = MAX_SMALL_COLUMNS if narrow else 4 * most
+        few_components = vectors_contiguous(product) and product.k <= BLOCK_VECTORS
+        most = MAX_SMALL_BLOCK if few_components else 4 * most
     elif product.n <= 2 * BLOCK_VECTORS and product.nnz > 4 and product.k <= MIN_ROWS // 2:
-        most = MAX_SMALL_FEW_ROWS
+        most = MAX_SMALL_FEW_COMPONENTS
     width = alignment(product, product.d, product.x_strides, 2)
     if product.item_bytes == 2 and product.x_strides[1] == 1 and width == 1:
         most //= 2  # asynchronous copies, of at least 4 bytes, are not possible
@@ -206,7 +210,7 @@ def _split(product: Product, block_vectors: int, chunks: int, small: bool) -> tu
     splits = max(1, min(programs // -(-product.n // block_vectors), chunks // unit))
     if not product.adjoint:
         if small:
-            splits = max(splits, (chunks << product.geometry.log_chunk) // (MAX_STEPS * STEP))
+            splits = max(splits, -(-(chunks << product.geometry.log_chunk) // (MAX_STEPS * STEP)))
         if small and product.d <= MAX_SHORT_COLUMNS:
             splits = 1
         splits = max(1, min(splits, (SCRATCH_BYTES - MAX_ENTRY_BYTES) // (4 * product.n * product.k)))

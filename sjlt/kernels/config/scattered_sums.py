@@ -7,20 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from .gathers import is_small_gather
 from .product import SCRATCH_BYTES, Product, is_power_of_two, loaded_bytes, next_power_of_two, vectors_contiguous
 
 MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
 MAX_VECTORS = 32
-# For `eligible_small`: vectors; terms, by an element's size in bytes; rows of sub-blocks, for more and for few vectors.
+# For `eligible_small`: vectors; terms, by an element's size in bytes, and on devices without the Hopper kernels.
 MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, {2: 1 << 23, 4: 1 << 24}, 1 << 25
-FEW_SMALL_VECTORS, MIN_SUB_BLOCK = 640, (8, 4)
-MAX_SINGLE = 1 << 21  # elements of rows that `few_vectors` adds faster if nnz is 1
+# Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
+SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
 # Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
 # block of 128 vectors ("tensor cores": 64); and the fewest columns, per component and in all, that outweigh setting up
 # and adding sums.
 MAX_CYCLES = {"staged": 33, "codes": 66, "no codes": 90, "fp32": 40, "tensor cores": 40}
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
-# For `is_in_registers`: rows with nnz 1 that are not, vectors of a block of `few_vectors`, components, terms.
+# For `is_in_registers`: rows with nnz 1, vectors of a block of `few_vectors`, components, and terms.
 MIN_ROWS_IN_MEMORY, MAX_BLOCK, FEW_COMPONENTS, MAX_FEW_TERMS = 16, 8, 512, 1 << 27
 MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
 MAX_NNZ = 16  # over all stacks; the table grows with it
@@ -124,11 +125,9 @@ def eligible(product: Product) -> bool:
     Other kernels take the time of 128 vectors, and long to load rows that begin off multiples of 8 bytes. From codes
     and here, in microseconds: (48, 312496) -> 64 with nnz 3 in fp32 65 and 39 (H100). For unaligned rows in 16 bits, on
     an H200: (64, 3835685) -> 32 with nnz 4 515 and 340, (64, 6339766) -> 128 with nnz 2 631 and 359; but (64, 7002786)
-    -> 256 with nnz 8 943 and 1531, (238, 1010459) -> 112 with nnz 3 165 and 269, (350, 53186) -> 640 with nnz 4 38 and
-    69.
+    -> 256 with nnz 8 943 and 1531, (238, 1010459) -> 112 with nnz 3 165 and 269.
     """
-    single = _are_rows(product) and product.nnz * product.stacks == 1 and product.n >= MIN_ROWS_IN_MEMORY
-    if single and product.n * product.d <= MAX_SINGLE:
+    if product.n >= MIN_ROWS_IN_MEMORY and product.stacks == 1 and _are_rows(product) and is_small_gather(product):
         return False
     if product.n <= MAX_VECTORS:
         return _gains(product)
@@ -149,22 +148,21 @@ def eligible_small(product: Product) -> bool:
 
     In microseconds on an H200, here, with generated entries by `one_tile`, and from codes: (130, 3072) -> 36 with nnz 4
     in fp32 8.9, 12.3, and 14.0; (463, 4096) -> 61 in fp16 12.5, 17.3, and 18.9; (258, 2067) -> 56 with nnz 8 11.0,
-    14.5, and 15.6; (1317, 871) -> 79 with nnz 4 12.4, 17.6, and 12.9 (H100). If sub-blocks have few rows, lanes meet in
-    the same banks of shared memory: (88, 4096) -> 16 with nnz 8 12.7, 9.7, and 14.3; (663, 973) -> 16 with nnz 4 12.7,
-    10.3, and 11.9 (H100). Without codes, it is also faster with several tiles, (246, 3057) -> 1216 with nnz 3 in fp16
-    14 and 40 by `tensor_core`, and for more terms, (2682, 2961) -> 46 with nnz 2 in bf16 22, and 40 by `one_tile`.
+    14.5, and 15.6. If sub-blocks have few rows, lanes meet in the same banks of shared memory: (88, 4096) -> 16 with
+    nnz 8 12.7, 9.7, and 14.3. Without codes, it is also faster with several tiles, (246, 3057) -> 1216 with nnz 3 in
+    fp16 14 and 40 by `tensor_core`, and for more terms, (2682, 2961) -> 46 with nnz 2 in bf16 22 and 40 by `one_tile`.
     """
-    n_tiles, nnz, hopper = product.geometry.n_tiles, product.nnz * product.stacks, product.device.hopper
-    few = product.n <= FEW_SMALL_VECTORS
+    n_tiles, hopper, few = product.geometry.n_tiles, product.device.hopper, product.n <= FEW_SMALL_VECTORS
+    most = MAX_SMALL_TERMS.get(product.item_bytes, 0) if hopper else MAX_PORTABLE_TERMS
     return (
         MAX_VECTORS < product.n <= MAX_SMALL_VECTORS
         and _are_rows(product)
         and product.item_bytes <= 4
         and (n_tiles == 1 or (few and not hopper))
         and not is_power_of_two(product.k, product.nnz)
-        and nnz > 1
-        and product.k > product.nnz * n_tiles * MIN_SUB_BLOCK[few]
-        and product.n * product.d * nnz <= (MAX_SMALL_TERMS[product.item_bytes] if hopper else MAX_PORTABLE_TERMS)
+        and product.nnz > 1
+        and product.k > product.nnz * n_tiles * (SMALL_SUB_BLOCK_OF_FEW if few else SMALL_SUB_BLOCK)
+        and product.n * product.d * product.nnz <= most
         and _gains(product)
     )
 
@@ -206,13 +204,13 @@ def _gains(product: Product) -> bool:
 
 
 def is_in_registers(product: Product) -> bool:
-    """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `exact`).
+    """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `gathers`).
 
-    It is in power-of-two geometries, except for rows that exceed a block of 8 vectors, and for 2 to 8 vectors and few
-    components, if rows are contiguous or elements have 16 bits. In microseconds on an H200, here and by `few_vectors`:
-    X (10, 10125176) -> 1024 with nnz 2 179 and 360, (8, 327827) -> 128 with nnz 4 16 and 24, A (6377275, 8) -> 256 in
-    bf16 93 and 115; but X (14, 1245345) -> 2048 with nnz 1 48 and 35, (8, 416435) -> 1024 27 and 25, (1, 9171326) ->
-    1024 50 and 40, (4, 19419558) -> 256 with nnz 8 437 and 254.
+    It is in power-of-two geometries, except for rows that exceed a block of 8 vectors and, with nnz > 1, for 2 to 8
+    vectors with few components and not too many terms, if rows are contiguous or elements have 16 bits. In microseconds
+    on an H200, with sums in shared memory and by `few_vectors`: X (10, 10125176) -> 1024 with nnz 2 179 and 360, X (8,
+    327827) -> 128 with nnz 4 16 and 24, A (430825, 8) -> 512 with nnz 8 in fp16 30 and 35; but X (14, 1245345) -> 2048
+    with nnz 1 48 and 35, X (8, 416435) -> 1024 with nnz 4 27 and 25, X (4, 19419558) -> 256 with nnz 8 437 and 254.
     """
     if not is_power_of_two(product.k, product.nnz) or product.stacks > 1 or product.dtype == "float64":
         return False
@@ -253,7 +251,7 @@ def launch(product: Product) -> ScatteredSums:
 def _launch(product: Product) -> ScatteredSums | None:
     """The launch, or None if sums do not fit in shared memory or partial sums in SCRATCH_BYTES or 1/16 of the data."""
     kernel = _constants(product)
-    if kernel is None:
+    if kernel is None or _resident(product, kernel) == 0:
         return None
     multiprocessors, blocks = product.device.multiprocessors, -(-product.n // kernel.vectors)
     batches = _batches(product, kernel.chunks)
@@ -317,13 +315,15 @@ def _sums(product: Product) -> Iterator[tuple[int, int, int, bool, int]]:
     item, groups, rows = max(4, product.item_bytes), max(1, LANES // group), _rounded_up(product.k * product.stacks)
     ways = [(team, False) for team in (1, 2, 4) if nnz % team == 0] + [(1, True)] * (group >= WARPS * LANES)
     vectors = min(MAX_PROGRAM_VECTORS, MAX_VECTOR_BYTES // item, next_power_of_two(product.n))
+    table = WARPS * LANES * max(1, (1 << product.geometry.log_chunk) // LANES) * nnz * ENTRY_BYTES
+    largest = min(MAX_SUMS_BYTES, product.device.shared_memory - TRITON_BYTES - table)
     while vectors:
         for unit in {1, min(vectors, UNIT_BYTES // item)}:
             replicas = groups
             while replicas <= max(groups, 4 * BANKS // (unit * item)):
                 for team, shared_sums in ways:
                     copies = 1 if shared_sums else WARPS // team
-                    if copies * replicas * rows * vectors * item <= MAX_SUMS_BYTES:
+                    if copies * replicas * rows * vectors * item <= largest:
                         yield vectors, unit, team, shared_sums, replicas
                 replicas *= 2
         vectors //= 2

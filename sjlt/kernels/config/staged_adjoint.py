@@ -198,8 +198,8 @@ def _favors_sums(product: Product) -> bool:
     there, (12955, 90) -> 3072 in fp16 2.75 and 2.85, but (196243, 124) -> 384 with nnz 8 2.2 and 2.05; for k = 63 and
     nnz 1 1.56 and 2.1, for k = 64 and nnz 2 (7034, 768) 3.1 and 3.4 (H200). In 16 bits, rows that begin within a sector
     of the cache are stored in parts of sectors: (79121, 72) -> 1000 takes 3.5 here and 2.9 there. Small products take
-    less time here, because entries are not stored, in microseconds: Y (1574, 1024) -> 64 with nnz 2 8.8 and 14.3,
-    (2360, 1024) -> 64 with nnz 3 11.7 and 14.8.
+    less time here, because entries are not stored, in microseconds, contiguous vectors: Y (1574, 1024) -> 64 with nnz 2
+    8.8 and 14.3, (2360, 1024) -> 64 with nnz 3 11.7 and 14.8.
     """
     whole_sectors = product.x_strides[0] == 1 or product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
     if product.n * product.d <= MAX_SMALL:
