@@ -50,7 +50,8 @@ def wide_products(draw):
     precision = draw(st.sampled_from(["highest", "high", "medium"]))
     y_strides = draw(st.sampled_from([(k + padding, 1), (1, n + padding), (2 * k, 2)]))
     copies = {"asynchronous_copies": True}
-    devices = [Device(1, 65536), Device(58, 101376, **copies), Device(108, 166912, **copies), HOPPER]
+    devices = [Device(1, 65536), Device(4, 101376), Device(108, 166912), HOPPER]
+    devices += [Device(58, 101376, **copies), Device(108, 166912, **copies)]
     device = draw(st.sampled_from(devices))
     adjoint, plain = draw(st.booleans()), draw(st.booleans())
     return Product(adjoint, n, d, k, nnz, offset, strides, y_strides, dtype, precision, plain, device)
@@ -369,7 +370,7 @@ def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     out_dtype = "float32" if in_halves else dtype
     settings = {"arithmetic.MIN_PAIR_ELEMENTS": fewest, "exact.split_groups": cut}
     settings |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "one_tile.MAX_NARROW_SUMS": 0}
-    settings |= {"product.NARROW_BYTES": 0}
+    settings |= {"one_tile.MAX_SMALL_ADJOINT_FEW": (), "product.NARROW_BYTES": 0}
     settings |= NO_FEW_READS | {"hopper_codes.MIN_BYTES": 1 << 40}
     with changed_choices(settings):
         check_project(S, n, dtype, out_dtype, kernels_on, layout, layout, add=not in_halves)

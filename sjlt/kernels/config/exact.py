@@ -1,7 +1,7 @@
 """The choice of a kernel for the exact law: pure functions of a `Product`.
 
-The thresholds were tuned in fp32 on an H200, on the shapes in benchmarks/results/h200.json. Where a Hopper kernel is
-eligible, that file has its time and not that of the portable kernels.
+The thresholds come from the times of all kernels that can run a product, on an H100 and an H200: see "The kernel chosen
+and the fastest one" in kernels/README.md.
 """
 
 from __future__ import annotations

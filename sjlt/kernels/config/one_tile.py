@@ -147,11 +147,11 @@ def _generates(product: Product) -> bool:
 
 def _max_small(product: Product) -> int:
     """The largest number of elements of X for which generating entries is faster."""
-    limits_of_adjoint = MAX_SMALL_ADJOINT if product.n >= MIN_VECTORS else MAX_SMALL_ADJOINT_FEW
-    limits = limits_of_adjoint if product.adjoint else MAX_SMALL
-    most = next((elements for k, elements in limits if product.k <= k), 0)
-    if product.adjoint or not most:
-        return most
+    if product.adjoint:
+        return _limit(product, MAX_SMALL_ADJOINT if product.n >= MIN_VECTORS else MAX_SMALL_ADJOINT_FEW)
+    most = _limit(product, MAX_SMALL)
+    if most == 0:
+        return 0
     if product.n <= BLOCK_VECTORS // 2:
         most = min(most, MAX_SMALL_FEW)
     elif product.n <= BLOCK_VECTORS:  # codes take the time of 128 vectors: (64, 228558) -> 16 in fp32 66 us, here 39 us
@@ -163,6 +163,11 @@ def _max_small(product: Product) -> int:
     if product.item_bytes == 2 and product.x_strides[1] == 1 and width == 1:
         most //= 2  # asynchronous copies, of at least 4 bytes, are not possible
     return most
+
+
+def _limit(product: Product, limits: tuple[tuple[int, int], ...]) -> int:
+    """The elements in the first of `limits`, pairs as in MAX_SMALL, whose k is not exceeded; 0 if all are."""
+    return next((elements for k, elements in limits if product.k <= k), 0)
 
 
 def launch(product: Product) -> OneTile:

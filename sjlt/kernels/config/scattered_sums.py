@@ -12,8 +12,8 @@ from .product import SCRATCH_BYTES, Product, is_power_of_two, loaded_bytes, next
 
 MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
 MAX_VECTORS = 32
-# For `eligible_small`: vectors; terms, by an element's size in bytes, and on devices without the Hopper kernels.
-MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, {2: 1 << 23, 4: 1 << 24}, 1 << 25
+# For `eligible_small`: vectors; terms per byte of an element; terms on devices without the Hopper kernels.
+MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, 1 << 22, 1 << 25
 # Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
 SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
 # Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
@@ -153,7 +153,7 @@ def eligible_small(product: Product) -> bool:
     fp16 14 and 40 by `tensor_core`, and for more terms, (2682, 2961) -> 46 with nnz 2 in bf16 22 and 40 by `one_tile`.
     """
     n_tiles, hopper, few = product.geometry.n_tiles, product.device.hopper, product.n <= FEW_SMALL_VECTORS
-    most = MAX_SMALL_TERMS.get(product.item_bytes, 0) if hopper else MAX_PORTABLE_TERMS
+    most = MAX_SMALL_TERMS * product.item_bytes if hopper else MAX_PORTABLE_TERMS
     return (
         MAX_VECTORS < product.n <= MAX_SMALL_VECTORS
         and _are_rows(product)
@@ -315,15 +315,14 @@ def _sums(product: Product) -> Iterator[tuple[int, int, int, bool, int]]:
     item, groups, rows = max(4, product.item_bytes), max(1, LANES // group), _rounded_up(product.k * product.stacks)
     ways = [(team, False) for team in (1, 2, 4) if nnz % team == 0] + [(1, True)] * (group >= WARPS * LANES)
     vectors = min(MAX_PROGRAM_VECTORS, MAX_VECTOR_BYTES // item, next_power_of_two(product.n))
-    table = WARPS * LANES * max(1, (1 << product.geometry.log_chunk) // LANES) * nnz * ENTRY_BYTES
-    largest = min(MAX_SUMS_BYTES, product.device.shared_memory - TRITON_BYTES - table)
+    available = product.device.shared_memory - TRITON_BYTES - _table_bytes(product, WARPS * LANES)
     while vectors:
         for unit in {1, min(vectors, UNIT_BYTES // item)}:
             replicas = groups
             while replicas <= max(groups, 4 * BANKS // (unit * item)):
                 for team, shared_sums in ways:
                     copies = 1 if shared_sums else WARPS // team
-                    if copies * replicas * rows * vectors * item <= largest:
+                    if copies * replicas * rows * vectors * item <= min(MAX_SUMS_BYTES, available):
                         yield vectors, unit, team, shared_sums, replicas
                 replicas *= 2
         vectors //= 2
@@ -346,8 +345,7 @@ def _cost(product: Product, vectors: int, unit: int, team: int, shared_sums: boo
     lines = 2 * conflicts * item / 4 + 4 / vectors + loaded_lines * team / nnz
     instructions = 3 + 3 / unit + 14 / vectors + (4 + rotations.bit_length()) * team / nnz
     copies = 1 if shared_sums else WARPS // team
-    table = WARPS * LANES * max(1, (1 << product.geometry.log_chunk) // LANES) * nnz * ENTRY_BYTES
-    used = copies * replicas * rows * vectors * item + table
+    used = copies * replicas * rows * vectors * item + _table_bytes(product, WARPS * LANES)
     programs = max(1, product.device.shared_memory // (used + TRITON_BYTES))
     blocks = -(-product.n // vectors) * vectors / product.n
     busiest, other = max(lines, instructions / 4), min(lines, instructions / 4)
@@ -380,17 +378,20 @@ def bank_conflicts(product: Product, vectors: int, unit: int, replicas: int) -> 
 
 def _with_chunks(product: Product, kernel: ScatterConstants, chunks: int) -> ScatterConstants:
     """The constants of a kernel with batches of at least `chunks` chunks."""
-    log_chunk, nnz, item = product.geometry.log_chunk, product.nnz * product.stacks, max(4, product.item_bytes)
+    log_chunk, item = product.geometry.log_chunk, max(4, product.item_bytes)
     log_parts, step = max(0, log_chunk - 5), WARPS // kernel.team * LANES
     while chunks << log_chunk < step * kernel.together:
         chunks *= 2
     loaded = max(kernel.together, min(kernel.loaded, (chunks << log_chunk) // step))
-    table = (chunks << log_parts) * nnz * ENTRY_BYTES
-    shared = table + kernel.parts * kernel.vectors * kernel.rows * item
+    shared = _table_bytes(product, chunks) + kernel.parts * kernel.vectors * kernel.rows * item
     shared = -(-shared // 2048) * 2048 + ENTRY_BYTES
     step_bytes = step * loaded * kernel.vectors * product.item_bytes
     ahead = min(MAX_PREFETCHED, PREFETCHED_BYTES // step_bytes)
     return replace(kernel, chunks=chunks, log_parts=log_parts, loaded=loaded, prefetched=ahead, shared_bytes=shared)
+
+
+def _table_bytes(product: Product, chunks: int) -> int:
+    return (chunks << max(0, product.geometry.log_chunk - 5)) * product.nnz * product.stacks * ENTRY_BYTES
 
 
 def _rounded_up(rows: int) -> int:

@@ -201,9 +201,9 @@ def _favors_sums(product: Product) -> bool:
     less time here, because entries are not stored, in microseconds, contiguous vectors: Y (1574, 1024) -> 64 with nnz 2
     8.8 and 14.3, (2360, 1024) -> 64 with nnz 3 11.7 and 14.8.
     """
-    whole_sectors = product.x_strides[0] == 1 or product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
     if product.n * product.d <= MAX_SMALL:
         return product.nnz <= MAX_GATHERED
+    whole_sectors = product.x_strides[0] == 1 or product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
     few_terms = product.nnz <= (MAX_GATHERED if product.k > law.TILE_ROWS // 2 else 2)
     return few_terms and (whole_sectors or product.item_bytes > 2)
 
