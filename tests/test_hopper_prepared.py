@@ -59,6 +59,7 @@ class Launches:
         triton.JITFunction.warmup = lambda kernel, *given, grid, **constants: self.search(kernel, grid)(
             *given, **constants
         )
+        triton.AsyncCompileMode = refuse  # as within this mode: kernels are not compiled before they are launched
         launcher._with_shared_memory = lambda compiled, size: compiled
         launcher.driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda _: 0))
         device.describe = lambda _: Device(132, 227 << 10, hopper=True, programmatic_launch=True)
@@ -86,6 +87,10 @@ class Compiled:
     def run(self, x, y, z, stream, function, metadata, launch_metadata, enter, leave, *arguments):
         arguments = tuple(map(described, arguments))
         self.launches.started.append((self.name, (x, y, z), arguments))
+
+
+def refuse(_):
+    raise RuntimeError
 
 
 def described(argument):
@@ -227,9 +232,10 @@ def check_calls(launches, case):
             noted.clear()
         data, out = (y, x) if back else (x, y)
         (adjoint if back else project)(Sketch(offset + d, k, nnz=nnz, seed=seed)[:, offset:], data, out, add)
-        memory = launches.allocated[0] if launches.allocated else None
+        memory = launches.allocated[-1] if launches.allocated else None
         codes = isinstance(chosen, HopperCodes)
-        assert len(launches.allocated) == (codes or chosen.splits > 1), "one allocation at most"
+        passes = 2 if call == 0 else 1  # the first call also runs in order to find what to compile
+        assert len(launches.allocated) == passes * (codes or chosen.splits > 1), "one allocation at most"
         expect = expected_codes if codes else expected_exact
         expected = list(expect(chosen, spec, data, out, add if codes else back, memory))
         check(launches, expected, call)

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,12 +14,13 @@ import torch
 import triton
 from helpers.compilation import source_of
 from triton.compiler import CompiledKernel
+from triton.runtime import _async_compile
 
 from sjlt import Sketch
 from sjlt.backends.triton import launcher as triton_launches
 from sjlt.backends.triton import prepared
 from sjlt.backends.triton.device import GLUON_VERSIONS
-from sjlt.backends.triton.launcher import Launch, kind, run
+from sjlt.backends.triton.launcher import Launch, compiled_together, kind, run
 
 
 class Kernel:
@@ -28,7 +30,13 @@ class Kernel:
     arg_names = ("x", "n", "BLOCK", "UNMASKED")
 
     def __init__(self):
-        self.searched, self.launched = [], []
+        self.searched, self.launched, self.compiled = [], [], []
+
+    def warmup(self, *arguments, grid, **constants):
+        """Compile as Triton does within its AsyncCompileMode."""
+        mode = _async_compile.active_mode.get()
+        compiled = SimpleNamespace(src="source", metadata="metadata")
+        return mode.submit(arguments, lambda: compiled, lambda found: self.compiled.append((arguments, constants)))
 
     def __getitem__(self, grid):
         def launch(*arguments, **constants):
@@ -169,6 +177,50 @@ def test_interface_of_tested_versions():
         "knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *args)"
     )
     assert "".join(expected.split()) in "".join(source.split())
+
+
+def test_kernels_of_a_new_call_are_compiled_together(monkeypatch):
+    """Each once, in threads that also create what launches it, and only if there are several new ones."""
+    created = []
+    active = SimpleNamespace(launcher_cls=lambda *given: created.append((threading.get_ident(), *given)))
+    monkeypatch.setattr(triton_launches, "driver", SimpleNamespace(active=active))
+    kernel = Kernel()
+
+    def launch(*keys):
+        for key in keys:
+            run(kernel, (1, 1, 1), 0, (key, 7), key, constants)
+
+    with compiled_together():
+        launch("a", "b", "b")
+        assert kernel.compiled == []
+    assert sorted(kernel.compiled) == [(("a", 7), passed()), (("b", 7), passed())]
+    assert [given for _, *given in created] == [["source", "metadata"]] * 2
+    assert threading.get_ident() not in {thread for thread, *_ in created}
+    assert kernel.searched == kernel.launched == []
+    with compiled_together():
+        launch("c")
+    launch("a", "b")
+    with compiled_together():
+        launch("a", "b", "c")
+    with triton.AsyncCompileMode(None), compiled_together():  # the caller's own executor compiles what is launched
+        launch("c", "d")
+    assert len(kernel.compiled) == len(kernel.searched) == 2
+
+
+def test_errors_of_the_compiler_are_raised(monkeypatch):
+    """And leave nothing behind that would affect other kernels."""
+    kernel = Kernel()
+    monkeypatch.setattr(triton_launches, "driver", SimpleNamespace(active=SimpleNamespace(launcher_cls=None)))
+
+    def launch():
+        with compiled_together():
+            for key in "ab":
+                run(kernel, (1, 1, 1), 0, (key, 7), key, constants)
+
+    for _ in range(2):
+        with pytest.raises(TypeError, match="not callable"):
+            launch()
+    assert _async_compile.active_mode.get() is None
 
 
 def prepare(calls, spec, data, out, accumulate):

@@ -6,7 +6,11 @@ At every launch, Triton examines all arguments to find the compiled kernel, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar, copy_context
+from functools import partial
 from itertools import islice, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,6 +41,8 @@ Value = TypeVar("Value")
 Kind = tuple[dtype, int]  # the dtype of a tensor, and its address modulo 16
 Found = tuple[Any, tuple[Any, ...]]  # a compiled kernel, and the values of its constants in argument order
 _compiled: dict[Hashable, Found] = {}
+# Within `compiled_together`, what compiles the kernels of the launches so far, by their keys in `_compiled`.
+_to_compile: ContextVar[dict[Hashable, Callable[[], Any]] | None] = ContextVar("to_compile", default=None)
 _address = Tensor.data_ptr
 
 
@@ -175,10 +181,16 @@ def run(
     Returns
     -------
     tuple or None
-        The compiled kernel and the values of its constants; None in Triton's interpreter, which does not compile.
+        The compiled kernel and the values of its constants; None in Triton's interpreter, which does not compile, and
+        within `compiled_together`.
     """
     compiled_key = (kernel.__name__, device, key)
     found = _compiled.get(compiled_key)
+    to_compile = _to_compile.get()
+    if to_compile is not None:
+        if found is None:
+            to_compile[compiled_key] = partial(kernel.warmup, *arguments, grid=grid, **constants(), **OPTIONS)
+        return None
     if found is not None:
         compiled, values = found
         _start(compiled, grid, device, (*arguments, *values))
@@ -194,6 +206,45 @@ def run(
         return None
     values = tuple(by_name[name] for name in names)
     return remember(_compiled, compiled_key, (compiled, values))
+
+
+class _Builders(ThreadPoolExecutor):
+    """Threads that compile a kernel and what Triton compiles at its first launch: a C function that launches it."""
+
+    def submit(self, compile_kernel: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        def build() -> Any:
+            compiled = compile_kernel(*args, **options)
+            if DIRECT:
+                driver.active.launcher_cls(compiled.src, compiled.metadata)  # stored on disk, where the launch finds it
+            return compiled
+
+        return super().submit(build)
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Within, new launches do not run. On exit, all their kernels are compiled, side by side if there are several.
+
+    Triton's compiler spends most of its time outside of Python, and in other processes.
+    """
+    to_compile: dict[Hashable, Callable[[], Any]] = {}
+    token = _to_compile.set(to_compile)
+    try:
+        yield
+    finally:
+        _to_compile.reset(token)
+    if len(to_compile) > 1:  # a single kernel is compiled by its launch
+        copy_context().run(_compile, to_compile.values())  # in a copy, because errors leave Triton's mode set
+
+
+def _compile(kernels: Collection[Callable[[], Any]]) -> None:
+    with _Builders(len(kernels)) as threads, ExitStack() as stack:
+        try:
+            stack.enter_context(triton.AsyncCompileMode(threads))
+        except RuntimeError:  # the caller is within this mode already
+            return
+        for compile_kernel in kernels:
+            compile_kernel()
 
 
 def _with_shared_memory(compiled: Any, size: int) -> Any:

@@ -83,7 +83,8 @@ def reduction(
     lanes = reduce_lanes(splits, rows * columns)
     block_rows, block_columns = _block(rows, columns) if lanes == 1 else (1, NARROW)
     grid = (-(-rows // block_rows), -(-columns // block_columns), 1)
-    aligned = lanes == 1 and stride_oc == 1 and math.gcd(columns, stride_ps, stride_pr, stride_or) % ALIGN == 0
+    vectors = lanes == 1 and stride_oc == 1 and block_rows * block_columns == MANY_ELEMENTS  # several per thread
+    aligned = vectors and math.gcd(columns, stride_ps, stride_pr, stride_or) % ALIGN == 0
     programmatic_launch = device.describe(out.device).programmatic_launch
 
     def constants() -> dict[str, Any]:

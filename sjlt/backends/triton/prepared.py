@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import device
-from .launcher import Launch, remember
+from .launcher import Launch, compiled_together, remember
 from .partial_sums import Sums
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accu
     if call is None:
         by_rows = (data, out) if axis else (data.t(), out.t())
         call = remember(_prepared, key, prepare(spec, *by_rows, accumulate))
+        if not device.INTERPRETED:
+            with device.current(data), compiled_together():
+                call(spec, data, out)
     if device.is_current(index):
         call(spec, data, out)
     else:
