@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 import torch
 from helpers.choices import HOPPER, all_tensors_on, changed_choices, chosen, exact_product
-from helpers.kernels import LAYOUTS, check_project, large_first
+from helpers.kernels import LAYOUTS, check_project, large_first, launches_run
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
@@ -237,7 +237,8 @@ def kernel_calls(monkeypatch):
     calls, call = [], ProjectCodes.__call__
 
     def record(self, spec, x, out):
-        calls.append(tuple(x.shape))
+        if launches_run():
+            calls.append(tuple(x.shape))
         call(self, spec, x, out)
 
     monkeypatch.setattr(ProjectCodes, "__call__", record)

@@ -24,6 +24,13 @@ LAYOUTS = {
 }
 
 
+def launches_run():
+    """Whether launches run. The first call of a kind is also made once in order to compile all its kernels."""
+    from sjlt.backends.triton import launcher
+
+    return launcher._to_compile.get() is None
+
+
 def poisoned(layout, shape, dtype, device="cpu"):
     """An output filled and surrounded with NaN, so that unwritten elements and writes outside are detected."""
     return LAYOUTS[layout](*shape, lambda *size: torch.full(size, math.nan, dtype=FLOATS[dtype], device=device))
