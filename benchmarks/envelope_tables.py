@@ -45,9 +45,9 @@ def summary(rows: list[Row]) -> list[tuple[str, ...]]:
         if chosen := [row for row in rows if belongs(row)]:
             columns = [[row[key] for row in chosen] for key in ("of floor", "of floor and launch", "of best")]
             cells = [three(column) for column in columns]
-            slower = sum(value > SLOWER for value in columns[2])
-            compared = sum(value == value for value in columns[2])
-            found.append((name, str(len(chosen)), *cells, f"{slower} of {compared}"))
+            compared = [row for row in chosen if row["rivals"]]
+            slower = sum(row["of best"] > SLOWER for row in compared)
+            found.append((name, str(len(chosen)), *cells, f"{slower} of {len(compared)}"))
     return found
 
 
@@ -74,6 +74,7 @@ def envelope(record: str = "envelope_h200") -> str:
         (describe(row), digits(row["of floor"]), digits(row["of floor and launch"])) for row in worst(found["rows"])
     )
     about = ", ".join(f"{key} {found[key]}" for key in ("device", "seed", "sjlt", "torch", "triton"))
+    about += f", {found['kernels']} kernels compiled"
     tables = markdown(HEADINGS, summary(found["rows"])), markdown(("farthest from the floor", *HEADINGS[2:4]), listed)
     return f"{about}:\n\n" + "\n".join(tables)
 
