@@ -49,7 +49,7 @@ def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accu
     if call is None:
         by_rows = (data, out) if axis else (data.t(), out.t())
         call = remember(_prepared, key, prepare(spec, *by_rows, accumulate))
-        if not device.INTERPRETED:
+        if not device.INTERPRETED:  # first find and compile its kernels; launches do nothing here
             with device.current(data), compiled_together():
                 call(spec, data, out)
     if device.is_current(index):
