@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import sjlt
 
-from .run import in_process, save
+from .run import first_calls, save, show_first_calls
 
 RESULTS = Path(__file__).parent / "results" / "first_calls_h200.json"
 CHECKED = 8  # vectors whose results are compared with the CPU's
@@ -78,16 +75,11 @@ def seconds(call: Call) -> float:
 def main() -> None:
     from .gpu import environment  # imports Triton, which calls do themselves
 
-    table, rows = Table("first call", "after install, s", "next process, s"), {}
-    for name in CALLS:
-        with tempfile.TemporaryDirectory() as cache:
-            command = ["-m", "benchmarks.first_calls", "--call", name]
-            runs = [float(in_process(*command, TRITON_CACHE_DIR=cache)) for _ in range(2)]
-        rows[name] = dict(zip(("after install", "next process"), runs, strict=True))
-        table.add_row(name, *(f"{value:.2f}" for value in runs))
-    Console(width=110).print(table)
+    commands = {name: ("-m", "benchmarks.first_calls", "--call", name) for name in CALLS}
+    rows = first_calls(commands, "TRITON_CACHE_DIR")
+    show_first_calls("first call", rows)
     print(json.dumps(rows, ensure_ascii=False))
-    save(RESULTS, {"environment": environment(), "calls": rows})
+    save(RESULTS, {"environment": environment(), "first call, seconds": rows})
 
 
 if __name__ == "__main__":

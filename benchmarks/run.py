@@ -96,12 +96,16 @@ def in_process(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-def first_calls() -> dict[str, dict[str, float]]:
-    """Seconds of the first call in a process: after installation, and with machine code on disk."""
+def first_calls(commands: dict[str, tuple[str, ...]], cache_variable: str) -> dict[str, dict[str, float]]:
+    """Seconds of the first call in a process: after installation, and with machine code on disk.
+
+    commands : arguments of Python for each call, whose time they print.  cache_variable : the environment variable that
+    names the folder for machine code.
+    """
     seconds = {}
-    for name, call in FIRST_CALLS.items():
+    for name, command in commands.items():
         with tempfile.TemporaryDirectory() as cache:
-            runs = [float(in_process("-c", FIRST_CALL.format(call=call), NUMBA_CACHE_DIR=cache)) for _ in range(2)]
+            runs = [float(in_process(*command, **{cache_variable: cache})) for _ in range(2)]
         seconds[name] = dict(zip(("after install", "next process"), runs, strict=True))
     return seconds
 
@@ -142,8 +146,8 @@ def show(title: str, rows: dict[str, dict[str, float]]) -> None:
     Console(width=110).print(table)
 
 
-def show_first_calls(seconds: dict[str, dict[str, float]]) -> None:
-    table = Table("first call, fp32", "after install, s", "next process, s")
+def show_first_calls(title: str, seconds: dict[str, dict[str, float]]) -> None:
+    table = Table(title, "after install, s", "next process, s")
     for name, row in seconds.items():
         table.add_row(name, *(f"{value:.2f}" for value in row.values()))
     Console(width=110).print(table)
@@ -158,8 +162,9 @@ def main(names: list[str]) -> None:
         results["cases"][case.title] = rows
         show(case.title, rows)
     if not names:
-        results["first call, seconds"] = first_calls()
-        show_first_calls(results["first call, seconds"])
+        commands = {name: ("-c", FIRST_CALL.format(call=call)) for name, call in FIRST_CALLS.items()}
+        results["first call, seconds"] = first_calls(commands, "NUMBA_CACHE_DIR")
+        show_first_calls("first call, fp32", results["first call, seconds"])
         save(RESULTS, results)
 
 

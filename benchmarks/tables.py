@@ -92,8 +92,9 @@ def cpu() -> str:
     return markdown(("case", "method", "ms", "× sjlt", "× memcpy", "peak MiB beyond the data"), rows)
 
 
-def first_calls(record: str, key: str) -> str:
-    rows = [(name, *(f"{v:.2f}" for v in row.values())) for name, row in results(record)[key].items()]
+def first_calls(record: str) -> str:
+    seconds = results(record)["first call, seconds"]
+    rows = [(name, *(f"{v:.2f}" for v in row.values())) for name, row in seconds.items()]
     return markdown(("call", "after install, s", "next process, s"), rows)
 
 
@@ -282,8 +283,8 @@ def gradients(record: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "cpu": cpu,
-    "first calls": lambda: first_calls("cpu", "first call, seconds"),
-    "first calls gpu": lambda: first_calls("first_calls_h200", "calls"),
+    "first calls": lambda: first_calls("cpu"),
+    "first calls gpu": lambda: first_calls("first_calls_h200"),
     "gpu h200": lambda: gpu("h200"),
     "gpu h100": lambda: gpu("h100"),
     "precision": precision,
