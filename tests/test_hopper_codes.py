@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from helpers.choices import HOPPER, all_tensors_on, changed_choices, chosen, exact_product
+from helpers.choices import HOPPER, NONE_GENERATED, all_tensors_on, changed_choices, chosen, exact_product
 from helpers.kernels import LAYOUTS, check_project, large_first, launches_run
 
 from sjlt import Sketch
@@ -243,8 +243,7 @@ def kernel_calls(monkeypatch):
 
     monkeypatch.setattr(ProjectCodes, "__call__", record)
     sizes = {f"hopper_codes.{name}": 0 for name in SIZES}
-    sizes |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_NARROW_SUMS": 0}
-    sizes |= {"gathers.MIN_SMALL": 1 << 60, "scattered_sums.MIN_BYTES": 1 << 60}
+    sizes |= NONE_GENERATED | {"gathers.MIN_SMALL": 1 << 60, "scattered_sums.MIN_BYTES": 1 << 60}
     with changed_choices(sizes):  # no other kernel for small products
         yield calls
 

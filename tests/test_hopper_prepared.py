@@ -305,13 +305,13 @@ CASES = [  # (n, d, k, nnz, offset, dtypes and layouts of X and Y, direction)
 
 
 def main():
-    from helpers.choices import changed_choices
+    from helpers.choices import NONE_GENERATED, changed_choices
 
     launches = Launches()
     launches.replace_kernels()
     names = ("hopper.MIN_ELEMENTS", "hopper.MIN_VECTORS", "hopper_codes.MIN_BYTES", "hopper_codes.MIN_VECTORS")
     sizes = dict.fromkeys(names, 1)
-    sizes |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_NARROW_SUMS": 0, "hopper_codes.MIN_BYTES_PER_CODE": 0}
+    sizes |= NONE_GENERATED | {"hopper_codes.MIN_BYTES_PER_CODE": 0}
     sizes |= {"hopper.MIN_UTILIZATION": {2: 0, 4: 0}, "hopper.MIN_PRODUCTS": 0}
     with changed_choices(sizes):
         for case in CASES:

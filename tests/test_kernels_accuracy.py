@@ -6,7 +6,7 @@ import torch
 from helpers import kernels
 from helpers.adversarial import DATA, U, check_bound
 from helpers.cases import exhaustive_except
-from helpers.choices import NO_FEW_READS, STAGED_ADJOINTS, changed_choices
+from helpers.choices import NO_FEW_READS, NONE_GENERATED, STAGED_ADJOINTS, changed_choices
 from helpers.kernels import FLOATS
 
 from sjlt import Sketch
@@ -26,8 +26,7 @@ pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows 
 SPLIT = {"exact.MIN_SPLIT_ELEMENTS": 0}
 ONE_SPLIT = {"exact.SCRATCH_BYTES": 0, "iid.SCRATCH_BYTES": 0}
 SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
-STORED = {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "one_tile.MAX_NARROW_SUMS": 0}
-ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1} | STORED
+ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1} | NONE_GENERATED
 NO_CODES = {"hopper_codes.MIN_BYTES": 1 << 60}
 # Only few rows use sums in shared memory.
 FEW_ROWS = {"scattered_sums.MIN_COLUMNS": 1 << 40, "scattered_sums.MAX_SMALL_VECTORS": 0}
@@ -104,7 +103,9 @@ PORTABLE = {
     "tensor cores, splits of triples": Case(TensorCore, LONG, 20, settings=SPLIT, mode=3),
     "tensor cores, bf16": Case(TensorCore, LONG, 20, "bfloat16"),
     "tensor cores, fp16": Case(TensorCore, LONG, 20, "float16"),
-    "tensor cores, short chunks": Case(TensorCore, Sketch(1000, 60, nnz=8), 20, settings=PAIRS | STORED, mode=4),
+    "tensor cores, short chunks": Case(
+        TensorCore, Sketch(1000, 60, nnz=8), 20, settings=PAIRS | NONE_GENERATED, mode=4
+    ),
     "tensor cores, adjoint": Case(TensorCore, Sketch(600, 256, nnz=8), 20, adjoint=True),
     "one tile, pairs": Case(OneTile, Sketch(2400, 100, nnz=4), 20, settings=PAIRS | ONE_TILE, mode=4),
     "one tile, triples": Case(OneTile, Sketch(2400, 20, nnz=3)[:, 5:], 20, settings=ONE_TILE, mode=3),
@@ -114,7 +115,7 @@ PORTABLE = {
     "one tile, adjoint": Case(OneTile, Sketch(600, 100, nnz=8), 20, adjoint=True, settings=ONE_TILE),
     "row_gather": Case(RowGather, LONG[:, :600], 20, columns=True, settings=SPLIT),
     "row_gather, long sums": Case(
-        RowGather, Sketch(300, 4, nnz=2), 20, columns=True, settings=SHORT_SUMS | STORED | NO_FEW_READS
+        RowGather, Sketch(300, 4, nnz=2), 20, columns=True, settings=SHORT_SUMS | NONE_GENERATED | NO_FEW_READS
     ),
     "row_gather, adjoint": Case(RowGather, Sketch(640, 256, nnz=4), 20, adjoint=True, columns=True),
     "few_vectors": Case(FewVectors, LONG, 8),

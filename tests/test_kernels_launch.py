@@ -5,7 +5,7 @@ import math
 from itertools import product as grid
 
 import pytest
-from helpers.choices import HOPPER, NO_FEW_READS, changed_choices, exact_product
+from helpers.choices import HOPPER, NO_FEW_READS, NONE_GENERATED, changed_choices, exact_product
 from helpers.kernels import check_adjoint, check_project
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -369,9 +369,7 @@ def test_every_variant(wanted, shape, splits, monkeypatch, kernels_on):
     S = Sketch(offset + d, k, nnz=nnz, seed=d)[:, offset:]
     out_dtype = "float32" if in_halves else dtype
     settings = {"arithmetic.MIN_PAIR_ELEMENTS": fewest, "exact.split_groups": cut}
-    settings |= {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "one_tile.MAX_NARROW_SUMS": 0}
-    settings |= {"one_tile.MAX_SMALL_ADJOINT_FEW": (), "product.NARROW_BYTES": 0}
-    settings |= NO_FEW_READS | {"hopper_codes.MIN_BYTES": 1 << 40}
+    settings |= NONE_GENERATED | NO_FEW_READS | {"product.NARROW_BYTES": 0, "hopper_codes.MIN_BYTES": 1 << 40}
     with changed_choices(settings):
         check_project(S, n, dtype, out_dtype, kernels_on, layout, layout, add=not in_halves)
         if d < 1000:

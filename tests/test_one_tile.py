@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.cases import each_value, exhaustive_except
-from helpers.choices import H200, HOPPER, changed_choices, exact_product
+from helpers.choices import H200, HOPPER, NONE_GENERATED, changed_choices, exact_product
 from helpers.kernels import LAYOUTS, check_adjoint, check_project
 
 from sjlt import Sketch
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 ALL_SIZES = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1, "hopper_codes.MIN_BYTES": 1 << 60}
 ALL_SIZES |= {"staged_adjoint.MIN_VECTORS": 1 << 60}
-STORED = ALL_SIZES | {"one_tile.MAX_SMALL": (), "one_tile.MAX_SMALL_ADJOINT": (), "one_tile.MAX_NARROW_SUMS": 0}
+STORED = ALL_SIZES | NONE_GENERATED
 GENERATED = ALL_SIZES | {"one_tile.MAX_SMALL": ((128, 1 << 60),), "one_tile.MIN_SMALL_VECTORS": 1}
 GENERATED |= {"one_tile.MIN_SMALL_FEATURES": 1, "one_tile.MAX_SMALL_FEW": 1 << 60}
 GENERATED |= {"one_tile.MAX_SMALL_ADJOINT": ((128, 1 << 60),), "one_tile.MIN_ADJOINT_NNZ": 1}

@@ -16,6 +16,10 @@ HOPPER = H200._replace(hopper=True, asynchronous_copies=True)
 STAGED_ADJOINTS = {f"staged_adjoint.{name}": (1, 1 << 60) for name in ("OTHERS", "OTHERS_POWER_OF_TWO", "OTHERS_FP64")}
 STAGED_ADJOINTS |= {"gathers.MIN_SMALL": 1 << 60}  # no small gathers
 
+# Settings with which `one_tile` only multiplies stored entries, and leaves small and narrow products to other kernels.
+NONE_GENERATED = {f"one_tile.{name}": () for name in ("MAX_SMALL", "MAX_SMALL_ADJOINT", "MAX_SMALL_ADJOINT_FEW")}
+NONE_GENERATED |= {"one_tile.MAX_NARROW_SUMS": 0}
+
 # Settings with which `few_vectors` is not chosen for S A because of a small nnz, except nnz 1.
 NO_FEW_READS = {"gathers.MAX_GATHERED_BYTES": 0, "gathers.NARROW_VECTORS": 0}
 
