@@ -6,7 +6,7 @@ At every launch, Triton examines all arguments to find the compiled kernel, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, copy_context
@@ -237,8 +237,8 @@ def compiled_together() -> Iterator[None]:
         copy_context().run(_compile, to_compile.values())  # in a copy, because errors leave Triton's mode set
 
 
-def _compile(kernels: Collection[Callable[[], Any]]) -> None:
-    with _Builders(len(kernels)) as threads, ExitStack() as stack:
+def _compile(kernels: Iterable[Callable[[], Any]]) -> None:
+    with _Builders() as threads, ExitStack() as stack:
         try:
             stack.enter_context(triton.AsyncCompileMode(threads))
         except RuntimeError:  # the caller is within this mode already
