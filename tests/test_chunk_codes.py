@@ -13,12 +13,12 @@ from sjlt.kernels.config.chunk_codes import encoding
 from sjlt.kernels.portable.chunk_codes import (
     NO_COLUMN,
     NO_ENTRY,
-    chunk_entries,
-    chunk_words,
     encode_chunks,
-    sub_blocks_of_rows,
+    entries_of_columns,
+    sub_block_words,
     tile_rows,
 )
+from sjlt.kernels.portable.chunk_rows import entries_of_rows, row_words, sub_blocks_of_rows
 from sjlt.kernels.portable.law import seed_words
 from sjlt.laws import exact as law
 
@@ -121,34 +121,49 @@ def test_many_chunks_per_program(per_program):
 
 
 @triton.jit
-def entries_of_chunk(places, negatives, c: tl.int64, m, seed: tl.int64, k, nnz, n_tiles, log_chunk):
-    """Store places and negatives [128] of the entries of tile m in chunk c; -1 marks a place without an entry."""
+def chunk_by_row(rows, columns, negatives, c: tl.int64, m, seed: tl.int64, k, nnz, n_tiles, log_chunk):
+    """Store rows, columns and negatives [128] of the entries of tile m in chunk c; row -1 where there is none."""
     k0, k1 = seed_words(seed)
-    rows, s, p = tile_rows(m, k, n_tiles), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
-    words = chunk_words(c + tl.arange(0, 1).to(tl.int64), rows, s, k0, k1, (m * 0).to(tl.uint32), 4)
-    place, negative, there = chunk_entries(tl.arange(0, 1), words, sub_blocks_of_rows(rows, s), p, 4)
+    in_tile, s, p = tile_rows(m, k, n_tiles), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
+    words = row_words(c + tl.arange(0, 1).to(tl.int64), in_tile, s, k0, k1, (m * 0).to(tl.uint32), 4)
+    column, negative, there = entries_of_rows(tl.arange(0, 1), words, sub_blocks_of_rows(in_tile, s), p, 4)
     r = tl.arange(0, 128)[None, :]
-    tl.store(places + r, tl.where(there, place.to(tl.int32), -1))
+    tl.store(rows + r, tl.where(there, r, -1))
+    tl.store(columns + r, column.to(tl.int32))
     tl.store(negatives + r, negative.to(tl.int32))
 
 
+@triton.jit
+def chunk_by_column(rows, columns, negatives, c: tl.int64, m, seed: tl.int64, k, nnz, n_tiles, log_chunk):
+    """As `chunk_by_row`."""
+    k0, k1 = seed_words(seed)
+    in_tile, s, p = tile_rows(m, k, n_tiles), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
+    words = sub_block_words(c + tl.arange(0, 1).to(tl.int64), in_tile, s, k0, k1, (m * 0).to(tl.uint32), 4)
+    e = tl.arange(0, 128)
+    there = e < nnz << log_chunk
+    row, column, negative = entries_of_columns(e * 0, tl.where(there, e, 0).to(tl.uint32), words, p, 4)
+    tl.store(rows + e, tl.where(there, row.to(tl.int32), -1))
+    tl.store(columns + e, column.to(tl.int32))
+    tl.store(negatives + e, negative.to(tl.int32))
+
+
+@pytest.mark.parametrize("kernel", [chunk_by_row, chunk_by_column])
 @pytest.mark.parametrize("k", [8_000_001, law.MAX_N_COMPONENTS - 1])
 @pytest.mark.parametrize("where", [0.0, 0.55, 0.9999])
-def test_largest_sketches(k, where):
+def test_largest_sketches(k, where, kernel):
     """Products with the tile index exceed 31 bits."""
     g = law.geometry(k, 4, 0)
     tile, seed, width = int(where * g.n_tiles), 5, 1 << g.log_chunk
     first, stop = tile * k // g.n_tiles, (tile + 1) * k // g.n_tiles
     rows, signs = Sketch(width << g.log_group + 2, k, nnz=4, seed=seed).entries()
     chunk = int(np.flatnonzero((rows >= first).all(0) & (rows < stop).all(0))[0]) // width
-    places, negatives = (torch.full((128,), -2, dtype=torch.int32, device=DEVICE) for _ in range(2))
-    entries_of_chunk[(1,)](places, negatives, chunk, tile, seed, k, 4, g.n_tiles, g.log_chunk)
-    places, negatives = places.cpu().numpy(), negatives.cpu().numpy()
+    found = [torch.full((128,), -2, dtype=torch.int32, device=DEVICE) for _ in range(3)]
+    kernel[(1,)](*found, chunk, tile, seed, k, 4, g.n_tiles, g.log_chunk)
     columns = slice(chunk * width, (chunk + 1) * width)
     expected = {
         (int(row) - first, column, int(sign))
         for column in range(width)
         for row, sign in zip(rows[:, columns][:, column], signs[:, columns][:, column], strict=True)
     }
-    found = {(r, int(places[r]), 1 - 2 * int(negatives[r])) for r in range(128) if places[r] >= 0}
-    assert found == expected
+    entries = zip(*(values.tolist() for values in found), strict=True)
+    assert {(row, column, 1 - 2 * negative) for row, column, negative in entries if row >= 0} == expected

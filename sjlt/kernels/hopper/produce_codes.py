@@ -30,9 +30,16 @@ LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per 
 
 @gluon.jit
 def parts_of(product, splits, n_tiles):
-    """(tile, split, block of vectors) of a product."""
+    """(tile, split, block of vectors) of a product.
+
+    Unless the number of tiles is a power of two, tiles have different numbers of chunks. If all products of a program
+    had the same tile, as they would where n_tiles divides the number of programs, programs would end at very different
+    times: in every round of products, a program therefore has the tile after its previous one.
+    """
+    programs = gl.num_programs(0)
     rest = product // n_tiles
-    return product % n_tiles, rest % splits, rest // splits
+    rounds = gl.where((n_tiles & (n_tiles - 1)) == 0, 0, rest * n_tiles // programs)
+    return (product - rounds * (programs - 1)) % n_tiles, rest % splits, rest // splits
 
 
 @gluon.jit

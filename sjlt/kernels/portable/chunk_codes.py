@@ -9,9 +9,9 @@ Blocks are listed by split of the columns and by tile: list l = split * tiles + 
 of the list begins at column ``columns[l * capacity + i]`` of the data and has the codes ``codes[l * capacity + i]``.
 The tiles of stacked sketches are numbered stack by stack.
 
-Philox and the inverse permutations of sub-blocks are computed for many chunks at once, one chunk or sub-block per
-thread; rows then look up the words of their sub-block in shared memory. (When each warp computed the words of a few
-chunks redundantly in all its lanes, codes took 2 ns per chunk on an H200.)
+Philox is computed for many chunks at once, one chunk or sub-block per thread; entries then look up the words of their
+sub-block in shared memory. (When each warp computed the words of a few chunks redundantly in all its lanes, codes took
+2 ns per chunk on an H200.)
 """
 
 from __future__ import annotations
@@ -21,18 +21,7 @@ import triton.language as tl
 
 from ...laws import exact as law
 from ..config import chunk_codes as config
-from .law import (
-    chunk_keys,
-    chunk_signs,
-    odd_inverse,
-    pair,
-    reciprocal_of,
-    row_theta,
-    scale_index,
-    seed_words,
-    tile_place,
-    unscale_by,
-)
+from .law import beta, chunk_keys, chunk_signs, pair, part_start, row_theta, scale_index, seed_words, tile_place
 from .program import start_dependents
 
 TILE = tl.constexpr(law.TILE_ROWS)
@@ -40,15 +29,12 @@ NO_ENTRY = tl.constexpr(127)  # no column of a block, except in blocks of 128 co
 NO_COLUMN = tl.constexpr(1 << 30)  # the first column of a block that lies outside the data
 SEARCH = tl.constexpr(128)  # groups searched at a time for preceding chunks of a tile
 CHUNKS, MAX_KEYS = tl.constexpr(config.CHUNKS), tl.constexpr(config.MAX_KEYS)
+ENTRIES = tl.constexpr(512)  # encoded at a time
+WORDS = tl.constexpr(256)  # of 8 codes each, written at a time
+NO_ENTRIES = tl.constexpr(NO_ENTRY.value * 0x0101010101010101)
 
 INTEGERS = ["seed", "offset", "d", "k", "nnz", "n_tiles", "log_group", "log_chunk", "log_block", "first_group"]
 INTEGERS += ["groups", "groups_per_split", "groups_per_program", "capacity"]
-
-
-@triton.jit
-def _quotient(a, b):
-    """a // b for integers 0 <= a < 2^15 and 0 < b < 2^8, by fp32 division: faster, and exact because of the 0.5."""
-    return ((a.to(tl.float32) + 0.5) / b.to(tl.float32)).to(tl.uint32)
 
 
 @triton.jit
@@ -65,67 +51,44 @@ def tile_rows(m, k, n_tiles):
 
 
 @triton.jit
-def sub_blocks_of_rows(rows, s):
-    """(sub-block, row within it, its number of rows b, `reciprocal_of` b) for each row [128] of a tile of `rows` rows.
-
-    Beyond the tile's last row, the row within the sub-block is b.
-    """
-    r = tl.arange(0, TILE).to(tl.uint32)
-    t = tl.where(r < rows, _quotient((r + 1) * s - 1, rows), 0)
-    begin = _quotient(t * rows, s)
-    b = _quotient((t + 1) * rows, s) - begin
-    return t, tl.where(r < rows, r - begin, b), b, reciprocal_of(b)
-
-
-@triton.jit
-def chunk_words(c, rows, s, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
-    """The words of chunks c: (keys [chunks * SUB_BLOCKS], signs [chunks * 4]).
-
-    A key describes the inverse of `beta`. Its four low bytes, from the lowest on, are the factor and the addend of the
-    inverse's first step and those of its second step, mod 2^7; its high word is theta.
+def words_of_chunks(c, s, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
+    """(key words [chunks, SUB_BLOCKS], sign words [chunks * 4]) of chunks c.
 
     s : nnz.  SUB_BLOCKS : a power of two, at least 4 and s.
     """
     CHUNK_COUNT: tl.constexpr = c.shape[0]
     quad = tl.arange(0, SUB_BLOCKS // 4).to(tl.uint32)[None, :]
     w0, w1, w2, w3 = chunk_keys(c[:, None] + (quad * 0).to(tl.int64), quad, k0, k1, stack)
-    w = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), CHUNK_COUNT, SUB_BLOCKS)
-    t = tl.arange(0, SUB_BLOCKS).to(tl.uint32)
-    t = tl.minimum(t, s - 1)
-    b = _quotient((t + 1) * rows, s) - _quotient(t * rows, s)
-    first, second = odd_inverse(w | 1, 7), odd_inverse((w >> 16) | 1, 7)
-    key = (second & 127) | (((0 - (w >> 24)) * second & 127) << 8)
-    key |= ((first & 127) << 16) | (((0 - (w >> 8)) * first & 127) << 24)
-    keys = pair(key, row_theta(w, b[None, :]))
+    keys = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), CHUNK_COUNT, SUB_BLOCKS)
     s0, s1, s2, s3 = chunk_signs(c, k0, k1, stack)
-    signs = tl.join(tl.join(s0, s2), tl.join(s1, s3))
-    return tl.reshape(keys, CHUNK_COUNT * SUB_BLOCKS), tl.reshape(signs, CHUNK_COUNT * 4)
+    return keys, tl.reshape(tl.join(tl.join(s0, s2), tl.join(s1, s3)), CHUNK_COUNT * 4)
 
 
 @triton.jit
-def chunk_entries(q, words, rows_in_tile, p, SUB_BLOCKS: tl.constexpr):
-    """(column, negative, has_entry) of the tile's rows in chunks q [Q]: [Q, 128] each; columns are within the chunk.
+def sub_block_words(c, rows, s, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
+    """(words of sub-blocks [chunks * SUB_BLOCKS], sign words [chunks * 4]) of the chunks c of a tile of `rows` rows.
 
-    q : indices of chunks in `words`, from `chunk_words`.  rows_in_tile : from `sub_blocks_of_rows`.  p : log_chunk,
-    uint32.
+    The low half of a sub-block's word is its key word. The bytes of the high half are, from the lowest on, theta, the
+    number of rows, and the first row within the tile.
     """
-    keys, signs = words
-    t, row, b, reciprocal = rows_in_tile
-    Q: tl.constexpr = q.shape[0]
-    index = q[:, None] * SUB_BLOCKS + t.to(tl.int32)[None, :]
-    key = tl.reshape(tl.gather(keys, tl.reshape(index, Q * TILE), 0), Q, TILE)
-    theta, key = (key >> 32).to(tl.uint32), key.to(tl.uint32)
-    row, b = row[None, :], b[None, :]
-    i = unscale_by(row, b, theta, reciprocal[None, :], p)
-    mask = (tl.full((), 1, tl.uint32) << p) - 1
-    has_entry = (row < b) & (i <= mask) & (scale_index(i, b, theta, p) == row)
-    i = (i * key + (key >> 8)) & mask  # `beta_inverse`; higher bits of the factor do not matter
-    i = i ^ (i >> ((p + 1) >> 1))
-    i = (i * (key >> 16) + (key >> 24)) & mask
-    e = (t[None, :] << p) + i
-    word = q[:, None] * 4 + ((e >> 5) & 3).to(tl.int32)
-    sign = tl.reshape(tl.gather(signs, tl.reshape(word, Q * TILE), 0), Q, TILE)
-    return i, (sign >> (e & 31)) & 1, has_entry
+    keys, signs = words_of_chunks(c, s, k0, k1, stack, SUB_BLOCKS)
+    t = tl.minimum(tl.arange(0, SUB_BLOCKS).to(tl.uint32), s - 1)
+    begin = part_start(t, rows, s)
+    b = part_start(t + 1, rows, s) - begin
+    place = row_theta(keys, b[None, :]) | (b << 8 | begin << 16)[None, :]
+    return tl.reshape(pair(keys, place), keys.numel), signs
+
+
+@triton.jit
+def entries_of_columns(q, e, words, p, SUB_BLOCKS: tl.constexpr):
+    """(row within the tile, column within the chunk, negative) of entries e of the chunks with words number q."""
+    sub_blocks, signs = words
+    i = e & ((tl.full((), 1, tl.uint32) << p) - 1)
+    word = tl.gather(sub_blocks, q * SUB_BLOCKS + (e >> p).to(tl.int32), 0)
+    w, place = word.to(tl.uint32), (word >> 32).to(tl.uint32)
+    row = (place >> 16) + scale_index(beta(i, w, w >> 8, w >> 16, w >> 24, p), place >> 8 & 255, place & 255, p)
+    sign = tl.gather(signs, q * 4 + (e >> 5).to(tl.int32), 0)
+    return row, i, (sign >> (e & 31)) & 1
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -175,32 +138,38 @@ def encode_chunks(
             g = searched + tl.arange(0, SEARCH)
             _, found = tile_place(tile, first_group + g.to(tl.int64), tiles, pm, k0, k1, stack)
             before += tl.sum((found & (g < first)).to(tl.int32), 0)
-    g = first + tl.arange(0, GROUPS)
-    group = first_group + g.to(tl.int64)
+    n = tl.arange(0, GROUPS)
+    group = first_group + (first + n).to(tl.int64)
     place, found = tile_place(tile, group, tiles, pm, k0, k1, stack)
-    found = found & (g < tl.minimum(first + groups_per_program, end))
-    blocks = 1 << (log_chunk - log_block)
-    has_chunk = found.to(tl.int32)
-    position = tl.where(found, (before + tl.cumsum(has_chunk, 0) - 1) * blocks, -1)  # in the list
+    found = found & (first + n < tl.minimum(first + groups_per_program, end))
     c = (group << log_group.to(tl.int64)) + place.to(tl.int64)
+    count = tl.sum(found.to(tl.int32), 0)
+    if (n_tiles & (n_tiles - 1)) != 0:  # the chunks of the tile, one after the other
+        chunks_to = tl.cumsum(found.to(tl.int32), 0)
+        which = tl.sum((chunks_to[None, :] <= n[:, None]).to(tl.int32), 1)
+        c = tl.gather(c, tl.minimum(which, GROUPS - 1), 0)
+    blocks = 1 << (log_chunk - log_block)
     column = (c << log_chunk.to(tl.int64)) - offset
     column = tl.where((column < d) & (column + (1 << log_chunk) > 0), column, NO_COLUMN).to(tl.int32)
-    list_begin = list_index.to(tl.int64) * capacity
+    begin = list_index.to(tl.int64) * capacity + before * blocks
     for h in range(blocks):
-        tl.store(columns + list_begin + position + h, column + (h << log_block), mask=found)
+        tl.store(columns + begin + n * blocks + h, column + (h << log_block), mask=n < count)
     if (first < end) & (first + groups_per_program >= end):
-        tl.store(counts + list_index, (before + tl.sum(has_chunk, 0)) * blocks)
+        tl.store(counts + list_index, (before + count) * blocks)
 
-    rows = tile_rows(m, k, n_tiles)
-    rows_in_tile = sub_blocks_of_rows(rows, s)
-    words = chunk_words(c, rows, s, k0, k1, stack, SUB_BLOCKS)
-    r = tl.arange(0, TILE)
-    for batch in range(0, tl.minimum(groups_per_program, end - first), CHUNKS):
-        q = batch + tl.arange(0, CHUNKS)
-        i, negative, has_entry = chunk_entries(q, words, rows_in_tile, p, SUB_BLOCKS)
-        chunk_position = tl.gather(position, q, 0)
-        for h in range(blocks):
-            inside = has_entry & ((i >> log_block.to(tl.uint32)).to(tl.int32) == h)
-            code = tl.where(inside, (i & ((1 << log_block) - 1).to(tl.uint32)) | (negative << 7), NO_ENTRY)
-            pointers = codes + (list_begin + chunk_position + h)[:, None] * TILE + r[None, :]
-            tl.store(pointers, code.to(tl.uint8), mask=(chunk_position >= 0)[:, None])
+    codes += begin * TILE
+    word = tl.arange(0, WORDS)
+    for written in range(0, count * blocks * (TILE // 8), WORDS):
+        pointers = codes.to(tl.pointer_type(tl.uint64)) + written + word
+        tl.store(pointers, tl.full([WORDS], NO_ENTRIES, tl.uint64), mask=written + word < count * blocks * (TILE // 8))
+    tl.debug_barrier()
+    words = sub_block_words(c, tile_rows(m, k, n_tiles), s, k0, k1, stack, SUB_BLOCKS)
+    size = nnz << log_chunk  # entries of a chunk
+    reciprocal = ((1 << 20) + size - 1) // size  # z // size == z * reciprocal >> 20 for z < 2^13
+    for done in range(0, count * size, ENTRIES):
+        z = tl.minimum(done + tl.arange(0, ENTRIES), count * size - 1)  # past the last entry, this one again
+        q = z * reciprocal >> 20
+        row, i, negative = entries_of_columns(q, (z - q * size).to(tl.uint32), words, p, SUB_BLOCKS)
+        code = (i & ((1 << log_block) - 1).to(tl.uint32)) | (negative << 7)
+        block = q * blocks + (i >> log_block.to(tl.uint32)).to(tl.int32)
+        tl.store(codes + block * TILE + row.to(tl.int32), code.to(tl.uint8))

@@ -11,7 +11,8 @@ import triton.language as tl
 
 from ...laws import exact as law
 from ..config import chunk_codes as config
-from .chunk_codes import chunk_entries, chunk_words, sub_blocks_of_rows, tile_rows
+from .chunk_codes import tile_rows
+from .chunk_rows import entries_of_rows, row_words, sub_blocks_of_rows
 from .law import seed_words, tile_place
 
 TILE = tl.constexpr(law.TILE_ROWS)
@@ -49,8 +50,8 @@ def encode_groups(
     found = found & (tile_of_stacks < lists)
     c = (group << log_group.to(tl.int64)) + place.to(tl.int64)
     rows = tile_rows(m, k, n_tiles)
-    words_of_chunks = chunk_words(c, rows, s, k0, k1, stack, SUB_BLOCKS)
-    i, negative, has_entry = chunk_entries(q, words_of_chunks, sub_blocks_of_rows(rows, s), p, SUB_BLOCKS)
+    words_of_chunks = row_words(c, rows, s, k0, k1, stack, SUB_BLOCKS)
+    i, negative, has_entry = entries_of_rows(q, words_of_chunks, sub_blocks_of_rows(rows, s), p, SUB_BLOCKS)
     column = (place << p)[:, None].to(tl.int32) + i.to(tl.int32)
     zeros = (1 << (log_group + log_chunk)) + q[:, None] * 0  # the column of zeros
     word = tl.where(found[:, None] & has_entry, column * row_bytes | (negative << 31).to(tl.int32), zeros * row_bytes)

@@ -18,7 +18,8 @@ import triton.language as tl
 
 from ..config import arithmetic
 from ..config import one_tile as config
-from .chunk_codes import CHUNKS, MAX_KEYS, TILE, chunk_entries, chunk_words, sub_blocks_of_rows
+from .chunk_codes import CHUNKS, MAX_KEYS, TILE
+from .chunk_rows import entries_of_rows, row_words, sub_blocks_of_rows
 from .fp32_split import (
     BF16_TRIPLE,
     FP16_PAIR,
@@ -63,11 +64,11 @@ def write_entries(
     c = first_chunk + first.to(tl.int64) + tl.arange(0, HELD_CHUNKS)
     rows, s, p = k.to(tl.uint32), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
     rows_in_tile = sub_blocks_of_rows(rows, s)
-    words = chunk_words(c, rows, s, k0, k1, (first * 0).to(tl.uint32), SUB_BLOCKS)
+    words = row_words(c, rows, s, k0, k1, (first * 0).to(tl.uint32), SUB_BLOCKS)
     r = tl.arange(0, TILE)
     for batch in range(0, tl.minimum(chunks_per_program, chunks - first), CHUNKS):
         q = batch + tl.arange(0, CHUNKS)
-        i, negative, has_entry = chunk_entries(q, words, rows_in_tile, p, SUB_BLOCKS)
+        i, negative, has_entry = entries_of_rows(q, words, rows_in_tile, p, SUB_BLOCKS)
         value = (negative.to(tl.int32) << 15) | one
         i = tl.where(has_entry, i.to(tl.int32), -1)
         keep = (first + q < chunks)[:, None] & (r < ROWS)[None, :]
