@@ -1,5 +1,6 @@
 """X Sᵀ and S A from codes on Hopper: which products use them, and exactness for any k, nnz and strides."""
 
+import itertools
 from functools import lru_cache
 
 import pytest
@@ -15,7 +16,7 @@ from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.hopper_codes import HopperCodes
 from sjlt.kernels.config.product import is_small_and_narrow
 
-SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS", "MIN_COLUMN_BYTES_PER_CODE")
+SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -38,7 +39,7 @@ def test_power_of_two_geometries_keep_their_kernel(k):
     [
         {"n": 47},
         {"n": 300, "d": 768},
-        {"n": 60, "d": 1 << 19, "nnz": 8, "dtype": "bfloat16"},
+        {"n": 60, "d": 1 << 19, "nnz": 16, "dtype": "bfloat16"},
         {"n": 1 << 20, "d": 1 << 29, "k": 3000},  # partial sums of all passes would take too much memory
         {"dtype": "float64"},
         {"adjoint": True},
@@ -60,9 +61,13 @@ def test_products_that_do_not_use_codes(small):
         (61, 300, 4, "float32", True),  # elements are loaded one by one
         (64, 256, 4, "float32", False),
         (64, 300, 1, "float32", False),
-        (64, 600, 4, "float32", False),
+        (64, 600, 4, "float32", True),  # five tiles, not all of which a group has a chunk of
+        (64, 512, 3, "float32", False),
         (64, 300, 8, "float32", True),
         (65, 300, 4, "float32", True),
+        (32, 832, 4, "float16", True),
+        (32, 16, 3, "bfloat16", False),  # sums of few rows
+        (31, 832, 4, "float16", False),
     ],
 )
 def test_narrow_matrices(n, k, nnz, dtype, takes):
@@ -71,6 +76,38 @@ def test_narrow_matrices(n, k, nnz, dtype, takes):
         n=n, d=1 << 20, k=k, nnz=nnz, dtype=dtype, device=HOPPER, x_strides=(1, n), y_strides=(1, n)
     )
     assert isinstance(choose(product), HopperCodes) == takes
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "k", "nnz", "dtype", "takes"),
+    [
+        (4337, 214, 2048, 2, "float32", True),
+        (4054, 384, 2048, 1, "float16", True),
+        (1047, 384, 768, 4, "float32", False),
+        (4054, 1024, 2048, 1, "float16", False),
+    ],
+)
+def test_matrices_of_few_rows(n, d, k, nnz, dtype, takes):
+    """Codes are faster than kernels that gather if A has less than half as many rows as the sketch."""
+    strides = {"x_strides": (1, n), "y_strides": (k, 1)}
+    product = exact_product(n=n, d=d, k=k, nnz=nnz, dtype=dtype, device=HOPPER, **strides)
+    assert isinstance(choose(product), HopperCodes) == takes
+
+
+@pytest.mark.parametrize("programs", [7, 114, 132])
+@pytest.mark.parametrize("n_tiles", [1, 2, 3, 4, 6, 11, 12, 13, 14, 132, 200])
+def test_turns_of_programs(monkeypatch, n_tiles, programs):
+    """Products are numbered one to one, and a program's products belong to different tiles."""
+    produce_codes = pytest.importorskip("sjlt.kernels.hopper.produce_codes")
+    monkeypatch.setattr(produce_codes.gl, "num_programs", lambda axis: programs)
+    monkeypatch.setattr(produce_codes.gl, "where", lambda condition, yes, no: yes if condition else no)
+    splits, blocks = 3, 40
+    parts = [produce_codes.parts_of.fn(i, splits, n_tiles) for i in range(n_tiles * splits * blocks)]
+    assert sorted(parts) == list(itertools.product(range(n_tiles), range(splits), range(blocks)))
+    if n_tiles < programs and n_tiles & (n_tiles - 1):
+        own = [tile for tile, _, _ in parts[programs // 2 :: programs]]
+        assert {b for a, b in itertools.pairwise(own) if b == a} == set()
+        assert len(set(own)) == min(n_tiles, len(own))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -147,7 +147,7 @@ def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0, by the first rule that applies."""
     if one_tile.is_narrow(product):
         return one_tile.launch(product)
-    if scattered_sums.eligible(product):
+    if scattered_sums.eligible(product) and not _favors_codes_of_few(product):
         return scattered_sums.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
@@ -159,7 +159,7 @@ def choose(product: Product) -> Launch:
         return one_tile.launch(product)
     if staged_adjoint.eligible(product):
         return staged_adjoint.launch(product)
-    if product.device.hopper and _favors_codes(product):
+    if product.device.hopper and hopper_codes.eligible(product) and not favors_few_vectors(product):
         return hopper_codes.launch(product)
     if scattered_sums.eligible_many(product):
         return scattered_sums.launch(product)
@@ -172,16 +172,14 @@ def choose(product: Product) -> Launch:
     return choose_on_the_fly(product)
 
 
-def _favors_codes(product: Product) -> bool:
-    """Whether a product is computed from codes.
+def _favors_codes_of_few(product: Product) -> bool:
+    """Whether A has as few columns as codes allow, and they are faster than `scattered_sums` by its estimate.
 
-    In several passes, (7000000, 100) -> 18 with nnz 3 in fp16 takes 4.0 memory floors either way, but without passes'
-    sums added after each it took 5.7; (4000000, 100) -> 40 with nnz 8 took 5.6, and 10.3 with `scattered_sums` (H200).
+    From codes and by `scattered_sums`, in microseconds on an H200: A (2787419, 32) -> 832 with nnz 4 in fp16 278 and
+    389, A (2127109, 32) -> 384 in fp32 319 and 451, but A (5174107, 32) -> 16 with nnz 3 in bf16 434 and 247.
     """
-    if not hopper_codes.eligible(product) or favors_few_vectors(product):
-        return False
-    few = product.nnz <= 4 and scattered_sums.eligible_many(product)
-    return not few or hopper_codes.count_passes(product) == 1
+    possible = vectors_contiguous(product) and product.device.hopper and hopper_codes.eligible(product)
+    return possible and scattered_sums.cycles(product) > scattered_sums.MAX_CYCLES["columns"]
 
 
 def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:

@@ -23,6 +23,7 @@ MAX_SMALL_VECTORS, MAX_SMALL_RESULT = 1 << 11, 1 << 17
 MAX_READS = 4  # of an element by `row_gather`; twice as many for fp32 projections in power-of-two geometries
 # Bytes of A in fp32 for `favors_few_vectors`, and from which on tensor cores are faster than `few_vectors` with nnz 2.
 MIN_DENSE_BYTES, MAX_GATHERED_BYTES = 8 << 20, 64 << 20
+MAX_EXPANSION = 2  # components per feature; see `_expands`
 TINY_BYTES = 1 << 20  # of A in fp32, below which `row_gather` is used in all geometries
 ROW_GATHER_VECTORS = 64  # per program of `row_gather`
 
@@ -43,13 +44,22 @@ def favors_few_vectors(product: Product) -> bool:
     if product.adjoint:
         return False
     fp32, few = product.dtype == "float32", product.n <= 2 * MIN_BLOCK_VECTORS
-    if vectors_contiguous(product):
+    if vectors_contiguous(product) and not _expands(product):
         few_large = fp32 and few and product.x_bytes >= MIN_DENSE_BYTES and product.stacks == 1
         single = product.nnz == 1 and (fp32 or (product.item_bytes == 2 and vector_alignment(product) > 1))
         return is_power_of_two(product.k, product.nnz) and (single or few_large)
-    if product.d < MIN_LONG_FEATURES or product.nnz > 4:
+    if vectors_contiguous(product) or product.d < MIN_LONG_FEATURES or product.nnz > 4:
         return False
     return few or (product.n <= 128 and fp32 and product.nnz == 1)
+
+
+def _expands(product: Product) -> bool:
+    """Whether A has so few rows that results take most of the time, and codes can be used.
+
+    From codes and by `few_vectors`, in microseconds on an H200: A (214, 4337) -> 2048 with nnz 2 in fp32 23 and 38, A
+    (384, 4054) -> 2048 with nnz 1 in fp16 18 and 29, A (768, 954) -> 1592 with nnz 4 in fp32 14 and 18.
+    """
+    return product.device.hopper and product.k > MAX_EXPANSION * product.d
 
 
 def favors_few_reads(product: Product) -> bool:
@@ -118,6 +128,8 @@ def is_small_gather(product: Product) -> bool:
             return product.n <= MAX_SMALL_VECTORS and terms <= MAX_SMALL_TERMS // (1 if power_of_two else 2)
         return size <= MAX_SMALL and terms <= MAX_SMALL_TERMS
     if vectors_contiguous(product):
+        if _expands(product):
+            return False
         if product.dtype == "float32" and power_of_two and product.nnz <= MAX_READS:
             return terms <= 2 * MAX_SMALL_TERMS
         single = product.nnz == 1 and (power_of_two or product.n * product.k <= 4 * MAX_SMALL_RESULT)

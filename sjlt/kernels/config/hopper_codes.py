@@ -14,6 +14,7 @@ from .arithmetic import MAX_CHUNKS
 from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
 from .hopper_loaders import KernelChoice, kernel_choice, reaches
 from .product import (
+    NARROW_BYTES,
     SCRATCH_BYTES,
     VECTOR_BYTES,
     Product,
@@ -32,10 +33,9 @@ INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "col
 
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
 FAST, FAST_16_BITS, MAX_FAST_VECTORS = 8, 16, 1024  # see `_least_factor`
-MIN_VECTORS = 48  # for fewer, blocks of PROGRAM_VECTORS vectors are mostly empty
-MIN_BYTES_PER_CODE = 8  # data bytes per byte of codes; for fewer, encoding dominates
+MIN_VECTORS, MIN_COLUMNS = 48, 32  # for fewer rows of X, or columns of A, blocks of vectors are mostly empty
+MIN_BYTES_PER_CODE = 6  # data bytes per byte of codes; for fewer, writing and reading codes dominates
 MIN_BYTES_PER_MANY = 3  # the same for nnz > 4 and many columns: the time of other kernels is proportional to nnz
-MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE = 32, 6  # the two limits above for S A, whose vectors are columns
 # Estimated times in microseconds, and bytes per microsecond; see `_time`. For 53 products on an H100, 1 to 290 MB of
 # data, the fewest splits with almost the least estimate take on average 1.004 times as long as the best ones, at most
 # 1.08 times.
@@ -127,20 +127,20 @@ def _gains(product: Product) -> bool:
 
     The portable kernels are faster for S A of few columns in fp32 with nnz <= 2 or, in a power-of-two geometry, with
     nnz <= 4: (64, 2000000) -> 256 with nnz 4 takes 1.3 memory floors with `row_gather` and 2.4 from codes (H200),
-    (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100). With only
-    3 bytes of data per byte of codes, X (50, 6000000) -> 40 with nnz 8 in fp16 takes 7.4 from codes, 10.4 with
-    `scattered_sums` and 14.4 with `tensor_core`; with nnz 3, (100, 7000000) -> 18 takes 3.8, 2.9 and 10.2 (H200).
+    (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100). With only 3 bytes of data per byte
+    of codes, X (50, 6000000) -> 40 with nnz 8 in fp16 takes 7.4 from codes, 10.4 with `scattered_sums` and 14.4 with
+    `tensor_core`; with 6, X (100, 7000000) -> 18 with nnz 3 takes 2.3, 2.9 and 10.1, and A of this shape 2.6, 4.0 and
+    11.3 (H200).
     """
     contiguous = vectors_contiguous(product)
     if is_small_and_narrow(product) or _favors_half_blocks(product):
         return False
     if contiguous and _is_narrow(product) and (product.nnz <= 2 or is_power_of_two(product.k, product.nnz)):
         return False
-    least, per_code = (MIN_VECTORS, MIN_BYTES_PER_CODE) if not contiguous else (MIN_COLUMNS, MIN_COLUMN_BYTES_PER_CODE)
-    if product.nnz == 1:
-        least = MIN_VECTORS  # A (2762733, 32) -> 32 in fp16 183 us from codes, 88 us by `few_vectors`
-    if product.nnz > 4 and product.d >= MIN_LONG_COLUMNS:
-        per_code = MIN_BYTES_PER_MANY
+    # With nnz 1, A (2762733, 32) -> 32 in fp16 takes 183 us from codes and 88 us by `few_vectors`.
+    least = MIN_COLUMNS if contiguous and product.nnz > 1 else MIN_VECTORS
+    many = product.nnz > 4 and product.d >= MIN_LONG_COLUMNS
+    per_code = MIN_BYTES_PER_MANY if many else MIN_BYTES_PER_CODE
     code_bytes = law.TILE_ROWS * product.stacks  # for the columns of one chunk
     return product.n >= least and product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
 
@@ -153,7 +153,9 @@ def _favors_half_blocks(product: Product) -> bool:
     1000000) -> 1000 with nnz 4 in bf16 130 and 122. With nnz 8 only for S A in power-of-two geometries: A (252565, 64)
     -> 128 in bf16 44 and 31 (H100), but A (4342324, 64) -> 640 485 and 701. Not for sums of many columns in 16 bits, X
     (64, 2000000) -> 300 with nnz 4 in fp16 246 and 285, but A (1982281, 64) -> 487 with nnz 3 in fp32 306 and 262; for
-    S A with nnz 1; or unless `suits_half_blocks`.
+    S A with nnz 1; or unless `suits_half_blocks`. Nor for more than NARROW_BYTES of A in fp32 if the number of tiles is
+    not a power of two, because `tensor_core` then visits groups that have no chunk of its tile: A (1023011, 64) -> 1664
+    with nnz 4 169 and 222, A (2947025, 64) -> 384 460 and 556.
     """
     contiguous = vectors_contiguous(product)
     most = 8 if contiguous and is_power_of_two(product.k, product.nnz) else 4
@@ -164,6 +166,9 @@ def _favors_half_blocks(product: Product) -> bool:
         return False
     if not contiguous:
         return product.item_bytes == 2 and loaded_bytes(product) > 4
+    n_tiles = product.geometry.n_tiles
+    if product.item_bytes == 4 and product.x_bytes > NARROW_BYTES and n_tiles & (n_tiles - 1):
+        return False
     return product.nnz > 1 and suits_half_blocks(product)
 
 
@@ -192,11 +197,6 @@ def _least_factor(product: Product) -> int:
     widest = VECTOR_BYTES // product.item_bytes
     aligned = alignment(product, product.d, product.x_strides, widest) == widest
     return FAST if aligned and power_of_two else 1
-
-
-def count_passes(product: Product) -> int:
-    """The number of passes over parts of the columns that codes of an eligible product are written and used in."""
-    return launch(product).passes
 
 
 class Split(NamedTuple):

@@ -19,7 +19,7 @@ SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
 # Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
 # block of 128 vectors ("tensor cores": 64); and the fewest columns, per component and in all, that outweigh setting up
 # and adding sums.
-MAX_CYCLES = {"staged": 33, "codes": 66, "no codes": 90, "fp32": 40, "tensor cores": 40}
+MAX_CYCLES = {"staged": 25, "codes": 45, "no codes": 90, "fp32": 40, "tensor cores": 40, "columns": 13}
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
 # For `is_in_registers`: rows with nnz 1, vectors of a block of `few_vectors`, components, and terms.
 MIN_ROWS_IN_MEMORY, MAX_BLOCK, FEW_COMPONENTS, MAX_FEW_TERMS = 16, 8, 512, 1 << 27
@@ -140,7 +140,7 @@ def eligible(product: Product) -> bool:
         limit = MAX_CYCLES["fp32"]
     else:
         return False
-    return _gains(product) and _cycles(product) <= limit * -(-product.n // BLOCK_VECTORS)
+    return _gains(product) and cycles(product) <= limit * -(-product.n // BLOCK_VECTORS)
 
 
 def eligible_small(product: Product) -> bool:
@@ -186,7 +186,7 @@ def eligible_long_rows(product: Product) -> bool:
     """
     in_range = MAX_VECTORS < product.n <= MAX_MANY_VECTORS and _are_long_rows(product) and product.dtype != "float64"
     limit = MAX_CYCLES["tensor cores"] * -(-product.n // (BLOCK_VECTORS // 2))
-    return in_range and _gains(product) and _cycles(product) <= limit
+    return in_range and _gains(product) and cycles(product) <= limit
 
 
 def _gains(product: Product) -> bool:
@@ -352,7 +352,7 @@ def _cost(product: Product, vectors: int, unit: int, team: int, shared_sums: boo
     return (busiest + other / 4) * blocks * SLOWER.get(programs, 1.0) * (1.1 if shared_sums else 1.0)
 
 
-def _cycles(product: Product) -> float:
+def cycles(product: Product) -> float:
     """The estimated time per column of an eligible product, in cycles of a multiprocessor."""
     best = _best_sums(product)
     assert best is not None
