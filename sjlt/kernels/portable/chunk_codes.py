@@ -91,6 +91,42 @@ def entries_of_columns(q, e, words, p, SUB_BLOCKS: tl.constexpr):
     return row, i, (sign >> (e & 31)) & 1
 
 
+@triton.jit
+def _count_chunks(tile, begin, end, first_group, n_tiles, log_group, k0, k1, stack):
+    """The number of chunks of a tile in groups [begin, end), counted from first_group on."""
+    count = begin * 0
+    for searched in range(begin, end, SEARCH):
+        g = searched + tl.arange(0, SEARCH)
+        _, found = tile_place(tile, first_group + g.to(tl.int64), n_tiles, log_group, k0, k1, stack)
+        count += tl.sum((found & (g < end)).to(tl.int32), 0)
+    return count
+
+
+@triton.jit
+def _chunks_of_tile(tile, begin, end, first_group, n_tiles, log_group, k0, k1, stack, GROUPS: tl.constexpr):
+    """(chunks [GROUPS], count): a tile's chunks in up to GROUPS groups. Chunks after the first `count` are arbitrary."""
+    n = tl.arange(0, GROUPS)
+    group = first_group + (begin + n).to(tl.int64)
+    place, found = tile_place(tile, group, n_tiles, log_group, k0, k1, stack)
+    found = found & (begin + n < end)
+    c = (group << log_group.to(tl.int64)) + place.to(tl.int64)
+    if (n_tiles & (n_tiles - 1)) != 0:
+        chunks_to = tl.cumsum(found.to(tl.int32), 0)
+        which = tl.sum((chunks_to[None, :] <= n[:, None]).to(tl.int32), 1)
+        c = tl.gather(c, tl.minimum(which, GROUPS - 1), 0)
+    return c, tl.sum(found.to(tl.int32), 0)
+
+
+@triton.jit
+def _clear(codes, blocks):
+    """Write NO_ENTRY to all codes of a number of blocks, before any thread of the program writes others."""
+    words, word = blocks * (TILE // 8), tl.arange(0, WORDS)
+    for written in range(0, words, WORDS):
+        pointers = codes.to(tl.pointer_type(tl.uint64)) + written + word
+        tl.store(pointers, tl.full([WORDS], NO_ENTRIES, tl.uint64), mask=written + word < words)
+    tl.debug_barrier()
+
+
 @triton.jit(do_not_specialize=INTEGERS)
 def encode_chunks(
     codes,
@@ -131,23 +167,14 @@ def encode_chunks(
     start = split * groups_per_split
     end = tl.minimum(start + groups_per_split, groups)
     first = start + tl.program_id(0) * groups_per_program
-    before = first - start  # the tile's chunks in the split's groups that precede this program's
-    if (n_tiles & (n_tiles - 1)) != 0:  # not every group has a chunk of the tile
-        before = before * 0
-        for searched in range(start, first, SEARCH):
-            g = searched + tl.arange(0, SEARCH)
-            _, found = tile_place(tile, first_group + g.to(tl.int64), tiles, pm, k0, k1, stack)
-            before += tl.sum((found & (g < first)).to(tl.int32), 0)
+    # Chunks of the tile in the split's groups that precede this program's. If the number of tiles is a power of two,
+    # every group has one.
+    before = first - start
+    if (n_tiles & (n_tiles - 1)) != 0:
+        before = _count_chunks(tile, start, first, first_group, tiles, pm, k0, k1, stack)
+    end_of_program = tl.minimum(first + groups_per_program, end)
+    c, count = _chunks_of_tile(tile, first, end_of_program, first_group, tiles, pm, k0, k1, stack, GROUPS)
     n = tl.arange(0, GROUPS)
-    group = first_group + (first + n).to(tl.int64)
-    place, found = tile_place(tile, group, tiles, pm, k0, k1, stack)
-    found = found & (first + n < tl.minimum(first + groups_per_program, end))
-    c = (group << log_group.to(tl.int64)) + place.to(tl.int64)
-    count = tl.sum(found.to(tl.int32), 0)
-    if (n_tiles & (n_tiles - 1)) != 0:  # the chunks of the tile, one after the other
-        chunks_to = tl.cumsum(found.to(tl.int32), 0)
-        which = tl.sum((chunks_to[None, :] <= n[:, None]).to(tl.int32), 1)
-        c = tl.gather(c, tl.minimum(which, GROUPS - 1), 0)
     blocks = 1 << (log_chunk - log_block)
     column = (c << log_chunk.to(tl.int64)) - offset
     column = tl.where((column < d) & (column + (1 << log_chunk) > 0), column, NO_COLUMN).to(tl.int32)
@@ -158,14 +185,10 @@ def encode_chunks(
         tl.store(counts + list_index, (before + count) * blocks)
 
     codes += begin * TILE
-    word = tl.arange(0, WORDS)
-    for written in range(0, count * blocks * (TILE // 8), WORDS):
-        pointers = codes.to(tl.pointer_type(tl.uint64)) + written + word
-        tl.store(pointers, tl.full([WORDS], NO_ENTRIES, tl.uint64), mask=written + word < count * blocks * (TILE // 8))
-    tl.debug_barrier()
+    _clear(codes, count * blocks)
     words = sub_block_words(c, tile_rows(m, k, n_tiles), s, k0, k1, stack, SUB_BLOCKS)
     size = nnz << log_chunk  # entries of a chunk
-    reciprocal = ((1 << 20) + size - 1) // size  # z // size == z * reciprocal >> 20 for z < 2^13
+    reciprocal = ((1 << 20) + size - 1) // size  # z // size == z * reciprocal >> 20, for z < 2^13 and size <= 128
     for done in range(0, count * size, ENTRIES):
         z = tl.minimum(done + tl.arange(0, ENTRIES), count * size - 1)  # past the last entry, this one again
         q = z * reciprocal >> 20
