@@ -104,7 +104,7 @@ def _count_chunks(tile, begin, end, first_group, n_tiles, log_group, k0, k1, sta
 
 @triton.jit
 def _chunks_of_tile(tile, begin, end, first_group, n_tiles, log_group, k0, k1, stack, GROUPS: tl.constexpr):
-    """(chunks [GROUPS], count): a tile's chunks in up to GROUPS groups. Chunks after the first `count` are arbitrary."""
+    """(chunks [GROUPS], count): a tile's chunks in up to GROUPS groups. All after the first `count` are arbitrary."""
     n = tl.arange(0, GROUPS)
     group = first_group + (begin + n).to(tl.int64)
     place, found = tile_place(tile, group, n_tiles, log_group, k0, k1, stack)
