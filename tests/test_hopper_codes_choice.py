@@ -18,6 +18,10 @@ def test_any_sketch_can_use_codes(k, nnz, dtype):
     assert launch.kernel.one_tile == (k <= 128)
 
 
+def test_few_bytes_of_data_per_byte_of_codes():
+    assert isinstance(chosen(k=300, n=60, d=1 << 19, nnz=8, dtype="bfloat16"), HopperCodes)
+
+
 @pytest.mark.parametrize("k", [128, 256, 1024])
 def test_power_of_two_geometries_keep_their_kernel(k):
     assert not isinstance(chosen(k=k), HopperCodes)

@@ -55,6 +55,7 @@ SMALL = {"scattered_sums.MIN_BYTES": 0, "scattered_sums.MIN_FEATURES": 0}
         ({"n": 64, "nnz": 2, "dtype": "float16", "offset": 1}, True),
         ({"n": 64, "nnz": 8, "k": 900, "dtype": "float16", "d": (1 << 22) - 1}, False),
         ({"n": 2000, "k": 32, "nnz": 1, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, True),
+        ({"n": 2000, "k": 32, "nnz": 2, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, False),
         ({"n": 2000, "k": 300, "nnz": 2, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, False),
         ({"n": 64, "nnz": 2, "x_strides": (1, 64)}, False),
         ({"d": (1 << 16) - 1}, False),  # less than 1 MiB
@@ -79,6 +80,13 @@ def test_eligible_products(case, takes):
     product = exact_product(**(LONG | case))
     assert scattered_sums.eligible(product) == takes
     if product.stacks == 1 and not product.adjoint:
+        assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
+
+
+def test_columns_left_to_codes():
+    for target, takes in ((HOPPER, False), (A100, True)):
+        product = exact_product(**(LONG | {"x_strides": (1, 32), "n": 32, "device": target}))
+        assert scattered_sums.eligible(product)
         assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
 
 
@@ -123,10 +131,13 @@ def test_eligible_short_rows(case, takes):
     [
         ({}, True),
         ({"device": HOPPER}, False),  # from codes
+        ({"d": 500_000, "k": 16, "nnz": 4, "dtype": "float32", "device": HOPPER}, False),  # the same
+        ({"d": 500_000, "k": 16, "nnz": 4, "dtype": "float32"}, True),
         ({"k": 100}, False),  # tiles with more rows
         ({"n": 129, "x_strides": (1, 129)}, False),
         ({"x_strides": (7_000_000, 1)}, True),
         ({"x_strides": (7_000_000, 1), "device": HOPPER}, False),
+        ({"x_strides": (7_000_000, 1), "k": 300, "nnz": 5, "device": HOPPER}, False),
         ({"x_strides": (7_000_000, 1), "nnz": 4, "k": 16, "device": HOPPER, "n": 60}, True),  # too few bytes per code
         ({"nnz": 1}, False),
     ],

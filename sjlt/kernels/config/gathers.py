@@ -44,11 +44,13 @@ def favors_few_vectors(product: Product) -> bool:
     if product.adjoint:
         return False
     fp32, few = product.dtype == "float32", product.n <= 2 * MIN_BLOCK_VECTORS
-    if vectors_contiguous(product) and not _expands(product):
+    if vectors_contiguous(product):
+        if _expands(product):
+            return False
         few_large = fp32 and few and product.x_bytes >= MIN_DENSE_BYTES and product.stacks == 1
         single = product.nnz == 1 and (fp32 or (product.item_bytes == 2 and vector_alignment(product) > 1))
         return is_power_of_two(product.k, product.nnz) and (single or few_large)
-    if vectors_contiguous(product) or product.d < MIN_LONG_FEATURES or product.nnz > 4:
+    if product.d < MIN_LONG_FEATURES or product.nnz > 4:
         return False
     return few or (product.n <= 128 and fp32 and product.nnz == 1)
 

@@ -14,7 +14,6 @@ from .arithmetic import MAX_CHUNKS
 from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
 from .hopper_loaders import KernelChoice, kernel_choice, reaches
 from .product import (
-    NARROW_BYTES,
     SCRATCH_BYTES,
     VECTOR_BYTES,
     Product,
@@ -153,9 +152,7 @@ def _favors_half_blocks(product: Product) -> bool:
     1000000) -> 1000 with nnz 4 in bf16 130 and 122. With nnz 8 only for S A in power-of-two geometries: A (252565, 64)
     -> 128 in bf16 44 and 31 (H100), but A (4342324, 64) -> 640 485 and 701. Not for sums of many columns in 16 bits, X
     (64, 2000000) -> 300 with nnz 4 in fp16 246 and 285, but A (1982281, 64) -> 487 with nnz 3 in fp32 306 and 262; for
-    S A with nnz 1; or unless `suits_half_blocks`. Nor for more than NARROW_BYTES of A in fp32 if the number of tiles is
-    not a power of two, because `tensor_core` then visits groups that have no chunk of its tile: A (1023011, 64) -> 1664
-    with nnz 4 169 and 222, A (2947025, 64) -> 384 460 and 556.
+    S A with nnz 1; or unless `suits_half_blocks`.
     """
     contiguous = vectors_contiguous(product)
     most = 8 if contiguous and is_power_of_two(product.k, product.nnz) else 4
@@ -166,9 +163,6 @@ def _favors_half_blocks(product: Product) -> bool:
         return False
     if not contiguous:
         return product.item_bytes == 2 and loaded_bytes(product) > 4
-    n_tiles = product.geometry.n_tiles
-    if product.item_bytes == 4 and product.x_bytes > NARROW_BYTES and n_tiles & (n_tiles - 1):
-        return False
     return product.nnz > 1 and suits_half_blocks(product)
 
 

@@ -145,19 +145,20 @@ def suits_half_blocks(product: Product) -> bool:
     """Whether `project_tensor_core` is efficient for a product of few contiguous vectors.
 
     It is not if fewer than 8 bytes are loaded at a time, nor, for at least MIN_HALF_BYTES of data in other geometries
-    than powers of two, with nnz > 4 or, in 16 bits, with many tiles whose number is not a power of two. In microseconds
+    than powers of two, with nnz > 4. Unless the number of tiles is a power of two, it visits groups that have no chunk
+    of its tile, and is not efficient for more than NARROW_BYTES in fp32 or, in 16 bits, for many tiles. In microseconds
     on an H200, from codes and with tensor cores: A (724040, 37) -> 1632 with nnz 3 in fp16 95 and 196, A (229874, 64)
-    -> 785 with nnz 8 in fp16 60 and 105, A (334480, 64) -> 704 with nnz 4 in fp16 53 and 65; but A (273227, 64) -> 374
-    with nnz 3 in fp32 74 and 69, A (152392, 64) -> 914 with nnz 4 in fp16 32 and 29, A (163631, 64) -> 256 with nnz 8
-    in bf16 34 and 23.
+    -> 785 with nnz 8 in fp16 60 and 105, A (334480, 64) -> 704 with nnz 4 in fp16 53 and 65, A (1023011, 64) -> 1664
+    with nnz 4 in fp32 169 and 222, A (2947025, 64) -> 384 460 and 556; but A (173840, 64) -> 415 44 and 44, A (152392,
+    64) -> 914 with nnz 4 in fp16 32 and 29, A (163631, 64) -> 256 with nnz 8 in bf16 34 and 23.
     """
     if vector_alignment(product) * product.item_bytes < VECTOR_BYTES // 2:
         return False
     if product.x_bytes < MIN_HALF_BYTES or is_power_of_two(product.k, product.nnz):
         return True
     n_tiles = product.geometry.n_tiles
-    few_tiles = n_tiles < MANY_TILES or n_tiles & (n_tiles - 1) == 0
-    return product.nnz <= 4 and (product.item_bytes > 2 or few_tiles)
+    few = product.x_bytes <= NARROW_BYTES if product.item_bytes > 2 else n_tiles < MANY_TILES
+    return product.nnz <= 4 and (few or n_tiles & (n_tiles - 1) == 0)
 
 
 def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int) -> int:

@@ -17,8 +17,8 @@ MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, 1 << 22, 1 << 
 # Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
 SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
 # Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
-# block of 128 vectors ("tensor cores": 64); and the fewest columns, per component and in all, that outweigh setting up
-# and adding sums.
+# block of 128 vectors ("tensor cores": 64; "columns": of A, 32); and the fewest columns, per component and in all, that
+# outweigh setting up and adding sums.
 MAX_CYCLES = {"staged": 25, "codes": 45, "no codes": 90, "fp32": 40, "tensor cores": 40, "columns": 13}
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
 # For `is_in_registers`: rows with nnz 1, vectors of a block of `few_vectors`, components, and terms.

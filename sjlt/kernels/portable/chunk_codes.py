@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ...laws import exact as law
 from ..config import chunk_codes as config
-from .law import beta, chunk_keys, chunk_signs, pair, part_start, row_theta, scale_index, seed_words, tile_place
+from .law import chunk_keys, chunk_signs, pair, part_start, row_in_sub_block, seed_words, tile_place
 from .program import start_dependents
 
 TILE = tl.constexpr(law.TILE_ROWS)
@@ -51,32 +51,34 @@ def tile_rows(m, k, n_tiles):
 
 
 @triton.jit
-def words_of_chunks(c, s, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
-    """(key words [chunks, SUB_BLOCKS], sign words [chunks * 4]) of chunks c.
-
-    s : nnz.  SUB_BLOCKS : a power of two, at least 4 and s.
-    """
-    CHUNK_COUNT: tl.constexpr = c.shape[0]
+def key_words(c, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
+    """The key words of chunks c: [chunks, SUB_BLOCKS], a multiple of 4."""
     quad = tl.arange(0, SUB_BLOCKS // 4).to(tl.uint32)[None, :]
     w0, w1, w2, w3 = chunk_keys(c[:, None] + (quad * 0).to(tl.int64), quad, k0, k1, stack)
-    keys = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), CHUNK_COUNT, SUB_BLOCKS)
-    s0, s1, s2, s3 = chunk_signs(c, k0, k1, stack)
-    return keys, tl.reshape(tl.join(tl.join(s0, s2), tl.join(s1, s3)), CHUNK_COUNT * 4)
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), c.shape[0], SUB_BLOCKS)
+
+
+@triton.jit
+def sign_words(c, k0, k1, stack):
+    """The sign words of chunks c: [chunks * 4]."""
+    w0, w1, w2, w3 = chunk_signs(c, k0, k1, stack)
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), c.shape[0] * 4)
 
 
 @triton.jit
 def sub_block_words(c, rows, s, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
     """(words of sub-blocks [chunks * SUB_BLOCKS], sign words [chunks * 4]) of the chunks c of a tile of `rows` rows.
 
-    The low half of a sub-block's word is its key word. The bytes of the high half are, from the lowest on, theta, the
-    number of rows, and the first row within the tile.
+    The low half of a sub-block's word is its key word. The high half has its number of rows in the lowest byte, and
+    above this its first row within the tile.
+
+    s : nnz.  SUB_BLOCKS : a power of two, at least 4 and s.
     """
-    keys, signs = words_of_chunks(c, s, k0, k1, stack, SUB_BLOCKS)
+    keys = key_words(c, k0, k1, stack, SUB_BLOCKS)
     t = tl.minimum(tl.arange(0, SUB_BLOCKS).to(tl.uint32), s - 1)
     begin = part_start(t, rows, s)
     b = part_start(t + 1, rows, s) - begin
-    place = row_theta(keys, b[None, :]) | (b << 8 | begin << 16)[None, :]
-    return tl.reshape(pair(keys, place), keys.numel), signs
+    return tl.reshape(pair(keys, (b | begin << 8)[None, :]), keys.numel), sign_words(c, k0, k1, stack)
 
 
 @triton.jit
@@ -85,8 +87,8 @@ def entries_of_columns(q, e, words, p, SUB_BLOCKS: tl.constexpr):
     sub_blocks, signs = words
     i = e & ((tl.full((), 1, tl.uint32) << p) - 1)
     word = tl.gather(sub_blocks, q * SUB_BLOCKS + (e >> p).to(tl.int32), 0)
-    w, place = word.to(tl.uint32), (word >> 32).to(tl.uint32)
-    row = (place >> 16) + scale_index(beta(i, w, w >> 8, w >> 16, w >> 24, p), place >> 8 & 255, place & 255, p)
+    rows = (word >> 32).to(tl.uint32)
+    row = (rows >> 8) + row_in_sub_block(i, word.to(tl.uint32), rows & 255, p)
     sign = tl.gather(signs, q * 4 + (e >> 5).to(tl.int32), 0)
     return row, i, (sign >> (e & 31)) & 1
 
@@ -94,11 +96,13 @@ def entries_of_columns(q, e, words, p, SUB_BLOCKS: tl.constexpr):
 @triton.jit
 def _count_chunks(tile, begin, end, first_group, n_tiles, log_group, k0, k1, stack):
     """The number of chunks of a tile in groups [begin, end), counted from first_group on."""
-    count = begin * 0
-    for searched in range(begin, end, SEARCH):
-        g = searched + tl.arange(0, SEARCH)
-        _, found = tile_place(tile, first_group + g.to(tl.int64), n_tiles, log_group, k0, k1, stack)
-        count += tl.sum((found & (g < end)).to(tl.int32), 0)
+    count = end - begin
+    if (n_tiles & (n_tiles - 1)) != 0:  # otherwise, every group has one
+        count = count * 0
+        for searched in range(begin, end, SEARCH):
+            g = searched + tl.arange(0, SEARCH)
+            _, found = tile_place(tile, first_group + g.to(tl.int64), n_tiles, log_group, k0, k1, stack)
+            count += tl.sum((found & (g < end)).to(tl.int32), 0)
     return count
 
 
@@ -167,11 +171,7 @@ def encode_chunks(
     start = split * groups_per_split
     end = tl.minimum(start + groups_per_split, groups)
     first = start + tl.program_id(0) * groups_per_program
-    # Chunks of the tile in the split's groups that precede this program's. If the number of tiles is a power of two,
-    # every group has one.
-    before = first - start
-    if (n_tiles & (n_tiles - 1)) != 0:
-        before = _count_chunks(tile, start, first, first_group, tiles, pm, k0, k1, stack)
+    before = _count_chunks(tile, start, first, first_group, tiles, pm, k0, k1, stack)
     end_of_program = tl.minimum(first + groups_per_program, end)
     c, count = _chunks_of_tile(tile, first, end_of_program, first_group, tiles, pm, k0, k1, stack, GROUPS)
     n = tl.arange(0, GROUPS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .chunk_codes import TILE, words_of_chunks
+from .chunk_codes import TILE, key_words, sign_words
 from .law import odd_inverse, pair, reciprocal_of, row_theta, scale_index, unscale_by
 
 
@@ -37,7 +37,7 @@ def row_words(c, rows, s, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
 
     s : nnz.  SUB_BLOCKS : a power of two, at least 4 and s.
     """
-    w, signs = words_of_chunks(c, s, k0, k1, stack, SUB_BLOCKS)
+    w = key_words(c, k0, k1, stack, SUB_BLOCKS)
     t = tl.arange(0, SUB_BLOCKS).to(tl.uint32)
     t = tl.minimum(t, s - 1)
     b = _quotient((t + 1) * rows, s) - _quotient(t * rows, s)
@@ -45,7 +45,7 @@ def row_words(c, rows, s, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
     key = (second & 127) | (((0 - (w >> 24)) * second & 127) << 8)
     key |= ((first & 127) << 16) | (((0 - (w >> 8)) * first & 127) << 24)
     keys = pair(key, row_theta(w, b[None, :]))
-    return tl.reshape(keys, keys.numel), signs
+    return tl.reshape(keys, keys.numel), sign_words(c, k0, k1, stack)
 
 
 @triton.jit

@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 
 from .chunk_codes import tile_rows, tile_start
-from .law import chunk_keys, chunk_signs, chunk_tile, part_start, seed_words, words
+from .law import chunk_keys, chunk_signs, chunk_tile, part_start, row_in_sub_block, seed_words, sign_bit
 
-row_in_sub_block, sign_bit = words.row_in_sub_block, words.sign_bit
 INTEGERS = ["seed", "k", "nnz", "n_tiles", "log_group", "log_chunk", "first", "columns", "step", "terms"]
 INTEGERS += ["row_bytes", "log_adjacent", "spacing", "log_rows_per_quad", "quad_mask"]
 

@@ -45,6 +45,7 @@ part_start, row_theta, sub_block_of_row = words.part_start, words.row_theta, wor
 chunk_tile, chunk_keys = words.chunk_tile, words.chunk_keys
 chunk_signs, tile_place = words.chunk_signs, words.tile_place
 scale_index, unscale_index = words.scale_index, words.unscale_index
+row_in_sub_block, sign_bit = words.row_in_sub_block, words.sign_bit
 beta, group_words, tile_theta = words.beta, words.group_words, words.tile_theta
 
 

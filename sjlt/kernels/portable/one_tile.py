@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..config import arithmetic
 from ..config import one_tile as config
-from .chunk_codes import CHUNKS, MAX_KEYS, TILE
+from .chunk_codes import CHUNKS, MAX_KEYS, TILE, key_words
 from .chunk_rows import entries_of_rows, row_words, sub_blocks_of_rows
 from .fp32_split import (
     BF16_TRIPLE,
@@ -30,17 +30,7 @@ from .fp32_split import (
     multiply_vectors,
     split_vectors,
 )
-from .law import (
-    beta,
-    chunk_keys,
-    chunk_signs,
-    part_start,
-    row_theta,
-    scale_index,
-    seed_words,
-    select_word,
-    sub_block_of_row,
-)
+from .law import chunk_signs, part_start, row_in_sub_block, seed_words, sign_bit, sub_block_of_row
 from .program import known_multiple, start_dependents, store_result, store_sums, wait_for_previous
 
 STEP = tl.constexpr(config.STEP)
@@ -124,14 +114,10 @@ def _generate_entries(
     begin, b, of_row = sub_blocks
     c, p = column >> log_chunk.to(tl.int64), log_chunk.to(tl.uint32)
     i = (column & ((1 << log_chunk) - 1)).to(tl.uint32)[:, None]
-    quad = tl.arange(0, SUB_BLOCKS // 4).to(tl.uint32)[None, :]
-    w0, w1, w2, w3 = chunk_keys(c[:, None] + (quad * 0).to(tl.int64), quad, k0, k1)
-    w = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), COLUMNS, SUB_BLOCKS)
-    b = b[None, :]
-    row = begin[None, :] + scale_index(beta(i, w, w >> 8, w >> 16, w >> 24, p), b, row_theta(w, b), p)
-    e = (tl.arange(0, SUB_BLOCKS).to(tl.uint32) << p)[None, :] + i
+    row = begin[None, :] + row_in_sub_block(i, key_words(c, k0, k1, 0, SUB_BLOCKS), b[None, :], p)
+    t = tl.arange(0, SUB_BLOCKS).to(tl.uint32)[None, :]
     g0, g1, g2, g3 = chunk_signs(c, k0, k1)
-    negative = (select_word(e >> 5, g0[:, None], g1[:, None], g2[:, None], g3[:, None]) >> (e & 31)) & 1
+    negative = sign_bit(i, t, p, g0[:, None], g1[:, None], g2[:, None], g3[:, None])
     entry = tl.gather(row | (negative << 15), tl.broadcast_to(of_row[None, :], COLUMNS, ROWS), 1)
     r = tl.arange(0, ROWS).to(tl.uint32)[None, :]
     value = tl.where((entry & 0x7FFF) == r, (entry & 0x8000) | ONE, 0)

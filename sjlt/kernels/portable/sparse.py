@@ -19,9 +19,18 @@ import triton.language as tl
 
 from ...laws import iid as iid_law
 from ...laws import philox
-from .law import chunk_keys, chunk_signs, chunk_tile, part_start, philox_words, seed_words, select_word, words
+from .law import (
+    chunk_keys,
+    chunk_signs,
+    chunk_tile,
+    part_start,
+    philox_words,
+    row_in_sub_block,
+    seed_words,
+    select_word,
+    sign_bit,
+)
 
-row_in_sub_block, sign_bit = words.row_in_sub_block, words.sign_bit
 _iid = philox.define(
     iid_law.FUNCTIONS,
     triton.jit,
