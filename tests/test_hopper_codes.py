@@ -12,8 +12,9 @@ from helpers.kernels import LAYOUTS, check_project, large_first, launches_run
 from sjlt import Sketch
 from sjlt.backends.triton import device
 from sjlt.backends.triton import exact as exact_backend
-from sjlt.kernels.config import hopper_codes
+from sjlt.kernels.config import codes, hopper_codes
 from sjlt.kernels.config.exact import choose
+from sjlt.kernels.config.product import count_groups
 
 SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS")
 
@@ -44,11 +45,11 @@ def test_splits_cover_the_columns(k, nnz, n, d):
     if not hopper_codes.eligible(product):
         pytest.skip("taken by other kernels")
     launch = hopper_codes.launch(product)
-    groups = hopper_codes.count_groups(product)
+    groups = count_groups(product)
     assert (launch.splits - 1) * launch.groups_per_split < groups <= launch.splits * launch.groups_per_split
     width = 1 << product.geometry.log_group << product.geometry.log_chunk
     tile_columns = launch.groups_per_split * width / product.geometry.n_tiles
-    assert tile_columns <= 1.1 * hopper_codes.MAX_STEPS * 64 + 64
+    assert tile_columns <= 1.1 * codes.MAX_STEPS * 64 + 64
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_splits_cover_the_columns(k, nnz, n, d):
 def test_splits_with_the_least_estimated_time(n, d, k, dtype, splits):
     product = exact_product(n=n, d=d, k=k, dtype=dtype, device=HOPPER)
     assert hopper_codes.launch(product).splits == splits
-    with changed_choices({"hopper_codes.MAX_SPLITS": 1}):
+    with changed_choices({"codes.MAX_SPLITS": 1}):
         fewest = hopper_codes.launch(product).splits  # for accuracy
     assert fewest == (1 if d < 100_000 else 3)
 
@@ -77,7 +78,7 @@ def test_splits_with_the_least_estimated_time(n, d, k, dtype, splits):
 )
 def test_passes_cover_the_columns(n, d, k, nnz, offset):
     """Codes that do not fit in memory are written and used in parts, which begin at multiples of 16 bytes."""
-    from sjlt.backends.triton.hopper_codes import _parts
+    from sjlt.backends.triton.codes import _parts
 
     product = exact_product(n=n, d=d, k=k, nnz=nnz, dtype="float16", offset=offset, device=HOPPER)
     assert hopper_codes.eligible(product)
@@ -122,8 +123,9 @@ def test_what_is_prefetched():
 
 def in_three_passes():
     """Settings with which codes are written and used in three passes."""
-    split = hopper_codes._split_passes
-    return {"hopper_codes._split": lru_cache(lambda product: split(product, 3)), "hopper_codes.MAX_SPLITS": 4}
+    split = lru_cache(lambda product, programs: codes._split_passes(product, programs, 3))
+    modules = ("codes", "hopper_codes", "ampere_codes")
+    return {f"{module}.split_of": split for module in modules} | {"codes.MAX_SPLITS": 4}
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="the reduction runs in Triton's interpreter")
@@ -131,7 +133,7 @@ def in_three_passes():
 @pytest.mark.parametrize(("n", "d", "k", "nnz"), [(11, 3000, 64, 4), (7, 5001, 140, 3)])
 def test_partial_sums_of_passes(n, d, k, nnz, order, accumulate, monkeypatch):
     """The passes of a product with a stand-in for the kernel."""
-    from sjlt.backends.triton import hopper_codes as backend
+    from sjlt.backends.triton import codes as backend
 
     all_tensors_on(monkeypatch, HOPPER._replace(programmatic_launch=False))
     S = Sketch(d, k, nnz=nnz, seed=1)
@@ -186,7 +188,7 @@ def kernel_calls(monkeypatch):
     """Record the shape of X for each product the kernel runs; products of all sizes are eligible."""
     if not device.describe(torch.device("cuda")).hopper:
         pytest.skip("needs a GPU of compute capability 9")
-    from sjlt.backends.triton.hopper_codes import ProjectCodes
+    from sjlt.backends.triton.codes import ProjectCodes
 
     calls, call = [], ProjectCodes.__call__
 
@@ -275,7 +277,7 @@ def test_lines_at_any_offset(k, nnz, steps, beyond, begin, contiguous, dtype, rt
     S = Sketch(d, k, nnz=nnz, seed=beyond)
     entries = torch.from_numpy(S.toarray() * nnz**0.5).to("cuda").double()
     want = (x.double() @ entries.T * nnz**-0.5).to(x.dtype)
-    with changed_choices({"hopper_codes.MAX_STEPS": steps, "hopper_codes.MAX_CHUNKS": steps}):
+    with changed_choices({"codes.MAX_STEPS": steps, "codes.MAX_CHUNKS": steps}):
         torch.testing.assert_close(x @ S.T, want, rtol=rtol, atol=0)
     assert kernel_calls
 
@@ -294,7 +296,7 @@ def test_slices(k, nnz, seed, offset, kernel_calls):
 @pytest.mark.parametrize(("k", "nnz"), [(64, 4), (300, 3), (1000, 8)])
 @pytest.mark.parametrize("steps", [2, 128])
 def test_splits_add_up(steps, k, nnz, dtype, kernel_calls):
-    with changed_choices({"hopper_codes.MAX_STEPS": steps, "hopper_codes.MAX_CHUNKS": steps}):
+    with changed_choices({"codes.MAX_STEPS": steps, "codes.MAX_CHUNKS": steps}):
         check_project(Sketch(5000, k, nnz=nnz, seed=2), 150, dtype, device="cuda")
 
 

@@ -4,8 +4,8 @@ import pytest
 from helpers.choices import HOPPER, chosen, exact_product
 
 from sjlt.kernels.config import exact
+from sjlt.kernels.config.codes import Codes
 from sjlt.kernels.config.exact import choose
-from sjlt.kernels.config.hopper_codes import HopperCodes
 from sjlt.kernels.config.product import is_small_and_narrow
 
 
@@ -13,19 +13,19 @@ from sjlt.kernels.config.product import is_small_and_narrow
 @pytest.mark.parametrize(("k", "nnz"), [(16, 4), (64, 4), (96, 3), (300, 4), (500, 2), (1000, 8), (128, 5)])
 def test_any_sketch_can_use_codes(k, nnz, dtype):
     launch = chosen(k=k, nnz=nnz, dtype=dtype)
-    assert isinstance(launch, HopperCodes)
+    assert isinstance(launch, Codes)
     assert launch.kernel.rows == (64 if k <= 64 else 128)
     assert launch.kernel.one_tile == (k <= 128)
 
 
 def test_few_bytes_of_data_per_byte_of_codes():
-    assert isinstance(chosen(k=300, n=60, d=1 << 19, nnz=8, dtype="bfloat16"), HopperCodes)
+    assert isinstance(chosen(k=300, n=60, d=1 << 19, nnz=8, dtype="bfloat16"), Codes)
 
 
 @pytest.mark.parametrize("k", [128, 256, 1024])
 def test_power_of_two_geometries_keep_their_kernel(k):
-    assert not isinstance(chosen(k=k), HopperCodes)
-    assert isinstance(chosen(k=k, d=767), HopperCodes)  # rows that the other kernel cannot load
+    assert not isinstance(chosen(k=k), Codes)
+    assert isinstance(chosen(k=k, d=767), Codes)  # rows that the other kernel cannot load
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_power_of_two_geometries_keep_their_kernel(k):
     ],
 )
 def test_products_that_do_not_use_codes(small):
-    assert not isinstance(chosen(**{"k": 300, **small}), HopperCodes)
+    assert not isinstance(chosen(**{"k": 300, **small}), Codes)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_narrow_matrices(n, k, nnz, dtype, takes):
     product = exact_product(
         n=n, d=1 << 20, k=k, nnz=nnz, dtype=dtype, device=HOPPER, x_strides=(1, n), y_strides=(1, n)
     )
-    assert isinstance(choose(product), HopperCodes) == takes
+    assert isinstance(choose(product), Codes) == takes
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_matrices_of_few_rows(n, d, k, nnz, dtype, takes):
     """Codes are faster than kernels that gather if A has less than half as many rows as the sketch."""
     strides = {"x_strides": (1, n), "y_strides": (k, 1)}
     product = exact_product(n=n, d=d, k=k, nnz=nnz, dtype=dtype, device=HOPPER, **strides)
-    assert isinstance(choose(product), HopperCodes) == takes
+    assert isinstance(choose(product), Codes) == takes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -12,9 +12,9 @@ from helpers.kernels import FLOATS
 from sjlt import Sketch
 from sjlt.backends.triton import device, exact, iid
 from sjlt.kernels.config.accuracy import error_bound
+from sjlt.kernels.config.codes import Codes
 from sjlt.kernels.config.exact import FewVectors, RowGather, TensorCore
 from sjlt.kernels.config.hopper import Hopper
-from sjlt.kernels.config.hopper_codes import HopperCodes
 from sjlt.kernels.config.iid import Iid, IidHopper
 from sjlt.kernels.config.one_tile import OneTile
 from sjlt.kernels.config.scattered_sums import ScatteredSums
@@ -180,12 +180,12 @@ ON_HOPPER = {
     "bf16, splits": Case(Hopper, Sketch(2**17, 128, nnz=4), 128, "bfloat16", settings=LARGE),
     "columns": Case(Hopper, Sketch(2**14, 256, nnz=8), 512, columns=True, settings=LARGE),
     "adjoint": Case(Hopper, Sketch(2**14, 256, nnz=4), 512, adjoint=True, settings=LARGE),
-    "codes": Case(HopperCodes, Sketch(2**14, 300, nnz=3), 512),
-    "codes, short chunks": Case(HopperCodes, Sketch(2**14, 64, nnz=16), 512),
-    "codes, odd columns": Case(HopperCodes, Sketch(2**14, 300, nnz=3)[:, 5:-2], 512, settings=FEW_ROWS),
-    "codes, splits": Case(HopperCodes, Sketch(2**17, 100, nnz=2), 70, settings=FEW_ROWS),
-    "codes, bf16": Case(HopperCodes, Sketch(2**14, 300, nnz=3), 512, "bfloat16"),
-    "codes, unaligned rows": Case(HopperCodes, Sketch(2**14 + 1, 300, nnz=3), 512, "bfloat16", settings=FEW_ROWS),
+    "codes": Case(Codes, Sketch(2**14, 300, nnz=3), 512),
+    "codes, short chunks": Case(Codes, Sketch(2**14, 64, nnz=16), 512),
+    "codes, odd columns": Case(Codes, Sketch(2**14, 300, nnz=3)[:, 5:-2], 512, settings=FEW_ROWS),
+    "codes, splits": Case(Codes, Sketch(2**17, 100, nnz=2), 70, settings=FEW_ROWS),
+    "codes, bf16": Case(Codes, Sketch(2**14, 300, nnz=3), 512, "bfloat16"),
+    "codes, unaligned rows": Case(Codes, Sketch(2**14 + 1, 300, nnz=3), 512, "bfloat16", settings=FEW_ROWS),
     "independent entries": Case(IidHopper, Sketch(4096, 300, density=0.3), 512, "bfloat16", settings=LARGE),
 }
 

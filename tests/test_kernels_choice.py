@@ -39,7 +39,7 @@ def test_contiguous_vectors():
         ({"dtype": "float64"}, config.FewVectors),
         ({"n": 15, "x_strides": (1, 15)}, config.FewVectors),
         ({"nnz": 8, "device": HOPPER}, config.Hopper),
-        ({"nnz": 8, "device": HOPPER, "plain": False}, config.HopperCodes),
+        ({"nnz": 8, "device": HOPPER, "plain": False}, config.Codes),
     ):
         assert isinstance(config.choose(product._replace(**changes)), kind), changes
 
@@ -51,13 +51,13 @@ def test_small_products():
     for changes, expected in (
         (columns, config.FewVectors),
         (columns | {"k": 256}, config.FewVectors),
-        (columns | {"k": 256, "d": 12_000}, config.HopperCodes),
-        (columns | {"k": 256, "d": 3000, "nnz": 8}, config.HopperCodes),
+        (columns | {"k": 256, "d": 12_000}, config.Codes),
+        (columns | {"k": 256, "d": 3000, "nnz": 8}, config.Codes),
         (columns | {"nnz": 3, "d": 3000}, config.FewVectors),
-        (columns | {"nnz": 4, "d": 3000}, config.HopperCodes),
-        (columns | {"dtype": "float16"}, config.HopperCodes),
+        (columns | {"nnz": 4, "d": 3000}, config.Codes),
+        (columns | {"dtype": "float16"}, config.Codes),
         (columns | {"dtype": "float16", "nnz": 1}, config.FewVectors),
-        (columns | {"dtype": "float16", "nnz": 1, "k": 2000}, config.HopperCodes),
+        (columns | {"dtype": "float16", "nnz": 1, "k": 2000}, config.Codes),
         (columns | {"d": 700}, config.RowGather),
         (adjoint | {"d": 2000}, config.FewVectors),
         (adjoint | {"d": 2000, "k": 256}, config.FewVectors),
@@ -72,10 +72,10 @@ def test_small_products():
         (adjoint | {"d": 4001, "n": 100_000, "k": 256}, config.FewVectors),
         (rows | {"adjoint": True}, config.StagedAdjoint),
         (rows | {"n": 300, "nnz": 1}, config.FewVectors),
-        (rows | {"n": 500, "nnz": 1}, config.HopperCodes),
-        (rows | {"dtype": "float16", "n": 900}, config.HopperCodes),
+        (rows | {"n": 500, "nnz": 1}, config.Codes),
+        (rows | {"dtype": "float16", "n": 900}, config.Codes),
         (rows | {"dtype": "float16", "n": 900, "k": 256}, config.TensorCore),
-        (rows | {"dtype": "float16", "n": 900, "x_strides": (4001, 1), "k": 256}, config.HopperCodes),
+        (rows | {"dtype": "float16", "n": 900, "x_strides": (4001, 1), "k": 256}, config.Codes),
         (rows | {"dtype": "float16", "n": 100, "x_strides": (4001, 1)}, config.TensorCore),
     ):
         product = exact_product(**{"k": 300, "device": HOPPER, **changes})
@@ -125,14 +125,14 @@ def test_half_blocks(n, d, k, nnz, dtype, suits):
     ("changes", "expected"),
     [
         ({}, config.TensorCore),  # less than 16 MiB, loaded by fours
-        ({"d": 9000}, config.HopperCodes),
-        ({"n": 1022, "x_strides": (1, 1022)}, config.HopperCodes),
-        ({"n": 1028, "x_strides": (1, 1028)}, config.HopperCodes),
-        ({"k": 500}, config.HopperCodes),
-        ({"dtype": "float32"}, config.HopperCodes),
+        ({"d": 9000}, config.Codes),
+        ({"n": 1022, "x_strides": (1, 1022)}, config.Codes),
+        ({"n": 1028, "x_strides": (1, 1028)}, config.Codes),
+        ({"k": 500}, config.Codes),
+        ({"dtype": "float32"}, config.Codes),
         ({"n": 64, "d": 1 << 19, "nnz": 8, "x_strides": (1, 64)}, config.TensorCore),  # half of a block would be empty
-        ({"n": 64, "d": 1 << 19, "nnz": 16, "x_strides": (1, 64)}, config.HopperCodes),
-        ({"n": 64, "d": 1 << 19, "nnz": 8, "x_strides": (1 << 19, 1)}, config.HopperCodes),
+        ({"n": 64, "d": 1 << 19, "nnz": 16, "x_strides": (1, 64)}, config.Codes),
+        ({"n": 64, "d": 1 << 19, "nnz": 8, "x_strides": (1 << 19, 1)}, config.Codes),
     ],
 )
 def test_contiguous_vectors_in_16_bits(changes, expected):

@@ -15,8 +15,8 @@ PORTABLE = {
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
 NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_sparse_shared"}
-NVIDIA |= {"encode_offsets", "adjoint_staged", "multiply_tall"}
-HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper", "encode_chunks"}
+NVIDIA |= {"encode_offsets", "adjoint_staged", "multiply_tall", "encode_chunks", "project_codes_ampere"}
+HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper"}
 
 # By default only the kernels of the first products and the first dropout are compiled, for sm_90; all calls and targets
 # run under the `exhaustive` marker.
@@ -115,6 +115,18 @@ STAGED_ADJOINTS = [  # in every order, with and without wide accesses
     (100_000, 1000, 300, {"nnz": 4}, "float64", "rows"),
     (49_175, 66, 2048, {"nnz": 3}, "bfloat16", "rows"),
     (4096, 8192, 4000, {"nnz": 4}, "float32", "columns"),
+]
+
+CODES = [  # for blocks of all sizes and tiles of all heights, in copies of 4 to 16 bytes and through registers
+    (96_000, 3072, 1856, {"nnz": 4}, "bfloat16", "rows"),
+    (68_000, 1000, 192, {"nnz": 8}, "bfloat16", "part"),
+    (33_000, 1001, 1728, {"nnz": 2}, "float32", "rows"),
+    (4000, 50_000, 4000, {"nnz": 1}, "float16", "columns"),
+    (180, 671_215, 1792, {"nnz": 8}, "float32", "rows"),
+    (1001, 100_001, 1448, {"nnz": 8}, "float32", "columns"),
+    (1001, 100_001, 200, {"nnz": 100}, "float16", "columns"),
+    (30, 10_000_000, 300, {"nnz": 10}, "float16", "rows"),
+    (60, 3_000_000, 2000, {"nnz": 4}, "bfloat16", "columns"),
 ]
 
 SPARSE = [  # (n, nonzeros, k, law, dtype, index dtype)
@@ -244,7 +256,7 @@ def make_calls(on, everything, nvidia, hopper):
     if everything and nvidia:
         multiply_tall(1 << 20, 2048, 128)
         on(asynchronous_copies=True)
-        for call in STAGED + STAGED_ADJOINTS:
+        for call in STAGED + STAGED_ADJOINTS + CODES:
             multiply(*call)
         for call in SPARSE:
             multiply_sparse(*call)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sjlt import Sketch
 from sjlt.backends.triton import exact as triton_exact
 from sjlt.kernels.config import (
+    ampere_codes,
     arithmetic,
     hopper,
     hopper_codes,
@@ -84,9 +85,8 @@ def test_chosen_kernel_can_run_the_product(p):
         assert p.plain
         assert p.device.hopper
         assert hopper.eligible(p)
-    elif isinstance(chosen, config.HopperCodes):
-        assert p.device.hopper
-        assert hopper_codes.eligible(p)
+    elif isinstance(chosen, config.Codes):
+        assert hopper_codes.eligible(p) if p.device.hopper else ampere_codes.eligible(p)
         assert not p.adjoint
         assert chosen.splits * chosen.groups_per_split >= count_groups(p)
         assert chosen.splits <= 65_535
@@ -151,16 +151,18 @@ def test_memory_beyond_input_and_output(p):
         launches.append(hopper.launch(p))
     if p.device.hopper and hopper_codes.eligible(p):
         launches.append(hopper_codes.launch(p))
+    if ampere_codes.eligible(p):
+        launches.append(ampere_codes.launch(p))
     if one_tile.is_small(p):
         launches.append(one_tile.launch(p))
     for c in launches:
         sums = c.splits if c.splits > 1 else 0
-        if isinstance(c, config.HopperCodes) and c.splits > c.splits_per_pass:
+        if isinstance(c, config.Codes) and c.splits > c.splits_per_pass:
             sums = c.splits_per_pass + 1
         allocated = max(4, p.item_bytes) * sums * p.n * p.k
         if isinstance(c, config.OneTile) and not c.sub_blocks:
             allocated += (count_groups(p) << p.geometry.log_chunk) * c.rows * 2
-        elif isinstance(c, config.HopperCodes):
+        elif isinstance(c, config.Codes):
             lists = min(c.splits, c.splits_per_pass) * p.geometry.n_tiles
             allocated += lists * c.capacity * (law.TILE_ROWS + 4)  # and block offsets
         assert allocated <= max(64 << 20, p.n * p.d * p.item_bytes // 20) + 4096

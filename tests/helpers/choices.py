@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from sjlt.backends.triton import device, exact, iid, prepared
-from sjlt.kernels.config import hopper_codes, scattered_sums, staged_adjoint, staged_gather
+from sjlt.kernels.config import codes, scattered_sums, staged_adjoint, staged_gather
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import Device, Product
 
@@ -49,7 +49,7 @@ def forget_choices():
     """Make the backends choose again for products they have seen."""
     for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan):
         cached.cache_clear()
-    hopper_codes._split.cache_clear()
+    codes.split_of.cache_clear()
     scattered_sums._launch.cache_clear()
     staged_gather._launch.cache_clear()
     staged_adjoint._launch.cache_clear()

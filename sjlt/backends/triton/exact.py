@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import triton.language as tl
 from torch import Tensor
 
+from ...kernels.config.codes import Codes
 from ...kernels.config.exact import FewVectors, Launch, RowGather, TensorCore, choose
 from ...kernels.config.hopper import Hopper
-from ...kernels.config.hopper_codes import HopperCodes
 from ...kernels.config.one_tile import OneTile
 from ...kernels.config.product import VECTOR_BYTES, KernelGeometry, Product, kernel_geometry
 from ...kernels.config.scattered_sums import ScatteredSums
@@ -173,10 +173,10 @@ def _constants(
 def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
     """The `Call` (spec, x, out) that writes X Sᵀ, or adds it if `accumulate`, by `plan`."""
     chosen, splits = plan.chosen, plan.chosen.splits
-    if isinstance(chosen, HopperCodes):
-        from . import hopper_codes
+    if isinstance(chosen, Codes):
+        from . import codes
 
-        return hopper_codes.prepare(chosen, spec, x, out, accumulate)
+        return codes.prepare(chosen, spec, x, out, accumulate)
     if isinstance(chosen, ScatteredSums):
         from . import scattered_sums
 
@@ -206,7 +206,7 @@ def _project(
         from . import hopper
 
         return hopper.prepare_project(chosen, spec, x, kind_of_target[0], strides)
-    assert not isinstance(chosen, HopperCodes | StagedGather | StagedAdjoint | ScatteredSums)
+    assert not isinstance(chosen, Codes | StagedGather | StagedAdjoint | ScatteredSums)
     if isinstance(chosen, OneTile):
         return one_tile.prepare_project(chosen, plan.geometry, spec, x, strides, kind_of_target, accumulate)
     grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
@@ -235,7 +235,7 @@ def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, a
         from . import staged_adjoint
 
         return staged_adjoint.prepare(chosen, spec, y, out, accumulate)
-    assert not isinstance(chosen, HopperCodes | StagedGather | ScatteredSums), "these kernels do not compute adjoints"
+    assert not isinstance(chosen, Codes | StagedGather | ScatteredSums), "these kernels do not compute adjoints"
     if isinstance(chosen, OneTile):
         return one_tile.prepare_adjoint(chosen, geometry, spec, y, out, accumulate)
     blocks = -(-n // chosen.block_vectors)

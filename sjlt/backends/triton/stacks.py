@@ -68,7 +68,7 @@ def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool)
 
         return prepare_staged(staged_gather.launch(product), spec, x, out, accumulate)
     if product.device.hopper and hopper_codes.eligible(product) and not gathers(product):
-        from .hopper_codes import prepare
+        from .codes import prepare
 
         return prepare(hopper_codes.launch(product), spec, x, out, accumulate)
     plan = _plan(product, None, spec.stacks)

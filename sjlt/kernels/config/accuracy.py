@@ -38,10 +38,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .ampere_kernel import SLICE_COLUMNS, AmpereKernel
 from .arithmetic import BF16, BF16_PAIR, BF16_TRIPLE, CHUNKS_PER_SUM, FP16_PAIR, FP64, NATIVE
+from .codes import Codes
 from .exact import BATCHES_PER_SUM, FewVectors, RowGather, TensorCore
 from .hopper import STEP_COLUMNS, Hopper
-from .hopper_codes import HopperCodes
 from .iid import Iid, IidHopper
 from .one_tile import STEP as COLUMNS_PER_SUM
 from .one_tile import OneTile
@@ -51,7 +52,7 @@ from .staged_adjoint import StagedAdjoint
 from .staged_gather import StagedGather
 
 OnTheFly = TensorCore | RowGather | FewVectors | Hopper
-Launch = OnTheFly | OneTile | HopperCodes | StagedGather | StagedAdjoint | ScatteredSums | Iid | IidHopper
+Launch = OnTheFly | OneTile | Codes | StagedGather | StagedAdjoint | ScatteredSums | Iid | IidHopper
 
 # 16-bit values that represent an element of the data. A pair of fp16 values may be replaced by three of bf16.
 PARTS = {NATIVE: 1, BF16: 1, BF16_PAIR: 2, BF16_TRIPLE: 3, FP16_PAIR: 3}
@@ -87,12 +88,12 @@ def error_bound(product: Product, launch: Launch) -> ErrorBound:
         bound = _iid(product, launch)
     elif product.adjoint:
         return _adjoint(product, launch)  # splits are parts of the result, so nothing is reduced
-    elif isinstance(launch, Hopper | HopperCodes):
+    elif isinstance(launch, Hopper | Codes):
         bound = _hopper(product, launch)
     else:
         bound = _portable(product, launch)
     splits, passes = launch.splits, 1
-    if isinstance(launch, HopperCodes) and launch.passes > 1:
+    if isinstance(launch, Codes) and launch.passes > 1:
         splits, passes = launch.splits_per_pass + 1, launch.passes
     lanes = reduce_lanes(splits, product.n * product.out_dim)
     in_group = min(-(-splits // lanes), SPLITS_PER_SUM)
@@ -127,15 +128,16 @@ def _portable(product: Product, launch: Launch) -> ErrorBound:
     return ErrorBound(within + additions, 0.0)
 
 
-def _hopper(product: Product, launch: Hopper | HopperCodes) -> ErrorBound:
+def _hopper(product: Product, launch: Hopper | Codes) -> ErrorBound:
     """Projections under the exact law by Gluon kernels: the sums of one split."""
     chunk = 1 << product.geometry.log_chunk
     if isinstance(launch, Hopper):
-        columns, blocks = launch.columns, launch.blocks_per_split
+        step, columns, blocks = STEP_COLUMNS, launch.columns, launch.blocks_per_split
     else:
-        columns = 1 << launch.kernel.log_block
+        step = SLICE_COLUMNS if isinstance(launch.kernel, AmpereKernel) else STEP_COLUMNS
+        columns = min(step, 1 << launch.kernel.log_block)
         blocks = launch.groups_per_split * chunk // columns
-    blocks_per_step = STEP_COLUMNS // columns
+    blocks_per_step = step // columns
     if product.dtype != "float32":
         return ErrorBound(4 * (-(-blocks * columns // chunk)), 0.0)
     c = 4 * 2 * blocks_per_step + _total_additions(blocks, blocks_per_step) + SPLIT_ERRORS[FP16_PAIR]

@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 
 from ...laws import exact as law
-from . import hopper, hopper_codes, one_tile, scattered_sums, staged_adjoint, staged_gather
+from . import ampere_codes, hopper, hopper_codes, one_tile, scattered_sums, staged_adjoint, staged_gather
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
+from .codes import Codes
 from .gathers import (
     MIN_BLOCK_VECTORS,
     ROW_GATHER_VECTORS,
@@ -22,7 +23,6 @@ from .gathers import (
     is_unmasked,
 )
 from .hopper import Hopper
-from .hopper_codes import HopperCodes
 from .one_tile import OneTile
 from .product import (
     GROUPS_PER_STEP,
@@ -138,9 +138,7 @@ class FewVectors:
     registers: int
 
 
-Launch = (
-    Hopper | HopperCodes | ScatteredSums | StagedGather | StagedAdjoint | OneTile | FewVectors | RowGather | TensorCore
-)
+Launch = Hopper | Codes | ScatteredSums | StagedGather | StagedAdjoint | OneTile | FewVectors | RowGather | TensorCore
 
 
 def choose(product: Product) -> Launch:
@@ -169,7 +167,10 @@ def choose(product: Product) -> Launch:
         return one_tile.launch(product)
     if not favors_few_vectors(product) and scattered_sums.eligible_long_rows(product):
         return scattered_sums.launch(product)
-    return choose_on_the_fly(product)
+    chosen = choose_on_the_fly(product)
+    if isinstance(chosen, TensorCore) and not product.device.hopper and ampere_codes.eligible(product):
+        return ampere_codes.launch(product)
+    return chosen
 
 
 def _favors_codes_of_few(product: Product) -> bool:

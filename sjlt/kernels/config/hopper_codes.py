@@ -5,20 +5,14 @@ It covers what `project_hopper` does not: any k, nnz and strides, accumulated re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
-
 from ...laws import exact as law
-from .arithmetic import MAX_CHUNKS
-from .hopper import MAX_STEPS, PROGRAM_VECTORS, STEP_COLUMNS
-from .hopper_loaders import KernelChoice, kernel_choice, reaches
+from .codes import Codes, Programs, launch_of, split_of
+from .hopper import PROGRAM_VECTORS
+from .hopper_loaders import kernel_choice, reaches
 from .product import (
-    SCRATCH_BYTES,
     VECTOR_BYTES,
     Product,
     alignment,
-    count_groups,
     is_power_of_two,
     is_small_and_narrow,
     loaded_bytes,
@@ -27,81 +21,19 @@ from .product import (
     vectors_contiguous,
 )
 
-INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
-INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address"]
-
+PROGRAMS = Programs(vectors=PROGRAM_VECTORS, resident=1)
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
 FAST, FAST_16_BITS, MAX_FAST_VECTORS = 8, 16, 1024  # see `_least_factor`
 MIN_VECTORS, MIN_COLUMNS = 48, 32  # for fewer rows of X, or columns of A, blocks of vectors are mostly empty
 MIN_BYTES_PER_CODE = 6  # data bytes per byte of codes; for fewer, writing and reading codes dominates
 MIN_BYTES_PER_MANY = 3  # the same for nnz > 4 and many columns: the time of other kernels is proportional to nnz
-# Estimated times in microseconds, and bytes per microsecond; see `_time`. For 53 products on an H100, 1 to 290 MB of
-# data, the fewest splits with almost the least estimate take on average 1.004 times as long as the best ones, at most
-# 1.08 times.
-STEP_TIME, START_STEPS, REDUCE_TIME = 1.0, 2, 1.5
-CACHE_RATE = 4e6
-ALMOST = 1.03  # estimates that differ by less are considered equal
-MAX_SPLITS = 256
 MIN_LONG_COLUMNS, MAX_LONG_ROWS = 1 << 20, 512  # see `_gains` and `_favors_half_blocks`
-ALIGNED = 8  # columns, at multiples of which passes begin, so that the data of all is aligned alike
-PASS_SPLITS = 4  # splits per pass are a multiple of this, so that the sums of earlier passes are aligned, too
-PASS_TIME = 8.0  # of the launches of a pass, in microseconds
-MORE_PASSES = 8  # numbers of passes considered, from the fewest possible on
 
 
-@dataclass(frozen=True)
-class HopperCodes:
-    """A launch of `encode_chunks` and `project_codes_hopper`.
-
-    Attributes
-    ----------
-    kernel : KernelChoice
-    splits, groups_per_split : int
-        Number of parts that the sums are split into, and of groups of chunks in each part.
-    splits_per_pass : int
-        If less than `splits`, the codes of this many splits are written and used at a time, of fewer at first, and
-        their partial sums are added to those of earlier passes.
-    capacity : int
-        Number of blocks that a list of codes has room for.
-    products : int
-        Number of pairs of a tile and a block of vectors, for each split.
-    columns_per_split : int
-    prefetch : bool
-        Whether programs copy the data that they read first to the L2 cache while the codes are written.
-    """
-
-    kernel: KernelChoice
-    splits: int
-    groups_per_split: int
-    splits_per_pass: int
-    capacity: int
-    products: int
-    columns_per_split: int
-    prefetch: bool
-
-    @property
-    def passes(self) -> int:
-        """The number of passes."""
-        return -(-self.splits // self.splits_per_pass)
-
-
-def launch(product: Product) -> HopperCodes:
+def launch(product: Product) -> Codes:
     """The launch for an eligible product."""
-    geometry = product.geometry
-    found = _split(product)
-    assert found is not None
-    splits, groups_per_split, splits_per_pass, _ = found
-    kernel = kernel_choice(product, splits)
-    return HopperCodes(
-        kernel,
-        splits,
-        groups_per_split,
-        splits_per_pass,
-        groups_per_split << (geometry.log_chunk - kernel.log_block),
-        _count_products(product),
-        groups_per_split << geometry.log_group << geometry.log_chunk,
-        prefetch=product.x_strides[0 if vectors_contiguous(product) else 1] == 1,
-    )
+    near = product.x_strides[0 if vectors_contiguous(product) else 1]
+    return launch_of(product, PROGRAMS, kernel_choice, prefetch=near == 1)
 
 
 def eligible(product: Product) -> bool:
@@ -117,7 +49,7 @@ def eligible(product: Product) -> bool:
         and product.n <= (1 << 31) - PROGRAM_VECTORS
         and product.d < 1 << 30
         and reaches(product)
-        and _split(product) is not None
+        and split_of(product, PROGRAMS) is not None
     )
 
 
@@ -191,94 +123,3 @@ def _least_factor(product: Product) -> int:
     widest = VECTOR_BYTES // product.item_bytes
     aligned = alignment(product, product.d, product.x_strides, widest) == widest
     return FAST if aligned and power_of_two else 1
-
-
-class Split(NamedTuple):
-    """The split of the sums, as in `HopperCodes`, and its estimated time in microseconds."""
-
-    splits: int
-    groups_per_split: int
-    splits_per_pass: int
-    time: float
-
-
-@lru_cache(maxsize=4096)
-def _split(product: Product) -> Split | None:
-    """The split of the sums, in one pass if it fits, otherwise in the number of passes with the least estimated time.
-
-    None if codes and partial sums exceed SCRATCH_BYTES for every number of passes considered, or if one pass does not
-    suffice and the offset is not a multiple of ALIGNED.
-    """
-    code_bytes = _code_bytes(product)
-    in_one_pass = _split_passes(product, 1) if code_bytes <= SCRATCH_BYTES else None
-    if in_one_pass is not None:
-        return in_one_pass
-    if product.offset % ALIGNED:
-        return None
-    least = code_bytes // SCRATCH_BYTES + 1
-    splits = [_split_passes(product, passes) for passes in range(max(2, least), least + MORE_PASSES)]
-    return min((split for split in splits if split), key=lambda split: split.time, default=None)
-
-
-def _split_passes(product: Product, passes: int) -> Split | None:
-    """The split of the sums for a number of passes, or None if codes and partial sums exceed SCRATCH_BYTES.
-
-    The number of splits is at least what accuracy requires, and otherwise the smallest whose estimated time is almost
-    the least. Each split but the last has whole steps of groups; with one tile, no step reaches into the next split.
-    """
-    geometry, groups = product.geometry, count_groups(product)
-    unit = max(1, STEP_COLUMNS >> geometry.log_chunk)
-    steps = (groups << geometry.log_chunk + geometry.log_group) // (STEP_COLUMNS * geometry.n_tiles * passes) + 1
-    step_splits, totals = (1, 0) if passes == 1 else (PASS_SPLITS, 1)
-    fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
-    fewest = -(-fewest // step_splits) * step_splits
-    memory = SCRATCH_BYTES - _code_bytes(product) // passes
-    most = max(fewest, min(steps, memory // _sum_bytes(product) - totals, MAX_SPLITS))
-    times = {splits: _time(product, steps, splits) for splits in range(fewest, most + 1, step_splits)}
-    longest = ALMOST * min(times.values())
-    per_pass = next(splits for splits, time in times.items() if time <= longest)
-    per_split = -(-groups // (passes * per_pass * unit)) * unit
-    splits = -(-groups // per_split)
-    sums = min(splits, per_pass) + totals if splits > 1 else 0
-    code_bytes = min(splits, per_pass) * per_split * (_code_bytes(product) // groups)
-    if code_bytes + sums * _sum_bytes(product) > SCRATCH_BYTES:
-        return None
-    return Split(splits, per_split, per_pass, passes * (times[per_pass] + PASS_TIME))
-
-
-def _sum_bytes(product: Product) -> int:
-    """The bytes of the partial sums of a split."""
-    return 4 * product.n * product.k * product.stacks
-
-
-def _time(product: Product, steps: int, splits: int) -> float:
-    """The estimated time of a product whose sums of `steps` steps are split, without what does not depend on `splits`.
-
-    Programs run in rounds of one per multiprocessor. The steps of a program follow each other at intervals of
-    STEP_TIME or, if many programs run, as fast as the L2 cache delivers their data. Splits cost a launch, and the
-    time of writing and reading partial sums.
-    """
-    multiprocessors = product.device.multiprocessors
-    rounds, rest = divmod(_count_products(product) * splits, multiprocessors)
-    step_bytes = PROGRAM_VECTORS * STEP_COLUMNS * product.item_bytes
-
-    def round_time(programs: int) -> float:
-        step_time = max(STEP_TIME, programs * step_bytes / CACHE_RATE)
-        return (-(-steps // splits) + START_STEPS) * step_time
-
-    time = rounds * round_time(multiprocessors) + (round_time(rest) if rest else 0)
-    if splits == 1:
-        return time
-    return time + REDUCE_TIME + 8 * splits * product.n * product.k * product.stacks / CACHE_RATE
-
-
-def _code_bytes(product: Product) -> int:
-    """An upper bound on the bytes of all codes and of the list of columns at which their blocks begin."""
-    geometry = product.geometry
-    chunks = product.stacks * geometry.n_tiles * count_groups(product)
-    return chunks * (1 << max(0, geometry.log_chunk - 5)) * (law.TILE_ROWS + 4)
-
-
-def _count_products(product: Product) -> int:
-    """The number of pairs of a tile of any stack and a block of vectors."""
-    return product.stacks * product.geometry.n_tiles * -(-product.n // PROGRAM_VECTORS)

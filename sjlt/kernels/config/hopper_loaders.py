@@ -75,7 +75,7 @@ class KernelChoice:
         return PROGRAM_VECTORS if self.entries_first else PROGRAM_VECTORS // 2
 
 
-def kernel_choice(product: Product, splits: int) -> KernelChoice:
+def kernel_choice(product: Product, splits: int, _: int = 0) -> KernelChoice:
     """The constants for an eligible product whose sums are split."""
     geometry, item, contiguous = product.geometry, product.item_bytes, vectors_contiguous(product)
     one_tile, fp32 = geometry.n_tiles == 1, item == 4
@@ -154,7 +154,7 @@ def _loader(product: Product, log_block: int, log_panel: int, tma_store: bool) -
     contiguous, item, far = vectors_contiguous(product), product.item_bytes, _is_far(product)
     if _tma_loads_boxes(product, log_panel) and (contiguous or far or _gains_by_tma(product, item << log_panel)):
         return TMA, 1
-    vector = _copy_width(product, log_block)
+    vector = copy_width(product, log_block)
     copies = vector * item >= (VECTOR_BYTES if item == 4 or contiguous or tma_store else 4)
     if (far or not copies) and _stages(product, log_block):
         return STAGE, 1
@@ -225,7 +225,7 @@ def _tma_loads_boxes(product: Product, log_panel: int) -> bool:
     return wide and _tma_loads(product)
 
 
-def _copy_width(product: Product, log_block: int) -> int:
+def copy_width(product: Product, log_block: int) -> int:
     """The number of adjacent elements that one copy may cover: of one block, and either all or none inside the data."""
     contiguous = vectors_contiguous(product)
     far, near = product.x_strides if not contiguous else product.x_strides[::-1]

@@ -70,12 +70,12 @@ class Product(NamedTuple):
         "highest", "high" or "medium", as in `torch.get_float32_matmul_precision`; "highest" unless dtype is float32.
     plain : bool
         Whether data and result have the same dtype and begin at multiples of 16 bytes, and the result is overwritten
-        rather than accumulated. `Hopper` launches and the TMA stores of `HopperCodes` require this.
+        rather than accumulated. `Hopper` launches and the TMA stores of `Codes` require this.
     device : Device
     stacks : int
         Number of stacked sketches that one launch computes; k and nnz are those of one of them.
     data_aligned : bool
-        Whether the data begins at a multiple of 16 bytes. The wide loads of `HopperCodes` require only this.
+        Whether the data begins at a multiple of 16 bytes. The wide loads of `Codes` require only this.
     """
 
     adjoint: bool

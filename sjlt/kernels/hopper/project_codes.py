@@ -34,7 +34,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..config import hopper_codes
 from ..nvidia.shared_memory import shared_begin
 from ..portable import chunk_codes
 from .common import TILE, barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
@@ -44,6 +43,8 @@ from .staged_lines import element_addresses, load_lines
 
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
 SEGMENT = gl.constexpr(512)  # bytes that a thread prefetches at a time
+INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
+INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address"]
 
 
 @gluon.constexpr_function
@@ -165,7 +166,7 @@ def _sum_of_blocks(
 
 
 @gluon.jit
-def _store(
+def store_sums(
     acc, out, outs, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or,
     CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
@@ -235,7 +236,7 @@ def _consume(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: g
             acc, slot, phase = _sum_of_blocks(
                 xs, raw, address, line_stride, tiles, full, empty, count, slot, phase, DTYPE, CHOSEN, CONSUMER
             )
-        _store(
+        store_sums(
             acc * scale, out, outs, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or,
             CHOSEN, ACCUMULATE, CONSUMER,
         )  # fmt: skip
@@ -244,7 +245,7 @@ def _consume(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: g
         tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=hopper_codes.INTEGERS)
+@gluon.jit(do_not_specialize=INTEGERS)
 def project_codes_hopper(
     x,
     out,

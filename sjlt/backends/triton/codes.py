@@ -1,4 +1,4 @@
-"""Launches of `project_codes_hopper`, of the encoding before it and, if sums are split, of the reduction after it.
+"""Launches of kernels that read codes, of the encoding before them and, if sums are split, of the reduction after them.
 
 Import this module only if `device.GLUON` is true.
 """
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
+from ...kernels.ampere.project_codes import project_codes_ampere
+from ...kernels.config.ampere_kernel import AmpereKernel
 from ...kernels.config.chunk_codes import encoding
+from ...kernels.config.codes import Codes
 from ...kernels.config.hopper import WARPGROUP_VECTORS
-from ...kernels.config.hopper_codes import HopperCodes
 from ...kernels.config.hopper_loaders import ROW_BYTES, TMA, KernelChoice, slot_bytes
 from ...kernels.config.product import kernel_geometry
 from ...kernels.hopper.project_codes import project_codes_hopper
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 ALIGN = 512  # bytes, as for tensors of torch's allocator; every row of 128 codes is then one cache line
 
 
-def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectCodes:
+def prepare(chosen: Codes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectCodes:
     """The `Call` that writes X Sᵀ to `out`, or adds it if `accumulate`, for any k and strides."""
     splits, scale = chosen.splits, kernel_geometry(spec.n_components, spec.nnz).scale
     n_tiles, parts = _count_tiles(spec), list(_parts(chosen, spec, x.shape[1]))
@@ -50,7 +52,8 @@ def prepare(chosen: HopperCodes, spec: SketchSpec, x: Tensor, out: Tensor, accum
     for part, reduce in zip(parts, reductions, strict=True):
         project = _project(chosen, part, spec, x, target, scale, accumulate)
         passes.append(Pass(part.begin * x.stride(1), _encode(chosen, part, spec, x), project, reduce))
-    return ProjectCodes(memory, chosen.prefetch, tuple(passes))
+    prefetch = None if isinstance(chosen.kernel, AmpereKernel) else chosen.prefetch
+    return ProjectCodes(memory, prefetch, tuple(passes))
 
 
 class Part(NamedTuple):
@@ -72,7 +75,7 @@ class Part(NamedTuple):
     splits: int
 
 
-def _parts(chosen: HopperCodes, spec: SketchSpec, d: int) -> Iterator[Part]:
+def _parts(chosen: Codes, spec: SketchSpec, d: int) -> Iterator[Part]:
     """The parts of the d columns that codes are written for in turn. The first may have fewer splits than others."""
     part, offset = spec.one_stack(), spec.feature_offset
     g = law.geometry(part.n_components, part.nnz, 0)
@@ -148,7 +151,7 @@ class Memory(NamedTuple):
         return data[self.codes : self.columns], columns.view(torch.int32), counts.view(torch.int32)
 
 
-def _memory(chosen: HopperCodes, n_tiles: int, sums: int) -> Memory:
+def _memory(chosen: Codes, n_tiles: int, sums: int) -> Memory:
     """The layout of `sums` elements of partial sums and of the codes of a pass."""
     lists = min(chosen.splits, chosen.splits_per_pass) * n_tiles
     blocks, ends, end = lists * chosen.capacity, [], 0
@@ -168,7 +171,8 @@ class Pass(NamedTuple):
     encode : Launch
         Of (codes, columns, counts) and the seed.
     project : Launch
-        Of (x, target, codes, columns, counts) and the address of the data, or 0 if its elements are not adjacent.
+        Of (x, target, codes, columns, counts) and, on Hopper, the address of the data, or 0 if its elements are not
+        adjacent.
     reduce : Reduction or None
         None if the target is the result.
     """
@@ -187,14 +191,14 @@ class ProjectCodes:
     ----------
     memory : Memory
         The layout of the memory that a call allocates.
-    prefetch : bool
-        Whether the data is prefetched.
+    prefetch : bool or None
+        Whether the data is prefetched; None if the kernel does not need its address.
     passes : tuple of Pass
         In order. They use the same memory.
     """
 
     memory: Memory
-    prefetch: bool
+    prefetch: bool | None
     passes: tuple[Pass, ...]
 
     def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
@@ -205,13 +209,13 @@ class ProjectCodes:
         for data, encode, project, reduce in self.passes:
             sums, target = (out, result) if reduce is None else (memory, start)
             address = first + data * x.element_size()
-            prefetched = address if self.prefetch else 0
+            numbers = () if self.prefetch is None else (address if self.prefetch else 0,)
             if not encode.start(addresses, spec.seed):
                 encode.search(self.memory.views(memory), spec.seed)
-            if not project.start((address, target, *addresses), prefetched):
+            if not project.start((address, target, *addresses), *numbers):
                 # Only addresses matter; x may be the transpose of the tensor that was prepared for.
                 part = x.as_strided((1,), (1,), x.storage_offset() + data) if data else x
-                project.search((part, sums, *self.memory.views(memory)), prefetched)
+                project.search((part, sums, *self.memory.views(memory)), *numbers)
             if reduce is not None:
                 launch, total = reduce
                 launch((memory, out if total is None else memory[total:]))
@@ -234,7 +238,7 @@ class Target(NamedTuple):
     strides: tuple[int, ...]
 
 
-def _encode(chosen: HopperCodes, part: Part, spec: SketchSpec, x: Tensor) -> Launch:
+def _encode(chosen: Codes, part: Part, spec: SketchSpec, x: Tensor) -> Launch:
     """The launch of (codes, columns, counts) and the seed that encodes some columns of the sketch."""
     sketch = spec.one_stack()
     k, nnz = sketch.n_components, sketch.nnz
@@ -245,7 +249,7 @@ def _encode(chosen: HopperCodes, part: Part, spec: SketchSpec, x: Tensor) -> Lau
     lists = (part.first_group, part.groups, chosen.groups_per_split, per_program, chosen.capacity)
     after = (*numbers, chosen.kernel.log_block, *lists)
     grid = (-(-chosen.groups_per_split // per_program), n_tiles, part.splits)
-    options = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "num_warps": 4}
+    options = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": _is_programmatic(x), "num_warps": 4}
     return Launch(encode_chunks, grid, x.get_device(), (), after, sub_blocks, lambda: options)
 
 
@@ -255,9 +259,11 @@ def _count_tiles(spec: SketchSpec) -> int:
 
 
 def _project(
-    chosen: HopperCodes, part: Part, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
+    chosen: Codes, part: Part, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
 ) -> Launch:
     """The launch of the kernel for some columns."""
+    if isinstance(chosen.kernel, AmpereKernel):
+        return _project_ampere(chosen, part, spec, x, target, scale, accumulate)
     kernel, n, d, k = chosen.kernel, len(x), part.end - part.begin, spec.n_components
     n_tiles, dtype, products = _count_tiles(spec), x.dtype, chosen.products * part.splits
 
@@ -280,6 +286,36 @@ def _project(
     blocks = _target_blocks(kernel, target, n, k // n_tiles, part.splits * n_tiles) if kernel.tma_store else None
     grid, both = (programs, 1, 1), (x_blocks, blocks)
     return Launch(project_codes_hopper, grid, x.get_device(), before, (), key, constants, both)
+
+
+def _project_ampere(
+    chosen: Codes, part: Part, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
+) -> Launch:
+    """The launch of `project_codes_ampere` for some columns."""
+    kernel, programmatic = chosen.kernel, _is_programmatic(x)
+    assert isinstance(kernel, AmpereKernel)
+    products = programs = chosen.products * part.splits
+    if kernel.several:
+        programs = min(products, chosen.resident * device.describe(x.device).multiprocessors)
+
+    def constants() -> dict[str, Any]:
+        return {
+            "CHOSEN": kernel,
+            "ACCUMULATE": accumulate,
+            "PROGRAMMATIC_LAUNCH": programmatic,
+            "num_warps": 4,
+            "launch_pdl": programmatic,
+        }
+
+    sizes = (len(x), part.end - part.begin, spec.n_components, products, part.splits, _count_tiles(spec))
+    before = (*sizes, chosen.capacity, *x.stride(), *target.strides, scale)
+    key = (kernel, accumulate, kind(x), target.kind)
+    return Launch(project_codes_ampere, (programs, 1, 1), x.get_device(), before, (), key, constants)
+
+
+def _is_programmatic(x: Tensor) -> bool:
+    """Whether the kernel that reads codes may start before they are written."""
+    return device.describe(x.device).programmatic_launch
 
 
 def _x_blocks(kernel: KernelChoice, x: Tensor, d: int) -> Blocks:

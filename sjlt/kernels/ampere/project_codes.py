@@ -1,0 +1,262 @@
+"""X Sᵀ and S A for any k, nnz and strides, from the codes of `chunk_codes`, on compute capability 8 and later.
+
+A program copies slices of SLICE columns of its vectors, and the slices' codes, to a ring of slots in shared memory, and
+multiplies one slice at a time on tensor cores by `mma.sync`, whose operands lie in registers. Each warp expands the
+codes of its rows there, so no entries pass through shared memory. fp32 data is multiplied as pairs of fp16 numbers, as
+in `hopper.project_codes`.
+
+Data is copied in asynchronous copies of 4 to 16 bytes; single 16-bit elements pass through registers.
+"""
+
+# (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+from ..config import ampere_kernel, arithmetic
+from ..hopper.common import TILE, barrier, inverse, largest_of, pair_of, scale_of, wait_for_previous_kernel
+from ..hopper.produce_codes import parts_of
+from ..hopper.project_codes import store_sums
+
+SLICE = gl.constexpr(ampere_kernel.SLICE_COLUMNS)
+WARPS = gl.constexpr(ampere_kernel.WARPS)
+CODE_VECTOR = gl.constexpr(4)  # codes that a thread copies at a time
+INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
+INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
+
+
+@gluon.constexpr_function
+def blocks_of(CHOSEN):
+    """The number of blocks of codes that a slice needs."""
+    return max(1, SLICE.value >> CHOSEN.log_block)
+
+
+@gluon.constexpr_function
+def data_layout(item, CHOSEN):
+    """The layout of a slice's data in shared memory: units of 16 bytes are permuted within 128 bytes."""
+    width = CHOSEN.vectors if CHOSEN.vectors_contiguous else SLICE.value
+    unit = 16 // item
+    units = width // unit
+    return gl.SwizzledSharedLayout(unit, max(1, 8 // units), min(8, units), [1, 0])
+
+
+@gluon.jit
+def _begin(x, product, lists, block_v, stride_v, CHOSEN: gl.constexpr):
+    """What copies need for the slices of a product: (vectors, pointers to their column 0, *list, slices).
+
+    The list is (columns, codes, number of blocks).  lists : (products, splits, n_tiles, capacity, columns, codes,
+    counts).  block_v : indices within a block of vectors. A product past the last has one slice, without blocks.
+    """
+    products, splits, n_tiles, capacity, columns, codes, counts = lists
+    m, split, block = parts_of(product, splits, n_tiles)
+    exists = product < products
+    index = gl.where(exists, split * n_tiles + m, 0)
+    count = gl.where(exists, gl.load(counts + index), 0)
+    begin = index.to(gl.int64) * capacity
+    v = block * CHOSEN.vectors + block_v
+    return v, x + v.to(gl.int64) * stride_v, columns + begin, codes + begin * TILE, count, slices_of(count, CHOSEN)
+
+
+@gluon.jit
+def slices_of(count, CHOSEN: gl.constexpr):
+    """The number of slices of `count` blocks, at least 1."""
+    return gl.maximum(((count << CHOSEN.log_block) + SLICE - 1) // SLICE, 1)
+
+
+@gluon.jit
+def _next(x, product, number, begun, lists, block_v, stride_v, CHOSEN: gl.constexpr):
+    """(product, number of its slice, `_begin` of the product) of the slice after slice `number` of a product."""
+    v, rows, columns, codes, count, slices = begun
+    number += 1
+    if number >= slices:
+        number = 0
+        product += gl.num_programs(0)
+        v, rows, columns, codes, count, slices = _begin(x, product, lists, block_v, stride_v, CHOSEN)
+    return product, number, (v, rows, columns, codes, count, slices)
+
+
+@gluon.jit
+def _slice_columns(columns, number, capacity, f, CHOSEN: gl.constexpr):
+    """The columns f of a slice; arbitrary numbers past the last block."""
+    position = number * SLICE + f
+    i = position >> CHOSEN.log_block
+    column = gl.load(columns + i, mask=i < capacity, other=0)
+    return column + (position & ((1 << CHOSEN.log_block) - 1))
+
+
+@gluon.jit
+def _copy_slice(xs, tiles, slot, rows, v, f, j, codes, number, count, n, d, stride_f, CHOSEN: gl.constexpr):
+    """Start to copy a slice to a slot, and close the group of copies. The result is the data, if it is loaded instead.
+
+    rows : pointers to column 0 of vectors v.  j : from `_slice_columns`.  Data and codes past the last block are zeros.
+    """
+    VECTOR: gl.constexpr = CHOSEN.vector
+    BYTES: gl.constexpr = VECTOR * xs.dtype.primitive_bitwidth // 8
+    mask = (number * SLICE + f < (count << CHOSEN.log_block)) & (j >= 0) & (j < d) & (v < n)
+    pointers = rows + j.to(gl.int64) * stride_f
+    if VECTOR > 1:
+        pointers = gl.max_contiguous(gl.multiple_of(pointers, [1, BYTES]), [1, VECTOR])
+        mask = gl.max_constancy(mask, [1, VECTOR])
+    loaded = 0
+    if CHOSEN.copies:
+        async_copy.async_copy_global_to_shared(xs.index(slot), pointers, mask=mask)
+    else:
+        loaded = gl.load(pointers, mask=mask, other=0.0)
+    layout: gl.constexpr = gl.BlockedLayout([CODE_VECTOR], [32], [WARPS], [0])
+    i = (number * SLICE >> CHOSEN.log_block) * TILE + gl.arange(0, blocks_of(CHOSEN) * TILE, layout=layout)
+    mask = gl.max_constancy(i < count * TILE, [CODE_VECTOR])
+    pointers = gl.max_contiguous(gl.multiple_of(codes + i, [CODE_VECTOR]), [CODE_VECTOR])
+    async_copy.async_copy_global_to_shared(tiles.index(slot), pointers, mask=mask)
+    async_copy.commit_group()
+    return loaded
+
+
+@gluon.jit
+def _entries(codes, number, layout: gl.constexpr, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
+    """The entries [SLICE, rows] of a slice, two per register, from its codes.
+
+    In all lanes, the columns of a register lie among 8. If these belong to one block, the compiler makes the choice
+    among blocks.
+    """
+    BLOCKS: gl.constexpr = blocks_of(CHOSEN)
+    ONE: gl.constexpr = arithmetic.ONE_BF16 if gl.bfloat16 == DTYPE else arithmetic.ONE_FP16
+    word = gl.arange(0, SLICE, layout=gl.SliceLayout(1, layout))[:, None] >> 1
+    place = gl.full([SLICE, CHOSEN.rows], 0, gl.int32, layout=layout)
+    pair = place
+    for b in gl.static_range(BLOCKS):
+        code = codes.slice(b * TILE, CHOSEN.rows, 0).load(gl.SliceLayout(0, layout)).to(gl.int32)
+        column = ((code & 127) >> 1) + (b << CHOSEN.log_block) // 2
+        if (1 << CHOSEN.log_block) > SLICE:
+            column -= number % 2 * (SLICE // 2)
+        in_block = (word >> (CHOSEN.log_block - 1) == b) | (BLOCKS == 1)
+        place = gl.where(in_block, column[None, :], place)
+        pair = gl.where(in_block, (((code >> 7) << 15 | ONE) << ((code & 1) << 4))[None, :], pair)
+    bits = gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.eq.s32 p, $1, $3; selp.b32 $0, $5, 0, p; }", "=r,r,r,r,r,r,r",
+        [place, word + place * 0, pair], gl.int16, True, 2,
+    )  # fmt: skip
+    return bits.to(DTYPE, bitcast=True)
+
+
+@gluon.jit(do_not_specialize=INTEGERS)
+def project_codes_ampere(
+    x,
+    out,
+    codes,
+    columns,
+    counts,
+    n: gl.int32,
+    d: gl.int32,
+    k: gl.int32,
+    products: gl.int32,
+    splits: gl.int32,
+    n_tiles: gl.int32,
+    capacity: gl.int32,
+    stride_v: gl.int64,
+    stride_f: gl.int64,
+    stride_os: gl.int64,
+    stride_ov: gl.int64,
+    stride_or: gl.int64,
+    scale: gl.float32,
+    CHOSEN: gl.constexpr,
+    ACCUMULATE: gl.constexpr,
+    PROGRAMMATIC_LAUNCH: gl.constexpr,
+):
+    """out[split, v, r] = scale * sum over the split's columns j of x[v, j] S[r, j].
+
+    Grid: any number of programs or, unless CHOSEN.several, one for each of the `products`; 4 warps.
+
+    Arguments are as in `project_codes_hopper`.
+    """
+    INPUT: gl.constexpr = x.dtype.element_ty
+    SPLIT_FP32: gl.constexpr = gl.float32 == INPUT
+    DTYPE: gl.constexpr = gl.float16 if SPLIT_FP32 else INPUT
+    VECTORS: gl.constexpr = CHOSEN.vectors
+    ROWS: gl.constexpr = CHOSEN.rows
+    SLOTS: gl.constexpr = CHOSEN.slots
+    sums_layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [CHOSEN.warps, WARPS // CHOSEN.warps], [16, 8])
+    data_operand: gl.constexpr = gl.DotOperandLayout(0, sums_layout, 2)
+    entries_operand: gl.constexpr = gl.DotOperandLayout(1, sums_layout, 2)
+    HEIGHT: gl.constexpr = SLICE if CHOSEN.vectors_contiguous else VECTORS
+    WIDTH: gl.constexpr = VECTORS if CHOSEN.vectors_contiguous else SLICE
+    xs = gl.allocate_shared_memory(INPUT, [SLOTS, HEIGHT, WIDTH], data_layout(INPUT.primitive_bitwidth // 8, CHOSEN))
+    codes_shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    tiles = gl.allocate_shared_memory(gl.uint8, [SLOTS, TILE * blocks_of(CHOSEN)], codes_shared)
+    LANES: gl.constexpr = min(32, WIDTH // CHOSEN.vector)
+    copy_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    row = gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, copy_layout))[:, None]
+    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, copy_layout))[None, :]
+    f = row if CHOSEN.vectors_contiguous else column
+    block_v = column if CHOSEN.vectors_contiguous else row
+    if PROGRAMMATIC_LAUNCH:
+        wait_for_previous_kernel()
+
+    lists = (products, splits, n_tiles, capacity, columns, codes, counts)
+    product = gl.program_id(0)
+    # Copies are SLOTS - 1 slices ahead: the product that they have reached, and the number of its next slice.
+    ahead, number_ahead = product, 0
+    v, rows, list_columns, list_codes, list_count, list_slices = _begin(x, ahead, lists, block_v, stride_v, CHOSEN)
+    j = _slice_columns(list_columns, 0, capacity, f, CHOSEN)
+    held = gl.zeros([HEIGHT, WIDTH], INPUT, layout=copy_layout)  # the last slice that was loaded through registers
+    for slot in range(SLOTS - 1):
+        loaded = _copy_slice(
+            xs, tiles, slot, rows, v, f, j, list_codes, number_ahead, list_count, n, d, stride_f, CHOSEN
+        )
+        if not CHOSEN.copies:
+            xs.index(slot).store(loaded)
+            held = loaded
+        if CHOSEN.several:
+            begun = (v, rows, list_columns, list_codes, list_count, list_slices)
+            ahead, number_ahead, begun = _next(x, ahead, number_ahead, begun, lists, block_v, stride_v, CHOSEN)
+            v, rows, list_columns, list_codes, list_count, list_slices = begun
+        else:
+            number_ahead += 1
+        j = _slice_columns(list_columns, number_ahead, capacity, f, CHOSEN)
+    slot, held_slot = 0, SLOTS - 2
+    while product < products:
+        m, split, vector_block = parts_of(product, splits, n_tiles)
+        acc = gl.zeros((VECTORS, ROWS), gl.float32, layout=sums_layout)
+        largest = gl.zeros([VECTORS], gl.uint32, layout=gl.SliceLayout(1, data_operand))
+        factor = scale_of(largest, 14)
+        for number in range(slices_of(gl.load(counts + split * n_tiles + m), CHOSEN)):
+            async_copy.wait_group(SLOTS - 2)
+            barrier()
+            if not CHOSEN.copies:
+                xs.index(held_slot).store(held)
+            held_slot = gl.where(slot == 0, SLOTS - 1, slot - 1)  # the slot of the previous slice is free
+            loaded = _copy_slice(
+                xs, tiles, held_slot, rows, v, f, j, list_codes, number_ahead, list_count, n, d, stride_f, CHOSEN
+            )
+            if not CHOSEN.copies:
+                held = loaded
+            if CHOSEN.several:
+                begun = (v, rows, list_columns, list_codes, list_count, list_slices)
+                ahead, number_ahead, begun = _next(x, ahead, number_ahead, begun, lists, block_v, stride_v, CHOSEN)
+                v, rows, list_columns, list_codes, list_count, list_slices = begun
+            else:
+                number_ahead += 1
+            j = _slice_columns(list_columns, number_ahead, capacity, f, CHOSEN)
+            entries = _entries(tiles.index(slot), number, entries_operand, DTYPE, CHOSEN)
+            data = xs.index(slot)
+            if CHOSEN.vectors_contiguous:
+                data = data.permute((1, 0))
+            part = data.load(data_operand)
+            if SPLIT_FP32:
+                largest = gl.maximum(largest, largest_of(part))
+                before = inverse(factor)
+                factor = scale_of(largest, 14)
+                high, low = pair_of(part, factor)
+                z = mma_v2(high, entries, gl.zeros((VECTORS, ROWS), gl.float32, layout=sums_layout))
+                z = mma_v2(low, entries, z)
+                acc = acc * gl.convert_layout(factor * before, gl.SliceLayout(1, sums_layout))[:, None] + z
+            else:
+                acc = mma_v2(part, entries, acc)
+            slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
+        if SPLIT_FP32:
+            acc *= gl.convert_layout(inverse(factor), gl.SliceLayout(1, sums_layout))[:, None]
+        store_sums(
+            acc * scale, out, out, m, split, vector_block * VECTORS, n, k, n_tiles, stride_os, stride_ov, stride_or,
+            CHOSEN, ACCUMULATE, 0,
+        )  # fmt: skip
+        product += gl.num_programs(0)
+    async_copy.wait_group(0)

@@ -1,0 +1,187 @@
+"""X Sᵀ and S A from codes on NVIDIA GPUs of compute capability 8 and later: the choice, and exactness on a GPU."""
+
+import pytest
+import torch
+from helpers.choices import H200, changed_choices, exact_product
+from helpers.kernels import LAYOUTS, check_project, large_first, launches_run
+
+from sjlt import Sketch
+from sjlt.backends.triton import device, exact
+from sjlt.kernels.config import ampere_codes, ampere_kernel
+from sjlt.kernels.config.codes import Codes
+from sjlt.kernels.config.exact import TensorCore, choose
+
+A100 = H200._replace(multiprocessors=108, shared_memory=166912, programmatic_launch=False, asynchronous_copies=True)
+
+
+def product(n, d, k, nnz, dtype, columns=False, stride=None, **changes):
+    strides = (1, stride or n) if columns else (stride or d, 1)
+    return exact_product(n, d, k, nnz, dtype=dtype, x_strides=strides, device=A100, **changes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "takes"),
+    [
+        ((180, 671_215, 1792, 8, "float16"), True),
+        ((1000, 593_877, 1728, 4, "float16", True), True),
+        ((23_026, 1536, 1344, 4, "float16"), True),
+        ((68_394, 1000, 192, 8, "bfloat16", False, 1013), True),
+        ((295_113, 512, 512, 8, "float32", False, 513), True),
+        ((313_584, 384, 1600, 4, "float32"), True),
+        ((18_166, 3072, 2048, 8, "bfloat16"), False),  # every group has a chunk of every tile
+        ((135_793, 768, 512, 3, "float32"), False),
+        ((100, 1_357_485, 1280, 4, "float32", True), False),
+        ((1000, 1000, 1344, 4, "float16"), False),
+    ],
+)
+def test_products_that_use_codes(shape, takes):
+    p = product(*shape)
+    assert isinstance(choose(p), Codes if takes else TensorCore)
+    assert not isinstance(choose(p._replace(device=A100._replace(asynchronous_copies=False))), Codes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "float64"}, {"adjoint": True}, {"precision": "medium"}, {"stacks": 2}, {"n": 16}]
+)
+def test_products_without_codes(changes):
+    p = product(32_000, 1001, 1728, 4, "float32")
+    assert ampere_codes.eligible(p)
+    assert not ampere_codes.eligible(p._replace(**changes))
+
+
+@pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("n", [20, 40, 100, 5000])
+@pytest.mark.parametrize(("k", "nnz"), [(20, 4), (60, 1), (300, 8), (2000, 2), (200, 50)])
+def test_constants(k, nnz, n, columns, dtype, shared):
+    """Slots fit in shared memory; every warp has rows and vectors, and at least one element to copy."""
+    p = product(n, 50_001, k, nnz, dtype, columns)
+    p = p._replace(device=p.device._replace(shared_memory=shared))
+    launch = ampere_codes.launch(p)
+    kernel, item = launch.kernel, p.item_bytes
+    slot = 32 * kernel.vectors * item + 128 * max(1, 32 >> kernel.log_block)
+    assert launch.resident * kernel.slots * slot <= shared
+    assert kernel.slots >= ampere_kernel.MIN_SLOTS
+    assert kernel.rows >= k // -(-k // 128)
+    assert kernel.vectors % (16 * kernel.warps) == 0
+    assert kernel.rows % (8 * (4 // kernel.warps)) == 0
+    assert kernel.copies == (kernel.vector * item >= 4)
+    assert 1 << kernel.log_block >= kernel.vector or columns
+
+
+# ------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.fixture(params=[False, True], ids=["one product", "several products"])
+def calls(monkeypatch, request):
+    """The shape of X for each product the kernel runs, by programs with one or several products."""
+    if not device.describe(torch.device("cuda")).asynchronous_copies:
+        pytest.skip("needs a GPU of compute capability 8")
+    from sjlt.backends.triton.codes import ProjectCodes
+
+    found, call, several = [], ProjectCodes.__call__, request.param
+
+    def record(self, spec, x, out):
+        if launches_run():
+            found.append(tuple(x.shape))
+        call(self, spec, x, out)
+
+    monkeypatch.setattr(ProjectCodes, "__call__", record)
+    monkeypatch.setattr(exact, "choose", lambda p: ampere_codes.launch(p) if ampere_codes.can_run(p) else choose(p))
+    sizes = {"MAX_SLICES": 1 << 30, "MIN_PRODUCTS": 0} if several else {"MAX_SLICES": 0}
+    with changed_choices({f"ampere_kernel.{name}": value for name, value in sizes.items()}):
+        yield found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("k", "nnz"), [(16, 4), (20, 8), (64, 1), (65, 3), (96, 3), (192, 4), (300, 4), (500, 2), (1000, 8), (130, 20)]
+)
+@pytest.mark.parametrize(("n", "d"), [(300, 1000), (129, 333), (50, 3002), (20, 1031)])
+def test_projections_are_exact(n, d, k, nnz, dtype, calls):
+    check_project(Sketch(d, k, nnz=nnz, seed=-3), n, dtype, device="cuda")
+    assert calls == [(n, d)] * len(calls) != []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("n", "d", "k"), [(20_000, 300, 1000), (20_000, 301, 1000), (70_000, 600, 60)])
+def test_more_products_than_programs(n, d, k, dtype, calls):
+    check_project(Sketch(d, k, nnz=4, seed=5), n, dtype, device="cuda")
+    assert calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("k", [60, 300, 1000])
+@pytest.mark.parametrize("out_in", LAYOUTS)
+@pytest.mark.parametrize("x_in", LAYOUTS)
+def test_layouts(x_in, out_in, k, dtype, calls):
+    check_project(Sketch(700, k, nnz=4, seed=1), 200, dtype, device="cuda", x_in=x_in, out_in=out_in)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "rtol"), [("float16", 2**-10), ("bfloat16", 2**-7), ("float32", 2**-22)])
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("begin", [0, 1])
+@pytest.mark.parametrize("beyond", [0, 1, 2, 13])
+@pytest.mark.parametrize(("k", "nnz", "steps"), [(30, 4, 128), (100, 16, 2), (300, 4, 128), (520, 8, 2), (384, 1, 128)])
+def test_lines_at_any_offset(k, nnz, steps, beyond, begin, contiguous, dtype, rtol, calls):
+    """Lines that begin anywhere, between NaNs that no result may contain; integers, so that sums are exact."""
+    n, d = 203, 781
+    lines, width = (d, n) if contiguous else (n, d)
+    memory = torch.full((lines, begin + width + beyond), float("nan"), dtype=getattr(torch, dtype), device="cuda")
+    x = memory[:, begin : begin + width]
+    x.copy_(torch.randint(-2, 3, x.shape, device="cuda"))
+    x = x.T if contiguous else x
+    S = Sketch(d, k, nnz=nnz, seed=beyond)
+    entries = torch.from_numpy(S.toarray() * nnz**0.5).to("cuda").double()
+    want = (x.double() @ entries.T * nnz**-0.5).to(x.dtype)
+    with changed_choices({"codes.MAX_STEPS": steps, "codes.MAX_CHUNKS": steps}):
+        torch.testing.assert_close(x @ S.T, want, rtol=rtol, atol=0)
+    assert calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [1, 8, 50, 2**31 + 7, 2**50])
+@pytest.mark.parametrize(("k", "nnz", "seed"), [(64, 4, 0), (300, 4, 2**63 + 1), (1000, 8, 5)])
+def test_slices(k, nnz, seed, offset, calls):
+    for dtype in ("float32", "bfloat16"):
+        check_project(Sketch(offset + 501, k, nnz=nnz, seed=seed)[:, offset:], 200, dtype, device="cuda")
+    assert calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("k", "nnz"), [(64, 4), (300, 3), (1000, 8)])
+@pytest.mark.parametrize("steps", [2, 128])
+def test_splits_add_up(steps, k, nnz, add, dtype, calls):
+    with changed_choices({"codes.MAX_STEPS": steps, "codes.MAX_CHUNKS": steps}):
+        check_project(Sketch(5000, k, nnz=nnz, seed=2), 150, dtype, "float32", device="cuda", add=add)
+    assert calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [64, 300])
+def test_sums_with_large_first_terms(k, calls):
+    S = Sketch(4096, k, seed=0)
+    entries = torch.from_numpy(S.toarray()).to("cuda").double().T
+    data = torch.randn(304, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    for x, limit in large_first(data):
+        want = x.double() @ entries
+        error = ((x @ S.T).double() - want).norm(dim=1) / x.double().norm(dim=1)
+        assert error.max() < limit
+    assert calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_elements_stay_in_their_vector(value, calls):
+    x = torch.ones(300, 1000, device="cuda")
+    x[7, 500] = value
+    result = x @ Sketch(1000, 300, nnz=4, seed=0).T
+    assert result.isfinite().all(1).logical_not().nonzero().flatten().tolist() == [7]
+    assert calls
