@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.cases import pairwise
 from helpers.choices import H200, changed_choices, exact_product
 from helpers.kernels import LAYOUTS, check_project, large_first, launches_run
 
@@ -114,23 +115,23 @@ def test_more_products_than_programs(n, d, k, dtype, calls):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("k", [60, 300, 1000])
-@pytest.mark.parametrize("out_in", LAYOUTS)
-@pytest.mark.parametrize("x_in", LAYOUTS)
-def test_layouts(x_in, out_in, k, dtype, calls):
+@pairwise(k=[60, 300], x_in=list(LAYOUTS), out_in=list(LAYOUTS), dtype=["float32", "bfloat16"])
+def test_layouts(k, x_in, out_in, dtype, calls):
     check_project(Sketch(700, k, nnz=4, seed=1), 200, dtype, device="cuda", x_in=x_in, out_in=out_in)
+    assert calls
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "rtol"), [("float16", 2**-10), ("bfloat16", 2**-7), ("float32", 2**-22)])
-@pytest.mark.parametrize("contiguous", [False, True])
-@pytest.mark.parametrize("begin", [0, 1])
-@pytest.mark.parametrize("beyond", [0, 1, 2, 13])
-@pytest.mark.parametrize(("k", "nnz", "steps"), [(30, 4, 128), (100, 16, 2), (300, 4, 128), (520, 8, 2), (384, 1, 128)])
-def test_lines_at_any_offset(k, nnz, steps, beyond, begin, contiguous, dtype, rtol, calls):
+@pairwise(
+    sketch=[(30, 4, 128), (100, 16, 2), (300, 4, 128), (520, 8, 2), (384, 1, 128)],
+    beyond=[0, 1, 2, 13],
+    begin=[0, 1],
+    contiguous=[False, True],
+    precision=[("float16", 2**-10), ("bfloat16", 2**-7), ("float32", 2**-22)],
+)
+def test_lines_at_any_offset(sketch, beyond, begin, contiguous, precision, calls):
     """Lines that begin anywhere, between NaNs that no result may contain; integers, so that sums are exact."""
-    n, d = 203, 781
+    n, d, (k, nnz, steps), (dtype, rtol) = 203, 781, sketch, precision
     lines, width = (d, n) if contiguous else (n, d)
     memory = torch.full((lines, begin + width + beyond), float("nan"), dtype=getattr(torch, dtype), device="cuda")
     x = memory[:, begin : begin + width]

@@ -6,23 +6,27 @@ import torch
 import triton
 import triton.language as tl
 from helpers.cases import exhaustive_except
+from helpers.shared_memory import emulate
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
-from sjlt.kernels.config.chunk_codes import encoding
-from sjlt.kernels.portable.chunk_codes import (
-    NO_COLUMN,
-    NO_ENTRY,
-    encode_chunks,
-    entries_of_columns,
-    sub_block_words,
-    tile_rows,
-)
+from sjlt.backends.triton.launcher import Launch
+from sjlt.kernels.config.chunk_codes import encoding, shared_bytes
+from sjlt.kernels.nvidia.encode_chunks import encode_chunks
+from sjlt.kernels.nvidia.row_words import row_of, words_of_rows
+from sjlt.kernels.nvidia.shared_memory import LIBRARIES
+from sjlt.kernels.portable.chunk_codes import NO_COLUMN, NO_ENTRY, key_words, sign_words, tile_rows
 from sjlt.kernels.portable.chunk_rows import entries_of_rows, row_words, sub_blocks_of_rows
-from sjlt.kernels.portable.law import seed_words
+from sjlt.kernels.portable.law import part_start, seed_words
 from sjlt.laws import exact as law
 
 DEVICE = "cpu" if device.INTERPRETED else "cuda"
+
+
+@pytest.fixture(autouse=True)
+def shared_memory(monkeypatch):
+    if device.INTERPRETED:
+        emulate(monkeypatch)
 
 
 def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
@@ -42,7 +46,6 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
     sub_blocks = encoding(1, nnz // stacks).sub_blocks
     grid = (-(-per_split // per_program), n_tiles, splits)
     numbers = (
-        seed,
         offset,
         d,
         k // stacks,
@@ -57,7 +60,10 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
         per_program,
         capacity,
     )
-    encode_chunks[grid](codes, columns, counts, *numbers, SUB_BLOCKS=sub_blocks, PROGRAMMATIC_LAUNCH=False)
+    constants = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": False, "num_warps": 4}
+    constants |= {"SHARED_BYTES": shared_bytes(sub_blocks), "extern_libs": LIBRARIES}
+    run = Launch(encode_chunks, grid, codes.get_device(), (), numbers, sub_blocks, lambda: constants)
+    run((codes, columns, counts), seed)
     matrix = np.zeros((k, d), np.int64)
     codes, columns, counts = codes.cpu().numpy(), columns.cpu().numpy(), counts.cpu().numpy()
     for number in range(lists):
@@ -138,13 +144,19 @@ def chunk_by_column(rows, columns, negatives, c: tl.int64, m, seed: tl.int64, k,
     """As `chunk_by_row`."""
     k0, k1 = seed_words(seed)
     in_tile, s, p = tile_rows(m, k, n_tiles), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
-    words = sub_block_words(c + tl.arange(0, 1).to(tl.int64), in_tile, s, k0, k1, (m * 0).to(tl.uint32), 4)
     e = tl.arange(0, 128)
     there = e < nnz << log_chunk
-    row, column, negative = entries_of_columns(e * 0, tl.where(there, e, 0).to(tl.uint32), words, p, 4)
-    tl.store(rows + e, tl.where(there, row.to(tl.int32), -1))
-    tl.store(columns + e, column.to(tl.int32))
-    tl.store(negatives + e, negative.to(tl.int32))
+    t, i = tl.minimum(e >> log_chunk, nnz - 1).to(tl.uint32), (e & ((1 << log_chunk) - 1)).to(tl.uint32)
+    chunk = c + tl.arange(0, 1).to(tl.int64)
+    keys = tl.reshape(key_words(chunk, k0, k1, (m * 0).to(tl.uint32), 4), 4)
+    begin = part_start(t, in_tile, s)
+    first, second, row = words_of_rows(
+        tl.gather(keys, t.to(tl.int32), 0), begin, part_start(t + 1, in_tile, s) - begin, p
+    )
+    sign = tl.gather(sign_words(chunk, k0, k1, (m * 0).to(tl.uint32)), e >> 5, 0) >> (e & 31).to(tl.uint32)
+    tl.store(rows + e, tl.where(there, row_of(i, first, second, row, p).to(tl.int32), -1))
+    tl.store(columns + e, i.to(tl.int32))
+    tl.store(negatives + e, (sign & 1).to(tl.int32))
 
 
 @pytest.mark.parametrize("kernel", [chunk_by_row, chunk_by_column])

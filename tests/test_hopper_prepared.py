@@ -140,6 +140,7 @@ def expected_codes(chosen, spec, x, out, add, memory):
     import torch
     from triton.experimental.gluon import language as gl
 
+    from sjlt.kernels.config.chunk_codes import shared_bytes
     from sjlt.kernels.config.hopper_loaders import slot_bytes
     from sjlt.kernels.nvidia.shared_memory import LIBRARIES
     from sjlt.laws import exact as law
@@ -158,7 +159,8 @@ def expected_codes(chosen, spec, x, out, add, memory):
     numbers += (kernel.log_block, first, groups, chosen.groups_per_split, 8, chosen.capacity)  # 8: groups per program
     grid = (-(-chosen.groups_per_split // 8), n_tiles, splits)
     sub_blocks = 8 if spec.nnz <= 8 else 1 << (spec.nnz - 1).bit_length()
-    constants = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "num_warps": 4}
+    constants = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "SHARED_BYTES": shared_bytes(sub_blocks)}
+    constants |= {"num_warps": 4, "extern_libs": LIBRARIES}
     yield "encode_chunks", grid, (*codes, *numbers), constants
 
     target = sums_in(memory, splits, out) if splits > 1 else out.as_strided((1, n, k), (0, *out.stride()))

@@ -45,8 +45,7 @@ def all_pairs(
 def pairwise(allowed: Callable[..., bool] | None = None, /, **axes: Sequence[Any]) -> pytest.MarkDecorator:
     """`pytest.mark.parametrize` over the product of `axes`.
 
-    The default run covers every pair of values; the other cases are marked `exhaustive`. If `allowed` is given,
-    only
+    The default run covers every pair of values; the other cases are marked `exhaustive`. If `allowed` is given, only
     combinations for which it returns True exist. Values may be `pytest.param` objects.
     """
     return _parametrized(all_pairs, allowed, axes)

@@ -12,6 +12,7 @@ from triton.runtime.interpreter import TensorHandle
 
 from sjlt.backends.triton import partial_sums
 from sjlt.kernels.nvidia import (
+    encode_chunks,
     scattered_loads,
     scattered_sums,
     shared_memory,
@@ -73,6 +74,10 @@ def load_word(address):
 
 def store_word(address, word):
     memory.view(np.int32)[at(address, np.int32)] = data(word)
+
+
+def store_byte(address, word):
+    memory[at(address, np.uint8)] = data(word).astype(np.uint8)
 
 
 def store_number(address, value):
@@ -190,14 +195,14 @@ def prefetch(pointer, keep):
 
 def emulate(monkeypatch):
     """Make the kernels use this memory."""
-    for module in (staged_gather, staged_adjoint, scattered_loads, scattered_sums, sparse_sums):
+    for module in (encode_chunks, staged_gather, staged_adjoint, scattered_loads, scattered_sums, sparse_sums):
         for name in ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("load_vector", "load_words", "store_vector", "store_words", "store_word"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
-        for name in ("load_numbers", "store_numbers", "prefetch"):
+        for name in ("load_numbers", "store_numbers", "store_byte", "prefetch"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):

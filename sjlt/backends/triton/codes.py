@@ -16,14 +16,14 @@ from triton.experimental.gluon import language as gl
 
 from ...kernels.ampere.project_codes import project_codes_ampere
 from ...kernels.config.ampere_kernel import AmpereKernel
-from ...kernels.config.chunk_codes import encoding
+from ...kernels.config.chunk_codes import MIN_ENCODERS, encoding, shared_bytes
 from ...kernels.config.codes import Codes
 from ...kernels.config.hopper import WARPGROUP_VECTORS
 from ...kernels.config.hopper_loaders import ROW_BYTES, TMA, KernelChoice, slot_bytes
 from ...kernels.config.product import kernel_geometry
 from ...kernels.hopper.project_codes import project_codes_hopper
+from ...kernels.nvidia.encode_chunks import encode_chunks
 from ...kernels.nvidia.shared_memory import LIBRARIES
-from ...kernels.portable.chunk_codes import encode_chunks
 from ...laws import exact as law
 from . import device
 from .descriptors import Blocks
@@ -244,12 +244,18 @@ def _encode(chosen: Codes, part: Part, spec: SketchSpec, x: Tensor) -> Launch:
     k, nnz = sketch.n_components, sketch.nnz
     g = law.geometry(k, nnz, 0)
     n_tiles, width = _count_tiles(spec), part.end - part.begin
-    sub_blocks, per_program = encoding(part.groups * n_tiles, nnz)
+    sub_blocks, per_program = encoding(part.groups * n_tiles, nnz, MIN_ENCODERS)
     numbers = (spec.feature_offset + part.begin, width, k, nnz, g.n_tiles, g.log_group, g.log_chunk)
     lists = (part.first_group, part.groups, chosen.groups_per_split, per_program, chosen.capacity)
     after = (*numbers, chosen.kernel.log_block, *lists)
     grid = (-(-chosen.groups_per_split // per_program), n_tiles, part.splits)
-    options = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": _is_programmatic(x), "num_warps": 4}
+    options: dict[str, Any] = {
+        "SUB_BLOCKS": sub_blocks,
+        "PROGRAMMATIC_LAUNCH": _is_programmatic(x),
+        "SHARED_BYTES": shared_bytes(sub_blocks),
+        "num_warps": 4,
+        "extern_libs": LIBRARIES,
+    }
     return Launch(encode_chunks, grid, x.get_device(), (), after, sub_blocks, lambda: options)
 
 

@@ -26,12 +26,12 @@ from ..portable.law import (
     chunk_signs,
     group_words,
     part_start,
-    row_theta,
     scale_index,
     seed_words,
     select_word,
     tile_theta,
 )
+from .row_words import row_of, words_of_rows
 from .scattered_loads import LANES, THREADS, block_offset, load_blocks, prefetch_step
 from .shared_memory import (
     load_number,
@@ -46,25 +46,6 @@ from .shared_memory import (
 ENTRY_BYTES = tl.constexpr(16)
 INTEGERS = ["n", "d", "stride_x", "offset", "k", "n_tiles", "log_group", "log_chunk", "batches"]
 INTEGERS += ["batches_per_program", "stride_ts", "stride_tv", "stride_tk", "seed"]
-
-
-@triton.jit
-def _table_entry(w, first_row, b, p):
-    """Three words from which `_row_and_sign` finds the row of a column, for key words w and sub-blocks of b rows.
-
-    Numbers mod 2^p are kept in the top p bits of a word, as in `portable.law.permute`. The lower 32 - p bits of the
-    second word are a fraction, of 2^(32 - p), between theta / b and (theta + 1) / b; its lowest p bits are replaced by
-    the multiplier. The high word of the product of b and the word (slot, fraction) is then (slot * b + theta) >> p, the
-    row.
-    """
-    mask = (tl.full((), 1, tl.uint32) << p) - 1
-    top = 31 - p
-    first = (((w >> 8) & mask) << top << 1) | (((w | 1) & mask) << (24 - p)) | 1
-    theta = row_theta(w, b)
-    whole = (1 << top).to(tl.float32) * 2.0  # 2^(32 - p)
-    fraction = ((theta.to(tl.float32) + 0.5) / b.to(tl.float32) * whole).to(tl.uint32)
-    second = (((w >> 24) & mask) << top << 1) | ((fraction | mask) ^ mask) | (((w >> 16) | 1) & mask)
-    return first, second, (first_row << 8) | b
 
 
 @triton.jit
@@ -98,7 +79,7 @@ def _write_table(
             w = w0 if t % 4 == 0 else (w1 if t % 4 == 1 else (w2 if t % 4 == 2 else w3))
             begin = part_start(t, rows, NNZ)
             b = part_start(t + 1, rows, NNZ) - begin
-            first, second, row = _table_entry(w, stack * k.to(tl.uint32) + tile_row + begin, b, p)
+            first, second, row = words_of_rows(w, stack * k.to(tl.uint32) + tile_row + begin, b, p)
             for h in tl.static_range(1 << LOG_PARTS):
                 e = (tl.full((), t, tl.uint32) << p) + h * LANES
                 sign = select_word((e >> 5) & 3, s0, s1, s2, s3) >> (e & 31)
@@ -109,11 +90,7 @@ def _write_table(
 def _row_and_sign(entry, i, p):
     """(row, word whose highest bit is the sign) of columns i of their chunks, from the table entries at `entry`."""
     first, second, row, sign = load_words(entry)
-    mask = ((tl.full((), 0xFFFFFFFF, tl.uint32) >> p) ^ 0xFFFFFFFF) | 1
-    z = ((i << 8) | 1) * first
-    z = (z ^ (z >> tl.maximum((p + 1) >> 1, 1))) & mask
-    z = tl.umulhi(z * second, row & 255) + (row >> 8)
-    return z.to(tl.int32), sign << (31 - (i & 31))
+    return row_of(i, first, second, row, p).to(tl.int32), sign << (31 - (i & 31))
 
 
 @triton.jit

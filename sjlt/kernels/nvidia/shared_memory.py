@@ -80,6 +80,12 @@ def store_word(address, word):
 
 
 @triton.jit
+def store_byte(address, word):
+    """Store the lowest byte of a 32-bit word to each `address`."""
+    tl.inline_asm_elementwise("st.shared.u8 [$1], $2; mov.u32 $0, 0;", "=r,r,r", [address, word], tl.int32, False, 1)
+
+
+@triton.jit
 def store_number(address, value):
     """Store an fp32 or fp64 number to each `address`."""
     if value.dtype == tl.float64:

@@ -1,0 +1,36 @@
+"""The rows of columns of a sub-block, in few instructions for each column."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..portable.law import row_theta
+
+
+@triton.jit
+def words_of_rows(w, first_row, b, p):
+    """Three words from which `row_of` finds the row of a column, for key words w and sub-blocks of b rows.
+
+    Numbers mod 2^p are kept in the top p bits of a word, as in `portable.law.permute`. The lower 32 - p bits of the
+    second word are a fraction, of 2^(32 - p), between theta / b and (theta + 1) / b; its lowest p bits are replaced by
+    the multiplier. The high word of the product of b and the word (slot, fraction) is then (slot * b + theta) >> p, the
+    row.
+    """
+    mask = (tl.full((), 1, tl.uint32) << p) - 1
+    top = 31 - p
+    first = (((w >> 8) & mask) << top << 1) | (((w | 1) & mask) << (24 - p)) | 1
+    theta = row_theta(w, b)
+    whole = (1 << top).to(tl.float32) * 2.0  # 2^(32 - p)
+    fraction = ((theta.to(tl.float32) + 0.5) / b.to(tl.float32) * whole).to(tl.uint32)
+    second = (((w >> 24) & mask) << top << 1) | ((fraction | mask) ^ mask) | (((w >> 16) | 1) & mask)
+    return first, second, (first_row << 8) | b
+
+
+@triton.jit
+def row_of(i, first, second, row, p):
+    """The row of columns i of their chunks, from the words of `words_of_rows`."""
+    mask = ((tl.full((), 0xFFFFFFFF, tl.uint32) >> p) ^ 0xFFFFFFFF) | 1
+    z = ((i << 8) | 1) * first
+    z = (z ^ (z >> tl.maximum((p + 1) >> 1, 1))) & mask
+    return tl.umulhi(z * second, row & 255) + (row >> 8)
