@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.cases import pairwise
-from helpers.choices import H200, changed_choices, exact_product
+from helpers.choices import H200, changed_choices, exact_product, in_three_passes
 from helpers.kernels import LAYOUTS, check_project, large_first, launches_run
 
 from sjlt import Sketch
@@ -162,6 +162,24 @@ def test_slices(k, nnz, seed, offset, calls):
 def test_splits_add_up(steps, k, nnz, add, dtype, calls):
     with changed_choices({"codes.MAX_STEPS": steps, "codes.MAX_CHUNKS": steps}):
         check_project(Sketch(5000, k, nnz=nnz, seed=2), 150, dtype, "float32", device="cuda", add=add)
+    assert calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("k", "nnz"), [(64, 4), (301, 8)])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_passes_add_up(contiguous, k, nnz, dtype, calls):
+    """Codes that are written and used in parts; integers, so that sums are exact."""
+    n, d = 131, 29_999
+    x = torch.randint(-2, 3, (d, n) if contiguous else (n, d), device="cuda").to(getattr(torch, dtype))
+    x = x.T if contiguous else x
+    S = Sketch(d, k, nnz=nnz, seed=3)
+    want = x @ S.T
+    with changed_choices(in_three_passes()):
+        launch = exact.choose(exact.describe(S.spec, x, want, False, False))
+        assert launch.splits > 2 * launch.splits_per_pass
+        torch.testing.assert_close(x @ S.T, want, rtol=2**-22 if dtype == "float32" else 2**-10, atol=0)
     assert calls
 
 

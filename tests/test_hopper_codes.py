@@ -1,12 +1,19 @@
 """X Sᵀ and S A from codes on Hopper: splits, passes, and exactness for any k, nnz and strides."""
 
 import itertools
-from functools import lru_cache
 
 import pytest
 import torch
 import triton
-from helpers.choices import HOPPER, NONE_GENERATED, all_tensors_on, changed_choices, chosen, exact_product
+from helpers.choices import (
+    HOPPER,
+    NONE_GENERATED,
+    all_tensors_on,
+    changed_choices,
+    chosen,
+    exact_product,
+    in_three_passes,
+)
 from helpers.kernels import LAYOUTS, check_project, large_first, launches_run
 
 from sjlt import Sketch
@@ -119,13 +126,6 @@ def test_what_is_prefetched():
     assert chosen(n=1000, d=2000, k=300).prefetch
     assert chosen(n=1000, d=2200, k=300).prefetch
     assert not chosen(n=1000, d=2000, k=300, x_strides=(4000, 2)).prefetch
-
-
-def in_three_passes():
-    """Settings with which codes are written and used in three passes."""
-    split = lru_cache(lambda product, programs: codes._split_passes(product, programs, 3))
-    modules = ("codes", "hopper_codes", "ampere_codes")
-    return {f"{module}.split_of": split for module in modules} | {"codes.MAX_SPLITS": 4}
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="the reduction runs in Triton's interpreter")

@@ -117,16 +117,19 @@ STAGED_ADJOINTS = [  # in every order, with and without wide accesses
     (4096, 8192, 4000, {"nnz": 4}, "float32", "columns"),
 ]
 
-CODES = [  # for blocks of all sizes and tiles of all heights, in copies of 4 to 16 bytes and through registers
+CODES = [  # for blocks of 2 to 64 columns, tiles of 32 to 128 rows, copies of 4 to 16 bytes and loads of elements
     (96_000, 3072, 1856, {"nnz": 4}, "bfloat16", "rows"),
     (68_000, 1000, 192, {"nnz": 8}, "bfloat16", "part"),
     (33_000, 1001, 1728, {"nnz": 2}, "float32", "rows"),
     (4000, 50_000, 4000, {"nnz": 1}, "float16", "columns"),
     (180, 671_215, 1792, {"nnz": 8}, "float32", "rows"),
     (1001, 100_001, 1448, {"nnz": 8}, "float32", "columns"),
-    (1001, 100_001, 200, {"nnz": 100}, "float16", "columns"),
+    (1001, 100_001, 200, {"nnz": 50}, "float16", "columns"),
     (30, 10_000_000, 300, {"nnz": 10}, "float16", "rows"),
     (60, 3_000_000, 2000, {"nnz": 4}, "bfloat16", "columns"),
+    (5000, 5001, 20, {"nnz": 4}, "float16", "rows"),
+    (5000, 5000, 60, {"nnz": 1}, "float32", "rows"),
+    (5000, 5000, 50, {"nnz": 20}, "bfloat16", "columns"),
 ]
 
 SPARSE = [  # (n, nonzeros, k, law, dtype, index dtype)
@@ -225,6 +228,20 @@ def drop(shape, dtype, layout, bits, given):
         dropout.drop_stored(1.5, x, torch.empty(x.shape, dtype=torch.bool, device="meta"), out)
 
 
+def multiply_by_codes(n, d, k, law, dtype, layout):
+    from helpers.kernels import project
+
+    from sjlt import Sketch
+    from sjlt.backends.triton import exact
+    from sjlt.kernels.config import ampere_codes
+
+    choose, exact.choose = exact.choose, ampere_codes.launch
+    try:
+        project(Sketch(d, k, **law), new((n, d), dtype, layout), new((n, k), dtype, layout))
+    finally:
+        exact.choose = choose
+
+
 def differentiate(m, n):
     from sjlt.backends.triton import residual
 
@@ -256,8 +273,10 @@ def make_calls(on, everything, nvidia, hopper):
     if everything and nvidia:
         multiply_tall(1 << 20, 2048, 128)
         on(asynchronous_copies=True)
-        for call in STAGED + STAGED_ADJOINTS + CODES:
+        for call in STAGED + STAGED_ADJOINTS:
             multiply(*call)
+        for call in CODES:
+            multiply_by_codes(*call)
         for call in SPARSE:
             multiply_sparse(*call)
     if hopper:

@@ -1,6 +1,7 @@
 """Changes to the choice of kernels, for tests: its inputs, and clearing of cached choices."""
 
 from contextlib import contextmanager
+from functools import lru_cache
 
 import pytest
 
@@ -65,6 +66,13 @@ def changed_choices(settings):
         forget_choices()
         yield
     forget_choices()
+
+
+def in_three_passes():
+    """Settings with which codes are written and used in three passes."""
+    split = lru_cache(lambda product, programs: codes._split_passes(product, programs, 3))
+    modules = ("codes", "hopper_codes", "ampere_codes")
+    return {f"{module}.split_of": split for module in modules} | {"codes.MAX_SPLITS": 4}
 
 
 def all_tensors_on(monkeypatch, described):

@@ -11,6 +11,7 @@ import sys
 
 TARGETS = {  # target name: Triton's description of it, and the shared memory available to a block in bytes
     "sm_80": ("cuda", 80, 32, 163 << 10),
+    "sm_86": ("cuda", 86, 32, 99 << 10),
     "sm_90": ("cuda", 90, 32, 227 << 10),
     "gfx942": ("hip", "gfx942", 64, 64 << 10),
 }
@@ -85,6 +86,7 @@ def compile_launches(target, make_calls):
 
     triton.JITFunction.__getitem__, triton.JITFunction.warmup = catch, warm_up
     launcher._with_shared_memory = lambda compiled, size: compiled
+    launcher._start = lambda *_: None  # of a kernel that an earlier launch has compiled
     make_calls(on)
     done = set()
     for kernel, arguments, options in launches:

@@ -52,8 +52,7 @@ def prepare(chosen: Codes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate:
     for part, reduce in zip(parts, reductions, strict=True):
         project = _project(chosen, part, spec, x, target, scale, accumulate)
         passes.append(Pass(part.begin * x.stride(1), _encode(chosen, part, spec, x), project, reduce))
-    prefetch = None if isinstance(chosen.kernel, AmpereKernel) else chosen.prefetch
-    return ProjectCodes(memory, prefetch, tuple(passes))
+    return ProjectCodes(memory, chosen.prefetch, tuple(passes))
 
 
 class Part(NamedTuple):

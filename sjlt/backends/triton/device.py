@@ -23,7 +23,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 NVIDIA = not INTERPRETED and torch.version.hip is None
 # Gluon is experimental, and its names change between versions. 3.6 was tested on a GPU; for 3.7, kernels only compile.
 GLUON_VERSIONS = ("3.6.", "3.7.")
-GLUON = NVIDIA and triton.__version__.startswith(GLUON_VERSIONS)
+GLUON = NVIDIA and DIRECT and triton.__version__.startswith(GLUON_VERSIONS)
 
 _CURRENT = nullcontext()
 
@@ -41,7 +41,7 @@ def describe(device: torch.device) -> Device:
         programmatic_launch=NVIDIA and properties.major >= 9,
         nvidia=NVIDIA,
         interpreted=INTERPRETED,
-        asynchronous_copies=NVIDIA and DIRECT and properties.major >= 8,
+        asynchronous_copies=GLUON and properties.major >= 8,
     )
 
 

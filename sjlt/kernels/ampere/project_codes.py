@@ -41,11 +41,13 @@ def data_layout(item, CHOSEN):
 
 
 @gluon.jit
-def _begin(x, product, lists, block_v, stride_v, CHOSEN: gl.constexpr):
-    """What copies need for the slices of a product: (vectors, pointers to their column 0, *list, slices).
+def _start(x, product, lists, block_v, stride_v, CHOSEN: gl.constexpr):
+    """Pointers and counts from which the slices of a product are copied.
 
-    The list is (columns, codes, number of blocks).  lists : (products, splits, n_tiles, capacity, columns, codes,
-    counts).  block_v : indices within a block of vectors. A product past the last has one slice, without blocks.
+    The result is (vectors, pointers to their column 0, columns, codes, number of blocks, number of slices). A product
+    past the last has one slice, without blocks.
+
+    lists : (products, splits, n_tiles, capacity, columns, codes, counts).  block_v : indices within a block of vectors.
     """
     products, splits, n_tiles, capacity, columns, codes, counts = lists
     m, split, block = parts_of(product, splits, n_tiles)
@@ -64,14 +66,14 @@ def slices_of(count, CHOSEN: gl.constexpr):
 
 
 @gluon.jit
-def _next(x, product, number, begun, lists, block_v, stride_v, CHOSEN: gl.constexpr):
-    """(product, number of its slice, `_begin` of the product) of the slice after slice `number` of a product."""
-    v, rows, columns, codes, count, slices = begun
+def _next(x, product, number, current, lists, block_v, stride_v, CHOSEN: gl.constexpr):
+    """(product, number of its slice, `_start` of the product) of the slice after slice `number` of a product."""
+    v, rows, columns, codes, count, slices = current
     number += 1
     if number >= slices:
         number = 0
         product += gl.num_programs(0)
-        v, rows, columns, codes, count, slices = _begin(x, product, lists, block_v, stride_v, CHOSEN)
+        v, rows, columns, codes, count, slices = _start(x, product, lists, block_v, stride_v, CHOSEN)
     return product, number, (v, rows, columns, codes, count, slices)
 
 
@@ -86,7 +88,9 @@ def _slice_columns(columns, number, capacity, f, CHOSEN: gl.constexpr):
 
 @gluon.jit
 def _copy_slice(xs, tiles, slot, rows, v, f, j, codes, number, count, n, d, stride_f, CHOSEN: gl.constexpr):
-    """Start to copy a slice to a slot, and close the group of copies. The result is the data, if it is loaded instead.
+    """Start to copy a slice to a slot, and close the group of copies.
+
+    The result is the data, if it passes through registers, and otherwise 0.
 
     rows : pointers to column 0 of vectors v.  j : from `_slice_columns`.  Data and codes past the last block are zeros.
     """
@@ -115,8 +119,8 @@ def _copy_slice(xs, tiles, slot, rows, v, f, j, codes, number, count, n, d, stri
 def _entries(codes, number, layout: gl.constexpr, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
     """The entries [SLICE, rows] of a slice, two per register, from its codes.
 
-    In all lanes, the columns of a register lie among 8. If these belong to one block, the compiler makes the choice
-    among blocks.
+    The columns of a register lie among 8 adjacent ones in all lanes. If blocks have at least 8 columns, the compiler
+    therefore knows the block of each register.
     """
     BLOCKS: gl.constexpr = blocks_of(CHOSEN)
     ONE: gl.constexpr = arithmetic.ONE_BF16 if gl.bfloat16 == DTYPE else arithmetic.ONE_FP16
@@ -195,7 +199,7 @@ def project_codes_ampere(
     product = gl.program_id(0)
     # Copies are SLOTS - 1 slices ahead: the product that they have reached, and the number of its next slice.
     ahead, number_ahead = product, 0
-    v, rows, list_columns, list_codes, list_count, list_slices = _begin(x, ahead, lists, block_v, stride_v, CHOSEN)
+    v, rows, list_columns, list_codes, list_count, list_slices = _start(x, ahead, lists, block_v, stride_v, CHOSEN)
     j = _slice_columns(list_columns, 0, capacity, f, CHOSEN)
     held = gl.zeros([HEIGHT, WIDTH], INPUT, layout=copy_layout)  # the last slice that was loaded through registers
     for slot in range(SLOTS - 1):
@@ -206,9 +210,9 @@ def project_codes_ampere(
             xs.index(slot).store(loaded)
             held = loaded
         if CHOSEN.several:
-            begun = (v, rows, list_columns, list_codes, list_count, list_slices)
-            ahead, number_ahead, begun = _next(x, ahead, number_ahead, begun, lists, block_v, stride_v, CHOSEN)
-            v, rows, list_columns, list_codes, list_count, list_slices = begun
+            current = (v, rows, list_columns, list_codes, list_count, list_slices)
+            ahead, number_ahead, current = _next(x, ahead, number_ahead, current, lists, block_v, stride_v, CHOSEN)
+            v, rows, list_columns, list_codes, list_count, list_slices = current
         else:
             number_ahead += 1
         j = _slice_columns(list_columns, number_ahead, capacity, f, CHOSEN)
@@ -230,9 +234,9 @@ def project_codes_ampere(
             if not CHOSEN.copies:
                 held = loaded
             if CHOSEN.several:
-                begun = (v, rows, list_columns, list_codes, list_count, list_slices)
-                ahead, number_ahead, begun = _next(x, ahead, number_ahead, begun, lists, block_v, stride_v, CHOSEN)
-                v, rows, list_columns, list_codes, list_count, list_slices = begun
+                current = (v, rows, list_columns, list_codes, list_count, list_slices)
+                ahead, number_ahead, current = _next(x, ahead, number_ahead, current, lists, block_v, stride_v, CHOSEN)
+                v, rows, list_columns, list_codes, list_count, list_slices = current
             else:
                 number_ahead += 1
             j = _slice_columns(list_columns, number_ahead, capacity, f, CHOSEN)

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from ...laws import exact as law
 from .hopper_loaders import copy_width
-from .product import Product, vectors_contiguous
+from .product import Product, next_power_of_two, vectors_contiguous
 
 SLICE_COLUMNS = 32  # columns that the kernel multiplies at a time
 WARPS = 4
 COPY_BYTES = 4  # the narrowest asynchronous copy
 MIN_SLOTS, MAX_SLOTS = 3, 8
 RESERVED_BYTES = 1 << 10  # of shared memory, for each program
-# Programs multiply several products if these have at most so many slices, and programs at least so many products.
+MAX_RESULT_BYTES = 32 << 10  # of shared memory, through which a program's sums pass before they are stored
+# A program multiplies several products if each has at most MAX_SLICES slices, and each program at least MIN_PRODUCTS.
 MAX_SLICES, MIN_PRODUCTS = 16, 3
 
 
@@ -28,7 +29,7 @@ class AmpereKernel:
     rows : {32, 64, 128}
         Rows per tile, rounded up.
     warps : {1, 2, 4}
-        Number of parts of the vectors that different warps multiply; the other warps multiply other rows.
+        Warps along the vectors; WARPS // warps lie along the rows.
     log_block : int
         A block of codes has 2^log_block columns.
     slots : int
@@ -69,7 +70,7 @@ class AmpereKernel:
 
 
 def block_vectors(product: Product) -> int:
-    """The number of vectors of a block; more, in fp32 or of data that passes through registers, would exceed these."""
+    """Vectors per block: at most 64 in fp32, and of data loaded through registers, which 128 would exceed."""
     most = 128 if product.item_bytes == 2 and _copies(product) else 64
     return next((vectors for vectors in (32, 64) if product.n <= vectors), most)
 
@@ -85,31 +86,48 @@ def _vector(product: Product) -> int:
 
 
 def resident_programs(product: Product) -> int:
-    """The number of programs that a multiprocessor runs at a time, as far as registers allow."""
-    return {32: 4, 64: 2 if product.item_bytes == 4 else 3, 128: 2}[block_vectors(product)]
+    """The number of programs that a multiprocessor runs at a time, as registers and shared memory allow."""
+    few_registers = product.item_bytes == 2 and _copies(product)
+    most = {32: 4 if few_registers else 3, 64: 3 if few_registers else 2, 128: 2}[block_vectors(product)]
+    return next((resident for resident in range(most, 1, -1) if _slots(product, resident) >= MIN_SLOTS), 1)
+
+
+def _slots(product: Product, resident: int) -> int:
+    """The number of slots of each of `resident` programs, beside what passes through shared memory."""
+    vectors, log_block = block_vectors(product), _log_block(product)
+    slice_bytes = vectors * SLICE_COLUMNS * product.item_bytes
+    slice_bytes += law.TILE_ROWS * max(1, SLICE_COLUMNS >> log_block)
+    results = min(MAX_RESULT_BYTES, 4 * vectors * _rows(product))
+    available = product.device.shared_memory // resident - RESERVED_BYTES - results
+    return min(MAX_SLOTS, available // slice_bytes)
+
+
+def _log_block(product: Product) -> int:
+    return min(product.geometry.log_chunk, 6)
+
+
+def _rows(product: Product) -> int:
+    """Rows per tile, rounded up to 32, 64 or 128."""
+    return max(32, next_power_of_two(-(-product.k // product.geometry.n_tiles)))
 
 
 def kernel_of(product: Product, splits: int, columns_per_split: int) -> AmpereKernel:
     """The constants for a product whose sums are split."""
-    geometry, contiguous = product.geometry, vectors_contiguous(product)
-    vectors, log_block = block_vectors(product), min(geometry.log_chunk, 6)
-    rows = max(32, 1 << (-(-product.k // geometry.n_tiles) - 1).bit_length())
+    n_tiles, vectors, rows = product.geometry.n_tiles, block_vectors(product), _rows(product)
     out_contiguous = product.n > 1 and product.y_strides[0] < product.y_strides[1]
-    slice_bytes = vectors * SLICE_COLUMNS * product.item_bytes
-    slice_bytes += law.TILE_ROWS * max(1, SLICE_COLUMNS >> log_block)
-    short = columns_per_split <= MAX_SLICES * SLICE_COLUMNS * geometry.n_tiles
-    products = product.stacks * geometry.n_tiles * -(-product.n // vectors) * splits
-    available = product.device.shared_memory // resident_programs(product) - RESERVED_BYTES
+    short = columns_per_split <= MAX_SLICES * SLICE_COLUMNS * n_tiles
+    products = product.stacks * n_tiles * -(-product.n // vectors) * splits
+    resident = resident_programs(product)
     return AmpereKernel(
         vectors,
-        min(rows, law.TILE_ROWS),
+        rows,
         _warps_along_vectors(vectors, rows, product.item_bytes),
-        log_block,
-        max(MIN_SLOTS, min(MAX_SLOTS, available // slice_bytes)),
+        _log_block(product),
+        max(MIN_SLOTS, _slots(product, resident)),
         _vector(product),
         copies=_copies(product),
-        several=short and products >= MIN_PRODUCTS * product.device.multiprocessors * resident_programs(product),
-        vectors_contiguous=contiguous,
+        several=short and products >= MIN_PRODUCTS * product.device.multiprocessors * resident,
+        vectors_contiguous=vectors_contiguous(product),
         out_vectors_contiguous=out_contiguous,
         adjacent=splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...laws import exact as law
 from .product import next_power_of_two
 
-CHUNKS = 8  # chunks that a program encodes at a time
+CHUNKS = 8  # a program's chunks are a multiple of this
 MIN_SUB_BLOCKS = 8  # one compiled kernel serves every smaller nnz
 MAX_KEYS = 512  # sub-block keys that a program holds in shared memory
 # A program processes several batches of CHUNKS chunks if this many programs remain: of `write_entries`, and of

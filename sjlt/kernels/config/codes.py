@@ -14,9 +14,9 @@ from .hopper import MAX_STEPS, STEP_COLUMNS
 from .hopper_loaders import KernelChoice
 from .product import SCRATCH_BYTES, Product, count_groups
 
-# Estimated times in microseconds, and bytes per microsecond; see `_time`. For 53 products on an H100, 1 to 290 MB of
-# data, the fewest splits with almost the least estimate take on average 1.004 times as long as the best ones, at most
-# 1.08 times.
+# Estimated times in microseconds, and bytes per microsecond; see `_time`. For 53 products by Hopper's kernel on an
+# H100, 1 to 290 MB of data, the fewest splits with almost the least estimate take on average 1.004 times as long as the
+# best ones, at most 1.08 times.
 STEP_TIME, START_STEPS, REDUCE_TIME = 1.0, 2, 1.5
 CACHE_RATE = 4e6
 ALMOST = 1.03  # estimates that differ by less are considered equal
@@ -46,8 +46,9 @@ class Codes:
     columns_per_split : int
     resident : int
         Programs that a multiprocessor runs at a time.
-    prefetch : bool
-        Whether programs copy the data that they read first to the L2 cache while the codes are written.
+    prefetch : bool or None
+        Whether programs copy the data that they read first to the L2 cache while the codes are written; None if the
+        kernel cannot.
     """
 
     kernel: KernelChoice | AmpereKernel
@@ -58,7 +59,7 @@ class Codes:
     products: int
     columns_per_split: int
     resident: int
-    prefetch: bool
+    prefetch: bool | None
 
     @property
     def passes(self) -> int:
@@ -84,7 +85,7 @@ class Programs(NamedTuple):
 KernelOf = Callable[[Product, int, int], KernelChoice | AmpereKernel]
 
 
-def launch_of(product: Product, programs: Programs, kernel_of: KernelOf, prefetch: bool) -> Codes:
+def launch_of(product: Product, programs: Programs, kernel_of: KernelOf, prefetch: bool | None) -> Codes:
     """The launch for a product that can be split.
 
     ``kernel_of(product, splits, columns_per_split)`` returns the kernel's constants.

@@ -33,7 +33,7 @@ MIN_LONG_COLUMNS, MAX_LONG_ROWS = 1 << 20, 512  # see `_gains` and `_favors_half
 def launch(product: Product) -> Codes:
     """The launch for an eligible product."""
     near = product.x_strides[0 if vectors_contiguous(product) else 1]
-    return launch_of(product, PROGRAMS, kernel_choice, prefetch=near == 1)
+    return launch_of(product, PROGRAMS, lambda p, splits, _: kernel_choice(p, splits), prefetch=near == 1)
 
 
 def eligible(product: Product) -> bool:

@@ -75,7 +75,7 @@ class KernelChoice:
         return PROGRAM_VECTORS if self.entries_first else PROGRAM_VECTORS // 2
 
 
-def kernel_choice(product: Product, splits: int, _: int = 0) -> KernelChoice:
+def kernel_choice(product: Product, splits: int) -> KernelChoice:
     """The constants for an eligible product whose sums are split."""
     geometry, item, contiguous = product.geometry, product.item_bytes, vectors_contiguous(product)
     one_tile, fp32 = geometry.n_tiles == 1, item == 4

@@ -28,7 +28,7 @@ class Device(NamedTuple):
     shared_memory : int
         Bytes of shared memory available to one program.
     hopper : bool
-        Whether the device runs the Gluon kernels (compute capability 9).
+        Whether the device runs the kernels of `kernels.hopper` (compute capability 9).
     programmatic_launch : bool
         Whether a kernel may start before the previous one has ended (NVIDIA, compute capability 9 or later).
     nvidia : bool
@@ -36,7 +36,7 @@ class Device(NamedTuple):
     interpreted : bool
         Whether Triton's interpreter runs the kernels.
     asynchronous_copies : bool
-        Whether the device runs the kernels of `kernels.nvidia` (compute capability 8 or later).
+        Whether the device runs the kernels of `kernels.nvidia` and `kernels.ampere` (compute capability 8 or later).
     """
 
     multiprocessors: int

@@ -1,4 +1,4 @@
-"""Functions shared by the Hopper kernels, which are written in Gluon, Triton's lower-level language.
+"""Functions shared by the kernels in Gluon, Triton's lower-level language: those for Hopper and, of some, `ampere`.
 
 A Gluon program assigns roles to its warps and controls what each waits for, so that their work overlaps. Producer warps
 write entries to a ring of slots in shared memory, and start loads of the data to the same slots by the tensor memory

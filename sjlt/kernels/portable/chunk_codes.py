@@ -18,13 +18,11 @@ import triton
 import triton.language as tl
 
 from ...laws import exact as law
-from ..config import chunk_codes as config
 from .law import chunk_keys, chunk_signs
 
 TILE = tl.constexpr(law.TILE_ROWS)
 NO_ENTRY = tl.constexpr(127)  # no column of a block, except in blocks of 128 columns, where every row has an entry
 NO_COLUMN = tl.constexpr(1 << 30)  # the first column of a block that lies outside the data
-CHUNKS, MAX_KEYS = tl.constexpr(config.CHUNKS), tl.constexpr(config.MAX_KEYS)
 
 
 @triton.jit

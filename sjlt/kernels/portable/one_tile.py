@@ -16,9 +16,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..config import arithmetic
+from ..config import arithmetic, chunk_codes
 from ..config import one_tile as config
-from .chunk_codes import CHUNKS, MAX_KEYS, TILE, key_words
+from .chunk_codes import TILE, key_words
 from .chunk_rows import entries_of_rows, row_words, sub_blocks_of_rows
 from .fp32_split import (
     BF16_TRIPLE,
@@ -34,6 +34,7 @@ from .law import chunk_signs, part_start, row_in_sub_block, seed_words, sign_bit
 from .program import known_multiple, start_dependents, store_result, store_sums, wait_for_previous
 
 STEP = tl.constexpr(config.STEP)
+CHUNKS, MAX_KEYS = tl.constexpr(chunk_codes.CHUNKS), tl.constexpr(chunk_codes.MAX_KEYS)
 
 
 @triton.jit(do_not_specialize=["seed", "first_chunk", "chunks", "chunks_per_program", "k", "nnz", "log_chunk", "one"])
