@@ -3,8 +3,9 @@
 import pytest
 import torch
 from helpers.cases import pairwise
-from helpers.choices import H200, changed_choices, exact_product, in_three_passes
-from helpers.kernels import LAYOUTS, check_project, large_first, launches_run
+from helpers.choices import H200, changed_choices, exact_product
+from helpers.codes import check_lines, check_passes, record_calls
+from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
 from sjlt.backends.triton import device, exact
@@ -79,20 +80,10 @@ def calls(monkeypatch, request):
     """The shape of X for each product the kernel runs, by programs with one or several products."""
     if not device.describe(torch.device("cuda")).asynchronous_copies:
         pytest.skip("needs a GPU of compute capability 8")
-    from sjlt.backends.triton.codes import ProjectCodes
-
-    found, call, several = [], ProjectCodes.__call__, request.param
-
-    def record(self, spec, x, out):
-        if launches_run():
-            found.append(tuple(x.shape))
-        call(self, spec, x, out)
-
-    monkeypatch.setattr(ProjectCodes, "__call__", record)
     monkeypatch.setattr(exact, "choose", lambda p: ampere_codes.launch(p) if ampere_codes.can_run(p) else choose(p))
-    sizes = {"MAX_SLICES": 1 << 30, "MIN_PRODUCTS": 0} if several else {"MAX_SLICES": 0}
+    sizes = {"MAX_SLICES": 1 << 30, "MIN_PRODUCTS": 0} if request.param else {"MAX_SLICES": 0}
     with changed_choices({f"ampere_kernel.{name}": value for name, value in sizes.items()}):
-        yield found
+        yield record_calls(monkeypatch)
 
 
 @pytest.mark.gpu
@@ -127,21 +118,10 @@ def test_layouts(k, x_in, out_in, dtype, calls):
     beyond=[0, 1, 2, 13],
     begin=[0, 1],
     contiguous=[False, True],
-    precision=[("float16", 2**-10), ("bfloat16", 2**-7), ("float32", 2**-22)],
+    dtype=["float16", "bfloat16", "float32"],
 )
-def test_lines_at_any_offset(sketch, beyond, begin, contiguous, precision, calls):
-    """Lines that begin anywhere, between NaNs that no result may contain; integers, so that sums are exact."""
-    n, d, (k, nnz, steps), (dtype, rtol) = 203, 781, sketch, precision
-    lines, width = (d, n) if contiguous else (n, d)
-    memory = torch.full((lines, begin + width + beyond), float("nan"), dtype=getattr(torch, dtype), device="cuda")
-    x = memory[:, begin : begin + width]
-    x.copy_(torch.randint(-2, 3, x.shape, device="cuda"))
-    x = x.T if contiguous else x
-    S = Sketch(d, k, nnz=nnz, seed=beyond)
-    entries = torch.from_numpy(S.toarray() * nnz**0.5).to("cuda").double()
-    want = (x.double() @ entries.T * nnz**-0.5).to(x.dtype)
-    with changed_choices({"codes.MAX_STEPS": steps, "codes.MAX_CHUNKS": steps}):
-        torch.testing.assert_close(x @ S.T, want, rtol=rtol, atol=0)
+def test_lines_at_any_offset(sketch, beyond, begin, contiguous, dtype, calls):
+    check_lines(*sketch, beyond, begin, contiguous, dtype)
     assert calls
 
 
@@ -170,16 +150,7 @@ def test_splits_add_up(steps, k, nnz, add, dtype, calls):
 @pytest.mark.parametrize(("k", "nnz"), [(64, 4), (301, 8)])
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_passes_add_up(contiguous, k, nnz, dtype, calls):
-    """Codes that are written and used in parts; integers, so that sums are exact."""
-    n, d = 131, 29_999
-    x = torch.randint(-2, 3, (d, n) if contiguous else (n, d), device="cuda").to(getattr(torch, dtype))
-    x = x.T if contiguous else x
-    S = Sketch(d, k, nnz=nnz, seed=3)
-    want = x @ S.T
-    with changed_choices(in_three_passes()):
-        launch = exact.choose(exact.describe(S.spec, x, want, False, False))
-        assert launch.splits > 2 * launch.splits_per_pass
-        torch.testing.assert_close(x @ S.T, want, rtol=2**-22 if dtype == "float32" else 2**-10, atol=0)
+    check_passes(131, 29_999, 1, k, nnz, contiguous, dtype)
     assert calls
 
 

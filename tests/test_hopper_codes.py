@@ -14,13 +14,12 @@ from helpers.choices import (
     exact_product,
     in_three_passes,
 )
-from helpers.kernels import LAYOUTS, check_project, large_first, launches_run
+from helpers.codes import check_lines, check_passes, record_calls
+from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
-from sjlt.backends.triton import exact as exact_backend
 from sjlt.kernels.config import codes, hopper_codes
-from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import count_groups
 
 SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS")
@@ -188,20 +187,10 @@ def kernel_calls(monkeypatch):
     """Record the shape of X for each product the kernel runs; products of all sizes are eligible."""
     if not device.describe(torch.device("cuda")).hopper:
         pytest.skip("needs a GPU of compute capability 9")
-    from sjlt.backends.triton.codes import ProjectCodes
-
-    calls, call = [], ProjectCodes.__call__
-
-    def record(self, spec, x, out):
-        if launches_run():
-            calls.append(tuple(x.shape))
-        call(self, spec, x, out)
-
-    monkeypatch.setattr(ProjectCodes, "__call__", record)
     sizes = {f"hopper_codes.{name}": 0 for name in SIZES}
     sizes |= NONE_GENERATED | {"gathers.MIN_SMALL": 1 << 60, "scattered_sums.MIN_BYTES": 1 << 60}
     with changed_choices(sizes):  # no other kernel for small products
-        yield calls
+        yield record_calls(monkeypatch)
 
 
 @pytest.mark.gpu
@@ -259,26 +248,15 @@ def test_layouts(x_in, out_in, k, dtype, kernel_calls):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "rtol"), [("float16", 2**-10), ("bfloat16", 2**-7), ("float32", 2**-22)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("contiguous", [False, True])
 @pytest.mark.parametrize("begin", [0, 1, 5])
 @pytest.mark.parametrize("beyond", [0, 1, 2, 6, 8, 13])
 @pytest.mark.parametrize(
     ("k", "nnz", "steps"), [(30, 4, 128), (100, 16, 2), (101, 4, 128), (300, 4, 128), (520, 8, 2), (384, 1, 128)]
 )
-def test_lines_at_any_offset(k, nnz, steps, beyond, begin, contiguous, dtype, rtol, kernel_calls):
-    """Lines that begin anywhere, between NaNs that no result may contain; integers, so that sums are exact."""
-    n, d = 203, 781
-    lines, width = (d, n) if contiguous else (n, d)
-    memory = torch.full((lines, begin + width + beyond), float("nan"), dtype=getattr(torch, dtype), device="cuda")
-    x = memory[:, begin : begin + width]
-    x.copy_(torch.randint(-2, 3, x.shape, device="cuda"))
-    x = x.T if contiguous else x
-    S = Sketch(d, k, nnz=nnz, seed=beyond)
-    entries = torch.from_numpy(S.toarray() * nnz**0.5).to("cuda").double()
-    want = (x.double() @ entries.T * nnz**-0.5).to(x.dtype)
-    with changed_choices({"codes.MAX_STEPS": steps, "codes.MAX_CHUNKS": steps}):
-        torch.testing.assert_close(x @ S.T, want, rtol=rtol, atol=0)
+def test_lines_at_any_offset(k, nnz, steps, beyond, begin, contiguous, dtype, kernel_calls):
+    check_lines(k, nnz, steps, beyond, begin, contiguous, dtype)
     assert kernel_calls
 
 
@@ -306,18 +284,7 @@ def test_splits_add_up(steps, k, nnz, dtype, kernel_calls):
 @pytest.mark.parametrize(("n", "d", "beyond"), [(150, 30_000, 0), (131, 29_999, 1), (160, 30_001, 8)])
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_passes_add_up(contiguous, n, d, beyond, k, nnz, dtype, kernel_calls):
-    """Codes that are written and used in parts; integers, so that sums are exact."""
-    shape = (d, n + beyond) if contiguous else (n, d + beyond)
-    x = torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, dtype))
-    x = x[:, :n].T if contiguous else x[:, :d]
-    S = Sketch(d, k, nnz=nnz, seed=3)
-    want, other = x @ S.T, S @ x.T
-    with changed_choices(in_three_passes()):
-        launch = choose(exact_backend.describe(S.spec, x, want, False, False))
-        assert launch.splits > 2 * launch.splits_per_pass
-        for _ in range(2):  # prepared, and again
-            torch.testing.assert_close(x @ S.T, want, rtol=2**-22 if dtype == "float32" else 2**-10, atol=0)
-            torch.testing.assert_close(S @ x.T, other, rtol=2**-22 if dtype == "float32" else 2**-10, atol=0)
+    check_passes(n, d, beyond, k, nnz, contiguous, dtype)
     assert kernel_calls
 
 

@@ -267,55 +267,27 @@ def _project(
     chosen: Codes, part: Part, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
 ) -> Launch:
     """The launch of the kernel for some columns."""
-    if isinstance(chosen.kernel, AmpereKernel):
-        return _project_ampere(chosen, part, spec, x, target, scale, accumulate)
-    kernel, n, d, k = chosen.kernel, len(x), part.end - part.begin, spec.n_components
-    n_tiles, dtype, products = _count_tiles(spec), x.dtype, chosen.products * part.splits
+    kernel, n, d, k, n_tiles = chosen.kernel, len(x), part.end - part.begin, spec.n_components, _count_tiles(spec)
+    products, programmatic, dtype = chosen.products * part.splits, _is_programmatic(x), DTYPE_NAMES[x.dtype]
+    programs = min(products, chosen.resident * device.describe(x.device).multiprocessors)
+    sizes = (n, d, k, products, part.splits, n_tiles, chosen.capacity)
+    before = (*sizes, *x.stride(), *target.strides, scale)
+    key = (kernel, accumulate, kind(x), target.kind)
 
     def constants() -> dict[str, Any]:
-        return {
-            "DTYPE": getattr(gl, DTYPE_NAMES[dtype]),
-            "CHOSEN": kernel,
-            "ACCUMULATE": accumulate,
-            "SHARED_BYTES": kernel.slots * slot_bytes(kernel),
-            "num_warps": 4,
-            "extern_libs": LIBRARIES,
-            "launch_pdl": True,
-        }
+        common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, "num_warps": 4, "launch_pdl": programmatic}
+        if isinstance(kernel, AmpereKernel):
+            return {**common, "PROGRAMMATIC_LAUNCH": programmatic}
+        shared = kernel.slots * slot_bytes(kernel)
+        return {**common, "DTYPE": getattr(gl, dtype), "SHARED_BYTES": shared, "extern_libs": LIBRARIES}
 
-    sizes = (n, d, k, products, part.splits, n_tiles, chosen.capacity)
-    before = (*sizes, *x.stride(), *target.strides, scale, chosen.columns_per_split)
-    key = (kernel, accumulate, kind(x), target.kind)
-    programs = min(products, device.describe(x.device).multiprocessors)
+    if isinstance(kernel, AmpereKernel):
+        grid = (programs if kernel.several else products, 1, 1)
+        return Launch(project_codes_ampere, grid, x.get_device(), before, (), key, constants)
     x_blocks = _x_blocks(kernel, x, d) if kernel.loader == TMA else None
     blocks = _target_blocks(kernel, target, n, k // n_tiles, part.splits * n_tiles) if kernel.tma_store else None
-    grid, both = (programs, 1, 1), (x_blocks, blocks)
+    grid, both, before = (programs, 1, 1), (x_blocks, blocks), (*before, chosen.columns_per_split)
     return Launch(project_codes_hopper, grid, x.get_device(), before, (), key, constants, both)
-
-
-def _project_ampere(
-    chosen: Codes, part: Part, spec: SketchSpec, x: Tensor, target: Target, scale: float, accumulate: bool
-) -> Launch:
-    """The launch of `project_codes_ampere` for some columns."""
-    kernel, programmatic = chosen.kernel, _is_programmatic(x)
-    assert isinstance(kernel, AmpereKernel)
-    products = programs = chosen.products * part.splits
-    if kernel.several:
-        programs = min(products, chosen.resident * device.describe(x.device).multiprocessors)
-
-    def constants() -> dict[str, Any]:
-        return {
-            "CHOSEN": kernel,
-            "ACCUMULATE": accumulate,
-            "PROGRAMMATIC_LAUNCH": programmatic,
-            "num_warps": 4,
-            "launch_pdl": programmatic,
-        }
-
-    sizes = (len(x), part.end - part.begin, spec.n_components, products, part.splits, _count_tiles(spec))
-    before = (*sizes, chosen.capacity, *x.stride(), *target.strides, scale)
-    key = (kernel, accumulate, kind(x), target.kind)
-    return Launch(project_codes_ampere, (programs, 1, 1), x.get_device(), before, (), key, constants)
 
 
 def _is_programmatic(x: Tensor) -> bool:

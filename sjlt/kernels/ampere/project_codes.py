@@ -13,8 +13,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from ..config import ampere_kernel, arithmetic
+from ..config import ampere_kernel
 from ..hopper.common import TILE, barrier, inverse, largest_of, pair_of, scale_of, wait_for_previous_kernel
+from ..hopper.entries_first import pair_of_code, place_pairs
 from ..hopper.produce_codes import parts_of
 from ..hopper.project_codes import store_sums
 
@@ -87,13 +88,30 @@ def _slice_columns(columns, number, capacity, f, CHOSEN: gl.constexpr):
 
 
 @gluon.jit
-def _copy_slice(xs, tiles, slot, rows, v, f, j, codes, number, count, n, d, stride_f, CHOSEN: gl.constexpr):
-    """Start to copy a slice to a slot, and close the group of copies.
+def _copy_next(slots, slot, x, ahead, lists, indices, sizes, CHOSEN: gl.constexpr):
+    """(the slice after slice `ahead`, the data of slice `ahead` if it passes through registers, otherwise 0).
 
-    The result is the data, if it passes through registers, and otherwise 0.
+    The slice is copied to a slot. The copies close a group; data and codes past the last block are zeros.
 
-    rows : pointers to column 0 of vectors v.  j : from `_slice_columns`.  Data and codes past the last block are zeros.
+    slots : of data and of codes.  ahead : (product, number of the slice, its columns, `_start` of the product).
+    indices : of the vectors in their block and of the columns in their slice.  sizes : (n, d, stride_v, stride_f).
     """
+    product, number, j, current = ahead
+    block_v, f = indices
+    n, d, stride_v, stride_f = sizes
+    loaded = _copy_slice(slots, slot, current, f, j, number, n, d, stride_f, CHOSEN)
+    if CHOSEN.several:
+        product, number, current = _next(x, product, number, current, lists, block_v, stride_v, CHOSEN)
+    else:
+        number += 1
+    return (product, number, _slice_columns(current[2], number, lists[3], f, CHOSEN), current), loaded
+
+
+@gluon.jit
+def _copy_slice(slots, slot, current, f, j, number, n, d, stride_f, CHOSEN: gl.constexpr):
+    """Start to copy columns j of slice `number`, and their codes, to a slot; see `_copy_next`."""
+    xs, tiles = slots
+    v, rows, _, codes, count, _ = current
     VECTOR: gl.constexpr = CHOSEN.vector
     BYTES: gl.constexpr = VECTOR * xs.dtype.primitive_bitwidth // 8
     mask = (number * SLICE + f < (count << CHOSEN.log_block)) & (j >= 0) & (j < d) & (v < n)
@@ -123,7 +141,6 @@ def _entries(codes, number, layout: gl.constexpr, DTYPE: gl.constexpr, CHOSEN: g
     therefore knows the block of each register.
     """
     BLOCKS: gl.constexpr = blocks_of(CHOSEN)
-    ONE: gl.constexpr = arithmetic.ONE_BF16 if gl.bfloat16 == DTYPE else arithmetic.ONE_FP16
     word = gl.arange(0, SLICE, layout=gl.SliceLayout(1, layout))[:, None] >> 1
     place = gl.full([SLICE, CHOSEN.rows], 0, gl.int32, layout=layout)
     pair = place
@@ -134,12 +151,8 @@ def _entries(codes, number, layout: gl.constexpr, DTYPE: gl.constexpr, CHOSEN: g
             column -= number % 2 * (SLICE // 2)
         in_block = (word >> (CHOSEN.log_block - 1) == b) | (BLOCKS == 1)
         place = gl.where(in_block, column[None, :], place)
-        pair = gl.where(in_block, (((code >> 7) << 15 | ONE) << ((code & 1) << 4))[None, :], pair)
-    bits = gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.eq.s32 p, $1, $3; selp.b32 $0, $5, 0, p; }", "=r,r,r,r,r,r,r",
-        [place, word + place * 0, pair], gl.int16, True, 2,
-    )  # fmt: skip
-    return bits.to(DTYPE, bitcast=True)
+        pair = gl.where(in_block, pair_of_code(code, DTYPE)[None, :], pair)
+    return place_pairs(place, word, pair, DTYPE)
 
 
 @gluon.jit(do_not_specialize=INTEGERS)
@@ -197,25 +210,15 @@ def project_codes_ampere(
 
     lists = (products, splits, n_tiles, capacity, columns, codes, counts)
     product = gl.program_id(0)
-    # Copies are SLOTS - 1 slices ahead: the product that they have reached, and the number of its next slice.
-    ahead, number_ahead = product, 0
-    v, rows, list_columns, list_codes, list_count, list_slices = _start(x, ahead, lists, block_v, stride_v, CHOSEN)
-    j = _slice_columns(list_columns, 0, capacity, f, CHOSEN)
+    slots, indices, sizes = (xs, tiles), (block_v, f), (n, d, stride_v, stride_f)
+    current = _start(x, product, lists, block_v, stride_v, CHOSEN)
+    ahead = (product, 0, _slice_columns(current[2], 0, capacity, f, CHOSEN), current)  # SLOTS - 1 slices ahead
     held = gl.zeros([HEIGHT, WIDTH], INPUT, layout=copy_layout)  # the last slice that was loaded through registers
     for slot in range(SLOTS - 1):
-        loaded = _copy_slice(
-            xs, tiles, slot, rows, v, f, j, list_codes, number_ahead, list_count, n, d, stride_f, CHOSEN
-        )
+        ahead, loaded = _copy_next(slots, slot, x, ahead, lists, indices, sizes, CHOSEN)
         if not CHOSEN.copies:
             xs.index(slot).store(loaded)
             held = loaded
-        if CHOSEN.several:
-            current = (v, rows, list_columns, list_codes, list_count, list_slices)
-            ahead, number_ahead, current = _next(x, ahead, number_ahead, current, lists, block_v, stride_v, CHOSEN)
-            v, rows, list_columns, list_codes, list_count, list_slices = current
-        else:
-            number_ahead += 1
-        j = _slice_columns(list_columns, number_ahead, capacity, f, CHOSEN)
     slot, held_slot = 0, SLOTS - 2
     while product < products:
         m, split, vector_block = parts_of(product, splits, n_tiles)
@@ -228,18 +231,9 @@ def project_codes_ampere(
             if not CHOSEN.copies:
                 xs.index(held_slot).store(held)
             held_slot = gl.where(slot == 0, SLOTS - 1, slot - 1)  # the slot of the previous slice is free
-            loaded = _copy_slice(
-                xs, tiles, held_slot, rows, v, f, j, list_codes, number_ahead, list_count, n, d, stride_f, CHOSEN
-            )
+            ahead, loaded = _copy_next(slots, held_slot, x, ahead, lists, indices, sizes, CHOSEN)
             if not CHOSEN.copies:
                 held = loaded
-            if CHOSEN.several:
-                current = (v, rows, list_columns, list_codes, list_count, list_slices)
-                ahead, number_ahead, current = _next(x, ahead, number_ahead, current, lists, block_v, stride_v, CHOSEN)
-                v, rows, list_columns, list_codes, list_count, list_slices = current
-            else:
-                number_ahead += 1
-            j = _slice_columns(list_columns, number_ahead, capacity, f, CHOSEN)
             entries = _entries(tiles.index(slot), number, entries_operand, DTYPE, CHOSEN)
             data = xs.index(slot)
             if CHOSEN.vectors_contiguous:

@@ -35,6 +35,23 @@ def copy_codes(tiles, full, slot, codes, done, count, CHOSEN: gl.constexpr):
 
 
 @gluon.jit
+def pair_of_code(code, DTYPE: gl.constexpr):
+    """The 16-bit entries of the pair of columns that contains a code's, one in each half of a word, for int32 codes."""
+    ONE: gl.constexpr = arithmetic.ONE_BF16 if gl.bfloat16 == DTYPE else arithmetic.ONE_FP16
+    return ((code >> 7) << 15 | ONE) << ((code & 1) << 4)
+
+
+@gluon.jit
+def place_pairs(place, word, pair, DTYPE: gl.constexpr):
+    """The entries `pair` where `word`, the index of a register's pair of columns, is `place`; elsewhere zeros."""
+    bits = gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.eq.s32 p, $1, $3; selp.b32 $0, $5, 0, p; }", "=r,r,r,r,r,r,r",
+        [place, word + place * 0, pair], gl.int16, True, 2,
+    )  # fmt: skip
+    return bits.to(DTYPE, bitcast=True)
+
+
+@gluon.jit
 def _entries(codes, first_row: gl.constexpr, layout: gl.constexpr, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
     """The entries [part_rows, STEP] of a consumer, two per register, from the codes of a slot.
 
@@ -42,7 +59,6 @@ def _entries(codes, first_row: gl.constexpr, layout: gl.constexpr, DTYPE: gl.con
     blocks.
     """
     ROWS: gl.constexpr = CHOSEN.part_rows
-    ONE: gl.constexpr = arithmetic.ONE_BF16 if gl.bfloat16 == DTYPE else arithmetic.ONE_FP16
     word = gl.arange(0, STEP, layout=gl.SliceLayout(0, layout))[None, :] >> 1
     place = gl.full([ROWS, STEP], 0, gl.int32, layout=layout)
     pair = place
@@ -50,12 +66,8 @@ def _entries(codes, first_row: gl.constexpr, layout: gl.constexpr, DTYPE: gl.con
         code = codes.slice(b * TILE + first_row, ROWS, 0).load(gl.SliceLayout(1, layout)).to(gl.int32)
         in_block = word >> (CHOSEN.log_block - 1) == b
         place = gl.where(in_block, (((code & 127) >> 1) + (b << CHOSEN.log_block) // 2)[:, None], place)
-        pair = gl.where(in_block, (((code >> 7) << 15 | ONE) << ((code & 1) << 4))[:, None], pair)
-    bits = gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.eq.s32 p, $1, $3; selp.b32 $0, $5, 0, p; }", "=r,r,r,r,r,r,r",
-        [place, word + place * 0, pair], gl.int16, True, 2,
-    )  # fmt: skip
-    return bits.to(DTYPE, bitcast=True)
+        pair = gl.where(in_block, pair_of_code(code, DTYPE)[:, None], pair)
+    return place_pairs(place, word, pair, DTYPE)
 
 
 @gluon.jit

@@ -1,0 +1,62 @@
+"""Products from codes on a GPU, for the tests of both kernels that read them."""
+
+import torch
+
+from helpers.choices import changed_choices, in_three_passes
+from helpers.kernels import launches_run
+from sjlt import Sketch
+from sjlt.backends.triton import exact
+
+# Of results of integers, whose sums are exact: the scale, and rounding to the dtype.
+RTOL = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-22}
+
+
+def record_calls(monkeypatch):
+    """The shapes of X, as a list that grows with each product from codes that runs."""
+    from sjlt.backends.triton.codes import ProjectCodes
+
+    shapes, call = [], ProjectCodes.__call__
+
+    def record(self, spec, x, out):
+        if launches_run():
+            shapes.append(tuple(x.shape))
+        call(self, spec, x, out)
+
+    monkeypatch.setattr(ProjectCodes, "__call__", record)
+    return shapes
+
+
+def check_lines(k, nnz, steps, beyond, begin, contiguous, dtype):
+    """Lines that begin anywhere, between NaNs that no result may contain; integers, so that sums are exact.
+
+    begin, beyond : NaNs before and after each line.  steps : the most in one sum.
+    """
+    n, d = 203, 781
+    lines, width = (d, n) if contiguous else (n, d)
+    memory = torch.full((lines, begin + width + beyond), float("nan"), dtype=getattr(torch, dtype), device="cuda")
+    x = memory[:, begin : begin + width]
+    x.copy_(torch.randint(-2, 3, x.shape, device="cuda"))
+    x = x.T if contiguous else x
+    S = Sketch(d, k, nnz=nnz, seed=beyond)
+    entries = torch.from_numpy(S.toarray() * nnz**0.5).to("cuda").double()
+    want = (x.double() @ entries.T * nnz**-0.5).to(x.dtype)
+    with changed_choices({"codes.MAX_STEPS": steps, "codes.MAX_CHUNKS": steps}):
+        torch.testing.assert_close(x @ S.T, want, rtol=RTOL[dtype], atol=0)
+
+
+def check_passes(n, d, beyond, k, nnz, contiguous, dtype):
+    """Codes that are written and used in three parts; integers, so that sums are exact.
+
+    beyond : elements after each line.
+    """
+    shape = (d, n + beyond) if contiguous else (n, d + beyond)
+    x = torch.randint(-2, 3, shape, device="cuda").to(getattr(torch, dtype))
+    x = x[:, :n].T if contiguous else x[:, :d]
+    S = Sketch(d, k, nnz=nnz, seed=3)
+    want, other = x @ S.T, S @ x.T
+    with changed_choices(in_three_passes()):
+        launch = exact.choose(exact.describe(S.spec, x, want, False, False))
+        assert launch.splits > 2 * launch.splits_per_pass
+        for _ in range(2):  # prepared, and again
+            torch.testing.assert_close(x @ S.T, want, rtol=RTOL[dtype], atol=0)
+            torch.testing.assert_close(S @ x.T, other, rtol=RTOL[dtype], atol=0)
