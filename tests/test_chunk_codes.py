@@ -13,7 +13,7 @@ from sjlt.backends.triton import device
 from sjlt.backends.triton.launcher import Launch
 from sjlt.kernels.config.chunk_codes import encoding, shared_bytes
 from sjlt.kernels.nvidia.encode_chunks import encode_chunks
-from sjlt.kernels.nvidia.row_words import row_of, words_of_rows
+from sjlt.kernels.nvidia.row_words import fraction_step, row_of, words_of_rows
 from sjlt.kernels.nvidia.shared_memory import LIBRARIES
 from sjlt.kernels.portable.chunk_codes import NO_COLUMN, NO_ENTRY, key_words, sign_words, tile_rows
 from sjlt.kernels.portable.chunk_rows import entries_of_rows, row_words, sub_blocks_of_rows
@@ -150,9 +150,8 @@ def chunk_by_column(rows, columns, negatives, c: tl.int64, m, seed: tl.int64, k,
     chunk = c + tl.arange(0, 1).to(tl.int64)
     keys = tl.reshape(key_words(chunk, k0, k1, (m * 0).to(tl.uint32), 4), 4)
     begin = part_start(t, in_tile, s)
-    first, second, row = words_of_rows(
-        tl.gather(keys, t.to(tl.int32), 0), begin, part_start(t + 1, in_tile, s) - begin, p
-    )
+    b = part_start(t + 1, in_tile, s) - begin
+    first, second, row = words_of_rows(tl.gather(keys, t.to(tl.int32), 0), begin, b, fraction_step(b, p), p)
     sign = tl.gather(sign_words(chunk, k0, k1, (m * 0).to(tl.uint32)), e >> 5, 0) >> (e & 31).to(tl.uint32)
     tl.store(rows + e, tl.where(there, row_of(i, first, second, row, p).to(tl.int32), -1))
     tl.store(columns + e, i.to(tl.int32))

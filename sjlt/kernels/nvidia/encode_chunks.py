@@ -15,7 +15,7 @@ from ..config import chunk_codes as config
 from ..portable.chunk_codes import NO_COLUMN, NO_ENTRY, TILE, key_words, sign_words, tile_rows
 from ..portable.law import part_start, seed_words, tile_place
 from ..portable.program import start_dependents
-from .row_words import row_of, words_of_rows
+from .row_words import fraction_step, row_of, words_of_rows
 from .shared_memory import load_word, load_words, shared_begin, store_byte, store_word, store_words
 
 THREADS = tl.constexpr(128)
@@ -67,7 +67,7 @@ def _write_tables(table, signs, c, rows, s, p, k0, k1, stack, SUB_BLOCKS: tl.con
     begin = part_start(t, rows, s)
     b = part_start(t + 1, rows, s) - begin
     zero = keys * 0
-    first, second, row = words_of_rows(keys, zero + begin[None, :], zero + b[None, :], p)
+    first, second, row = words_of_rows(keys, zero + begin[None, :], zero + b[None, :], fraction_step(b, p)[None, :], p)
     place = tl.arange(0, keys.numel).reshape(keys.shape)
     store_words(table + place * ENTRY_BYTES, first, second, row, zero)
     words = sign_words(c, k0, k1, stack)

@@ -9,21 +9,26 @@ from ..portable.law import row_theta
 
 
 @triton.jit
-def words_of_rows(w, first_row, b, p):
+def fraction_step(b, p):
+    """2^(32 - p) / b, rounded up, for `words_of_rows`."""
+    return (tl.full((), 0xFFFFFFFF, tl.uint32) >> p) // b + 1
+
+
+@triton.jit
+def words_of_rows(w, first_row, b, step, p):
     """Three words from which `row_of` finds the row of a column, for key words w and sub-blocks of b rows.
 
     Numbers mod 2^p are kept in the top p bits of a word, as in `portable.law.permute`. The lower 32 - p bits of the
     second word are a fraction, of 2^(32 - p), between theta / b and (theta + 1) / b; its lowest p bits are replaced by
     the multiplier. The high word of the product of b and the word (slot, fraction) is then (slot * b + theta) >> p, the
-    row.
+    row. `step` is the `fraction_step` of b.
     """
     mask = (tl.full((), 1, tl.uint32) << p) - 1
-    top = 31 - p
-    first = (((w >> 8) & mask) << top << 1) | (((w | 1) & mask) << (24 - p)) | 1
-    theta = row_theta(w, b)
-    whole = (1 << top).to(tl.float32) * 2.0  # 2^(32 - p)
-    fraction = ((theta.to(tl.float32) + 0.5) / b.to(tl.float32) * whole).to(tl.uint32)
-    second = (((w >> 24) & mask) << top << 1) | ((fraction | mask) ^ mask) | (((w >> 16) | 1) & mask)
+    top = (tl.full((), 0xFFFFFFFF, tl.uint32) >> p) ^ 0xFFFFFFFF
+    first = ((w << (24 - p)) & (top | (mask << (24 - p)))) | (tl.full((), 1, tl.uint32) << (24 - p)) | 1
+    fraction = row_theta(w, b) * step + (mask + 1)  # 2^p more, as its lowest bits are replaced
+    second = ((w << (8 - p)) & top) | fraction
+    second = ((w >> 16) & mask) | (second & (mask ^ 0xFFFFFFFF)) | 1
     return first, second, (first_row << 8) | b
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..portable.chunk_codes import tile_start
 from ..portable.law import (
     beta,
     chunk_keys,
@@ -31,7 +30,7 @@ from ..portable.law import (
     select_word,
     tile_theta,
 )
-from .row_words import row_of, words_of_rows
+from .row_words import fraction_step, row_of, words_of_rows
 from .scattered_loads import LANES, THREADS, block_offset, load_blocks, prefetch_step
 from .shared_memory import (
     load_number,
@@ -57,12 +56,28 @@ def _tile(c, n_tiles, pm, k0, k1, stack):
 
 
 @triton.jit
+def _shape_of_tiles(k, n_tiles, p, NNZ: tl.constexpr):
+    """What `_write_table` divides by, in forms that need no division."""
+    k, tiles = k.to(tl.uint32), n_tiles.to(tl.uint32)
+    rows, more = k // tiles, k % tiles  # of every tile, and tiles that have one more
+    least = rows // NNZ  # rows of a sub-block; others have one more
+    return rows, more, 0xFFFFFFFF // tiles + 1, least, fraction_step(least, p), fraction_step(least + 1, p)
+
+
+@triton.jit
+def _tile_start(m, rows, more, reciprocal):
+    """The law's first row of tile m, for fewer than 2^10 tiles."""
+    return m * rows + tl.umulhi(m * more, reciprocal)
+
+
+@triton.jit
 def _write_table(
-    table, first_chunk, thread, k, n_tiles, pm, p, k0, k1, NNZ: tl.constexpr, STACKS: tl.constexpr,
+    table, first_chunk, thread, k, n_tiles, shape, pm, p, k0, k1, NNZ: tl.constexpr, STACKS: tl.constexpr,
     CHUNKS: tl.constexpr, LOG_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Write the table of CHUNKS chunks, ordered by sub-block of all stacks, by chunk, and by part of 32 columns."""
     TABLE_BYTES: tl.constexpr = (CHUNKS << LOG_PARTS) * ENTRY_BYTES  # per sub-block
+    rows_of_all, more, reciprocal, least, step_of_least, step_of_others = shape
     q = thread % CHUNKS
     c = first_chunk + q
     entry = table + (q << LOG_PARTS) * ENTRY_BYTES
@@ -70,8 +85,8 @@ def _write_table(
         m = c.to(tl.uint32) * 0
         if n_tiles > 1:
             m = _tile(c, n_tiles.to(tl.uint32), pm, k0, k1, stack)
-        tile_row = tile_start(m, k, n_tiles)
-        rows = tile_start(m + 1, k, n_tiles) - tile_row
+        tile_row = _tile_start(m, rows_of_all, more, reciprocal)
+        rows = _tile_start(m + 1, rows_of_all, more, reciprocal) - tile_row
         s0, s1, s2, s3 = chunk_signs(c, k0, k1, stack)
         for t in tl.static_range(NNZ):
             if t % 4 == 0:
@@ -79,7 +94,8 @@ def _write_table(
             w = w0 if t % 4 == 0 else (w1 if t % 4 == 1 else (w2 if t % 4 == 2 else w3))
             begin = part_start(t, rows, NNZ)
             b = part_start(t + 1, rows, NNZ) - begin
-            first, second, row = words_of_rows(w, stack * k.to(tl.uint32) + tile_row + begin, b, p)
+            step = tl.where(b == least, step_of_least, step_of_others)
+            first, second, row = words_of_rows(w, stack * k.to(tl.uint32) + tile_row + begin, b, step, p)
             for h in tl.static_range(1 << LOG_PARTS):
                 e = (tl.full((), t, tl.uint32) << p) + h * LANES
                 sign = select_word((e >> 5) & 3, s0, s1, s2, s3) >> (e & 31)
@@ -94,12 +110,12 @@ def _row_and_sign(entry, i, p):
 
 
 @triton.jit
-def _sign_of(word, DTYPE: tl.constexpr):
-    """-1 where the highest bit of `word` is 1, otherwise 1."""
+def _sign_of(word, one, DTYPE: tl.constexpr):
+    """-1 where the highest bit of `word` is 1, otherwise 1; `one` has the bits of 1 in fp32."""
     if DTYPE.primitive_bitwidth == 64:
         sign = 1.0 - 2.0 * (word >> 31).to(tl.float64)
     else:
-        sign = ((word & 0x80000000) | 0x3F800000).to(tl.float32, bitcast=True)
+        sign = ((word & 0x80000000) | one).to(tl.float32, bitcast=True)
     return sign
 
 
@@ -123,7 +139,7 @@ def _exchange_units(
 
 @triton.jit
 def _add_blocks(
-    loaded, entries, columns, sums, p, DTYPE: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr,
+    loaded, entries, columns, sums, p, one, DTYPE: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr,
     VECTORS: tl.constexpr, UNIT: tl.constexpr, ROUND: tl.constexpr, ROUNDS: tl.constexpr, ROUND_BYTES: tl.constexpr,
     ROW_BYTES: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +157,7 @@ def _add_blocks(
         for t in tl.static_range(ROUND, ROUND + ROUNDS):
             row, word = _row_and_sign(entries[i] + t * ROUND_BYTES, columns[i], p)
             offset += (row * ROW_BYTES,)  # type: ignore[assignment]
-            sign += (_sign_of(word, DTYPE),)  # type: ignore[assignment]
+            sign += (_sign_of(word, one, DTYPE),)  # type: ignore[assignment]
     before = ()
     for i in tl.static_range(BLOCKS * ROUNDS):
         for u in tl.static_range(UNITS):
@@ -271,6 +287,8 @@ def project_scattered(
             + (u ^ rotation) * NEXT_UNIT,
         )  # fmt: skip
     own_table = table + member * TABLE_BYTES
+    shape = _shape_of_tiles(k, n_tiles, p, NNZ)
+    one = tl.where(n > 0, 0x3F800000, 0).to(tl.uint32)  # with two constants, a sign would take another instruction
 
     start = tl.program_id(1) * batches_per_program
     stop = tl.minimum(start + batches_per_program, batches)
@@ -287,8 +305,9 @@ def project_scattered(
     for batch in range(start, stop):
         tl.debug_barrier()  # all warps are done with the previous table
         _write_table(
-            table, (batch0 + batch) * CHUNKS, thread, k, n_tiles, pm, p, k0, k1, NNZ, STACKS, CHUNKS, LOG_PARTS
-        )
+            table, (batch0 + batch) * CHUNKS, thread, k, n_tiles, shape, pm, p, k0, k1, NNZ, STACKS, CHUNKS,
+            LOG_PARTS,
+        )  # fmt: skip
         tl.debug_barrier()
         in_batch = place
         for _ in range(steps):
@@ -307,7 +326,7 @@ def project_scattered(
             for i in tl.static_range(0, LOADED, TOGETHER):
                 for t in tl.static_range(0, ROUNDS, STEP_ROUNDS):
                     _add_blocks(
-                        loaded, entries, columns, own_sums, p, DTYPE, i, TOGETHER, VECTORS, UNIT, t,
+                        loaded, entries, columns, own_sums, p, one, DTYPE, i, TOGETHER, VECTORS, UNIT, t,
                         min(STEP_ROUNDS, ROUNDS - t), ROUND_BYTES, ROW_BYTES,
                     )  # fmt: skip
                 if SHARED_SUMS:
