@@ -126,6 +126,30 @@ def test_many_chunks_per_program(per_program):
     assert np.array_equal(decode(300, 6, 2, 0, 3000, 1, 4, per_program=per_program), expected)
 
 
+@triton.jit(do_not_specialize=["b", "p"])
+def rows_of_columns(rows, keys, b, p, KEYS: tl.constexpr):
+    """Store the rows [2^p, KEYS] of the columns of a chunk, in a sub-block of b rows."""
+    columns, b, p = 1 << p, b.to(tl.uint32), p.to(tl.uint32)
+    key = tl.arange(0, KEYS)
+    w = tl.load(keys + key).to(tl.uint32, bitcast=True)
+    first, second, row = words_of_rows(w, b * 0, b, fraction_step(b, p), p)
+    for i in range(columns):
+        column = (key * 0 + i).to(tl.uint32)
+        tl.store(rows + i * KEYS + key, row_of(column, first, second, row, p).to(tl.int32))
+
+
+@pytest.mark.parametrize("p", range(8))
+def test_words_of_rows(p):
+    """For every start of the rounding, which 12 bits of a key word decide, and arbitrary other bits."""
+    keys = np.random.default_rng(p).integers(0, 1 << 32, 4096) & ~(0xFFF << 4) | np.arange(4096) << 4
+    given = torch.from_numpy(keys.astype(np.uint32).view(np.int32)).to(DEVICE)
+    for b in sorted({1 << p, (1 << p) + 1, 3 << p >> 1, (2 << p) - 1, 2 << p}):
+        if b <= law.TILE_ROWS:
+            rows = torch.full((1 << p, 4096), -1, dtype=torch.int32, device=DEVICE)
+            rows_of_columns[(1,)](rows, given, b, p, 4096)
+            assert np.array_equal(rows.cpu(), law.row_in_sub_block(np.arange(1 << p)[:, None], keys, b, p))
+
+
 @triton.jit
 def chunk_by_row(rows, columns, negatives, c: tl.int64, m, seed: tl.int64, k, nnz, n_tiles, log_chunk):
     """Store rows, columns and negatives [128] of the entries of tile m in chunk c; row -1 where there is none."""
