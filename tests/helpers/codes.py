@@ -7,7 +7,7 @@ from helpers.kernels import launches_run
 from sjlt import Sketch
 from sjlt.backends.triton import exact
 
-# Of results of integers, whose sums are exact: the scale, and rounding to the dtype.
+# For data of integers, whose sums are exact: results are only scaled and rounded to the dtype.
 RTOL = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-22}
 
 

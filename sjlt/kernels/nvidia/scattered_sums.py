@@ -57,7 +57,7 @@ def _tile(c, n_tiles, pm, k0, k1, stack):
 
 @triton.jit
 def _shape_of_tiles(k, n_tiles, p, NNZ: tl.constexpr):
-    """What `_write_table` divides by, in forms that need no division."""
+    """Rows of tiles and sub-blocks, and the reciprocals by which `_write_table` multiplies instead of dividing."""
     k, tiles = k.to(tl.uint32), n_tiles.to(tl.uint32)
     rows, more = k // tiles, k % tiles  # of every tile, and tiles that have one more
     least = rows // NNZ  # rows of a sub-block; others have one more
