@@ -25,6 +25,7 @@ TMA, COPY, LOAD, STAGE = (
 )
 NO_ENTRY, NO_COLUMN = gl.constexpr(chunk_codes.NO_ENTRY.value), gl.constexpr(chunk_codes.NO_COLUMN.value)
 WARPS = gl.constexpr(hopper_loaders.PRODUCER_WARPS)  # of each producer
+MAX_HELD = gl.constexpr(8)  # codes of a step in the registers of a thread that may be loaded two steps ahead
 LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per lane
 
 
@@ -137,12 +138,38 @@ def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
 
 
 @gluon.jit
+def _load_codes(code_pointers, begin, count, u, r):
+    """The codes of rows r of the blocks begin + u of a list; NO_ENTRY past the last."""
+    return gl.load(code_pointers + begin * TILE, mask=begin + u + r * 0 < count, other=NO_ENTRY)
+
+
+@gluon.jit
+def _fill_slot(tiles, full, empty, slot, phase, code, CHOSEN: gl.constexpr, DTYPE: gl.constexpr):
+    """Write the entries of a step to a slot: (the expander's next slot, its phase)."""
+    EXPANDERS: gl.constexpr = CHOSEN.expanders
+    mbarrier.wait(empty.index(slot), phase)
+    tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
+    fence_async_shared()
+    barrier()
+    mbarrier.arrive(full.index(slot), count=1)
+    for _turn in gl.static_range(EXPANDERS):
+        slot, phase = next_slot(slot, phase, CHOSEN.slots)
+    return slot, phase
+
+
+@gluon.jit
 def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, EXPANDER: gl.constexpr):
-    """An expander: fill slots with entries, one step per slot. Two expanders fill slots alternately."""
+    """An expander: fill slots with entries, one step per slot. Two expanders fill slots alternately.
+
+    The codes of long lists come from the L2 cache, which takes longer than a step in 16 bits. If few registers hold
+    those of a step, they are loaded two steps ahead, to registers whose previous codes have been expanded. (Loads to
+    registers that a loop copies at its end are waited for there.)
+    """
     tiles, full, empty, codes, counts, products, splits, n_tiles, capacity = arguments
     BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
     EXPANDERS: gl.constexpr = CHOSEN.expanders
     STRIDE: gl.constexpr = BLOCKS * EXPANDERS
+    AHEAD: gl.constexpr = 2 if BLOCKS * CHOSEN.rows // (32 * WARPS) <= MAX_HELD else 1
     words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block)
     r = gl.arange(0, CHOSEN.rows, layout=gl.SliceLayout(1, gl.SliceLayout(2, words)))[:, None]
     u = gl.arange(0, BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
@@ -154,19 +181,21 @@ def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, EXPANDER
         m, split, _ = parts_of(product, splits, n_tiles)
         count = gl.load(counts + split * n_tiles + m)
         list_begin = (split * n_tiles + m).to(gl.int64) * capacity
-        code_pointers = codes + list_begin * TILE + ((begin + u) * TILE + r)
-        code = gl.load(code_pointers, mask=begin + u + r * 0 < count, other=NO_ENTRY)
-        for done in range(begin, count, STRIDE):
-            code_pointers += STRIDE * TILE
-            next_code = gl.load(code_pointers, mask=done + STRIDE + u + r * 0 < count, other=NO_ENTRY)
-            mbarrier.wait(empty.index(slot), phase)
-            tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
-            fence_async_shared()
-            barrier()
-            mbarrier.arrive(full.index(slot), count=1)
-            code = next_code
-            for _turn in gl.static_range(EXPANDERS):
-                slot, phase = next_slot(slot, phase, CHOSEN.slots)
+        code_pointers = codes + list_begin * TILE + (u * TILE + r)
+        code = _load_codes(code_pointers, begin, count, u, r)
+        if AHEAD == 2:
+            second_code = _load_codes(code_pointers, begin + STRIDE, count, u, r)
+        for done in range(begin, count, AHEAD * STRIDE):
+            if AHEAD == 1:
+                next_code = _load_codes(code_pointers, done + STRIDE, count, u, r)
+            slot, phase = _fill_slot(tiles, full, empty, slot, phase, code, CHOSEN, DTYPE)
+            if AHEAD == 1:
+                code = next_code
+            else:
+                code = _load_codes(code_pointers, done + 2 * STRIDE, count, u, r)
+                if done + STRIDE < count:
+                    slot, phase = _fill_slot(tiles, full, empty, slot, phase, second_code, CHOSEN, DTYPE)
+                    second_code = _load_codes(code_pointers, done + 3 * STRIDE, count, u, r)
         if EXPANDERS == 2:  # an odd number of steps exchanges the expanders' roles
             steps = (count + BLOCKS - 1) // BLOCKS
             begin = (begin // BLOCKS + steps) % 2 * BLOCKS
