@@ -34,6 +34,9 @@ def product(n, d, k, nnz, dtype, columns=False, stride=None, **changes):
         ((135_793, 768, 512, 3, "float32"), False),
         ((100, 1_357_485, 1280, 4, "float32", True), False),
         ((1000, 1000, 1344, 4, "float16"), False),
+        ((952, 768, 241, 8, "float16", False, 781), True),  # elements loaded one by one
+        ((952, 768, 241, 8, "float16", False, 782), False),
+        ((500, 768, 241, 8, "float16", False, 781), False),
     ],
 )
 def test_products_that_use_codes(shape, takes):
@@ -49,6 +52,42 @@ def test_products_without_codes(changes):
     p = product(32_000, 1001, 1728, 4, "float32")
     assert ampere_codes.eligible(p)
     assert not ampere_codes.eligible(p._replace(**changes))
+
+
+@pytest.mark.parametrize(
+    ("shape", "takes"),
+    [
+        ((32, 13_643_173, 256, 4, "float16", True), True),
+        ((32, 2_228_688, 354, 2, "bfloat16", True), True),
+        ((20, 2_139_648, 4096, 3, "bfloat16", True), True),
+        ((20, 2_139_648, 4000, 2, "bfloat16", True), False),
+        ((16, 1_025_329, 1152, 8, "bfloat16", True), True),
+        ((16, 1_025_329, 1152, 4, "bfloat16", True), False),
+        ((33, 2_228_688, 354, 4, "bfloat16", True), False),
+        ((30, 2_228_688, 354, 4, "bfloat16", True), False),  # less than 8 bytes loaded at a time
+        ((32, 2_623_332, 59, 4, "bfloat16", True), False),  # chunks of 8 columns
+        ((32, 100_000, 229, 4, "bfloat16", True), False),  # little data
+        ((32, 9_206_512, 576, 4, "bfloat16"), True),
+        ((32, 9_206_511, 576, 4, "bfloat16"), False),  # elements loaded one by one
+        ((32, 9_206_511, 704, 8, "bfloat16"), True),
+        ((32, 9_206_512, 512, 4, "bfloat16"), False),  # a power-of-two geometry
+        ((32, 9_206_512, 576, 3, "bfloat16"), False),
+        ((64, 1_036_652, 1920, 3, "bfloat16"), True),
+        ((64, 284_786, 184, 4, "bfloat16"), False),
+        ((65, 9_206_512, 576, 4, "bfloat16"), False),
+        ((32, 9_206_512, 576, 4, "float32"), False),
+    ],
+)
+@pytest.mark.parametrize("hopper", [False, True])
+def test_few_16_bit_vectors(shape, takes, hopper):
+    p = product(*shape)
+    p = p._replace(device=p.device._replace(hopper=hopper))
+    chosen = choose(p)
+    assert ampere_codes.eligible_few(p) == takes
+    if takes or hopper:
+        assert (isinstance(chosen, Codes) and isinstance(chosen.kernel, ampere_kernel.AmpereKernel)) == takes
+    for changes in ({"adjoint": True}, {"stacks": 2}, {"dtype": "float32"}):
+        assert not ampere_codes.eligible_few(p._replace(**changes))
 
 
 @pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])

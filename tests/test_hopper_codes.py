@@ -188,7 +188,7 @@ def kernel_calls(monkeypatch):
     if not device.describe(torch.device("cuda")).hopper:
         pytest.skip("needs a GPU of compute capability 9")
     sizes = {f"hopper_codes.{name}": 0 for name in SIZES}
-    sizes |= NONE_GENERATED | {"gathers.MIN_SMALL": 1 << 60, "scattered_sums.MIN_BYTES": 1 << 60}
+    sizes |= NONE_GENERATED | {"gathers.MIN_SMALL": 1 << 60, "scattered_rules.MIN_BYTES": 1 << 60}
     with changed_choices(sizes):  # no other kernel for small products
         yield record_calls(monkeypatch)
 

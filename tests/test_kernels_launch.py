@@ -18,6 +18,7 @@ from sjlt.kernels.config import (
     hopper,
     hopper_codes,
     one_tile,
+    scattered_rules,
     scattered_sums,
     staged_adjoint,
     staged_gather,
@@ -86,7 +87,8 @@ def test_chosen_kernel_can_run_the_product(p):
         assert p.device.hopper
         assert hopper.eligible(p)
     elif isinstance(chosen, config.Codes):
-        assert hopper_codes.eligible(p) if p.device.hopper else ampere_codes.eligible(p)
+        other = hopper_codes.eligible(p) if p.device.hopper else ampere_codes.eligible(p)
+        assert other or ampere_codes.eligible_few(p)
         assert not p.adjoint
         assert chosen.splits * chosen.groups_per_split >= count_groups(p)
         assert chosen.splits <= 65_535
@@ -95,7 +97,7 @@ def test_chosen_kernel_can_run_the_product(p):
         assert 1 <= chosen.splits <= 65_535
     elif isinstance(chosen, config.ScatteredSums):
         rules = ("eligible", "eligible_small", "eligible_many", "eligible_long_rows")
-        assert any(getattr(scattered_sums, rule)(p) for rule in rules)
+        assert any(getattr(scattered_rules, rule)(p) for rule in rules)
         assert chosen.kernel.shared_bytes + scattered_sums.TRITON_BYTES <= p.device.shared_memory
         assert 4 * chosen.splits * p.n * p.k <= max(64 << 20, p.x_bytes // 16)
     elif isinstance(chosen, config.StagedGather):

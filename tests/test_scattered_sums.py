@@ -14,22 +14,24 @@ from hypothesis import strategies as st
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
-from sjlt.kernels.config import scattered_sums
-from sjlt.kernels.config.exact import choose
+from sjlt.kernels.config import scattered_rules, scattered_sums
+from sjlt.kernels.config.codes import Codes
+from sjlt.kernels.config.exact import FewVectors, TensorCore, choose
 from sjlt.kernels.config.product import SCRATCH_BYTES, count_groups
+from sjlt.kernels.config.scattered_sums import ScatteredSums
 from sjlt.laws import exact as law
 
 EMULATED = HOPPER._replace(multiprocessors=2, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
 A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
 LONG = {"n": 4, "d": 1 << 22, "k": 300, "device": HOPPER}
-SMALL = {"scattered_sums.MIN_BYTES": 0, "scattered_sums.MIN_FEATURES": 0}
+SMALL = {"scattered_rules.MIN_BYTES": 0, "scattered_rules.MIN_FEATURES": 0}
 
 
 @pytest.mark.parametrize(
     ("case", "takes"),
     [
         ({}, True),
-        ({"dtype": "bfloat16", "n": 32, "nnz": 8}, True),
+        ({"dtype": "bfloat16", "n": 24, "nnz": 8}, True),
         ({"k": 1024}, False),  # sums in registers
         ({"k": 512}, True),
         ({"k": 512, "n": 1}, False),
@@ -78,15 +80,45 @@ SMALL = {"scattered_sums.MIN_BYTES": 0, "scattered_sums.MIN_FEATURES": 0}
 )
 def test_eligible_products(case, takes):
     product = exact_product(**(LONG | case))
-    assert scattered_sums.eligible(product) == takes
+    assert scattered_rules.eligible(product) == takes
     if product.stacks == 1 and not product.adjoint:
         assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
+
+
+@pytest.mark.parametrize(
+    ("case", "takes"),
+    [
+        ({"n": 32, "d": 3_106_848, "k": 2048, "nnz": 4}, TensorCore),
+        ({"n": 32, "d": 3_106_849, "k": 2048, "nnz": 4}, ScatteredSums),  # elements loaded one by one
+        ({"n": 32, "d": 154_816, "k": 2048, "nnz": 1}, TensorCore),  # short rows
+        ({"n": 32, "d": 1_548_160, "k": 2048, "nnz": 1}, ScatteredSums),
+        ({"n": 16, "d": 228_896, "k": 256, "nnz": 8}, TensorCore),
+        ({"n": 16, "d": 228_896, "k": 256, "nnz": 4}, ScatteredSums),
+        ({"n": 32, "d": 3_106_848, "k": 2000, "nnz": 3}, ScatteredSums),  # not a power-of-two geometry
+        ({"n": 64, "d": 3_402_166, "k": 128, "nnz": 4}, TensorCore),
+        ({"n": 64, "d": 3_402_167, "k": 128, "nnz": 4}, ScatteredSums),
+        ({"n": 64, "d": 200_928, "k": 256, "nnz": 3}, TensorCore),
+        ({"n": 64, "d": 446_064, "k": 692, "nnz": 1}, Codes),
+        ({"n": 16, "d": 151_648, "k": 2048, "nnz": 3, "x_strides": (1, 16)}, TensorCore),
+        ({"n": 16, "d": 351_648, "k": 2048, "nnz": 3, "x_strides": (1, 16)}, ScatteredSums),
+        ({"n": 16, "d": 7_666_831, "k": 1024, "nnz": 4, "x_strides": (1, 16)}, ScatteredSums),
+        ({"n": 20, "d": 3_313_127, "k": 256, "nnz": 2, "x_strides": (1, 20)}, ScatteredSums),
+        ({"n": 24, "d": 3_533_361, "k": 128, "nnz": 1, "x_strides": (1, 24)}, ScatteredSums),
+        ({"n": 32, "d": 3_533_361, "k": 128, "nnz": 1, "x_strides": (1, 32)}, FewVectors),
+        ({"n": 32, "d": 5_054_743, "k": 320, "nnz": 1, "x_strides": (1, 32)}, ScatteredSums),
+        ({"n": 64, "d": 5_054_743, "k": 320, "nnz": 1, "x_strides": (1, 64)}, Codes),
+        ({"n": 64, "d": 528_145, "k": 320, "nnz": 4, "x_strides": (1, 64)}, Codes),
+        ({"n": 64, "d": 50_816, "k": 320, "nnz": 4, "x_strides": (1, 64)}, TensorCore),
+    ],
+)
+def test_kernels_for_few_16_bit_vectors(case, takes):
+    assert isinstance(choose(exact_product(**({"dtype": "float16", "device": HOPPER} | case))), takes)
 
 
 def test_columns_left_to_codes():
     for target, takes in ((HOPPER, False), (A100, True)):
         product = exact_product(**(LONG | {"x_strides": (1, 32), "n": 32, "device": target}))
-        assert scattered_sums.eligible(product)
+        assert scattered_rules.eligible(product)
         assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
 
 
@@ -121,7 +153,7 @@ def test_columns_left_to_codes():
 )
 def test_eligible_short_rows(case, takes):
     product = exact_product(**({"n": 500, "d": 2000, "k": 50, "nnz": 4, "device": HOPPER} | case))
-    assert scattered_sums.eligible_small(product) == takes
+    assert scattered_rules.eligible_small(product) == takes
     if takes:
         assert isinstance(choose(product), scattered_sums.ScatteredSums)
 
@@ -175,7 +207,7 @@ def test_launches_cover_the_product(n, d, k, nnz, stacks, dtype, columns, offset
         return
     strides = (1, n) if columns else (d, 1)
     product = exact_product(n, d, k, nnz, offset, x_strides=strides, dtype=dtype, device=described, stacks=stacks)
-    if not scattered_sums.eligible(product):
+    if not scattered_rules.eligible(product):
         return
     launch = scattered_sums.launch(product)
     kernel, g, item = launch.kernel, product.geometry, max(4, product.item_bytes)
@@ -257,7 +289,7 @@ def test_many_unaligned_rows_emulated(monkeypatch, n, k, nnz, dtype):
     emulate(monkeypatch)
     all_tensors_on(monkeypatch, EMULATED)
     with changed_choices(SMALL):
-        assert scattered_sums.eligible(exact_product(n, 1301, k, nnz, dtype=dtype, device=EMULATED))
+        assert scattered_rules.eligible(exact_product(n, 1301, k, nnz, dtype=dtype, device=EMULATED))
         check_project(Sketch(1301, k, nnz=nnz, seed=3), n, dtype)
 
 
@@ -265,7 +297,7 @@ def test_many_unaligned_rows_emulated(monkeypatch, n, k, nnz, dtype):
 @pytest.mark.parametrize(("n", "k", "nnz", "dtype"), [(45, 90, 4, "float16"), (2000, 32, 3, "bfloat16")])
 def test_many_unaligned_rows(n, k, nnz, dtype):
     d = 3001
-    always = {"scattered_sums.MAX_CYCLES": dict.fromkeys(scattered_sums.MAX_CYCLES, 1 << 40)}
+    always = {"scattered_rules.MAX_CYCLES": dict.fromkeys(scattered_rules.MAX_CYCLES, 1 << 40)}
     with changed_choices(SMALL | always):
         assert isinstance(choose(exact_product(n, d, k, nnz, dtype=dtype, device=HOPPER)), scattered_sums.ScatteredSums)
         check_project(Sketch(d, k, nnz=nnz, seed=3), n, dtype, device="cuda")

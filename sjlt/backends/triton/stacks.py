@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...kernels.config import hopper_codes, scattered_sums, staged_adjoint, staged_gather
+from ...kernels.config import hopper_codes, scattered_rules, scattered_sums, staged_adjoint, staged_gather
 from ...kernels.config.exact import FewVectors, RowGather, choose_on_the_fly
 from ...kernels.config.product import SCRATCH_BYTES, Product, kernel_geometry
 from . import exact, prepared, sparse
@@ -59,7 +59,7 @@ def _prepare_project(spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool)
     part = spec.one_stack()
     first = out[:, spec.stack_rows(0)]
     product = exact.describe(part, x, first, accumulate, adjoint=False, stacks=spec.stacks)
-    if scattered_sums.eligible(product):
+    if scattered_rules.eligible(product):
         from .scattered_sums import prepare as prepare_scattered
 
         return prepare_scattered(scattered_sums.launch(product), spec, x, out, accumulate)

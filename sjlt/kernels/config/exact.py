@@ -10,7 +10,16 @@ import math
 from dataclasses import dataclass
 
 from ...laws import exact as law
-from . import ampere_codes, hopper, hopper_codes, one_tile, scattered_sums, staged_adjoint, staged_gather
+from . import (
+    ampere_codes,
+    hopper,
+    hopper_codes,
+    one_tile,
+    scattered_rules,
+    scattered_sums,
+    staged_adjoint,
+    staged_gather,
+)
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
 from .codes import Codes
 from .gathers import (
@@ -145,13 +154,15 @@ def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0, by the first rule that applies."""
     if one_tile.is_narrow(product):
         return one_tile.launch(product)
-    if scattered_sums.eligible(product) and not _favors_codes_of_few(product):
+    if ampere_codes.eligible_few(product):
+        return ampere_codes.launch(product)
+    if scattered_rules.eligible(product) and not _favors_codes_of_few(product):
         return scattered_sums.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
     if is_small_gather(product):
         return few_vectors(product)
-    if scattered_sums.eligible_small(product):
+    if scattered_rules.eligible_small(product):
         return scattered_sums.launch(product)
     if one_tile.is_small(product):
         return one_tile.launch(product)
@@ -159,13 +170,13 @@ def choose(product: Product) -> Launch:
         return staged_adjoint.launch(product)
     if product.device.hopper and hopper_codes.eligible(product) and not favors_few_vectors(product):
         return hopper_codes.launch(product)
-    if scattered_sums.eligible_many(product):
+    if scattered_rules.eligible_many(product):
         return scattered_sums.launch(product)
     if staged_gather.eligible(product):
         return staged_gather.launch(product)
     if one_tile.eligible(product):
         return one_tile.launch(product)
-    if not favors_few_vectors(product) and scattered_sums.eligible_long_rows(product):
+    if not favors_few_vectors(product) and scattered_rules.eligible_long_rows(product):
         return scattered_sums.launch(product)
     chosen = choose_on_the_fly(product)
     if isinstance(chosen, TensorCore) and not product.device.hopper and ampere_codes.eligible(product):
@@ -180,7 +191,7 @@ def _favors_codes_of_few(product: Product) -> bool:
     389, A (2127109, 32) -> 384 in fp32 319 and 451, but A (5174107, 32) -> 16 with nnz 3 in bf16 434 and 247.
     """
     possible = vectors_contiguous(product) and product.device.hopper and hopper_codes.eligible(product)
-    return possible and scattered_sums.cycles(product) > scattered_sums.MAX_CYCLES["columns"]
+    return possible and scattered_sums.cycles(product) > scattered_rules.MAX_CYCLES["columns"]
 
 
 def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:

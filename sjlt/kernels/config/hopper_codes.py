@@ -10,6 +10,7 @@ from .codes import Codes, Programs, launch_of, split_of
 from .hopper import PROGRAM_VECTORS
 from .hopper_loaders import kernel_choice, reaches
 from .product import (
+    MANY_TILES,
     VECTOR_BYTES,
     Product,
     alignment,
@@ -27,7 +28,8 @@ FAST, FAST_16_BITS, MAX_FAST_VECTORS = 8, 16, 1024  # see `_least_factor`
 MIN_VECTORS, MIN_COLUMNS = 48, 32  # for fewer rows of X, or columns of A, blocks of vectors are mostly empty
 MIN_BYTES_PER_CODE = 6  # data bytes per byte of codes; for fewer, writing and reading codes dominates
 MIN_BYTES_PER_MANY = 3  # the same for nnz > 4 and many columns: the time of other kernels is proportional to nnz
-MIN_LONG_COLUMNS, MAX_LONG_ROWS = 1 << 20, 512  # see `_gains` and `_favors_half_blocks`
+MIN_MANY_COLUMNS, MIN_LONG_COLUMNS = 1 << 18, 1 << 20  # see `_gains` and `_favors_half_blocks`
+MANY_ENTRIES, MIN_COLUMNS_OF_MANY = 8, 24  # per column of S: so many need fewer columns of A
 
 
 def launch(product: Product) -> Codes:
@@ -60,17 +62,19 @@ def _gains(product: Product) -> bool:
     nnz <= 4: (64, 2000000) -> 256 with nnz 4 takes 1.3 memory floors with `row_gather` and 2.4 from codes (H200),
     (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100). With only 3 bytes of data per byte
     of codes, X (50, 6000000) -> 40 with nnz 8 in fp16 takes 7.4 from codes, 10.4 with `scattered_sums` and 14.4 with
-    `tensor_core`; with 6, X (100, 7000000) -> 18 with nnz 3 takes 2.3, 2.9 and 10.1, and A of this shape 2.6, 4.0 and
-    11.3 (H200).
+    `tensor_core`, A (348687, 100) -> 19 4.6, 10.3 and 32; with 6, X (100, 7000000) -> 18 with nnz 3 takes 2.3, 2.9 and
+    10.1, and A of this shape 2.6, 4.0 and 11.3 (H200). With nnz 1, A (2762733, 32) -> 32 in fp16 takes 183 us from
+    codes and 88 us by `few_vectors`; with nnz 8, A (338816, 24) -> 1984 in fp32 74 us, and 118 us by `scattered_sums`.
     """
     contiguous = vectors_contiguous(product)
     if is_small_and_narrow(product) or _favors_half_blocks(product):
         return False
     if contiguous and _is_narrow(product) and (product.nnz <= 2 or is_power_of_two(product.k, product.nnz)):
         return False
-    # With nnz 1, A (2762733, 32) -> 32 in fp16 takes 183 us from codes and 88 us by `few_vectors`.
-    least = MIN_COLUMNS if contiguous and product.nnz > 1 else MIN_VECTORS
-    many = product.nnz > 4 and product.d >= MIN_LONG_COLUMNS
+    least = MIN_VECTORS
+    if contiguous and product.nnz > 1:
+        least = MIN_COLUMNS if product.nnz < MANY_ENTRIES else MIN_COLUMNS_OF_MANY
+    many = product.nnz > 4 and product.d >= MIN_MANY_COLUMNS
     per_code = MIN_BYTES_PER_MANY if many else MIN_BYTES_PER_CODE
     code_bytes = law.TILE_ROWS * product.stacks  # for the columns of one chunk
     return product.n >= least and product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
@@ -83,18 +87,22 @@ def _favors_half_blocks(product: Product) -> bool:
     89; A (312500, 64) -> 4096 with nnz 3 in bf16 44 and 37; X (64, 468744) -> 256 with nnz 3 in fp16 66 and 48; X (64,
     1000000) -> 1000 with nnz 4 in bf16 130 and 122. With nnz 8 only for S A in power-of-two geometries: A (252565, 64)
     -> 128 in bf16 44 and 31 (H100), but A (4342324, 64) -> 640 485 and 701. Not for sums of many columns in 16 bits, X
-    (64, 2000000) -> 300 with nnz 4 in fp16 246 and 285, but A (1982281, 64) -> 487 with nnz 3 in fp32 306 and 262; for
-    S A with nnz 1; or unless `suits_half_blocks`.
+    (64, 2000000) -> 300 with nnz 4 in fp16 246 and 285, A (12013334, 64) -> 960 in bf16 881 and 1247, except in
+    power-of-two geometries, A (6266174, 64) -> 128 in fp16 372 and 324; but A (1982281, 64) -> 487 with nnz 3 in fp32
+    306 and 262. Not for S A with nnz 1, or unless `suits_half_blocks`; nor for rows and many tiles, X (64, 446064) ->
+    692 with nnz 3 in fp16 48 and 67. In power-of-two geometries, 4 bytes of a row suffice: X (64, 3402166) -> 128 with
+    nnz 4 in bf16 345 and 236.
     """
-    contiguous = vectors_contiguous(product)
-    most = 8 if contiguous and is_power_of_two(product.k, product.nnz) else 4
-    if product.n > PROGRAM_VECTORS // 2 or product.nnz > most:
+    contiguous, power_of_two = vectors_contiguous(product), is_power_of_two(product.k, product.nnz)
+    if product.n > PROGRAM_VECTORS // 2 or product.nnz > (8 if contiguous and power_of_two else 4):
         return False
-    many_columns = product.n > MIN_VECTORS and product.d >= MIN_LONG_COLUMNS and product.k <= MAX_LONG_ROWS
-    if many_columns and product.item_bytes == 2:
+    many_columns = product.n > MIN_VECTORS and product.d >= MIN_LONG_COLUMNS
+    if many_columns and product.item_bytes == 2 and not power_of_two:
         return False
     if not contiguous:
-        return product.item_bytes == 2 and loaded_bytes(product) > 4
+        n_tiles, width = product.geometry.n_tiles, loaded_bytes(product)
+        few_tiles = n_tiles < MANY_TILES or n_tiles & (n_tiles - 1) == 0
+        return product.item_bytes == 2 and (width >= 4 if power_of_two else width > 4 and few_tiles)
     return product.nnz > 1 and suits_half_blocks(product)
 
 

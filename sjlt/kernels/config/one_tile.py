@@ -43,6 +43,7 @@ MAX_SMALL_BLOCK, MAX_SMALL_FEW_COMPONENTS = 1 << 25, 1 << 26
 MIN_ADJOINT_NNZ = 3  # for fewer, `adjoint_staged` adds the terms of MIN_VECTORS vectors faster
 # Vectors, for `is_narrow`: contiguous with many and with few entries per column, and rows.
 MIN_NARROW, MIN_NARROW_FEW_ENTRIES, MIN_NARROW_ROWS = 24, 49, 40
+MANY_NARROW_BYTES = 64 << 20  # of A: from here on, k <= MIN_ROWS / 2 is required of few entries per column
 MAX_STEPS = 32  # steps that are added to one sum
 # n d k, beyond which partial sums of MAX_STEPS steps exceed their share of SCRATCH_BYTES
 MAX_NARROW_SUMS = (SCRATCH_BYTES - MAX_ENTRY_BYTES) // 4 * MAX_STEPS * STEP
@@ -119,16 +120,17 @@ def is_narrow(product: Product) -> bool:
     """Whether at most one block of vectors is projected to so few components that generated entries are fastest.
 
     In microseconds on an H200, with generated entries and with the fastest other kernel: A (3344532, 64) -> 16 with nnz
-    4 in bf16 253 and 477, A (1534064, 64) -> 32 with nnz 3 in fp16 133 and 160, A (866680, 32) -> 42 with nnz 8 in bf16
-    115 and 140, X (64, 1144001) -> 16 with nnz 8 180 and 273; but A (3251787, 35) -> 32 with nnz 4 in bf16 427 and 315,
-    X (64, 1654192) -> 32 with nnz 4 in fp16 212 and 154.
+    4 in bf16 253 and 477, A (866680, 32) -> 42 with nnz 8 115 and 140, X (64, 1144001) -> 16 with nnz 8 180 and 273;
+    but A (954262, 64) -> 32 with nnz 4 in bf16 92 and 74, A (3251787, 35) -> 32 427 and 315, X (64, 1654192) -> 32 in
+    fp16 212 and 154.
     """
     n, k, nnz = product.n, product.k, product.nnz
     fits = n * product.d * k <= MAX_NARROW_SUMS
     if product.adjoint or not _generates(product) or not fits or n > BLOCK_VECTORS or k > BLOCK_VECTORS:
         return False
     if vectors_contiguous(product):
-        return (nnz > 4 and n >= MIN_NARROW) or (nnz > 1 and k <= MIN_ROWS and n >= MIN_NARROW_FEW_ENTRIES)
+        few = k <= (MIN_ROWS if product.x_bytes < MANY_NARROW_BYTES else MIN_ROWS // 2)
+        return (nnz > 4 and n >= MIN_NARROW) or (nnz > 1 and few and n >= MIN_NARROW_FEW_ENTRIES)
     return nnz > 4 and n >= MIN_NARROW_ROWS
 
 

@@ -12,7 +12,7 @@ from ...laws import exact as law
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 VECTOR_BYTES = 16  # the widest memory access of a thread
 NARROW_VECTORS, NARROW_BYTES = 64, 32 << 20  # of the data; see `is_small_and_narrow`
-MIN_HALF_BYTES, MANY_TILES = 8 << 20, 5  # see `suits_half_blocks`
+MIN_HALF_BYTES, MANY_TILES, LONG_COLUMN = 8 << 20, 5, 192  # features per component; see `suits_half_blocks`
 SCRATCH_BYTES = 64 << 20  # limit on the memory of partial sums
 SPLITS_PER_SUM = 8  # partial sums that are loaded together and added without compensation
 MAX_REDUCE_LANES = 32  # lanes that add the partial sums of one result
@@ -145,20 +145,23 @@ def suits_half_blocks(product: Product) -> bool:
     """Whether `project_tensor_core` is efficient for a product of few contiguous vectors.
 
     It is not if fewer than 8 bytes are loaded at a time, nor, for at least MIN_HALF_BYTES of data in other geometries
-    than powers of two, with nnz > 4. Unless the number of tiles is a power of two, it visits groups that have no chunk
-    of its tile, and is not efficient for more than NARROW_BYTES in fp32 or, in 16 bits, for many tiles. In microseconds
-    on an H200, from codes and with tensor cores: A (724040, 37) -> 1632 with nnz 3 in fp16 95 and 196, A (229874, 64)
-    -> 785 with nnz 8 in fp16 60 and 105, A (334480, 64) -> 704 with nnz 4 in fp16 53 and 65, A (1023011, 64) -> 1664
-    with nnz 4 in fp32 169 and 222, A (2947025, 64) -> 384 460 and 556; but A (173840, 64) -> 415 44 and 44, A (152392,
-    64) -> 914 with nnz 4 in fp16 32 and 29, A (163631, 64) -> 256 with nnz 8 in bf16 34 and 23.
+    than powers of two, with nnz > 4 or, in 16 bits, for columns of A that are long compared with the result. Unless the
+    number of tiles is a power of two, it visits groups that have no chunk of its tile, and is not efficient for more
+    than NARROW_BYTES in fp32 or, in 16 bits, for many tiles. In microseconds on an H200, from codes and with tensor
+    cores: A (724040, 37) -> 1632 with nnz 3 in fp16 95 and 196, A (229874, 64) -> 785 with nnz 8 in fp16 60 and 105, A
+    (334480, 64) -> 704 with nnz 4 in fp16 53 and 65, A (528145, 64) -> 320 61 and 88, A (1023011, 64) -> 1664 with nnz
+    4 in fp32 169 and 222, A (2947025, 64) -> 384 460 and 556; but A (173840, 64) -> 415 44 and 44, A (152392, 64) ->
+    914 with nnz 4 in fp16 32 and 29, A (163631, 64) -> 256 with nnz 8 in bf16 34 and 23.
     """
     if vector_alignment(product) * product.item_bytes < VECTOR_BYTES // 2:
         return False
     if product.x_bytes < MIN_HALF_BYTES or is_power_of_two(product.k, product.nnz):
         return True
-    n_tiles = product.geometry.n_tiles
+    n_tiles, long = product.geometry.n_tiles, product.d >= LONG_COLUMN * product.k
+    if product.nnz > 4 or (product.item_bytes == 2 and long):
+        return False
     few = product.x_bytes <= NARROW_BYTES if product.item_bytes > 2 else n_tiles < MANY_TILES
-    return product.nnz <= 4 and (few or n_tiles & (n_tiles - 1) == 0)
+    return few or n_tiles & (n_tiles - 1) == 0
 
 
 def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int) -> int:

@@ -1,0 +1,173 @@
+"""Products for which `project_scattered` is faster than other kernels: pure functions of a `Product`."""
+
+from __future__ import annotations
+
+from .gathers import MIN_BLOCK_VECTORS, SHORT_ROW, favors_half_block, is_half_block, is_small_gather
+from .product import (
+    Product,
+    is_power_of_two,
+    loaded_bytes,
+    next_power_of_two,
+    vector_alignment,
+    vectors_contiguous,
+)
+from .scattered_sums import WORD_BYTES, are_rows, can_run, cycles
+
+MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
+MAX_VECTORS = 32
+# For `eligible_small`: vectors; terms per byte of an element; terms on devices without the Hopper kernels.
+MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, 1 << 22, 1 << 25
+# Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
+SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
+# Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
+# block of 128 vectors ("tensor cores": 64; "columns": of A, 32); and the fewest columns, per component and in all, that
+# outweigh setting up and adding sums.
+MAX_CYCLES = {"staged": 25, "codes": 45, "no codes": 90, "fp32": 40, "tensor cores": 40, "simple": 12, "columns": 13}
+BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
+# For `is_in_registers`: rows with nnz 1, vectors of a block of `few_vectors`, components, and terms.
+MIN_ROWS_IN_MEMORY, MAX_BLOCK, FEW_COMPONENTS, MAX_FEW_TERMS, MAX_FEW_ENTRIES = 16, 8, 512, 1 << 27, 4
+MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
+MAX_NNZ = 16  # over all stacks; the table grows with it
+
+
+def eligible(product: Product) -> bool:
+    """Whether the kernel can run a product of few vectors, and is faster than others.
+
+    Other kernels take the time of 128 vectors, and long to load rows that begin off multiples of 8 bytes. From codes
+    and here, in microseconds: (48, 312496) -> 64 with nnz 3 in fp32 65 and 39 (H100). For unaligned rows in 16 bits, on
+    an H200: (64, 3835685) -> 32 with nnz 4 515 and 340, (64, 6339766) -> 128 with nnz 2 631 and 359; but (64, 7002786)
+    -> 256 with nnz 8 943 and 1531, (238, 1010459) -> 112 with nnz 3 165 and 269.
+    """
+    if product.n >= MIN_ROWS_IN_MEMORY and product.stacks == 1 and are_rows(product) and is_small_gather(product):
+        return False
+    if product.n <= MAX_VECTORS:
+        return _gains(product) and not favors_half_block(product) and not _are_short_columns(product)
+    if not _are_long_rows(product) or product.dtype == "float64":
+        return False
+    hopper = product.device.hopper
+    if is_half_block(product):
+        return False
+    if loaded_bytes(product) <= (4 if hopper else 8):
+        limit = MAX_CYCLES["no codes" if not hopper else "codes" if product.item_bytes == 4 else "staged"]
+    elif product.dtype == "float32" and product.n <= BLOCK_VECTORS:
+        limit = MAX_CYCLES["fp32"]
+    else:
+        return False
+    return _gains(product) and cycles(product) <= limit * -(-product.n // BLOCK_VECTORS)
+
+
+def eligible_small(product: Product) -> bool:
+    """Whether the kernel can run X Sᵀ of short rows and few terms, and is faster than others, judging by the geometry.
+
+    In microseconds on an H200, here, with generated entries by `one_tile`, and from codes: (130, 3072) -> 36 with nnz 4
+    in fp32 8.9, 12.3, and 14.0; (463, 4096) -> 61 in fp16 12.5, 17.3, and 18.9; (258, 2067) -> 56 with nnz 8 11.0,
+    14.5, and 15.6. If sub-blocks have few rows, lanes meet in the same banks of shared memory: (88, 4096) -> 16 with
+    nnz 8 12.7, 9.7, and 14.3. Without codes, it is also faster with several tiles, (246, 3057) -> 1216 with nnz 3 in
+    fp16 14 and 40 by `tensor_core`, and for more terms, (2682, 2961) -> 46 with nnz 2 in bf16 22 and 40 by `one_tile`.
+    """
+    n_tiles, hopper, few = product.geometry.n_tiles, product.device.hopper, product.n <= FEW_SMALL_VECTORS
+    most = MAX_SMALL_TERMS * product.item_bytes if hopper else MAX_PORTABLE_TERMS
+    return (
+        MAX_VECTORS < product.n <= MAX_SMALL_VECTORS
+        and are_rows(product)
+        and product.item_bytes <= 4
+        and (n_tiles == 1 or (few and not hopper))
+        and not is_power_of_two(product.k, product.nnz)
+        and product.nnz > 1
+        and product.k > product.nnz * n_tiles * (SMALL_SUB_BLOCK_OF_FEW if few else SMALL_SUB_BLOCK)
+        and product.n * product.d * product.nnz <= most
+        and _gains(product)
+    )
+
+
+def eligible_many(product: Product) -> bool:
+    """Whether the kernel can run a product of more contiguous vectors, and is faster than the portable kernels.
+
+    It is if tiles have few rows: `row_gather` and `tensor_core` always take the time of 128 rows. The caller has found
+    that `hopper_codes` is not eligible.
+    """
+    tile_rows = product.k // product.geometry.n_tiles
+    in_range = MAX_VECTORS < product.n <= MAX_MANY_VECTORS and tile_rows <= MAX_MANY_ROWS
+    return in_range and not are_rows(product) and _gains(product)
+
+
+def eligible_long_rows(product: Product) -> bool:
+    """Whether the kernel can run X Sᵀ of more long rows, and its estimate is below the time of `tensor_core`.
+
+    X (100, 7000000) -> 18 with nnz 3 in fp16 takes 2.9 memory floors here and 10.2 with `tensor_core` (H200). That
+    kernel is faster where it needs few instructions, X (64, 1511928) -> 256 with nnz 2 75 us and 115 us here, X (64,
+    333716) -> 2048 with nnz 4 47 and 56, X (64, 200928) -> 256 with nnz 3 27 and 47. The caller has ruled out other
+    kernels.
+    """
+    in_range = MAX_VECTORS < product.n <= MAX_MANY_VECTORS and _are_long_rows(product) and product.dtype != "float64"
+    wide = product.item_bytes == 2 and loaded_bytes(product) > 4 and product.k > MAX_MANY_ROWS
+    simple = is_half_block(product) or (wide and product.n <= BLOCK_VECTORS // 2)
+    limit = MAX_CYCLES["simple" if simple else "tensor cores"] * -(-product.n // (BLOCK_VECTORS // 2))
+    return in_range and _gains(product) and cycles(product) <= limit
+
+
+def _gains(product: Product) -> bool:
+    """Whether the kernel can run a product and is faster than others, the number of vectors aside."""
+    return (
+        product.device.asynchronous_copies
+        and not product.adjoint
+        and product.x_bytes >= MIN_BYTES
+        and product.d < 1 << 30
+        and product.nnz * product.stacks <= MAX_NNZ
+        and not is_in_registers(product)
+        and (are_rows(product) or _are_columns(product))
+        and can_run(product)
+    )
+
+
+def is_in_registers(product: Product) -> bool:
+    """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `gathers`).
+
+    It is in power-of-two geometries, except for rows that exceed a block of 8 vectors and, with nnz > 1, for 2 to 8
+    vectors with few components and not too many terms, if rows are contiguous or elements have 16 bits. In microseconds
+    on an H200, with sums in shared memory and by `few_vectors`: X (10, 10125176) -> 1024 with nnz 2 179 and 360, X (8,
+    327827) -> 128 with nnz 4 16 and 24, A (430825, 8) -> 512 with nnz 8 in fp16 30 and 35; but X (14, 1245345) -> 2048
+    with nnz 1 48 and 35, X (8, 416435) -> 1024 with nnz 4 27 and 25, X (4, 19419558) -> 256 with nnz 8 437 and 254. Nor
+    is it for more than a block of contiguous 16-bit vectors with few entries, A (7666831, 16) -> 1024 with nnz 4 237
+    and 268, A (3313127, 20) -> 256 with nnz 2 95, and 194 by `tensor_core`, or with nnz 1 if it gathers vectors that do
+    not exist, A (13855735, 24) -> 1024 331 and 421, but A (3533361, 32) -> 128 119 and 86.
+    """
+    if not is_power_of_two(product.k, product.nnz) or product.stacks > 1 or product.dtype == "float64":
+        return False
+    rows, terms = are_rows(product), product.n * product.d * product.nnz
+    if rows and product.n >= (MIN_ROWS_IN_MEMORY if product.nnz == 1 else MAX_BLOCK + 1):
+        return False
+    if not rows and product.item_bytes == 2 and product.n > MAX_BLOCK:
+        if product.nnz == 1:
+            return product.n == next_power_of_two(
+                product.n
+            )  # otherwise `few_vectors` gathers vectors that do not exist
+        return product.nnz > (MAX_FEW_ENTRIES if product.n <= MIN_ROWS_IN_MEMORY else MAX_FEW_ENTRIES // 2)
+    few = product.nnz > 1 and product.k <= FEW_COMPONENTS and terms <= MAX_FEW_TERMS
+    return not (few and 2 <= product.n <= MAX_BLOCK and (rows or product.item_bytes == 2))
+
+
+def _are_long_rows(product: Product) -> bool:
+    """Whether vectors are rows that are long enough to outweigh the time for setting up and adding sums."""
+    return are_rows(product) and product.d >= max(MIN_FEATURES, MIN_COLUMNS * product.k * product.stacks)
+
+
+def _are_short_columns(product: Product) -> bool:
+    """Whether `tensor_core` is faster for columns of A in 16 bits that are short compared with the result.
+
+    A (151648, 16) -> 2048 with nnz 3 takes 34 us here and 21 us there; A (243118, 20) -> 1600 42 and 56 (H200).
+    """
+    few_features = product.nnz > 1 and product.d < SHORT_ROW * product.k and product.stacks == 1
+    fits = product.n >= MIN_BLOCK_VECTORS and product.item_bytes == 2 and few_features
+    return fits and vector_alignment(product) * product.item_bytes >= WORD_BYTES
+
+
+def _are_columns(product: Product) -> bool:
+    """Whether the elements of a feature are contiguous in memory, and `few_vectors` does not gather them without masks.
+
+    With nnz 1, (32, 1.5e6) -> 64 in fp32 takes 1.6 times the memory floor with `few_vectors` and 3.5 here, but (32,
+    5054743) -> 320 in fp16 5.3 and 2.1 (H200).
+    """
+    gathered = product.item_bytes > 2 or product.n > MAX_VECTORS
+    single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2 and gathered
+    return vectors_contiguous(product) and product.x_strides[0] == 1 and not single
