@@ -102,15 +102,17 @@ def test_few_long_vectors():
 @pytest.mark.parametrize(
     ("n", "d", "k", "nnz", "dtype", "suits"),
     [
-        (64, 100_000, 300, 4, "float16", True),
+        (64, 70_000, 384, 4, "float16", True),
+        (64, 80_000, 384, 4, "float16", False),  # long columns
+        (64, 80_000, 384, 4, "float32", True),
         (64, 100_000, 300, 8, "float16", False),
         (64, 100_000, 256, 8, "float16", True),  # a power-of-two geometry
         (64, 60_000, 300, 8, "float16", True),  # less than 8 MiB
         (64, 100_000, 512, 4, "float16", True),
-        (64, 100_000, 513, 4, "float16", False),  # five tiles
+        (64, 90_000, 513, 4, "float16", False),  # five tiles
         (64, 100_000, 1000, 4, "float16", True),  # eight tiles
         (64, 100_000, 513, 4, "float32", True),
-        (62, 100_000, 300, 4, "float16", False),  # loaded 4 bytes at a time
+        (62, 70_000, 384, 4, "float16", False),  # loaded 4 bytes at a time
         (62, 100_000, 300, 4, "float32", True),
         (61, 100_000, 300, 4, "float32", False),
     ],

@@ -161,15 +161,17 @@ def test_choice():
         ({"x_strides": (1 << 20, 1)}, False),
         ({"x_strides": (1 << 20, 1), "nnz": 5, "n": 40, "k": 64}, True),
         ({"x_strides": (1 << 20, 1), "nnz": 5, "n": 39, "k": 64}, False),
-        ({"d": 1 << 22}, True),
-        ({"d": (1 << 22) + 1}, False),  # too many partial sums
+        ({"d": (1 << 18) - 1}, True),
+        ({"d": 1 << 18}, False),  # 64 MiB
+        ({"d": 1 << 23, "k": 16}, True),
+        ({"d": (1 << 23) + 1, "k": 16}, False),  # too many partial sums
         ({"stacks": 2}, False),
         ({"dtype": "float64"}, False),
         ({"adjoint": True}, False),
     ],
 )
 def test_narrow_products(case, narrow):
-    shape = {"n": 64, "d": 1 << 20, "k": 32, "nnz": 4, "device": HOPPER} | case
+    shape = {"n": 64, "d": 1 << 17, "k": 32, "nnz": 4, "device": HOPPER} | case
     product = exact_product(**{"x_strides": (1, shape["n"])} | shape)
     assert one_tile.is_narrow(product) == narrow
     if narrow:

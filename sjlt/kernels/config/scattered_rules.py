@@ -20,8 +20,8 @@ MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, 1 << 22, 1 << 
 # Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
 SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
 # Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
-# block of 128 vectors ("tensor cores": 64; "columns": of A, 32); and the fewest columns, per component and in all, that
-# outweigh setting up and adding sums.
+# block of 128 vectors ("tensor cores" and, where these need few instructions, "simple": 64; "columns": of A, 32); and
+# the fewest columns, per component and in all, that outweigh setting up and adding sums.
 MAX_CYCLES = {"staged": 25, "codes": 45, "no codes": 90, "fp32": 40, "tensor cores": 40, "simple": 12, "columns": 13}
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
 # For `is_in_registers`: rows with nnz 1, vectors of a block of `few_vectors`, components, and terms.
@@ -139,9 +139,7 @@ def is_in_registers(product: Product) -> bool:
         return False
     if not rows and product.item_bytes == 2 and product.n > MAX_BLOCK:
         if product.nnz == 1:
-            return product.n == next_power_of_two(
-                product.n
-            )  # otherwise `few_vectors` gathers vectors that do not exist
+            return product.n == next_power_of_two(product.n)
         return product.nnz > (MAX_FEW_ENTRIES if product.n <= MIN_ROWS_IN_MEMORY else MAX_FEW_ENTRIES // 2)
     few = product.nnz > 1 and product.k <= FEW_COMPONENTS and terms <= MAX_FEW_TERMS
     return not (few and 2 <= product.n <= MAX_BLOCK and (rows or product.item_bytes == 2))
