@@ -30,11 +30,10 @@ def eligible(product: Product) -> bool:
     and 208, X (23026, 1536) -> 1344 in fp16 107 and 83; but X (18166, 3072) -> 2048 with nnz 8 in bf16 84 and 102, A
     (1357485, 100) -> 1280 in fp32 436 and 536.
     """
-    if product.adjoint or product.dtype == "float64" or product.precision == "medium" or product.stacks > 1:
+    if not _supports(product) or product.dtype == "float64" or product.precision == "medium":
         return False
-    single = product.item_bytes == 2 and not vectors_contiguous(product) and loaded_bytes(product) < COPY_BYTES
-    least = MIN_SINGLE_BYTES if single else MIN_BYTES
-    if not product.device.asynchronous_copies or product.n < MIN_VECTORS or product.x_bytes < least:
+    single = product.item_bytes == 2 and not vectors_contiguous(product) and _width(product) < COPY_BYTES
+    if product.n < MIN_VECTORS or product.x_bytes < (MIN_SINGLE_BYTES if single else MIN_BYTES):
         return False
     return _gains(product) and can_run(product)
 
@@ -49,27 +48,36 @@ def eligible_few(product: Product) -> bool:
     -> 59 with nnz 4 176 and 286, A (243118, 20) -> 1600 41 and 42, X (32, 506200) -> 125 37 and 45, X (64, 284786) ->
     184 52 and 55, X (24, 31273776) -> 1728 with nnz 8 4008 and 4460, X (32, 27771537) -> 256 with nnz 3 1829 and 2179.
     """
-    n, nnz, chunk = product.n, product.nnz, 1 << product.geometry.log_chunk
-    if product.item_bytes != 2 or product.adjoint or product.stacks > 1 or not product.device.asynchronous_copies:
+    n, nnz, width, chunk = product.n, product.nnz, _width(product), 1 << product.geometry.log_chunk
+    if not _supports(product) or product.item_bytes != 2:
         return False
     if vectors_contiguous(product):
-        aligned = product.data_aligned and vector_alignment(product) * product.item_bytes >= ALIGNED_BYTES
         least = next((vectors for vectors, entries in FEW_CONTIGUOUS if nnz >= entries), MAX_FEW_CONTIGUOUS + 1)
-        gains = least <= n <= MAX_FEW_CONTIGUOUS and chunk >= 16 and aligned and product.x_bytes >= MIN_ALIGNED_BYTES
+        gains = least <= n <= MAX_FEW_CONTIGUOUS and chunk >= 16 and product.x_bytes >= MIN_ALIGNED_BYTES
+        gains = gains and width >= ALIGNED_BYTES
     else:
         least = next((vectors for vectors, entries in FEW_ROWS if nnz >= entries), MAX_FEW_ROWS + 1)
         gains = least <= n <= MAX_FEW_ROWS and chunk >= 8 and product.x_bytes >= MIN_ROWS_BYTES
-        gains = gains and (nnz > 4 or loaded_bytes(product) >= COPY_BYTES) and not is_power_of_two(product.k, nnz)
+        gains = gains and (nnz > 4 or width >= COPY_BYTES) and not is_power_of_two(product.k, nnz)
     return gains and can_run(product)
+
+
+def _supports(product: Product) -> bool:
+    """Whether the device runs the kernel, and the product is a projection by one sketch."""
+    return product.device.asynchronous_copies and not product.adjoint and product.stacks == 1
+
+
+def _width(product: Product) -> int:
+    """The number of consecutive bytes that a thread may load at once: of vectors if they are contiguous, else a row."""
+    if not vectors_contiguous(product):
+        return loaded_bytes(product)
+    return product.item_bytes * (vector_alignment(product) if product.data_aligned else 1)
 
 
 def _gains(product: Product) -> bool:
     """Whether the kernel is faster, apart from the least number of vectors and bytes."""
     contiguous, power_of_two = vectors_contiguous(product), is_power_of_two(product.k, product.nnz)
-    width = loaded_bytes(product)
-    if contiguous:
-        width = product.item_bytes * (vector_alignment(product) if product.data_aligned else 1)
-    if width < ALIGNED_BYTES:
+    if _width(product) < ALIGNED_BYTES:
         if power_of_two and product.item_bytes == 2:
             return product.x_bytes >= MIN_SIMPLE_BYTES
         return product.item_bytes == 2 or not contiguous or product.nnz > MAX_FEW_NNZ

@@ -10,7 +10,6 @@ from .codes import Codes, Programs, launch_of, split_of
 from .hopper import PROGRAM_VECTORS
 from .hopper_loaders import kernel_choice, reaches
 from .product import (
-    MANY_TILES,
     VECTOR_BYTES,
     Product,
     alignment,
@@ -20,6 +19,7 @@ from .product import (
     suits_half_blocks,
     vector_alignment,
     vectors_contiguous,
+    visits_few_groups,
 )
 
 PROGRAMS = Programs(vectors=PROGRAM_VECTORS, resident=1)
@@ -100,9 +100,8 @@ def _favors_half_blocks(product: Product) -> bool:
     if many_columns and product.item_bytes == 2 and not power_of_two:
         return False
     if not contiguous:
-        n_tiles, width = product.geometry.n_tiles, loaded_bytes(product)
-        few_tiles = n_tiles < MANY_TILES or n_tiles & (n_tiles - 1) == 0
-        return product.item_bytes == 2 and (width >= 4 if power_of_two else width > 4 and few_tiles)
+        width = loaded_bytes(product)
+        return product.item_bytes == 2 and (width >= 4 if power_of_two else width > 4 and visits_few_groups(product))
     return product.nnz > 1 and suits_half_blocks(product)
 
 

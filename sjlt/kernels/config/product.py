@@ -160,8 +160,15 @@ def suits_half_blocks(product: Product) -> bool:
     n_tiles, long = product.geometry.n_tiles, product.d >= LONG_COLUMN * product.k
     if product.nnz > 4 or (product.item_bytes == 2 and long):
         return False
-    few = product.x_bytes <= NARROW_BYTES if product.item_bytes > 2 else n_tiles < MANY_TILES
-    return few or n_tiles & (n_tiles - 1) == 0
+    if product.item_bytes == 2:
+        return visits_few_groups(product)
+    return product.x_bytes <= NARROW_BYTES or n_tiles & (n_tiles - 1) == 0
+
+
+def visits_few_groups(product: Product) -> bool:
+    """Whether few of the groups that `project_tensor_core` visits have no chunk of its tile, judging by the tiles."""
+    n_tiles = product.geometry.n_tiles
+    return n_tiles < MANY_TILES or n_tiles & (n_tiles - 1) == 0
 
 
 def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int) -> int:

@@ -41,7 +41,7 @@ def eligible(product: Product) -> bool:
     if product.n >= MIN_ROWS_IN_MEMORY and product.stacks == 1 and are_rows(product) and is_small_gather(product):
         return False
     if product.n <= MAX_VECTORS:
-        return _gains(product) and not favors_half_block(product) and not _are_short_columns(product)
+        return not favors_half_block(product) and not _are_short_columns(product) and _gains(product)
     if not _are_long_rows(product) or product.dtype == "float64":
         return False
     hopper = product.device.hopper
