@@ -12,6 +12,7 @@ from sjlt.backends.triton import device, exact
 from sjlt.kernels.config import ampere_codes, ampere_kernel
 from sjlt.kernels.config.codes import Codes
 from sjlt.kernels.config.exact import TensorCore, choose
+from sjlt.kernels.config.scattered_sums import ScatteredSums
 
 A100 = H200._replace(multiprocessors=108, shared_memory=166912, programmatic_launch=False, asynchronous_copies=True)
 
@@ -58,10 +59,8 @@ def test_products_without_codes(changes):
     ("shape", "takes"),
     [
         ((32, 13_643_173, 256, 4, "float16", True), True),
-        ((32, 2_228_688, 354, 2, "bfloat16", True), True),
-        ((20, 2_139_648, 4096, 3, "bfloat16", True), True),
+        ((24, 2_139_648, 4096, 3, "bfloat16", True), True),
         ((20, 2_139_648, 4000, 2, "bfloat16", True), False),
-        ((16, 1_025_329, 1152, 8, "bfloat16", True), True),
         ((16, 1_025_329, 1152, 4, "bfloat16", True), False),
         ((33, 2_228_688, 354, 4, "bfloat16", True), False),
         ((30, 2_228_688, 354, 4, "bfloat16", True), False),  # less than 8 bytes loaded at a time
@@ -88,6 +87,20 @@ def test_few_16_bit_vectors(shape, takes, hopper):
         assert (isinstance(chosen, Codes) and isinstance(chosen.kernel, ampere_kernel.AmpereKernel)) == takes
     for changes in ({"adjoint": True}, {"stacks": 2}, {"dtype": "float32"}):
         assert not ampere_codes.eligible_few(p._replace(**changes))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (32, 2_228_688, 354, 2, "bfloat16", True),
+        (20, 4_537_310, 448, 4, "bfloat16", True),
+        (16, 1_025_329, 1152, 8, "bfloat16", True),
+    ],
+)
+def test_columns_left_to_scattered_sums(shape):
+    p = product(*shape)
+    assert ampere_codes.eligible_few(p)
+    assert isinstance(choose(p), ScatteredSums)
 
 
 @pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])

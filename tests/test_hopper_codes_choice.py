@@ -57,7 +57,8 @@ def test_products_that_do_not_use_codes(small):
         (61, 300, 4, "float32", True),  # elements are loaded one by one
         (64, 256, 4, "float32", False),
         (64, 300, 1, "float32", False),
-        (64, 600, 4, "float32", True),  # five tiles, not all of which a group has a chunk of
+        (64, 600, 4, "float32", False),  # scattered sums
+        (64, 600, 8, "float32", True),
         (64, 512, 3, "float32", False),
         (64, 300, 8, "float32", True),
         (65, 300, 4, "float32", True),

@@ -18,8 +18,8 @@ from sjlt.kernels.config import (
     hopper,
     hopper_codes,
     one_tile,
+    scattered_layouts,
     scattered_rules,
-    scattered_sums,
     staged_adjoint,
     staged_gather,
 )
@@ -102,7 +102,7 @@ def test_chosen_kernel_can_run_the_product(p):
     elif isinstance(chosen, config.ScatteredSums):
         rules = ("eligible", "eligible_small", "eligible_many", "eligible_long_rows")
         assert any(getattr(scattered_rules, rule)(p) for rule in rules)
-        assert chosen.kernel.shared_bytes + scattered_sums.TRITON_BYTES <= p.device.shared_memory
+        assert chosen.kernel.shared_bytes + scattered_layouts.TRITON_BYTES <= p.device.shared_memory
         assert 4 * chosen.splits * p.n * p.k <= max(64 << 20, p.x_bytes // 16)
     elif isinstance(chosen, config.StagedGather):
         assert staged_gather.eligible(p)

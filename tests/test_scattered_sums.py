@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
-from sjlt.kernels.config import scattered_rules, scattered_sums
+from sjlt.kernels.config import scattered_layouts, scattered_rules, scattered_sums
 from sjlt.kernels.config.codes import Codes
 from sjlt.kernels.config.exact import FewVectors, TensorCore, choose
 from sjlt.kernels.config.product import SCRATCH_BYTES, count_groups
@@ -51,15 +51,21 @@ SMALL = {"scattered_rules.MIN_BYTES": 0, "scattered_rules.MIN_FEATURES": 0}
         ({"n": 129, "nnz": 1}, False),
         ({"n": 64, "nnz": 8}, False),
         ({"n": 64, "nnz": 2, "dtype": "float64", "device": A100}, False),
-        ({"n": 64, "nnz": 2, "dtype": "float16"}, False),
+        ({"n": 64, "nnz": 2, "dtype": "float16"}, True),
+        ({"n": 64, "nnz": 8, "dtype": "float16"}, False),
+        ({"n": 64, "nnz": 2, "dtype": "float16", "k": 512}, False),  # a power of two of tiles
+        ({"n": 64, "nnz": 4, "dtype": "float16", "k": 700, "d": 400_000}, False),
+        ({"n": 64, "nnz": 4, "dtype": "float16", "k": 700, "d": 30_000}, True),  # codes take longer to write
         ({"n": 64, "nnz": 2, "dtype": "float16", "d": (1 << 22) - 1}, True),  # elements loaded one by one
         ({"n": 64, "nnz": 2, "dtype": "float16", "data_aligned": False}, True),
         ({"n": 64, "nnz": 2, "dtype": "float16", "offset": 1}, True),
         ({"n": 64, "nnz": 8, "k": 900, "dtype": "float16", "d": (1 << 22) - 1}, False),
         ({"n": 2000, "k": 32, "nnz": 1, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, True),
-        ({"n": 2000, "k": 32, "nnz": 2, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, False),
+        ({"n": 2000, "k": 32, "nnz": 3, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, False),
         ({"n": 2000, "k": 300, "nnz": 2, "dtype": "float16", "d": 8001, "x_strides": (8001, 1)}, False),
-        ({"n": 64, "nnz": 2, "x_strides": (1, 64)}, False),
+        ({"n": 64, "nnz": 2, "x_strides": (1, 64)}, True),
+        ({"n": 65, "nnz": 2, "x_strides": (1, 65)}, False),
+        ({"n": 64, "nnz": 2, "x_strides": (1, 64), "dtype": "float16"}, False),
         ({"d": (1 << 16) - 1}, False),  # less than 1 MiB
         ({"n": 16, "d": 1 << 16, "nnz": 1}, False),  # small, with one term
         ({"n": 16, "d": 1 << 16, "nnz": 1, "k": 9000}, True),
@@ -98,7 +104,8 @@ def test_eligible_products(case, takes):
         ({"n": 64, "d": 3_402_166, "k": 128, "nnz": 4}, TensorCore),
         ({"n": 64, "d": 3_402_167, "k": 128, "nnz": 4}, ScatteredSums),
         ({"n": 64, "d": 200_928, "k": 256, "nnz": 3}, TensorCore),
-        ({"n": 64, "d": 446_064, "k": 692, "nnz": 1}, Codes),
+        ({"n": 64, "d": 446_064, "k": 692, "nnz": 4}, Codes),
+        ({"n": 64, "d": 446_064, "k": 692, "nnz": 1}, ScatteredSums),
         ({"n": 16, "d": 151_648, "k": 2048, "nnz": 3, "x_strides": (1, 16)}, TensorCore),
         ({"n": 16, "d": 351_648, "k": 2048, "nnz": 3, "x_strides": (1, 16)}, ScatteredSums),
         ({"n": 16, "d": 7_666_831, "k": 1024, "nnz": 4, "x_strides": (1, 16)}, ScatteredSums),
@@ -116,8 +123,14 @@ def test_kernels_for_few_16_bit_vectors(case, takes):
 
 
 def test_columns_left_to_codes():
-    for target, takes in ((HOPPER, False), (A100, True)):
-        product = exact_product(**(LONG | {"x_strides": (1, 32), "n": 32, "device": target}))
+    for case, target, takes in (
+        ({}, HOPPER, True),
+        ({"nnz": 8, "k": 3000}, HOPPER, False),
+        ({"nnz": 8, "k": 3000}, A100, True),
+        ({"dtype": "float16", "k": 3000}, HOPPER, False),
+        ({"dtype": "float16", "nnz": 2}, HOPPER, True),
+    ):
+        product = exact_product(**(LONG | {"x_strides": (1, 32), "n": 32, "device": target} | case))
         assert scattered_rules.eligible(product)
         assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
 
@@ -180,21 +193,22 @@ def test_eligible_products_of_more_vectors(case, takes):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "n", "stride", "aligned", "vectors", "width"),
+    ("dtype", "n", "stride", "aligned", "width"),
     [
-        ("float16", 32, 32, True, 16, 4),
-        ("float16", 32, 34, True, 16, 2),
-        ("float16", 30, 32, True, 16, 2),  # a word would extend past the last element
-        ("float16", 32, 32, False, 16, 1),
-        ("float32", 6, 6, True, 8, 2),
-        ("float32", 5, 6, True, 8, 1),
-        ("float64", 4, 4, True, 4, 1),
+        ("float16", 32, 32, True, 8),
+        ("float16", 32, 34, True, 2),
+        ("float16", 30, 32, True, 2),  # a word would extend past the last element
+        ("float16", 32, 32, False, 1),
+        ("float32", 6, 6, True, 2),
+        ("float32", 5, 6, True, 1),
+        ("float64", 4, 4, True, 1),
     ],
 )
-def test_word_width_of_contiguous_vectors(dtype, n, stride, aligned, vectors, width):
+def test_width_of_loads_of_contiguous_vectors(dtype, n, stride, aligned, width):
     product = exact_product(n, 1 << 22, 20, 2, x_strides=(1, stride), dtype=dtype, device=HOPPER, data_aligned=aligned)
+    assert scattered_layouts.contiguous_vectors(product) == width
     kernel = scattered_sums.launch(product).kernel
-    assert (kernel.vectors, kernel.width) == (vectors, width)
+    assert kernel.width == min(width, kernel.layout.lane_vectors)
 
 
 @given(
@@ -210,7 +224,7 @@ def test_launches_cover_the_product(n, d, k, nnz, stacks, dtype, columns, offset
     if not scattered_rules.eligible(product):
         return
     launch = scattered_sums.launch(product)
-    kernel, g, item = launch.kernel, product.geometry, max(4, product.item_bytes)
+    kernel, layout, g, item = launch.kernel, launch.kernel.layout, product.geometry, max(4, product.item_bytes)
     batch = kernel.chunks << g.log_chunk
     batches = (offset + d - 1) // batch - offset // batch + 1
     assert (launch.splits - 1) * launch.batches_per_split < batches <= launch.splits * launch.batches_per_split
@@ -219,23 +233,25 @@ def test_launches_cover_the_product(n, d, k, nnz, stacks, dtype, columns, offset
     assert kernel.rows % 32 == 0
     # A warp's lanes, and the window between two barriers, cover columns of one group, or use replicas.
     group = 1 << g.log_group + g.log_chunk
-    window = 32 * kernel.together * (4 if kernel.shared_sums else 1)
-    assert kernel.groups == max(1, 32 // group)
-    assert kernel.replicas % kernel.groups == kernel.vectors % kernel.unit == 0
-    assert kernel.unit * item <= 16
+    window = layout.columns * kernel.together * (layout.sets if layout.shared else 1)
+    assert kernel.groups == max(1, layout.columns // group)
+    assert layout.replicas % kernel.groups == layout.vectors % layout.unit == 0
+    assert layout.unit * item <= 16
     assert kernel.rotations in (1, 2, 4, 8, 16)
-    assert kernel.vectors // kernel.unit % kernel.rotations == 0
-    assert window <= group or (kernel.together == 1 and not kernel.shared_sums)
-    assert kernel.parts == kernel.replicas * (1 if kernel.shared_sums else 4 // kernel.team)
-    assert nnz * stacks % kernel.team == 0
+    assert layout.lane_vectors // layout.unit % kernel.rotations == 0
+    assert window <= group or (kernel.together == 1 and not layout.shared)
+    assert layout.parts == layout.replicas * (1 if layout.shared else layout.sets)
+    assert nnz * stacks % layout.team == layout.warps % layout.team == 0
     # Batches consist of whole steps.
-    assert kernel.chunks in (32, 64, 128)
-    assert batch % (32 * kernel.loaded * (4 // kernel.team)) == 0
+    assert kernel.chunks in (32, 64, 128, 256, 512)
+    assert kernel.chunks <= 32 * layout.warps
+    assert batch % (layout.columns * kernel.loaded * layout.sets) == 0
     assert kernel.loaded % kernel.together == 0
-    assert kernel.width == 0 or kernel.vectors % kernel.width == n % kernel.width == 0
+    assert kernel.width == 0 or layout.lane_vectors % kernel.width == n % kernel.width == 0
+    assert layout.column_lanes == 1 or kernel.width > 1
     table = (kernel.chunks << kernel.log_parts) * nnz * stacks * 16
-    sums = kernel.parts * kernel.vectors * kernel.rows * item
-    assert table + sums + 16 <= kernel.shared_bytes <= described.shared_memory - 2048
+    sums = layout.parts * layout.vectors * kernel.rows * item
+    assert table + sums + 16 <= kernel.shared_bytes <= described.shared_memory - 1024
     assert 32 << kernel.log_parts == max(32, 1 << g.log_chunk)
     sums = launch.splits * n * k * stacks * item
     assert sums <= 2 * max(SCRATCH_BYTES, n * d * product.item_bytes // 16)
@@ -279,7 +295,7 @@ def test_any_layout_of_sums_emulated(monkeypatch, seed):
     k, nnz, stacks, n = rng.choice([*CASES, (23, 2, 1, 32), (40, 8, 1, 16), (700, 4, 1, 16)])
     dtype, x_in = rng.choice(["float32", "float64", "float16"]), rng.choice(["rows", "columns"])
     S = Sketch(700, k, nnz=nnz, stacks=stacks, seed=seed)[:, rng.choice([0, 33]) :]
-    with changed_choices(SMALL | {"scattered_sums._cost": lambda *_: rng.random()}):
+    with changed_choices(SMALL | {"scattered_sums._time": lambda *_: rng.random()}):
         check_project(S, n, dtype, x_in=x_in)
 
 
@@ -310,7 +326,7 @@ def test_any_layout_of_sums(seed):
     k, nnz, stacks, n = rng.choice([*CASES, (23, 2, 1, 32), (40, 8, 1, 16), (700, 4, 1, 16)])
     dtype, x_in = rng.choice(["float32", "float64"]), rng.choice(["rows", "columns"])
     S = Sketch(100_000, k, nnz=nnz, stacks=stacks, seed=seed)[:, rng.choice([0, 33]) :]
-    with changed_choices(SMALL | {"scattered_sums._cost": lambda *_: rng.random()}):
+    with changed_choices(SMALL | {"scattered_sums._time": lambda *_: rng.random()}):
         check_project(S, n, dtype, device="cuda", x_in=x_in)
 
 

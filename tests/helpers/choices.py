@@ -51,7 +51,7 @@ def forget_choices():
     for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan):
         cached.cache_clear()
     codes.split_of.cache_clear()
-    scattered_sums._launch.cache_clear()
+    scattered_sums._best.cache_clear()
     staged_gather._launch.cache_clear()
     staged_adjoint._launch.cache_clear()
     prepared._prepared.clear()

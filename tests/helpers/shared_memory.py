@@ -125,17 +125,22 @@ def store_words(address, *words):
         memory.view(np.uint32)[first + e] = data(word)
 
 
-def words_at(pointer, dtype, count):
-    """`count` adjacent words of global memory from each pointer on."""
+def read_words(first, dtype, count):
+    """`count` adjacent words of global memory from each of some addresses on, along a last axis."""
     size = np.dtype(dtype).itemsize
-    first = data(pointer).astype(np.int64)
     assert (first % (count * size) == 0).all()
     begin = int(first.min())
     words = np.frombuffer(ctypes.string_at(begin, int(first.max()) - begin + count * size), np.uint8)
     places = (first - begin)[..., None] + np.arange(count * size)
-    words = words[places].view(dtype)
-    kind = tl.int64 if size == 8 else tl.int32
-    return tuple(tensor(words[..., e].astype(np.int64 if size == 8 else np.int32), kind) for e in range(count))
+    return words[places].view(dtype)
+
+
+def words_at(pointer, dtype, count):
+    """`count` adjacent words of global memory from each pointer on."""
+    words = read_words(data(pointer).astype(np.int64), dtype, count)
+    long = words.itemsize == 8
+    kind, width = (tl.int64, np.int64) if long else (tl.int32, np.int32)
+    return tuple(tensor(words[..., e].astype(width), kind) for e in range(count))
 
 
 def write_words(pointer, words, keep):
@@ -144,6 +149,15 @@ def write_words(pointer, words, keep):
     assert (first.astype(np.int64) % (words.shape[-1] * words.itemsize) == 0).all()
     for place, run in zip(first[kept.astype(bool)].tolist(), words[kept.astype(bool)], strict=True):
         ctypes.memmove(place, run.tobytes(), run.nbytes)
+
+
+def words_where(pointer, keep):
+    """Four words of global memory from each pointer on where `keep`, otherwise zeros."""
+    kept = np.broadcast_to(data(keep), data(pointer).shape).astype(bool)
+    words = np.zeros((*kept.shape, 4), np.uint32)
+    if kept.any():
+        words[kept] = read_words(data(pointer)[kept].astype(np.int64), np.uint32, 4)
+    return tuple(tensor(words[..., e], tl.uint32) for e in range(4))
 
 
 GLOBAL = {
@@ -208,6 +222,7 @@ def emulate(monkeypatch):
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(scattered_loads, "load_four_where", words_where)
     for name, function in GLOBAL.items():
         monkeypatch.setattr(staged_adjoint, name, function)
     assert hasattr(shared_memory, "LIBRARIES")

@@ -14,6 +14,7 @@ from ...kernels.config.scattered_sums import ScatteredSums
 from ...kernels.nvidia.scattered_sums import project_scattered
 from ...kernels.nvidia.shared_memory import LIBRARIES
 from ...laws import exact as law
+from . import device
 from .launcher import Launch, kind
 from .partial_sums import Sums, reduction, sums_of
 
@@ -47,7 +48,7 @@ class ProjectScattered:
 
 def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectScattered:
     """The `Call` that writes X Sᵀ to `out`, or adds it if `accumulate`."""
-    part, kernel, (n, d) = spec.one_stack(), chosen.kernel, x.shape
+    part, kernel, layout, (n, d) = spec.one_stack(), chosen.kernel, chosen.kernel.layout, x.shape
     g = law.geometry(part.n_components, part.nnz, 0)
     batch = kernel.chunks << g.log_chunk
     batches = (spec.feature_offset + d - 1) // batch - spec.feature_offset // batch + 1
@@ -61,12 +62,14 @@ def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, acc
         "DTYPE": tl.float64 if sums.dtype == torch.float64 else tl.float32,
         "NNZ": part.nnz,
         "STACKS": spec.stacks,
-        "VECTORS": kernel.vectors,
-        "UNIT": kernel.unit,
-        "TEAM": kernel.team,
-        "SHARED_SUMS": kernel.shared_sums,
+        "VECTORS": layout.vectors,
+        "UNIT": layout.unit,
+        "COLUMN_LANES": layout.column_lanes,
+        "WARPS": layout.warps,
+        "TEAM": layout.team,
+        "SHARED_SUMS": layout.shared,
         "GROUPS": kernel.groups,
-        "REPLICAS": kernel.replicas,
+        "REPLICAS": layout.replicas,
         "ROTATIONS": kernel.rotations,
         "ROWS": kernel.rows,
         "CHUNKS": kernel.chunks,
@@ -75,11 +78,12 @@ def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, acc
         "TOGETHER": kernel.together,
         "PREFETCHED": kernel.prefetched,
         "WIDTH": kernel.width,
+        "PROGRAMMATIC_LAUNCH": device.describe(x.device).programmatic_launch,
         "SHARED_BYTES": kernel.shared_bytes,
-        "num_warps": 4,
+        "num_warps": layout.warps,
         "extern_libs": LIBRARIES,
     }
-    grid = (-(-n // kernel.vectors), chosen.splits, 1)
+    grid = (-(-n // layout.vectors), chosen.splits, 1)
     key = (kernel, part.nnz, spec.stacks, kind(x), sums.dtype, before)
     project = Launch(project_scattered, grid, x.get_device(), before, (), key, lambda: constants)
     scale = kernel_geometry(part.n_components, part.nnz, 0, spec.stacks).scale

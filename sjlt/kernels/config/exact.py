@@ -154,9 +154,10 @@ def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0, by the first rule that applies."""
     if one_tile.is_narrow(product):
         return one_tile.launch(product)
-    if ampere_codes.eligible_few(product):
+    scatters = scattered_rules.eligible(product) and not _favors_codes_of_columns(product)
+    if ampere_codes.eligible_few(product) and not (scatters and vectors_contiguous(product)):
         return ampere_codes.launch(product)
-    if scattered_rules.eligible(product) and not _favors_codes_of_few(product):
+    if scatters:
         return scattered_sums.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
@@ -184,14 +185,12 @@ def choose(product: Product) -> Launch:
     return chosen
 
 
-def _favors_codes_of_few(product: Product) -> bool:
-    """Whether A has as few columns as codes allow, and they are faster than `scattered_sums` by its estimate.
-
-    From codes and by `scattered_sums`, in microseconds on an H200: A (2787419, 32) -> 832 with nnz 4 in fp16 278 and
-    389, A (2127109, 32) -> 384 in fp32 319 and 451, but A (5174107, 32) -> 16 with nnz 3 in bf16 434 and 247.
-    """
-    possible = vectors_contiguous(product) and product.device.hopper and hopper_codes.eligible(product)
-    return possible and scattered_sums.cycles(product) > scattered_rules.MAX_CYCLES["columns"]
+def _favors_codes_of_columns(product: Product) -> bool:
+    """Whether A has few columns, codes support them, and they are faster than `scattered_sums` by its estimate."""
+    if not vectors_contiguous(product) or product.n > scattered_rules.MAX_VECTORS:
+        return False
+    possible = ampere_codes.eligible_few(product) or (product.device.hopper and hopper_codes.eligible(product))
+    return possible and scattered_rules.favors_codes_of_columns(product)
 
 
 def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:

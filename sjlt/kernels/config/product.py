@@ -121,7 +121,12 @@ class Product(NamedTuple):
     @property
     def geometry(self) -> law.Geometry:
         """The tiles, groups and chunks of the exact law, which do not depend on the seed."""
-        return law.geometry(self.k, self.nnz, 0)
+        return _geometry(self.k, self.nnz)
+
+
+@lru_cache(maxsize=4096)
+def _geometry(k: int, nnz: int) -> law.Geometry:
+    return law.geometry(k, nnz, 0)
 
 
 def vectors_contiguous(product: Product) -> bool:

@@ -11,7 +11,8 @@ from .product import (
     vector_alignment,
     vectors_contiguous,
 )
-from .scattered_sums import WORD_BYTES, are_rows, can_run, cycles
+from .scattered_layouts import WORD_BYTES, are_rows
+from .scattered_sums import can_run, cycles
 
 MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
 MAX_VECTORS = 32
@@ -19,10 +20,17 @@ MAX_VECTORS = 32
 MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, 1 << 22, 1 << 25
 # Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
 SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
-# Limits for rows of more vectors: the time of other kernels, in estimated cycles of a multiprocessor per column and
-# block of 128 vectors ("tensor cores" and, where these need few instructions, "simple": 64; "columns": of A, 32); and
-# the fewest columns, per component and in all, that outweigh setting up and adding sums.
-MAX_CYCLES = {"staged": 25, "codes": 45, "no codes": 90, "fp32": 40, "tensor cores": 40, "simple": 12, "columns": 13}
+# The time of other kernels, in estimated cycles of a multiprocessor per column and block of 128 vectors ("tensor cores"
+# and, where these need few instructions, "simple": 64). For rows: from "codes" in fp32, from those of 16-bit rows that
+# are "staged" or "aligned", with nnz "one". For contiguous vectors: "fp32 columns" and 16-bit "columns", "many" with
+# nnz > 7, or "simple" in power-of-two geometries. Then what they take at first, mostly to write codes, in cycles of all
+# multiprocessors.
+MAX_CYCLES = {
+    "staged": 25, "codes": 45, "no codes": 90, "fp32": 40, "aligned": 22.5, "one": 32, "tensor cores": 40, "simple": 12,
+    "fp32 columns": 32, "columns": 11.9, "many columns": 15, "simple columns": 10.5,
+}  # fmt: skip
+START_CYCLES, SHORT_START_CYCLES, MAX_COLUMN_ENTRIES = 3_000_000, 1_500_000, 7
+# The fewest columns, per component and in all, that outweigh setting up and adding sums.
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
 # For `is_in_registers`: rows with nnz 1, vectors of a block of `few_vectors`, components, and terms.
 MIN_ROWS_IN_MEMORY, MAX_BLOCK, FEW_COMPONENTS, MAX_FEW_TERMS, MAX_FEW_ENTRIES = 16, 8, 512, 1 << 27, 4
@@ -42,18 +50,50 @@ def eligible(product: Product) -> bool:
         return False
     if product.n <= MAX_VECTORS:
         return not favors_half_block(product) and not _are_short_columns(product) and _gains(product)
-    if not _are_long_rows(product) or product.dtype == "float64":
+    if product.dtype == "float64" or is_half_block(product):
         return False
-    hopper = product.device.hopper
-    if is_half_block(product):
-        return False
+    blocks, simple = -(-product.n // BLOCK_VECTORS), product.item_bytes == 2 and product.nnz > 1
+    simple = simple and is_power_of_two(product.k, product.nnz)
+    start = SHORT_START_CYCLES if simple or blocks > 1 or not are_rows(product) else START_CYCLES
+    limit = _max_cycles(product) * blocks
+    return limit > 0 and _gains(product) and cycles(product) <= limit + start / product.d
+
+
+def _max_cycles(product: Product) -> float:
+    """The estimated cycles of other kernels for a block of more than MAX_VECTORS vectors; 0 if they are faster."""
+    hopper, fp32 = product.device.hopper, product.dtype == "float32"
+    if not are_rows(product):
+        few = fp32 and product.n <= BLOCK_VECTORS // 2 and not is_power_of_two(product.k, product.nnz)
+        return MAX_CYCLES["fp32 columns"] if few else 0
+    if not _are_long_rows(product):
+        return 0
     if loaded_bytes(product) <= (4 if hopper else 8):
-        limit = MAX_CYCLES["no codes" if not hopper else "codes" if product.item_bytes == 4 else "staged"]
-    elif product.dtype == "float32" and product.n <= BLOCK_VECTORS:
-        limit = MAX_CYCLES["fp32"]
+        return MAX_CYCLES["no codes" if not hopper else "codes" if fp32 else "staged"]
+    if product.n > BLOCK_VECTORS:
+        return 0
+    if product.nnz == 1:
+        return MAX_CYCLES["one"] * product.item_bytes / 2
+    if fp32:
+        return MAX_CYCLES["fp32"]
+    tiles = product.geometry.n_tiles
+    simple = tiles <= 2 or (product.n <= BLOCK_VECTORS // 2 and tiles & (tiles - 1) == 0)  # for tensor cores
+    return 0 if simple else MAX_CYCLES["aligned"]
+
+
+def favors_codes_of_columns(product: Product) -> bool:
+    """Whether codes are faster for up to 32 contiguous vectors, if they are eligible, by the estimate.
+
+    From codes and here, in microseconds on an H200, with nnz 4: A (13643173, 32) -> 256 540 and 647, A (2384256, 32) ->
+    4096 132 and 144, but A (4210245, 32) -> 64 206 and 189, A (1811226, 20) -> 512 96 and 80; with nnz 2 A (3410928,
+    32) -> 195 147 and 118.
+    """
+    if product.item_bytes > 2:
+        limit = MAX_CYCLES["fp32 columns"]
+    elif product.nnz > MAX_COLUMN_ENTRIES:
+        limit = MAX_CYCLES["many columns"]
     else:
-        return False
-    return _gains(product) and cycles(product) <= limit * -(-product.n // BLOCK_VECTORS)
+        limit = MAX_CYCLES["simple columns" if is_power_of_two(product.k, product.nnz) else "columns"]
+    return cycles(product) > limit + SHORT_START_CYCLES / product.d
 
 
 def eligible_small(product: Product) -> bool:

@@ -20,6 +20,16 @@ def load_four(pointer):
 
 
 @triton.jit
+def load_four_where(pointer, keep):
+    """`load_four` as unsigned words where `keep`, otherwise zeros."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $5, 0; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; "
+        "@p ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4]; }",
+        "=&r,=&r,=&r,=&r,l,r", [pointer, keep.to(tl.int32)], (tl.uint32, tl.uint32, tl.uint32, tl.uint32), False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
 def load_two(pointer):
     """Load two adjacent 32-bit words from each `pointer`, a multiple of 8; they must not change during the kernel."""
     return tl.inline_asm_elementwise(

@@ -1,55 +1,62 @@
-"""Loads of few long vectors: a warp reads blocks of 32 columns of several vectors, one column per lane."""
+"""Loads of few long vectors: a warp reads blocks of columns, one per lane or per few lanes that divide its vectors."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from .global_memory import load_four_where
 from .shared_memory import prefetch
 
-THREADS = tl.constexpr(128)
 LANES = tl.constexpr(32)
 
 
 @triton.jit
-def block_offset(i: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr):
-    """The distance from a lane's first column to its column in block i.
+def block_offset(i: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr):
+    """The distance from a lane's first column to its column in block i of COLUMNS columns.
 
     The sets of warps process windows of TOGETHER blocks in turn.
     """
-    return (i // TOGETHER * SETS * TOGETHER + i % TOGETHER) * LANES
+    return (i // TOGETHER * SETS * TOGETHER + i % TOGETHER) * COLUMNS
 
 
 @triton.jit
 def _load_run(pointer, inside, WIDTH: tl.constexpr):
-    """WIDTH consecutive elements from each pointer, read as one word, as a tuple; zeros where not `inside`."""
+    """WIDTH consecutive elements from each pointer, read at once, as a tuple; zeros where not `inside`."""
     DTYPE: tl.constexpr = pointer.dtype.element_ty
     BITS: tl.constexpr = DTYPE.primitive_bitwidth
+    WORD: tl.constexpr = tl.uint64 if BITS * WIDTH == 64 else tl.uint32
+    WORD_BITS: tl.constexpr = 64 if BITS * WIDTH == 64 else 32
+    PART: tl.constexpr = tl.uint32 if BITS == 32 else tl.uint16
     run = ()
     if WIDTH == 1:
         run += (tl.load(pointer, mask=inside, other=0),)  # type: ignore[assignment]
     else:
-        WORD: tl.constexpr = tl.uint64 if BITS * WIDTH == 64 else tl.uint32
-        PART: tl.constexpr = tl.uint32 if BITS == 32 else tl.uint16
-        word = tl.load(pointer.to(tl.pointer_type(WORD), bitcast=True), mask=inside, other=0)
+        words = ()
+        if BITS * WIDTH == 128:
+            words += load_four_where(pointer, inside)
+        else:
+            words += (tl.load(pointer.to(tl.pointer_type(WORD), bitcast=True), mask=inside, other=0),)  # type: ignore[assignment]
         for i in tl.static_range(WIDTH):
-            run += ((word >> (i * BITS)).to(PART).to(DTYPE, bitcast=True),)  # type: ignore[assignment]
+            part = (words[i * BITS // WORD_BITS] >> (i * BITS % WORD_BITS)).to(PART)
+            run += (part.to(DTYPE, bitcast=True),)  # type: ignore[assignment]
     return run
 
 
 @triton.jit
 def load_blocks(
-    x, column, v, n, d, stride_x, LOADED: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr,
-    VECTORS: tl.constexpr, WIDTH: tl.constexpr,
+    x, column, v, n, d, stride_x, LOADED: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr,
+    SETS: tl.constexpr, VECTORS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """LOADED blocks of 32 columns of VECTORS vectors, from vector v on, as a tuple; zeros after the last column.
+    """LOADED blocks of COLUMNS columns of VECTORS vectors, from vector v on, as a tuple; zeros after the last column.
 
-    Each tensor has one vector's elements of one block, a column per lane; vectors vary fastest. The last vector is read
-    again in place of vectors that do not exist, as masks of their own would take more instructions.
+    Each tensor has one vector's elements of one block; vectors vary fastest. `column` and, if WIDTH > 0, `v` may differ
+    between lanes. Existing vectors are read again in place of those that do not exist, as masks of their own would take
+    more instructions.
     """
     loaded = ()
     for i in tl.static_range(LOADED):
-        j = column + block_offset(i, TOGETHER, SETS)
+        j = column + block_offset(i, COLUMNS, TOGETHER, SETS)
         inside = j.to(tl.uint32) < d.to(tl.uint32)
         if WIDTH == 0:
             for u in tl.static_range(VECTORS):
@@ -64,8 +71,9 @@ def load_blocks(
 
 @triton.jit
 def prefetch_step(
-    x, first, stop, thread, v, n, stride_x, COLUMNS: tl.constexpr, VECTORS: tl.constexpr, WIDTH: tl.constexpr
-):
+    x, first, stop, thread, v, n, stride_x, THREADS: tl.constexpr, COLUMNS: tl.constexpr, VECTORS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
     """Prefetch COLUMNS columns of VECTORS vectors, from `first` to at most `stop` - 1 and from vector v on."""
     SECTOR: tl.constexpr = 256 // x.dtype.element_ty.primitive_bitwidth
     if WIDTH == 0:

@@ -30,8 +30,9 @@ from ..portable.law import (
     select_word,
     tile_theta,
 )
+from ..portable.program import start_dependents
 from .row_words import fraction_step, row_of, words_of_rows
-from .scattered_loads import LANES, THREADS, block_offset, load_blocks, prefetch_step
+from .scattered_loads import LANES, block_offset, load_blocks, prefetch_step
 from .shared_memory import (
     load_number,
     load_numbers,
@@ -73,9 +74,15 @@ def _tile_start(m, rows, more, reciprocal):
 @triton.jit
 def _write_table(
     table, first_chunk, thread, k, n_tiles, shape, pm, p, k0, k1, NNZ: tl.constexpr, STACKS: tl.constexpr,
-    CHUNKS: tl.constexpr, LOG_PARTS: tl.constexpr,
+    THREADS: tl.constexpr, CHUNKS: tl.constexpr, LOG_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Write the table of CHUNKS chunks, ordered by sub-block of all stacks, by chunk, and by part of 32 columns."""
+    """Write the table of CHUNKS chunks, ordered by sub-block of all stacks, by chunk, and by part of 32 columns.
+
+    If there are more threads than chunks, several threads divide the sub-blocks of a chunk among them.
+    """
+    tl.static_assert(CHUNKS <= THREADS)
+    SHARES: tl.constexpr = THREADS // CHUNKS
+    SHARE: tl.constexpr = NNZ if SHARES == 1 else triton.next_power_of_2(triton.cdiv(NNZ, SHARES))
     TABLE_BYTES: tl.constexpr = (CHUNKS << LOG_PARTS) * ENTRY_BYTES  # per sub-block
     rows_of_all, more, reciprocal, least, step_of_least, step_of_others = shape
     q = thread % CHUNKS
@@ -88,18 +95,22 @@ def _write_table(
         tile_row = _tile_start(m, rows_of_all, more, reciprocal)
         rows = _tile_start(m + 1, rows_of_all, more, reciprocal) - tile_row
         s0, s1, s2, s3 = chunk_signs(c, k0, k1, stack)
-        for t in tl.static_range(NNZ):
-            if t % 4 == 0:
-                w0, w1, w2, w3 = chunk_keys(c, (c * 0).to(tl.uint32) + t // 4, k0, k1, stack)
-            w = w0 if t % 4 == 0 else (w1 if t % 4 == 1 else (w2 if t % 4 == 2 else w3))
+        for i in tl.static_range(SHARE):
+            t = tl.full((), i, tl.uint32)
+            if SHARES > 1:
+                t = tl.minimum(thread // CHUNKS * SHARE + i, NNZ - 1).to(tl.uint32)
+            if i % 4 == 0:
+                w0, w1, w2, w3 = chunk_keys(c, (c * 0).to(tl.uint32) + (t >> 2), k0, k1, stack)
+            w = select_word(t & 3, w0, w1, w2, w3)
             begin = part_start(t, rows, NNZ)
             b = part_start(t + 1, rows, NNZ) - begin
             step = tl.where(b == least, step_of_least, step_of_others)
             first, second, row = words_of_rows(w, stack * k.to(tl.uint32) + tile_row + begin, b, step, p)
             for h in tl.static_range(1 << LOG_PARTS):
-                e = (tl.full((), t, tl.uint32) << p) + h * LANES
+                e = (t << p) + h * LANES
                 sign = select_word((e >> 5) & 3, s0, s1, s2, s3) >> (e & 31)
-                store_words(entry + ((stack * NNZ + t) * TABLE_BYTES + h * ENTRY_BYTES), first, second, row, sign)
+                place = (t.to(tl.int32) + stack * NNZ) * TABLE_BYTES + h * ENTRY_BYTES
+                store_words(entry + place, first, second, row, sign)
 
 
 @triton.jit
@@ -219,6 +230,8 @@ def project_scattered(
     STACKS: tl.constexpr,
     VECTORS: tl.constexpr,
     UNIT: tl.constexpr,
+    COLUMN_LANES: tl.constexpr,
+    WARPS: tl.constexpr,
     TEAM: tl.constexpr,
     SHARED_SUMS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -231,11 +244,12 @@ def project_scattered(
     TOGETHER: tl.constexpr,
     PREFETCHED: tl.constexpr,
     WIDTH: tl.constexpr,
+    PROGRAMMATIC_LAUNCH: tl.constexpr,
     SHARED_BYTES: tl.constexpr,
 ):
     """target[split, v, r] = sum over the split's columns j of x[v, j] S[r, j], where S has entries +-1.
 
-    Grid: (blocks of VECTORS vectors, splits); 4 warps.
+    Grid: (blocks of VECTORS vectors, splits); WARPS warps.
 
     x : (n, d), contiguous along d or, if WIDTH > 0, along n; stride_x is the stride of the other dimension.
     target : (splits, n, k * STACKS), of DTYPE.  k, n_tiles, NNZ : of one stack.
@@ -256,19 +270,25 @@ def project_scattered(
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     SUB_BLOCKS: tl.constexpr = NNZ * STACKS
-    SETS: tl.constexpr = 4 // TEAM  # of warps; the warps of a set process the same columns
+    THREADS: tl.constexpr = WARPS * LANES
+    COLUMNS: tl.constexpr = LANES // COLUMN_LANES  # of a block
+    LANE_VECTORS: tl.constexpr = VECTORS // COLUMN_LANES
+    LANE_UNITS: tl.constexpr = LANE_VECTORS // UNIT
+    SETS: tl.constexpr = WARPS // TEAM  # of warps; the warps of a set process the same columns
     TABLE_BYTES: tl.constexpr = (CHUNKS << LOG_PARTS) * ENTRY_BYTES  # per sub-block
     ROUND_BYTES: tl.constexpr = TABLE_BYTES * TEAM
     UNITS: tl.constexpr = VECTORS // UNIT
     UNIT_BYTES: tl.constexpr = UNIT * ITEM * REPLICAS  # of all replicas
-    ROW_BYTES: tl.constexpr = UNIT_BYTES * UNITS if ROTATIONS > 1 else UNIT_BYTES  # from row to row, and
-    NEXT_UNIT: tl.constexpr = UNIT_BYTES if ROTATIONS > 1 else UNIT_BYTES * ROWS  # from unit to unit
+    ADJACENT: tl.constexpr = ROTATIONS * COLUMN_LANES > 1  # all units of a row
+    ROW_BYTES: tl.constexpr = UNIT_BYTES * UNITS if ADJACENT else UNIT_BYTES  # from row to row, and
+    NEXT_UNIT: tl.constexpr = UNIT_BYTES if ADJACENT else UNIT_BYTES * ROWS  # from unit to unit
     COPY_BYTES: tl.constexpr = UNIT_BYTES * UNITS * ROWS
     COPIES: tl.constexpr = 1 if SHARED_SUMS else SETS
-    WINDOW: tl.constexpr = LANES * TOGETHER
-    STEP: tl.constexpr = LANES * LOADED * SETS  # columns
+    WINDOW: tl.constexpr = COLUMNS * TOGETHER
+    STEP: tl.constexpr = COLUMNS * LOADED * SETS  # columns
     ROUNDS: tl.constexpr = SUB_BLOCKS // TEAM  # in round t, member i of a team processes sub-block t TEAM + i
-    STEP_ROUNDS: tl.constexpr = min(ROUNDS, 4 if VECTORS <= 8 else 2)
+    STEP_ROUNDS: tl.constexpr = min(ROUNDS, 4 if LANE_VECTORS <= 8 else 2)
+    start_dependents(PROGRAMMATIC_LAUNCH)
     k0, k1 = seed_words(seed)
     pm, p = log_group.to(tl.uint32), log_chunk.to(tl.uint32)
     thread = tl.arange(0, THREADS)
@@ -279,12 +299,13 @@ def project_scattered(
     zero = (thread * 0).to(tl.uint32)
     for first in range(0, COPIES * COPY_BYTES, THREADS * 16):
         store_words(sums + tl.minimum(first + thread * 16, COPIES * COPY_BYTES - 16), zero, zero, zero, zero)
-    rotation = lane // REPLICAS % ROTATIONS
+    own, share = lane // COLUMN_LANES, lane % COLUMN_LANES  # the lane's column and its share of the vectors
+    rotation = own // REPLICAS % ROTATIONS
     own_sums = ()
-    for u in tl.static_range(UNITS):
+    for u in tl.static_range(LANE_UNITS):
         own_sums += (  # type: ignore[assignment]
-            sums + (0 if SHARED_SUMS else team) * COPY_BYTES + lane % REPLICAS * (UNIT * ITEM)
-            + (u ^ rotation) * NEXT_UNIT,
+            sums + (0 if SHARED_SUMS else team) * COPY_BYTES + own % REPLICAS * (UNIT * ITEM)
+            + (share * LANE_UNITS + (u ^ rotation)) * NEXT_UNIT,
         )  # fmt: skip
     own_table = table + member * TABLE_BYTES
     shape = _shape_of_tiles(k, n_tiles, p, NNZ)
@@ -297,40 +318,45 @@ def project_scattered(
     batch0 = (offset >> log_chunk.to(tl.int64)) // CHUNKS
     first_column = ((((batch0 + start) * CHUNKS) << log_chunk.to(tl.int64)) - offset).to(tl.int32)
     stop_column = tl.minimum(d, first_column + ((stop - start) * CHUNKS << log_chunk.to(tl.int32)))
-    place = team * WINDOW + lane % GROUPS * (LANES // GROUPS) + lane // GROUPS
+    place = team * WINDOW + own % GROUPS * (COLUMNS // GROUPS) + own // GROUPS
+    windows = (1 << (log_group + log_chunk)) // (WINDOW * SETS)  # of a group; a power of two
     for i in tl.static_range(PREFETCHED):
-        prefetch_step(x, first_column + i * STEP, stop_column, thread, v, n, stride_x, STEP, VECTORS, WIDTH)
+        prefetch_step(x, first_column + i * STEP, stop_column, thread, v, n, stride_x, THREADS, STEP, VECTORS, WIDTH)
     column = first_column + place
-    ahead = load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
+    first_vector = v + share * LANE_VECTORS
+    ahead = load_blocks(x, column, first_vector, n, d, stride_x, LOADED, COLUMNS, TOGETHER, SETS, LANE_VECTORS, WIDTH)
     for batch in range(start, stop):
         tl.debug_barrier()  # all warps are done with the previous table
         _write_table(
-            table, (batch0 + batch) * CHUNKS, thread, k, n_tiles, shape, pm, p, k0, k1, NNZ, STACKS, CHUNKS,
-            LOG_PARTS,
+            table, (batch0 + batch) * CHUNKS, thread, k, n_tiles, shape, pm, p, k0, k1, NNZ, STACKS, THREADS,
+            CHUNKS, LOG_PARTS,
         )  # fmt: skip
         tl.debug_barrier()
         in_batch = place
-        for _ in range(steps):
-            loaded = _exchange_units(ahead, rotation, DTYPE, VECTORS * LOADED, UNIT, ROTATIONS)
+        for step in range(steps):
+            loaded = _exchange_units(ahead, rotation, DTYPE, LANE_VECTORS * LOADED, UNIT, ROTATIONS)
             if PREFETCHED > 0:
                 far = column - place + PREFETCHED * STEP
-                prefetch_step(x, far, stop_column, thread, v, n, stride_x, STEP, VECTORS, WIDTH)
+                prefetch_step(x, far, stop_column, thread, v, n, stride_x, THREADS, STEP, VECTORS, WIDTH)
             column += STEP
-            ahead = load_blocks(x, column, v, n, d, stride_x, LOADED, TOGETHER, SETS, VECTORS, WIDTH)
+            ahead = load_blocks(
+                x, column, first_vector, n, d, stride_x, LOADED, COLUMNS, TOGETHER, SETS, LANE_VECTORS, WIDTH
+            )
             entries = ()
             columns = ()
             for i in tl.static_range(LOADED):
-                j = in_batch + block_offset(i, TOGETHER, SETS)
+                j = in_batch + block_offset(i, COLUMNS, TOGETHER, SETS)
                 entries += (own_table + (j >> log_part) * ENTRY_BYTES,)  # type: ignore[assignment]
                 columns += ((j & ((1 << log_chunk) - 1)).to(tl.uint32),)  # type: ignore[assignment]
             for i in tl.static_range(0, LOADED, TOGETHER):
                 for t in tl.static_range(0, ROUNDS, STEP_ROUNDS):
                     _add_blocks(
-                        loaded, entries, columns, own_sums, p, one, DTYPE, i, TOGETHER, VECTORS, UNIT, t,
+                        loaded, entries, columns, own_sums, p, one, DTYPE, i, TOGETHER, LANE_VECTORS, UNIT, t,
                         min(STEP_ROUNDS, ROUNDS - t), ROUND_BYTES, ROW_BYTES,
                     )  # fmt: skip
-                if SHARED_SUMS:
-                    tl.debug_barrier()  # the next window may be in another group
+                window = step * (LOADED // TOGETHER) + i // TOGETHER
+                if SHARED_SUMS & (window & (windows - 1) == windows - 1):
+                    tl.debug_barrier()  # the next window is in another group
             in_batch += STEP
     tl.debug_barrier()
 
