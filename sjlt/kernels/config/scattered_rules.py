@@ -20,16 +20,25 @@ MAX_VECTORS = 32
 MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, 1 << 22, 1 << 25
 # Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
 SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
-# The time of other kernels, in estimated cycles of a multiprocessor per column and block of 128 vectors ("tensor cores"
-# and, where these need few instructions, "simple": 64). For rows: from "codes" in fp32, from those of 16-bit rows that
-# are "staged" or "aligned", with nnz "one". For contiguous vectors: "fp32 columns" and 16-bit "columns", "many" with
-# nnz > 7, or "simple" in power-of-two geometries. Then what they take at first, mostly to write codes, in cycles of all
-# multiprocessors.
+# The time of other kernels, in estimated cycles of a multiprocessor per column and block of 128 vectors.
 MAX_CYCLES = {
-    "staged": 25, "codes": 45, "no codes": 90, "fp32": 40, "aligned": 22.5, "one": 32, "tensor cores": 40, "simple": 12,
-    "fp32 columns": 32, "columns": 11.9, "many columns": 15, "simple columns": 10.5,
-}  # fmt: skip
-START_CYCLES, SHORT_START_CYCLES, MAX_COLUMN_ENTRIES = 3_000_000, 1_500_000, 7
+    "codes": 45,  # rows in fp32 that are loaded by 4 bytes
+    "staged": 25,  # the same in 16 bits
+    "no codes": 90,  # without Hopper's kernels, rows that are loaded by up to 8 bytes
+    "few components": 115,  # the same for k <= FEW_ROWS, where codes of a column are as long as for 128 components
+    "fp32": 40,  # other rows in fp32
+    "aligned": 22.5,  # other rows in 16 bits
+    "one": 32,  # the same with nnz 1; twice as many in fp32
+    "tensor cores": 40,  # rows for `tensor_core`, per block of 64
+    "simple": 12,  # the same where it needs few instructions
+    "fp32 columns": 32,  # contiguous vectors in fp32
+    "columns": 11.9,  # contiguous vectors in 16 bits
+    "simple columns": 10.5,  # the same in a power-of-two geometry
+    "many columns": 15,  # the same with nnz > MAX_COLUMN_ENTRIES
+}
+FEW_ROWS, MAX_COLUMN_ENTRIES = 32, 7
+# What these take at first, mostly to write codes, in cycles of all multiprocessors.
+START_CYCLES, SHORT_START_CYCLES = 3_000_000, 1_500_000
 # The fewest columns, per component and in all, that outweigh setting up and adding sums.
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
 # For `is_in_registers`: rows with nnz 1, vectors of a block of `few_vectors`, components, and terms.
@@ -67,8 +76,10 @@ def _max_cycles(product: Product) -> float:
         return MAX_CYCLES["fp32 columns"] if few else 0
     if not _are_long_rows(product):
         return 0
-    if loaded_bytes(product) <= (4 if hopper else 8):
-        return MAX_CYCLES["no codes" if not hopper else "codes" if fp32 else "staged"]
+    if not hopper and loaded_bytes(product) <= 8:
+        return MAX_CYCLES["no codes" if product.k > FEW_ROWS else "few components"]
+    if hopper and loaded_bytes(product) <= 4:
+        return MAX_CYCLES["codes" if fp32 else "staged"]
     if product.n > BLOCK_VECTORS:
         return 0
     if product.nnz == 1:
