@@ -76,6 +76,7 @@ def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, acc
         "LOG_PARTS": kernel.log_parts,
         "LOADED": kernel.loaded,
         "TOGETHER": kernel.together,
+        "ROUNDS_TOGETHER": kernel.rounds_together,
         "PREFETCHED": kernel.prefetched,
         "WIDTH": kernel.width,
         "PROGRAMMATIC_LAUNCH": device.describe(x.device).programmatic_launch,

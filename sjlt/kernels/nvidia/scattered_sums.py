@@ -1,17 +1,19 @@
 """X Sᵀ of few long vectors under the exact law: every column is added to its nnz sums in shared memory.
 
-A warp reads 32 columns of one group of chunks at a time, one per lane. The chunks of a group meet different tiles, and
-the columns of a chunk meet different rows of a sub-block, so all additions of a step go to different sums. Each warp
-has sums of its own if shared memory suffices. Otherwise a team of warps shares sums and divides the sub-blocks among
-its members (TEAM), or all warps share sums and process the same group of chunks between two barriers (SHARED_SUMS). At
-the end, sums are added in a fixed order, so results are bitwise reproducible.
+A warp reads a block of 32 columns of one group of chunks at a time, one per lane. (If vectors are contiguous, up to
+four adjacent lanes may divide the vectors of a column among them, COLUMN_LANES, so that a warp reads longer runs of
+memory from fewer columns.) The chunks of a group meet different tiles, and the columns of a chunk meet different rows
+of a sub-block, so all additions of a step go to different sums. Each warp may have sums of its own; or a team of warps
+shares sums and divides the sub-blocks among its members (TEAM); or all warps share sums and process the same group of
+chunks between two barriers (SHARED_SUMS). At the end, sums are added in a fixed order, so results are bitwise
+reproducible.
 
 The sums of up to 16 bytes of vectors, a unit, are adjacent, so that one access reads or writes them. Shared memory
 serves as many lanes at a time as its banks have units, if these lanes use different banks. They do if each adds to
 another replica of the sums (REPLICAS) or, in another order than the others, to its units (ROTATIONS).
 
-A program first derives the words of a batch of chunks, one chunk per thread, and keeps them in a table in shared
-memory, in entries of 16 bytes for each sub-block and up to 32 columns.
+A program first derives the words of a batch of chunks, at most one chunk per thread, and keeps them in a table in
+shared memory, in entries of 16 bytes for each sub-block and up to 32 columns.
 """
 
 from __future__ import annotations
@@ -242,6 +244,7 @@ def project_scattered(
     LOG_PARTS: tl.constexpr,
     LOADED: tl.constexpr,
     TOGETHER: tl.constexpr,
+    ROUNDS_TOGETHER: tl.constexpr,
     PREFETCHED: tl.constexpr,
     WIDTH: tl.constexpr,
     PROGRAMMATIC_LAUNCH: tl.constexpr,
@@ -255,18 +258,21 @@ def project_scattered(
     target : (splits, n, k * STACKS), of DTYPE.  k, n_tiles, NNZ : of one stack.
     batches : the number of batches of CHUNKS chunks that contain the columns offset to offset + d - 1.
 
-    UNIT : number of vectors whose sums a lane reads or writes at once, at most 16 bytes.  TEAM : number of warps that
+    UNIT : number of vectors whose sums a lane reads or writes at once, at most 16 bytes.  COLUMN_LANES : number of
+    lanes that divide the vectors of a column, each with whole units; 1 if WIDTH is 0.  TEAM : number of warps that
     share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums and, between two barriers,
-    process columns of one group.  GROUPS : number of groups of chunks that 32 columns belong to; a divisor of REPLICAS.
-    REPLICAS : number of copies of a team's sums; lanes of different groups add to different ones.  ROTATIONS : number
-    of orders in which lanes access their units of vectors; from 2 on, all sums of a row are adjacent, otherwise all of
-    a unit.  ROWS : at least k * STACKS, a multiple of 32.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if
-    it has fewer than 32.  LOADED : blocks of 32 columns that a warp loads at a time.  TOGETHER : blocks, all in one
-    group, whose sums it loads together; divides LOADED.  PREFETCHED : number of steps by which the L2 cache is ahead of
-    the loads.  WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is contiguous along d.
+    process columns of one group.  GROUPS : number of groups of chunks that a block of columns belongs to; a divisor of
+    REPLICAS. REPLICAS : number of copies of a team's sums; lanes of different groups add to different ones.  ROTATIONS
+    : number of orders in which lanes access their units of vectors. All sums of a row are adjacent if this or
+    COLUMN_LANES is at least 2, otherwise all of a unit.  ROWS : at least k * STACKS, a multiple of 32.  CHUNKS : at
+    most 32 * WARPS. LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if it has fewer than 32.  LOADED : blocks
+    of columns that a warp loads at a time.  TOGETHER : blocks, all in one group, whose sums it loads together; divides
+    LOADED. ROUNDS_TOGETHER : sub-blocks of a warp whose sums it loads together.  PREFETCHED : number of steps by which
+    the L2 cache is ahead of the loads.  WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is
+    contiguous along d.
 
-    The banks of shared memory are 128 bytes wide. If REPLICAS * ROTATIONS units of vectors have as many bytes, lanes
-    that are served at a time use different banks.
+    The banks of shared memory are 128 bytes wide. If REPLICAS * ROTATIONS * COLUMN_LANES units of vectors have as
+    many bytes, lanes that are served at a time use different banks.
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     SUB_BLOCKS: tl.constexpr = NNZ * STACKS
@@ -287,7 +293,6 @@ def project_scattered(
     WINDOW: tl.constexpr = COLUMNS * TOGETHER
     STEP: tl.constexpr = COLUMNS * LOADED * SETS  # columns
     ROUNDS: tl.constexpr = SUB_BLOCKS // TEAM  # in round t, member i of a team processes sub-block t TEAM + i
-    STEP_ROUNDS: tl.constexpr = min(ROUNDS, 4 if LANE_VECTORS <= 8 else 2)
     start_dependents(PROGRAMMATIC_LAUNCH)
     k0, k1 = seed_words(seed)
     pm, p = log_group.to(tl.uint32), log_chunk.to(tl.uint32)
@@ -349,10 +354,10 @@ def project_scattered(
                 entries += (own_table + (j >> log_part) * ENTRY_BYTES,)  # type: ignore[assignment]
                 columns += ((j & ((1 << log_chunk) - 1)).to(tl.uint32),)  # type: ignore[assignment]
             for i in tl.static_range(0, LOADED, TOGETHER):
-                for t in tl.static_range(0, ROUNDS, STEP_ROUNDS):
+                for t in tl.static_range(0, ROUNDS, ROUNDS_TOGETHER):
                     _add_blocks(
                         loaded, entries, columns, own_sums, p, one, DTYPE, i, TOGETHER, LANE_VECTORS, UNIT, t,
-                        min(STEP_ROUNDS, ROUNDS - t), ROUND_BYTES, ROW_BYTES,
+                        min(ROUNDS_TOGETHER, ROUNDS - t), ROUND_BYTES, ROW_BYTES,
                     )  # fmt: skip
                 window = step * (LOADED // TOGETHER) + i // TOGETHER
                 if SHARED_SUMS & (window & (windows - 1) == windows - 1):
