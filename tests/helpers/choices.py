@@ -51,7 +51,8 @@ def forget_choices():
     for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan):
         cached.cache_clear()
     codes.split_of.cache_clear()
-    scattered_sums._best.cache_clear()
+    scattered_sums._choose.cache_clear()
+    scattered_sums._fastest.cache_clear()
     staged_gather._launch.cache_clear()
     staged_adjoint._launch.cache_clear()
     prepared._prepared.clear()

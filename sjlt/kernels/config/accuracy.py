@@ -116,7 +116,7 @@ def _portable(product: Product, launch: Launch) -> ErrorBound:
     if isinstance(launch, StagedGather):  # a row has at most one entry in a group
         return ErrorBound(launch.groups_per_split - 1, 0.0)
     if isinstance(launch, ScatteredSums):
-        return ErrorBound(launch.terms - 1 + launch.kernel.layout.parts, 0.0)
+        return ErrorBound(launch.terms - 1 + launch.kernel.layout.copies, 0.0)
     if isinstance(launch, RowGather):
         groups = launch.groups_per_split
         in_sum = GROUPS_PER_STEP if launch.chunked_sum else groups

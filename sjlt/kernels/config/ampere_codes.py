@@ -44,10 +44,10 @@ def eligible_few(product: Product) -> bool:
     Its blocks have 32 or 64 vectors. In microseconds on an H200, with the fastest other kernel and here, for nnz 4: A
     (13643173, 32) -> 256 746 and 540, A (2176237, 32) -> 133 168 and 128, X (32, 9206512) -> 576 765 and 644, X (64,
     1373584) -> 694 212 and 140, X (64, 16570634) -> 448 2112 and 1652; with nnz 8 X (32, 5563758) -> 1991 840 and 581;
-    with nnz 3 X (64, 1036652) -> 1920 142 and 101. (For S A, `choose` then compares it with the estimate of
-    `scattered_sums`, which takes 90 instead of 115 for A (2228688, 32) -> 354 with nnz 2.) But A (2623332, 32)
-    -> 59 with nnz 4 176 and 286, A (243118, 20) -> 1600 41 and 42, X (32, 506200) -> 125 37 and 45, X (64, 284786) ->
-    184 52 and 55, X (24, 31273776) -> 1728 with nnz 8 4008 and 4460, X (32, 27771537) -> 256 with nnz 3 1829 and 2179.
+    with nnz 3 X (64, 1036652) -> 1920 142 and 101. But A (2623332, 32) -> 59 with nnz 4 176 and 286, A (243118, 20) ->
+    1600 41 and 42, X (32, 506200) -> 125 37 and 45, X (64, 284786) -> 184 52 and 55, X (24, 31273776) -> 1728 with nnz
+    8 4008 and 4460, X (32, 27771537) -> 256 with nnz 3 1829 and 2179. For S A, `choose` prefers `scattered_sums` if its
+    estimated time is less: A (2228688, 32) -> 354 with nnz 2 takes 90 there and 115 here.
     """
     n, nnz, width, chunk = product.n, product.nnz, _width(product), 1 << product.geometry.log_chunk
     if not _supports(product) or product.item_bytes != 2:

@@ -190,7 +190,7 @@ def _favors_codes_of_columns(product: Product) -> bool:
     if not vectors_contiguous(product) or product.n > scattered_rules.MAX_VECTORS:
         return False
     possible = ampere_codes.eligible_few(product) or (product.device.hopper and hopper_codes.eligible(product))
-    return possible and scattered_rules.favors_codes_of_columns(product)
+    return possible and scattered_rules.are_slower_than_codes(product)
 
 
 def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from itertools import product as pairs_of
 from typing import NamedTuple
 
 from .product import Product, next_power_of_two
 
 LANES, ENTRY_BYTES = 32, 16
-WARPS = 4, 8, 16  # of a program
-MAX_TEAM, MAX_COLUMN_LANES = 16, 4
+WARPS, TEAMS, COLUMN_LANES = (4, 8, 16), (1, 2, 4, 8, 16), (1, 2, 4)
 BANKS = 32  # of shared memory, of 4 bytes
 LINE_BYTES = 4 * BANKS
-UNIT_BYTES = 16  # the widest access to sums
+MAX_UNIT_BYTES = 16  # the widest access to sums
+SHARED_ALIGN = 2 << 10  # so that few kernels are compiled
 MAX_TABLE_BYTES = 16 << 10
 TRITON_BYTES = 1 << 10  # shared memory that Triton and the device reserve
 MAX_PROGRAM_VECTORS = 16
@@ -40,8 +40,8 @@ class Layout(NamedTuple):
     shared : bool
         Whether all warps share sums, and work on one group of chunks between two barriers.
     replicas : int
-        Copies of the sums of a team, a multiple of the groups of chunks that a block of columns belongs to; more of
-        them avoid bank conflicts.
+        Copies of the sums of a team, or of all teams if they are shared, a multiple of the groups of chunks that a
+        block of columns belongs to; more of them avoid bank conflicts.
     """
 
     vectors: int
@@ -68,37 +68,53 @@ class Layout(NamedTuple):
         return self.warps // self.team
 
     @property
-    def parts(self) -> int:
+    def copies(self) -> int:
         """The number of copies of the sums of a program."""
         return self.replicas * (1 if self.shared else self.sets)
 
-    def bytes(self, product: Product) -> int:
-        """The size of all sums."""
-        return self.parts * self.vectors * round_up_rows(product.k * product.stacks) * sum_bytes(product)
+    def width(self, product: Product) -> int:
+        """The number of contiguous vectors that one access reads; 0 if rows are contiguous."""
+        return min(contiguous_vectors(product), self.lane_vectors)
+
+    def groups(self, product: Product) -> int:
+        """The number of groups of chunks that a block of columns belongs to."""
+        return max(1, self.columns // group_columns(product))
+
+    def shared_bytes(self, product: Product, chunks: int) -> int:
+        """The shared memory of a program: the sums, the table of a batch of chunks, and what aligning them may take."""
+        sums = self.copies * self.vectors * round_up_rows(product.k * product.stacks) * sum_bytes(product)
+        return -(-(sums + table_bytes(product, chunks)) // SHARED_ALIGN) * SHARED_ALIGN + ENTRY_BYTES
+
+    def fits(self, product: Product, chunks: int) -> bool:
+        """Whether a program fits in shared memory, with batches of so many chunks."""
+        return self.shared_bytes(product, chunks) + TRITON_BYTES <= product.device.shared_memory
 
 
 def layouts(product: Product) -> Iterator[Layout]:
-    """All layouts that fit in shared memory."""
+    """Layouts that fit in shared memory, with replicas up to the least number that avoids bank conflicts."""
     nnz, group = product.nnz * product.stacks, group_columns(product)
     vectors = min(MAX_PROGRAM_VECTORS, MAX_VECTOR_BYTES // sum_bytes(product), next_power_of_two(product.n))
     blocks = []  # (vectors, unit, column_lanes)
     while vectors:
-        for unit in {1, min(vectors, UNIT_BYTES // sum_bytes(product))}:
-            most = min(MAX_COLUMN_LANES, vectors // unit) if contiguous_vectors(product) > 1 else 1
-            blocks += [(vectors, unit, lanes) for lanes in (1, 2, 4) if lanes <= most]
+        for unit in {1, min(vectors, MAX_UNIT_BYTES // sum_bytes(product))}:
+            most = vectors // unit if contiguous_vectors(product) > 1 else 1
+            blocks += [(vectors, unit, lanes) for lanes in COLUMN_LANES if lanes <= most]
         vectors //= 2
-    teams = [(warps, team) for warps in WARPS for team in (1, 2, 4, 8, 16) if team <= warps and nnz % team == 0]
-    for (warps, team), block, shared in pairs_of(teams, blocks, (False, True)):
-        layout = Layout(*block, warps, team, shared, 1)
-        if shared and not 1 < layout.sets <= group // layout.columns:
-            continue
-        available = product.device.shared_memory - TRITON_BYTES - table_bytes(product, max_chunks(product, warps))
-        layout = layout._replace(replicas=max(1, layout.columns // group))
-        while layout.bytes(product) <= available:
-            yield layout
-            if bank_conflicts(product, layout)[0] == 1:
-                break
-            layout = layout._replace(replicas=2 * layout.replicas)
+    available = (product.device.shared_memory - TRITON_BYTES - ENTRY_BYTES) // SHARED_ALIGN * SHARED_ALIGN
+    vector_bytes = round_up_rows(product.k * product.stacks) * sum_bytes(product)
+    for warps in WARPS:
+        most = (available - table_bytes(product, max_chunks(product, warps))) // vector_bytes  # copies of vectors
+        teams = [team for team in TEAMS if team <= warps and nnz % team == 0]
+        for team, block, shared in itertools.product(teams, blocks, (False, True)):
+            layout = Layout(*block, warps, team, shared, 1)
+            if shared and not 1 < layout.sets <= group // layout.columns:
+                continue
+            layout = layout._replace(replicas=layout.groups(product))
+            while layout.copies * layout.vectors <= most:
+                yield layout
+                if bank_conflicts(product, layout)[0] == 1:
+                    break
+                layout = layout._replace(replicas=2 * layout.replicas)
 
 
 def bank_conflicts(product: Product, layout: Layout) -> tuple[float, int]:
@@ -122,12 +138,12 @@ def bank_conflicts(product: Product, layout: Layout) -> tuple[float, int]:
 
 
 def loaded_lines(product: Product, layout: Layout) -> float:
-    """Lines of 128 bytes that a warp reads to load 32 columns of a vector."""
-    width = contiguous_vectors(product)
+    """Cycles of the load path for 32 columns of a vector: one per line of 128 bytes, or per access to a row."""
+    width = layout.width(product)
     if width == 0:
         return 1.0
     stride = min(product.x_strides[1] * product.item_bytes, LINE_BYTES)
-    return max(1.0, layout.columns * stride / LINE_BYTES) / min(width, layout.lane_vectors)
+    return max(1.0, layout.columns * stride / LINE_BYTES) / width
 
 
 def contiguous_vectors(product: Product) -> int:
@@ -158,7 +174,12 @@ def max_chunks(product: Product, warps: int) -> int:
 
 def table_bytes(product: Product, chunks: int) -> int:
     """The size of the table of a batch of chunks."""
-    return (chunks << max(0, product.geometry.log_chunk - 5)) * product.nnz * product.stacks * ENTRY_BYTES
+    return (chunks << log_parts(product)) * product.nnz * product.stacks * ENTRY_BYTES
+
+
+def log_parts(product: Product) -> int:
+    """A chunk has 2^log_parts table entries per sub-block, one for every 32 columns."""
+    return max(0, product.geometry.log_chunk - 5)
 
 
 def sum_bytes(product: Product) -> int:

@@ -11,7 +11,7 @@ from .product import (
     vector_alignment,
     vectors_contiguous,
 )
-from .scattered_layouts import WORD_BYTES, are_rows
+from .scattered_layouts import WORD_BYTES, are_rows, sum_bytes
 from .scattered_sums import can_run, cycles
 
 MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
@@ -20,35 +20,38 @@ MAX_VECTORS = 32
 MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, 1 << 22, 1 << 25
 # Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
 SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
-# The time of other kernels, in estimated cycles of a multiprocessor per column and block of 128 vectors.
+# The time of other kernels, in estimated cycles of a multiprocessor per column: of rows of X for a block of 128 vectors
+# (64 for the last two), of contiguous vectors for all. "Loaded by b bytes" is `loaded_bytes`.
 MAX_CYCLES = {
-    "codes": 45,  # rows in fp32 that are loaded by 4 bytes
-    "staged": 25,  # the same in 16 bits
-    "no codes": 90,  # without Hopper's kernels, rows that are loaded by up to 8 bytes
-    "few components": 115,  # the same for k <= FEW_ROWS, where codes of a column are as long as for 128 components
+    "codes": 45,  # rows in fp32, loaded by 4 bytes, with Hopper's kernels
+    "staged": 25,  # rows in 16 bits, loaded by 2 or 4 bytes, with Hopper's kernels
+    "no codes": 90,  # rows loaded by 2 to 8 bytes, without Hopper's kernels
+    "few components": 115,  # the same with k <= FEW_COMPONENT_ROWS, for whose columns codes are as long as for k = 128
     "fp32": 40,  # other rows in fp32
     "aligned": 22.5,  # other rows in 16 bits
-    "one": 32,  # the same with nnz 1; twice as many in fp32
-    "tensor cores": 40,  # rows for `tensor_core`, per block of 64
-    "simple": 12,  # the same where it needs few instructions
+    "one": 32,  # other rows in 16 bits with nnz 1; twice as many in fp32
+    "tensor cores": 40,  # rows computed by `tensor_core`
+    "simple": 12,  # rows computed by `tensor_core` with few instructions
     "fp32 columns": 32,  # contiguous vectors in fp32
     "columns": 11.9,  # contiguous vectors in 16 bits
-    "simple columns": 10.5,  # the same in a power-of-two geometry
-    "many columns": 15,  # the same with nnz > MAX_COLUMN_ENTRIES
+    "power-of-two columns": 10.5,  # contiguous vectors in 16 bits, in a power-of-two geometry
+    "columns of many entries": 15,  # contiguous vectors in 16 bits, with nnz > MAX_COLUMN_ENTRIES
 }
-FEW_ROWS, MAX_COLUMN_ENTRIES = 32, 7
-# What these take at first, mostly to write codes, in cycles of all multiprocessors.
+FEW_COMPONENT_ROWS, MAX_COLUMN_ENTRIES = 32, 7
+# What other kernels take at first, mostly to write codes, in cycles of all multiprocessors; and what they take if codes
+# are short or not needed.
 START_CYCLES, SHORT_START_CYCLES = 3_000_000, 1_500_000
 # The fewest columns, per component and in all, that outweigh setting up and adding sums.
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
 # For `is_in_registers`: rows with nnz 1, vectors of a block of `few_vectors`, components, and terms.
 MIN_ROWS_IN_MEMORY, MAX_BLOCK, FEW_COMPONENTS, MAX_FEW_TERMS, MAX_FEW_ENTRIES = 16, 8, 512, 1 << 27, 4
 MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
+MAX_VECTOR_SUMS = 108 << 10  # bytes of the sums of a vector; more have not been measured
 MAX_NNZ = 16  # over all stacks; the table grows with it
 
 
 def eligible(product: Product) -> bool:
-    """Whether the kernel can run a product of few vectors, and is faster than others.
+    """Whether the kernel is faster than others, for up to 32 vectors, or for more by its estimated time.
 
     Other kernels take the time of 128 vectors, and long to load rows that begin off multiples of 8 bytes. From codes
     and here, in microseconds: (48, 312496) -> 64 with nnz 3 in fp32 65 and 39 (H100). For unaligned rows in 16 bits, on
@@ -61,9 +64,9 @@ def eligible(product: Product) -> bool:
         return not favors_half_block(product) and not _are_short_columns(product) and _gains(product)
     if product.dtype == "float64" or is_half_block(product):
         return False
-    blocks, simple = -(-product.n // BLOCK_VECTORS), product.item_bytes == 2 and product.nnz > 1
-    simple = simple and is_power_of_two(product.k, product.nnz)
-    start = SHORT_START_CYCLES if simple or blocks > 1 or not are_rows(product) else START_CYCLES
+    blocks, few_codes = -(-product.n // BLOCK_VECTORS), product.item_bytes == 2 and product.nnz > 1
+    few_codes = few_codes and is_power_of_two(product.k, product.nnz)
+    start = SHORT_START_CYCLES if few_codes or blocks > 1 or not are_rows(product) else START_CYCLES
     limit = _max_cycles(product) * blocks
     return limit > 0 and _gains(product) and cycles(product) <= limit + start / product.d
 
@@ -77,7 +80,7 @@ def _max_cycles(product: Product) -> float:
     if not _are_long_rows(product):
         return 0
     if not hopper and loaded_bytes(product) <= 8:
-        return MAX_CYCLES["no codes" if product.k > FEW_ROWS else "few components"]
+        return MAX_CYCLES["no codes" if product.k > FEW_COMPONENT_ROWS else "few components"]
     if hopper and loaded_bytes(product) <= 4:
         return MAX_CYCLES["codes" if fp32 else "staged"]
     if product.n > BLOCK_VECTORS:
@@ -87,12 +90,12 @@ def _max_cycles(product: Product) -> float:
     if fp32:
         return MAX_CYCLES["fp32"]
     tiles = product.geometry.n_tiles
-    simple = tiles <= 2 or (product.n <= BLOCK_VECTORS // 2 and tiles & (tiles - 1) == 0)  # for tensor cores
-    return 0 if simple else MAX_CYCLES["aligned"]
+    suits_tensor_cores = tiles <= 2 or (product.n <= BLOCK_VECTORS // 2 and tiles & (tiles - 1) == 0)
+    return 0 if suits_tensor_cores else MAX_CYCLES["aligned"]
 
 
-def favors_codes_of_columns(product: Product) -> bool:
-    """Whether codes are faster for up to 32 contiguous vectors, if they are eligible, by the estimate.
+def are_slower_than_codes(product: Product) -> bool:
+    """Whether codes, if they are eligible, are faster for up to 32 contiguous vectors, by the estimated time.
 
     From codes and here, in microseconds on an H200, with nnz 4: A (13643173, 32) -> 256 540 and 647, A (2384256, 32) ->
     4096 132 and 144, but A (4210245, 32) -> 64 206 and 189, A (1811226, 20) -> 512 96 and 80; with nnz 2 A (3410928,
@@ -101,9 +104,9 @@ def favors_codes_of_columns(product: Product) -> bool:
     if product.item_bytes > 2:
         limit = MAX_CYCLES["fp32 columns"]
     elif product.nnz > MAX_COLUMN_ENTRIES:
-        limit = MAX_CYCLES["many columns"]
+        limit = MAX_CYCLES["columns of many entries"]
     else:
-        limit = MAX_CYCLES["simple columns" if is_power_of_two(product.k, product.nnz) else "columns"]
+        limit = MAX_CYCLES["power-of-two columns" if is_power_of_two(product.k, product.nnz) else "columns"]
     return cycles(product) > limit + SHORT_START_CYCLES / product.d
 
 
@@ -165,6 +168,7 @@ def _gains(product: Product) -> bool:
         and product.x_bytes >= MIN_BYTES
         and product.d < 1 << 30
         and product.nnz * product.stacks <= MAX_NNZ
+        and product.k * product.stacks * sum_bytes(product) <= MAX_VECTOR_SUMS
         and not is_in_registers(product)
         and (are_rows(product) or _are_columns(product))
         and can_run(product)

@@ -7,31 +7,29 @@ from functools import lru_cache
 
 from .product import SCRATCH_BYTES, Product, next_power_of_two
 from .scattered_layouts import (
-    ENTRY_BYTES,
     LANES,
     LINE_BYTES,
     TRITON_BYTES,
     Layout,
     bank_conflicts,
-    contiguous_vectors,
     group_columns,
     layouts,
     loaded_lines,
+    log_parts,
     max_chunks,
     round_up_rows,
     sum_bytes,
-    table_bytes,
 )
 
-MAX_TERMS = 1024  # per sum of one part
-MAX_LOADED = 8  # elements that a lane loads at a time, of at most MAX_PROGRAM_VECTORS vectors
+MAX_TERMS = 1024  # of a component in one split, on average per copy of the sums
+MAX_LOADED = 8  # elements that a lane loads at a time, unless its vectors of one column are more
 MANY_ROUNDS, FEW_ROUNDS = 4, 2  # whose sums are loaded together; the latter for more than MAX_LOADED vectors per lane
 PREFETCHED_BYTES = 2 << 10  # of data that a program fetches ahead into the L2 cache for each warp
 MAX_PREFETCHED = 8  # steps
 REGISTERS, MIN_REGISTERS, MAX_REGISTERS = 1 << 16, 40, 128  # of a multiprocessor; estimated limits of a thread
 MAX_WARPS = 32  # per multiprocessor
-# Instructions for 32 additions, (per addition, per access to sums, per column, per load), and estimated cycles: until
-# sums and data arrive, and until a warp can issue its next instruction.
+# Instructions per 32 additions: (per addition, per access to sums, per column, per load). Latencies in cycles: of sums,
+# of data, and between two instructions of a warp.
 INSTRUCTIONS, SUM_LATENCY, DATA_LATENCY, ISSUE_LATENCY = (0.6, 4.4, 14.8, 10.3), 36, 380, 1.64
 # Instructions of a thread for a chunk of the table and for each of its entries; cycles to begin a table, to begin and
 # end a program, and to clear and add 128 bytes of its sums.
@@ -95,7 +93,7 @@ class ScatteredSums:
     splits, batches_per_split : int
         Number of parts that the sums are split into, and of batches of chunks in each part.
     terms : int
-        Maximal number of terms in one component of a split, over all parts of the program.
+        Upper bound on the number of terms of a component in one split, over all copies of its sums.
     """
 
     kernel: ScatterConstants
@@ -106,36 +104,45 @@ class ScatteredSums:
 
 def launch(product: Product) -> ScatteredSums:
     """The launch for an eligible product."""
-    chosen = _best(product)
+    chosen = _choose(product)
     assert chosen is not None
-    return chosen[1]
+    return chosen
 
 
 def can_run(product: Product) -> bool:
     """Whether shared memory holds the sums of a vector, and partial sums fit in their memory."""
-    return _best(product) is not None
+    return _choose(product) is not None
 
 
 def cycles(product: Product) -> float:
     """The estimated time per column of an eligible product, in cycles of a multiprocessor."""
-    chosen = _best(product)
-    assert chosen is not None
-    return chosen[0] * product.device.multiprocessors / product.d
+    return _time(product, launch(product)) * product.device.multiprocessors / product.d
 
 
 @lru_cache(maxsize=4096)
-def _best(product: Product) -> tuple[float, ScatteredSums] | None:
-    """(Estimated cycles, launch) of the fastest layout.
+def _choose(product: Product) -> ScatteredSums | None:
+    """The launch with the layout that is the fastest for the first columns, or for these if that does not fit.
 
-    None if sums do not fit in shared memory, or partial sums in SCRATCH_BYTES or 1/16 of the data.
+    Estimating the times of all layouts takes several milliseconds, too long for every block of a stream of features.
     """
+    first = _fastest(product._replace(offset=0, y_strides=(product.k, 1), plain=True))
+    chosen = _launch(product, first.kernel.layout) if first is not None else None
+    return chosen if chosen is not None else _fastest(product)
+
+
+@lru_cache(maxsize=4096)
+def _fastest(product: Product) -> ScatteredSums | None:
+    """The launch with the least estimated time; None if none fits in memory."""
     launches = (_launch(product, layout) for layout in layouts(product))
     timed = ((_time(product, each), each) for each in launches if each is not None)
-    return min(timed, key=lambda time_and_launch: time_and_launch[0], default=None)
+    return min(timed, key=lambda time_and_launch: time_and_launch[0], default=(0.0, None))[1]
 
 
 def _launch(product: Product, layout: Layout) -> ScatteredSums | None:
-    """The launch with a layout, or None if partial sums do not fit in SCRATCH_BYTES or 1/16 of the data."""
+    """The launch with a layout.
+
+    None if a program does not fit in shared memory, or partial sums in SCRATCH_BYTES or 1/16 of the data.
+    """
     kernel = _constants(product, layout)
     multiprocessors, blocks = product.device.multiprocessors, -(-product.n // layout.vectors)
     batches = _batches(product, kernel.chunks)
@@ -144,14 +151,15 @@ def _launch(product: Product, layout: Layout) -> ScatteredSums | None:
         if smaller.chunks == kernel.chunks:
             break
         kernel, batches = smaller, _batches(product, smaller.chunks)
+    if not layout.fits(product, kernel.chunks):
+        return None
     resident = min(MAX_WARPS // layout.warps, product.device.shared_memory // (kernel.shared_bytes + TRITON_BYTES))
-    # Each group of chunks contributes at most one term to a component, which is added to one of the program's parts.
-    terms = -(-kernel.chunks * layout.replicas // (layout.parts * kernel.groups)) >> product.geometry.log_group
+    # Each group of chunks contributes at most one term to a component, which is added to one of the program's copies.
+    terms = -(-kernel.chunks * layout.replicas // (layout.copies * kernel.groups)) >> product.geometry.log_group
     longest = max(1, MAX_TERMS // max(1, terms))
     per_split = min(-(-batches // max(1, resident * multiprocessors // blocks)), longest)
     splits = -(-batches // per_split)
-    memory = 4 * splits * product.n * product.k * product.stacks
-    if memory > max(SCRATCH_BYTES, product.x_bytes // 16):
+    if splits * product.n * product.k * product.stacks * sum_bytes(product) > max(SCRATCH_BYTES, product.x_bytes // 16):
         return None
     return ScatteredSums(kernel, splits, per_split, per_split * max(1, kernel.chunks >> product.geometry.log_group))
 
@@ -164,15 +172,16 @@ def _batches(product: Product, chunks: int) -> int:
 
 def _constants(product: Product, layout: Layout) -> ScatterConstants:
     """The constants of the kernel for large batches of chunks."""
-    group, rounds = group_columns(product), product.nnz * product.stacks // layout.team
+    rounds = product.nnz * product.stacks // layout.team
     loaded = max(1, MAX_LOADED // layout.lane_vectors)
     window = layout.columns * (layout.sets if layout.shared else 1)
-    together = max(1, min(loaded, group // window, MANY_ROUNDS // min(MANY_ROUNDS, rounds)))
-    rows, width = round_up_rows(product.k * product.stacks), min(contiguous_vectors(product), layout.lane_vectors)
+    together = max(1, min(loaded, group_columns(product) // window, MANY_ROUNDS // min(MANY_ROUNDS, rounds)))
+    rounds_together = min(rounds, MANY_ROUNDS if layout.lane_vectors <= MAX_LOADED else FEW_ROUNDS)
     _, rotations = bank_conflicts(product, layout)
-    groups = max(1, layout.columns // group)
-    most = MANY_ROUNDS if layout.lane_vectors <= MAX_LOADED else FEW_ROUNDS
-    kernel = ScatterConstants(layout, groups, rotations, rows, 0, 0, loaded, together, min(rounds, most), 0, width, 0)
+    kernel = ScatterConstants(
+        layout, layout.groups(product), rotations, round_up_rows(product.k * product.stacks), 0, log_parts(product),
+        loaded, together, rounds_together, 0, layout.width(product), 0,
+    )  # fmt: skip
     return _with_chunks(product, kernel, max_chunks(product, layout.warps))
 
 
@@ -183,11 +192,10 @@ def _with_chunks(product: Product, kernel: ScatterConstants, chunks: int) -> Sca
     while chunks << log_chunk < step * kernel.together:
         chunks *= 2
     loaded = max(kernel.together, min(kernel.loaded, (chunks << log_chunk) // step))
-    shared = -(-(table_bytes(product, chunks) + layout.bytes(product)) // 2048) * 2048 + ENTRY_BYTES
     step_bytes = step * loaded * layout.vectors * product.item_bytes
     ahead = min(MAX_PREFETCHED, PREFETCHED_BYTES * layout.warps // step_bytes)
-    log_parts = max(0, log_chunk - 5)
-    return replace(kernel, chunks=chunks, log_parts=log_parts, loaded=loaded, prefetched=ahead, shared_bytes=shared)
+    shared = layout.shared_bytes(product, chunks)
+    return replace(kernel, chunks=chunks, loaded=loaded, prefetched=ahead, shared_bytes=shared)
 
 
 def _time(product: Product, chosen: ScatteredSums) -> float:
@@ -203,10 +211,10 @@ def _time(product: Product, chosen: ScatteredSums) -> float:
     columns = min(product.d, chosen.batches_per_split * kernel.chunks << product.geometry.log_chunk)
     additions = programs * columns * layout.vectors * nnz / LANES
     shares = layout.warps * LANES // kernel.chunks  # of the sub-blocks of a chunk, for as many threads
-    entries = next_power_of_two(-(-nnz // shares)) if shares > 1 else nnz
+    entries = product.stacks * (next_power_of_two(-(-product.nnz // shares)) if shares > 1 else product.nnz)
     instructions = layout.warps / 4 * (TABLE_INSTRUCTIONS + ENTRY_INSTRUCTIONS * entries)
     tables = programs * chosen.batches_per_split * (instructions + TABLE_LATENCY / resident)
-    lines = programs * layout.bytes(product) / LINE_BYTES
+    lines = programs * layout.copies * layout.vectors * kernel.rows * sum_bytes(product) / LINE_BYTES
     setup = lines * LINE_CYCLES + programs * PROGRAM_LATENCY / resident
     partial = chosen.splits * product.n * product.k * product.stacks * sum_bytes(product)
     total = additions * _addition(product, kernel, resident * layout.warps) + tables + setup

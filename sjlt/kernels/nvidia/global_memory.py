@@ -21,7 +21,7 @@ def load_four(pointer):
 
 @triton.jit
 def load_four_where(pointer, keep):
-    """`load_four` as unsigned words where `keep`, otherwise zeros."""
+    """Load four adjacent unsigned words from each `pointer`, a multiple of 16, where `keep`; zeros elsewhere."""
     return tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $5, 0; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; "
         "@p ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4]; }",

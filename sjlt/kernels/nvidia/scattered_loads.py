@@ -1,4 +1,4 @@
-"""Loads of few long vectors: a warp reads blocks of columns, one per lane or per few lanes that divide its vectors."""
+"""Loads of few long vectors: a warp reads blocks of columns, and a lane one column or, with others, part of one."""
 
 from __future__ import annotations
 

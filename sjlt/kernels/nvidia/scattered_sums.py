@@ -1,12 +1,12 @@
 """X Sᵀ of few long vectors under the exact law: every column is added to its nnz sums in shared memory.
 
-A warp reads a block of 32 columns of one group of chunks at a time, one per lane. (If vectors are contiguous, up to
-four adjacent lanes may divide the vectors of a column among them, COLUMN_LANES, so that a warp reads longer runs of
-memory from fewer columns.) The chunks of a group meet different tiles, and the columns of a chunk meet different rows
-of a sub-block, so all additions of a step go to different sums. Each warp may have sums of its own; or a team of warps
-shares sums and divides the sub-blocks among its members (TEAM); or all warps share sums and process the same group of
-chunks between two barriers (SHARED_SUMS). At the end, sums are added in a fixed order, so results are bitwise
-reproducible.
+A warp processes a block of 32 columns at a time, one per lane. (If vectors are contiguous, up to four adjacent lanes
+may divide the vectors of a column among them, COLUMN_LANES, so that a warp reads longer runs of memory from fewer
+columns.) The chunks of a group meet different tiles, and the columns of a chunk meet different rows of a sub-block, so
+the columns of a group are added to different sums. If a group has fewer columns than a block, lanes add to replicas of
+the sums. The warps of a program form teams, which process different columns; the warps of a team divide the sub-blocks
+among themselves (TEAM). Each team has sums of its own, or all teams share sums and process the same group of chunks
+between two barriers (SHARED_SUMS). At the end, sums are added in a fixed order, so results are bitwise reproducible.
 
 The sums of up to 16 bytes of vectors, a unit, are adjacent, so that one access reads or writes them. Shared memory
 serves as many lanes at a time as its banks have units, if these lanes use different banks. They do if each adds to
@@ -186,8 +186,8 @@ def _add_blocks(
 
 @triton.jit
 def _total(
-    address, first, DTYPE: tl.constexpr, UNIT: tl.constexpr, REPLICAS: tl.constexpr, COPIES: tl.constexpr,
-    COPY_BYTES: tl.constexpr,
+    address, first, DTYPE: tl.constexpr, UNIT: tl.constexpr, REPLICAS: tl.constexpr, NEXT_REPLICA: tl.constexpr,
+    COPIES: tl.constexpr, COPY_BYTES: tl.constexpr,
 ):  # fmt: skip
     """The sums of a unit of vectors over all copies and replicas, in a fixed order that begins with replica `first`."""
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
@@ -195,7 +195,7 @@ def _total(
     for _ in tl.static_range(UNIT):
         totals += (tl.zeros(address.shape, DTYPE),)  # type: ignore[assignment]
     for part in range(COPIES * REPLICAS):
-        place = address + (part // REPLICAS * COPY_BYTES + (part + first) % REPLICAS * (UNIT * ITEM))
+        place = address + (part // REPLICAS * COPY_BYTES + (part + first) % REPLICAS * NEXT_REPLICA)
         numbers = ()
         if UNIT * ITEM == 16:
             numbers += load_vector(place, DTYPE)
@@ -262,17 +262,18 @@ def project_scattered(
     lanes that divide the vectors of a column, each with whole units; 1 if WIDTH is 0.  TEAM : number of warps that
     share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums and, between two barriers,
     process columns of one group.  GROUPS : number of groups of chunks that a block of columns belongs to; a divisor of
-    REPLICAS. REPLICAS : number of copies of a team's sums; lanes of different groups add to different ones.  ROTATIONS
-    : number of orders in which lanes access their units of vectors. All sums of a row are adjacent if this or
+    REPLICAS.  REPLICAS : number of copies of the sums of a team, or of all teams with SHARED_SUMS; lanes whose columns
+    are in different groups add to different ones.
+    ROTATIONS : number of orders in which lanes access their units of vectors. All sums of a row are adjacent if this or
     COLUMN_LANES is at least 2, otherwise all of a unit.  ROWS : at least k * STACKS, a multiple of 32.  CHUNKS : at
-    most 32 * WARPS. LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if it has fewer than 32.  LOADED : blocks
+    most 32 * WARPS.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if it has fewer than 32.  LOADED : blocks
     of columns that a warp loads at a time.  TOGETHER : blocks, all in one group, whose sums it loads together; divides
-    LOADED. ROUNDS_TOGETHER : sub-blocks of a warp whose sums it loads together.  PREFETCHED : number of steps by which
+    LOADED.  ROUNDS_TOGETHER : sub-blocks of a warp whose sums it loads together.  PREFETCHED : number of steps by which
     the L2 cache is ahead of the loads.  WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is
     contiguous along d.
 
-    The banks of shared memory are 128 bytes wide. If REPLICAS * ROTATIONS * COLUMN_LANES units of vectors have as
-    many bytes, lanes that are served at a time use different banks.
+    The banks of shared memory are 128 bytes wide. If REPLICAS * ROTATIONS * COLUMN_LANES units of vectors have as many
+    bytes, lanes that are served at a time use different banks.
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     SUB_BLOCKS: tl.constexpr = NNZ * STACKS
@@ -284,11 +285,14 @@ def project_scattered(
     TABLE_BYTES: tl.constexpr = (CHUNKS << LOG_PARTS) * ENTRY_BYTES  # per sub-block
     ROUND_BYTES: tl.constexpr = TABLE_BYTES * TEAM
     UNITS: tl.constexpr = VECTORS // UNIT
-    UNIT_BYTES: tl.constexpr = UNIT * ITEM * REPLICAS  # of all replicas
+    # Sums of a row are ordered by unit of a lane, by replica, and by lane of a column.
+    UNIT_BYTES: tl.constexpr = UNIT * ITEM
+    NEXT_REPLICA: tl.constexpr = UNIT_BYTES * COLUMN_LANES  # bytes from replica to replica,
+    UNITS_BYTES: tl.constexpr = NEXT_REPLICA * REPLICAS
     ADJACENT: tl.constexpr = ROTATIONS * COLUMN_LANES > 1  # all units of a row
-    ROW_BYTES: tl.constexpr = UNIT_BYTES * UNITS if ADJACENT else UNIT_BYTES  # from row to row, and
-    NEXT_UNIT: tl.constexpr = UNIT_BYTES if ADJACENT else UNIT_BYTES * ROWS  # from unit to unit
-    COPY_BYTES: tl.constexpr = UNIT_BYTES * UNITS * ROWS
+    ROW_BYTES: tl.constexpr = UNITS_BYTES * LANE_UNITS if ADJACENT else UNITS_BYTES  # from row to row, and
+    NEXT_UNIT: tl.constexpr = UNITS_BYTES if ADJACENT else UNITS_BYTES * ROWS  # from unit to unit of a lane
+    COPY_BYTES: tl.constexpr = UNITS_BYTES * LANE_UNITS * ROWS
     COPIES: tl.constexpr = 1 if SHARED_SUMS else SETS
     WINDOW: tl.constexpr = COLUMNS * TOGETHER
     STEP: tl.constexpr = COLUMNS * LOADED * SETS  # columns
@@ -309,8 +313,8 @@ def project_scattered(
     own_sums = ()
     for u in tl.static_range(LANE_UNITS):
         own_sums += (  # type: ignore[assignment]
-            sums + (0 if SHARED_SUMS else team) * COPY_BYTES + own % REPLICAS * (UNIT * ITEM)
-            + (share * LANE_UNITS + (u ^ rotation)) * NEXT_UNIT,
+            sums + (0 if SHARED_SUMS else team) * COPY_BYTES + own % REPLICAS * NEXT_REPLICA + share * UNIT_BYTES
+            + (u ^ rotation) * NEXT_UNIT,
         )  # fmt: skip
     own_table = table + member * TABLE_BYTES
     shape = _shape_of_tiles(k, n_tiles, p, NNZ)
@@ -368,9 +372,9 @@ def project_scattered(
     target += tl.program_id(1).to(tl.int64) * stride_ts
     for first in range(0, k * STACKS * UNITS, THREADS):
         unit, r = (first + thread) % UNITS, (first + thread) // UNITS
-        totals = _total(
-            sums + unit * NEXT_UNIT + tl.minimum(r, ROWS - 1) * ROW_BYTES, r, DTYPE, UNIT, REPLICAS, COPIES, COPY_BYTES
-        )
+        address = sums + unit % LANE_UNITS * NEXT_UNIT + unit // LANE_UNITS * UNIT_BYTES
+        address += tl.minimum(r, ROWS - 1) * ROW_BYTES
+        totals = _total(address, r, DTYPE, UNIT, REPLICAS, NEXT_REPLICA, COPIES, COPY_BYTES)
         for e in tl.static_range(UNIT):
             w = v + unit * UNIT + e
             pointers = target + w.to(tl.int64) * stride_tv + r.to(tl.int64) * stride_tk
