@@ -20,8 +20,8 @@ MAX_VECTORS = 32
 MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, 1 << 22, 1 << 25
 # Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
 SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
-# The time of other kernels, in estimated cycles of a multiprocessor per column: of rows of X for a block of 128 vectors
-# (64 for the last two), of contiguous vectors for all. "Loaded by b bytes" is `loaded_bytes`.
+# The time of other kernels, in estimated cycles of a multiprocessor per column: for a block of 128 rows of X, unless
+# stated otherwise, or for all contiguous vectors. `loaded_bytes` says how rows are loaded.
 MAX_CYCLES = {
     "codes": 45,  # rows in fp32, loaded by 4 bytes, with Hopper's kernels
     "staged": 25,  # rows in 16 bits, loaded by 2 or 4 bytes, with Hopper's kernels
@@ -30,8 +30,8 @@ MAX_CYCLES = {
     "fp32": 40,  # other rows in fp32
     "aligned": 22.5,  # other rows in 16 bits
     "one": 32,  # other rows in 16 bits with nnz 1; twice as many in fp32
-    "tensor cores": 40,  # rows computed by `tensor_core`
-    "simple": 12,  # rows computed by `tensor_core` with few instructions
+    "tensor cores": 40,  # 64 rows, by `tensor_core`
+    "simple": 12,  # 64 rows, by `tensor_core` with few instructions
     "fp32 columns": 32,  # contiguous vectors in fp32
     "columns": 11.9,  # contiguous vectors in 16 bits
     "power-of-two columns": 10.5,  # contiguous vectors in 16 bits, in a power-of-two geometry
@@ -64,8 +64,8 @@ def eligible(product: Product) -> bool:
         return not favors_half_block(product) and not _are_short_columns(product) and _gains(product)
     if product.dtype == "float64" or is_half_block(product):
         return False
-    blocks, few_codes = -(-product.n // BLOCK_VECTORS), product.item_bytes == 2 and product.nnz > 1
-    few_codes = few_codes and is_power_of_two(product.k, product.nnz)
+    blocks = -(-product.n // BLOCK_VECTORS)
+    few_codes = product.item_bytes == 2 and product.nnz > 1 and is_power_of_two(product.k, product.nnz)
     start = SHORT_START_CYCLES if few_codes or blocks > 1 or not are_rows(product) else START_CYCLES
     limit = _max_cycles(product) * blocks
     return limit > 0 and _gains(product) and cycles(product) <= limit + start / product.d
