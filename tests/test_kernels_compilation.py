@@ -103,6 +103,8 @@ STAGED = [  # kernels that address shared memory themselves
     (5, 2_000_000, 100, {"nnz": 1}, "float32", "part"),
     (100, 6_800_000, 18, {"nnz": 3}, "float16", "columns"),
     (6, 2_000_000, 1600, {"nnz": 8}, "float32", "columns"),
+    (32, 1_000_000, 1216, {"nnz": 4}, "float32", "columns"),
+    (16, 2_000_000, 1400, {"nnz": 8}, "bfloat16", "rows"),
     (2, 2_000_000, 1200, {"nnz": 12, "stacks": 4}, "float64", "rows"),
 ]
 
