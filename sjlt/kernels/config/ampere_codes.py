@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from .ampere_kernel import COPY_BYTES, block_vectors, kernel_of, resident_programs
 from .codes import Codes, Programs, launch_of, split_of
-from .product import Product, is_power_of_two, loaded_bytes, vector_alignment, vectors_contiguous
+from .product import (
+    Product,
+    has_power_of_two_tiles,
+    is_power_of_two,
+    loaded_bytes,
+    vector_alignment,
+    vectors_contiguous,
+)
 
 MIN_VECTORS = 17  # for fewer, blocks of vectors are mostly empty
 MIN_BYTES, MIN_ALIGNED_BYTES, MIN_SIMPLE_BYTES = 4 << 20, 8 << 20, 16 << 20  # of X; see `eligible`
@@ -86,8 +93,7 @@ def _gains(product: Product) -> bool:
         return False
     if product.item_bytes == 2 or product.nnz > MAX_FEW_NNZ:
         return True
-    n_tiles = product.geometry.n_tiles
-    return not contiguous and n_tiles & (n_tiles - 1) != 0
+    return not contiguous and not has_power_of_two_tiles(product)
 
 
 def can_run(product: Product) -> bool:

@@ -154,11 +154,13 @@ def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0, by the first rule that applies."""
     if one_tile.is_narrow(product):
         return one_tile.launch(product)
-    scatters = scattered_rules.eligible(product) and not _favors_codes_of_columns(product)
-    if ampere_codes.eligible_few(product) and not (scatters and vectors_contiguous(product)):
+    few_from_codes = ampere_codes.eligible_few(product)
+    if few_from_codes and not vectors_contiguous(product):
         return ampere_codes.launch(product)
-    if scatters:
+    if scattered_rules.eligible(product) and not _favors_codes_of_columns(product, few_from_codes):
         return scattered_sums.launch(product)
+    if few_from_codes:
+        return ampere_codes.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
     if is_small_gather(product):
@@ -185,11 +187,14 @@ def choose(product: Product) -> Launch:
     return chosen
 
 
-def _favors_codes_of_columns(product: Product) -> bool:
-    """Whether A has few columns, codes support them, and they are faster than `scattered_sums` by its estimate."""
+def _favors_codes_of_columns(product: Product, few_from_codes: bool) -> bool:
+    """Whether A has few columns, codes support them, and they are faster than `scattered_sums` by its estimate.
+
+    `few_from_codes` : `ampere_codes.eligible_few` of the product.
+    """
     if not vectors_contiguous(product) or product.n > scattered_rules.MAX_VECTORS:
         return False
-    possible = ampere_codes.eligible_few(product) or (product.device.hopper and hopper_codes.eligible(product))
+    possible = few_from_codes or (product.device.hopper and hopper_codes.eligible(product))
     return possible and scattered_rules.are_slower_than_codes(product)
 
 

@@ -162,18 +162,23 @@ def suits_half_blocks(product: Product) -> bool:
         return False
     if product.x_bytes < MIN_HALF_BYTES or is_power_of_two(product.k, product.nnz):
         return True
-    n_tiles, long = product.geometry.n_tiles, product.d >= LONG_COLUMN * product.k
+    long = product.d >= LONG_COLUMN * product.k
     if product.nnz > 4 or (product.item_bytes == 2 and long):
         return False
     if product.item_bytes == 2:
         return visits_few_groups(product)
-    return product.x_bytes <= NARROW_BYTES or n_tiles & (n_tiles - 1) == 0
+    return product.x_bytes <= NARROW_BYTES or has_power_of_two_tiles(product)
 
 
 def visits_few_groups(product: Product) -> bool:
     """Whether few of the groups that `project_tensor_core` visits have no chunk of its tile, judging by the tiles."""
+    return product.geometry.n_tiles < MANY_TILES or has_power_of_two_tiles(product)
+
+
+def has_power_of_two_tiles(product: Product) -> bool:
+    """Whether the number of tiles is a power of two, so that one chunk of every group meets each tile."""
     n_tiles = product.geometry.n_tiles
-    return n_tiles < MANY_TILES or n_tiles & (n_tiles - 1) == 0
+    return n_tiles & (n_tiles - 1) == 0
 
 
 def alignment(product: Product, width: int, strides: tuple[int, ...], limit: int) -> int:

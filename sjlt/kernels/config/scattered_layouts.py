@@ -100,17 +100,15 @@ def layouts(product: Product) -> Iterator[Layout]:
             most = vectors // unit if contiguous_vectors(product) > 1 else 1
             blocks += [(vectors, unit, lanes) for lanes in COLUMN_LANES if lanes <= most]
         vectors //= 2
-    available = (product.device.shared_memory - TRITON_BYTES - ENTRY_BYTES) // SHARED_ALIGN * SHARED_ALIGN
-    vector_bytes = round_up_rows(product.k * product.stacks) * sum_bytes(product)
     for warps in WARPS:
-        most = (available - table_bytes(product, max_chunks(product, warps))) // vector_bytes  # copies of vectors
+        chunks = max_chunks(product, warps)
         teams = [team for team in TEAMS if team <= warps and nnz % team == 0]
         for team, block, shared in itertools.product(teams, blocks, (False, True)):
             layout = Layout(*block, warps, team, shared, 1)
             if shared and not 1 < layout.sets <= group // layout.columns:
                 continue
             layout = layout._replace(replicas=layout.groups(product))
-            while layout.copies * layout.vectors <= most:
+            while layout.fits(product, chunks):
                 yield layout
                 if bank_conflicts(product, layout)[0] == 1:
                     break

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .gathers import MIN_BLOCK_VECTORS, SHORT_ROW, favors_half_block, is_half_block, is_small_gather
 from .product import (
     Product,
+    has_power_of_two_tiles,
     is_power_of_two,
     loaded_bytes,
     next_power_of_two,
@@ -38,8 +39,8 @@ MAX_CYCLES = {
     "columns of many entries": 15,  # contiguous vectors in 16 bits, with nnz > MAX_COLUMN_ENTRIES
 }
 FEW_COMPONENT_ROWS, MAX_COLUMN_ENTRIES = 32, 7
-# What other kernels take at first, mostly to write codes, in cycles of all multiprocessors; and what they take if codes
-# are short or not needed.
+# Additional cycles, of all multiprocessors, before other kernels add: mostly to write codes, and if these are short or
+# not needed.
 START_CYCLES, SHORT_START_CYCLES = 3_000_000, 1_500_000
 # The fewest columns, per component and in all, that outweigh setting up and adding sums.
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
@@ -89,8 +90,8 @@ def _max_cycles(product: Product) -> float:
         return MAX_CYCLES["one"] * product.item_bytes / 2
     if fp32:
         return MAX_CYCLES["fp32"]
-    tiles = product.geometry.n_tiles
-    suits_tensor_cores = tiles <= 2 or (product.n <= BLOCK_VECTORS // 2 and tiles & (tiles - 1) == 0)
+    few = product.n <= BLOCK_VECTORS // 2
+    suits_tensor_cores = product.geometry.n_tiles <= 2 or (few and has_power_of_two_tiles(product))
     return 0 if suits_tensor_cores else MAX_CYCLES["aligned"]
 
 

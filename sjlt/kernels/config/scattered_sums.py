@@ -153,7 +153,7 @@ def _launch(product: Product, layout: Layout) -> ScatteredSums | None:
         kernel, batches = smaller, _batches(product, smaller.chunks)
     if not layout.fits(product, kernel.chunks):
         return None
-    resident = min(MAX_WARPS // layout.warps, product.device.shared_memory // (kernel.shared_bytes + TRITON_BYTES))
+    resident = min(MAX_WARPS // layout.warps, _programs_in_memory(product, kernel))
     # Each group of chunks contributes at most one term to a component, which is added to one of the program's copies.
     terms = -(-kernel.chunks * layout.replicas // (layout.copies * kernel.groups)) >> product.geometry.log_group
     longest = max(1, MAX_TERMS // max(1, terms))
@@ -244,5 +244,9 @@ def _resident(product: Product, kernel: ScatterConstants) -> int:
     registers = 18 + 2.6 * layout.lane_vectors * kernel.loaded + 0.8 * sums + 3.6 * nnz
     registers = min(max(MIN_REGISTERS, registers), MAX_REGISTERS)
     by_registers = int(REGISTERS // (LANES * layout.warps * registers))
-    by_memory = product.device.shared_memory // (kernel.shared_bytes + TRITON_BYTES)
-    return max(1, min(by_registers, by_memory, 2 * MAX_WARPS // layout.warps))
+    return max(1, min(by_registers, _programs_in_memory(product, kernel), 2 * MAX_WARPS // layout.warps))
+
+
+def _programs_in_memory(product: Product, kernel: ScatterConstants) -> int:
+    """The number of programs that fit in the shared memory of a multiprocessor."""
+    return product.device.shared_memory // (kernel.shared_bytes + TRITON_BYTES)

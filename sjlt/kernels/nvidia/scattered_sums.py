@@ -263,14 +263,13 @@ def project_scattered(
     share sums and divide the sub-blocks among them.  SHARED_SUMS : all warps share sums and, between two barriers,
     process columns of one group.  GROUPS : number of groups of chunks that a block of columns belongs to; a divisor of
     REPLICAS.  REPLICAS : number of copies of the sums of a team, or of all teams with SHARED_SUMS; lanes whose columns
-    are in different groups add to different ones.
-    ROTATIONS : number of orders in which lanes access their units of vectors. All sums of a row are adjacent if this or
-    COLUMN_LANES is at least 2, otherwise all of a unit.  ROWS : at least k * STACKS, a multiple of 32.  CHUNKS : at
-    most 32 * WARPS.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if it has fewer than 32.  LOADED : blocks
-    of columns that a warp loads at a time.  TOGETHER : blocks, all in one group, whose sums it loads together; divides
-    LOADED.  ROUNDS_TOGETHER : sub-blocks of a warp whose sums it loads together.  PREFETCHED : number of steps by which
-    the L2 cache is ahead of the loads.  WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is
-    contiguous along d.
+    are in different groups add to different ones.  ROTATIONS : number of orders in which lanes access their units of
+    vectors. All sums of a row are adjacent if this or COLUMN_LANES is at least 2, otherwise all of a unit.  ROWS : at
+    least k * STACKS, a multiple of 32.  CHUNKS : at most 32 * WARPS.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns;
+    0 also if it has fewer than 32.  LOADED : blocks of columns that a warp loads at a time.  TOGETHER : blocks, all in
+    one group, whose sums it loads together; divides LOADED.  ROUNDS_TOGETHER : sub-blocks of a warp whose sums it loads
+    together.  PREFETCHED : number of steps by which the L2 cache is ahead of the loads.  WIDTH : number of vectors that
+    one access reads, a divisor of n; 0 if x is contiguous along d.
 
     The banks of shared memory are 128 bytes wide. If REPLICAS * ROTATIONS * COLUMN_LANES units of vectors have as many
     bytes, lanes that are served at a time use different banks.
