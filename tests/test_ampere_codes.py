@@ -34,10 +34,10 @@ def product(n, d, k, nnz, dtype, columns=False, stride=None, **changes):
         ((18_166, 3072, 2048, 8, "bfloat16"), False),  # every group has a chunk of every tile
         ((135_793, 768, 512, 3, "float32"), False),
         ((100, 1_357_485, 1280, 4, "float32", True), False),
-        ((1000, 1000, 1344, 4, "float16"), False),
-        ((952, 768, 241, 8, "float16", False, 781), True),  # elements loaded one by one
-        ((952, 768, 241, 8, "float16", False, 782), False),
-        ((500, 768, 241, 8, "float16", False, 781), False),
+        ((1500, 1000, 4000, 4, "float16"), False),
+        ((500, 2000, 3900, 8, "float16", False, 2013), True),  # elements loaded one by one
+        ((500, 2000, 3900, 8, "float16", False, 2014), False),
+        ((250, 2000, 3900, 8, "float16", False, 2013), False),
     ],
 )
 def test_products_that_use_codes(shape, takes):

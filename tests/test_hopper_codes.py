@@ -122,7 +122,7 @@ def test_codes_and_sums_fit_in_memory(n, d, k, nnz, dtype):
 
 
 def test_what_is_prefetched():
-    assert chosen(n=1000, d=2000, k=300).prefetch
+    assert chosen(n=5000, d=2000, k=300).prefetch
     assert chosen(n=1000, d=2200, k=300).prefetch
     assert not chosen(n=1000, d=2000, k=300, x_strides=(4000, 2)).prefetch
 

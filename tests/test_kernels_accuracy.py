@@ -29,7 +29,7 @@ SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
 ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1} | NONE_GENERATED
 NO_CODES = {"hopper_codes.MIN_BYTES": 1 << 60}
 # Only few rows use sums in shared memory.
-FEW_ROWS = {"scattered_rules.MIN_COLUMNS": 1 << 40, "scattered_rules.MAX_SMALL_VECTORS": 0}
+FEW_ROWS = {"scattered_rules.MIN_COLUMNS": 1 << 40, "scattered_rules.MAX_SMALL_BYTES": 0}
 NO_SMALL_GATHERS = {"gathers.MIN_SMALL": 1 << 60}
 PAIRS = {"arithmetic.MIN_PAIR_ELEMENTS": 0}
 LARGE = {"hopper.MIN_ELEMENTS": 0, "hopper.MIN_VECTORS": 0, "hopper.MIN_UTILIZATION": {2: 0, 4: 0}}

@@ -47,15 +47,18 @@ def test_contiguous_vectors():
 def test_small_products():
     """Products that gather in one launch, and products worth a second launch for codes."""
     columns, rows = {"n": 360, "d": 1500, "x_strides": (1, 360)}, {"n": 1000, "d": 4000}
-    adjoint = rows | {"adjoint": True, "device": HOPPER._replace(asynchronous_copies=False)}
+    without_sums = {"device": HOPPER._replace(asynchronous_copies=False)}
+    adjoint = rows | {"adjoint": True} | without_sums
     for changes, expected in (
-        (columns, config.FewVectors),
+        (columns, config.ScatteredSums),
+        (columns | without_sums, config.FewVectors),
         (columns | {"k": 256}, config.FewVectors),
         (columns | {"k": 256, "d": 12_000}, config.Codes),
         (columns | {"k": 256, "d": 3000, "nnz": 8}, config.Codes),
-        (columns | {"nnz": 3, "d": 3000}, config.FewVectors),
-        (columns | {"nnz": 4, "d": 3000}, config.Codes),
-        (columns | {"dtype": "float16"}, config.Codes),
+        (columns | {"nnz": 3, "d": 3000}, config.ScatteredSums),
+        (columns | {"nnz": 3, "d": 3000} | without_sums, config.FewVectors),
+        (columns | {"nnz": 4, "d": 3000} | without_sums, config.Codes),
+        (columns | {"dtype": "float16"} | without_sums, config.Codes),
         (columns | {"dtype": "float16", "nnz": 1}, config.FewVectors),
         (columns | {"dtype": "float16", "nnz": 1, "k": 2000}, config.Codes),
         (columns | {"d": 700}, config.RowGather),
@@ -71,8 +74,9 @@ def test_small_products():
         (adjoint | {"d": 4001}, config.FewVectors),  # stored one element at a time
         (adjoint | {"d": 4001, "n": 100_000, "k": 256}, config.FewVectors),
         (rows | {"adjoint": True}, config.StagedAdjoint),
-        (rows | {"n": 300, "nnz": 1}, config.FewVectors),
-        (rows | {"n": 500, "nnz": 1}, config.Codes),
+        (rows | {"n": 300, "nnz": 1}, config.ScatteredSums),
+        (rows | {"n": 300, "nnz": 1} | without_sums, config.FewVectors),
+        (rows | {"n": 500, "nnz": 1} | without_sums, config.Codes),
         (rows | {"dtype": "float16", "n": 900}, config.Codes),
         (rows | {"dtype": "float16", "n": 900, "k": 256}, config.TensorCore),
         (rows | {"dtype": "float16", "n": 900, "x_strides": (4001, 1), "k": 256}, config.Codes),

@@ -129,7 +129,7 @@ def test_choice():
     for others in ({"k": 128}, {"k": 300}, {"k": 100, "n": 50}, {"k": 100, "dtype": "float64"}):
         assert not one_tile.eligible(exact_product(**others))
     for device in (H200, HOPPER):
-        assert choose(exact_product(n=1000, d=768, k=32, device=device)).sub_blocks == one_tile.SUB_BLOCKS
+        assert choose(exact_product(n=3000, d=1000, k=32, nnz=8, device=device)).sub_blocks == one_tile.SUB_BLOCKS
     for others in ({"nnz": 9}, {"stacks": 2}, {"n": 30_000}, {"n": 10}, {"d": 60}, {"k": 128}):
         assert not one_tile.is_small(exact_product(**{"n": 1000, "d": 768, "k": 32} | others))
         assert not one_tile.is_small(exact_product(**{"n": 1000, "d": 768, "k": 32, "adjoint": True} | others))

@@ -124,36 +124,44 @@ def test_columns_left_to_codes():
     ("case", "takes"),
     [
         ({}, True),
-        ({"n": 3072, "d": 1000}, True),
-        ({"n": 3073, "d": 1000}, False),
-        ({"k": 128}, False),  # a power-of-two geometry
-        ({"k": 129}, False),  # two tiles
-        ({"k": 17}, True),
-        ({"k": 16}, False),  # sub-blocks of 4 rows
-        ({"k": 33, "n": 641}, True),
-        ({"k": 32, "n": 641}, False),
-        ({"nnz": 1}, False),
-        ({"nnz": 12}, True),
-        ({"nnz": 13}, False),
+        ({"n": 32, "d": 20_000}, False),  # `eligible` decides
         ({"d": 500}, False),  # less than 1 MiB
-        ({"d": 8388}, True),
-        ({"d": 8389}, False),  # too many terms
-        ({"d": 4194, "dtype": "float16"}, True),
-        ({"d": 4195, "dtype": "float16"}, False),
+        ({"d": 5000}, False),  # too slow
+        ({"n": 3000}, False),
+        ({"n": 3000, "device": A100}, True),
+        ({"n": 1500}, True),
+        ({"n": 1500, "k": 100}, False),  # one tile, for which others are faster
+        ({"n": 1500, "k": 100, "device": A100}, True),
+        ({"n": 4000, "d": 300, "k": 100}, True),
+        ({"n": 8192, "d": 1024, "nnz": 1}, True),
+        ({"n": 8193, "d": 1024, "nnz": 1}, False),  # more than 32 MiB
+        ({"k": 4096}, False),
+        ({"k": 30_000}, False),  # more sums than fit in shared memory
+        ({"k": 128}, True),  # a power-of-two geometry
+        ({"k": 128, "dtype": "float16"}, False),
+        ({"dtype": "float16"}, True),
+        ({"dtype": "float16", "nnz": 1}, False),
         ({"dtype": "float64"}, False),
-        ({"k": 129, "device": A100}, True),
-        ({"k": 129, "device": A100, "n": 641}, False),
-        ({"d": 16_777, "device": A100}, True),
-        ({"d": 16_778, "device": A100}, False),
-        ({"x_strides": (1, 500)}, False),  # contiguous vectors
+        ({"nnz": 1}, True),
+        ({"nnz": 16}, False),
+        ({"nnz": 17}, False),
+        ({"x_strides": (1, 500)}, True),  # contiguous vectors
+        ({"x_strides": (1, 500), "k": 128}, False),  # sums in registers
         ({"adjoint": True}, False),
     ],
 )
-def test_eligible_short_rows(case, takes):
-    product = exact_product(**({"n": 500, "d": 2000, "k": 50, "nnz": 4, "device": HOPPER} | case))
+def test_eligible_with_little_data(case, takes):
+    product = exact_product(**({"n": 500, "d": 2000, "k": 200, "nnz": 4, "device": HOPPER} | case))
     assert scattered_rules.eligible_small(product) == takes
     if takes:
         assert isinstance(choose(product), scattered_sums.ScatteredSums)
+
+
+def test_large_products_are_not_searched(monkeypatch):
+    """The search of all layouts takes milliseconds, and so is only for what could be fast."""
+    monkeypatch.setattr(scattered_rules, "can_run", None)
+    product = exact_product(n=8000, d=1000, k=200, nnz=12, device=HOPPER)
+    assert not scattered_rules.eligible_small(product)
 
 
 @pytest.mark.parametrize(

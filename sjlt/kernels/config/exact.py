@@ -163,10 +163,10 @@ def choose(product: Product) -> Launch:
         return ampere_codes.launch(product)
     if product.plain and product.device.hopper and hopper.eligible(product):
         return hopper.launch(product)
-    if is_small_gather(product):
-        return few_vectors(product)
     if scattered_rules.eligible_small(product):
         return scattered_sums.launch(product)
+    if is_small_gather(product):
+        return few_vectors(product)
     if one_tile.is_small(product):
         return one_tile.launch(product)
     if staged_adjoint.eligible(product):

@@ -12,15 +12,21 @@ from .product import (
     vector_alignment,
     vectors_contiguous,
 )
-from .scattered_layouts import WORD_BYTES, are_rows, sum_bytes
-from .scattered_sums import can_run, cycles
+from .scattered_layouts import LANES, WORD_BYTES, are_rows, sum_bytes
+from .scattered_sums import can_run, column_cycles, cycles
 
 MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
 MAX_VECTORS = 32
-# For `eligible_small`: vectors; terms per byte of an element; terms on devices without the Hopper kernels.
-MAX_SMALL_VECTORS, MAX_SMALL_TERMS, MAX_PORTABLE_TERMS = 3 << 10, 1 << 22, 1 << 25
-# Rows of sub-blocks in whose sums lanes meet in the same banks too often, in general and for few vectors.
-SMALL_SUB_BLOCK, SMALL_SUB_BLOCK_OF_FEW, FEW_SMALL_VECTORS = 8, 4, 640
+MAX_SMALL_BYTES = 32 << 20  # of X, for `eligible_small`
+# The estimate below which the kernel is faster for little data, in cycles without those for each byte of X.
+SMALL_CYCLES = {
+    "fp32": 14_000,  # in fp32 with several tiles, with Hopper's kernels
+    "short": 11_000,  # otherwise
+    "no codes": 28_000,  # with several tiles, without Hopper's kernels
+    "no codes, one tile": 16_500,
+}
+BYTES_PER_CYCLE, BYTES_PER_CYCLE_WITHOUT_CODES = 1500, 750
+MIN_ADDITION_CYCLES = 2  # for 32 additions, which read and write as many sums
 # The time of other kernels, in estimated cycles of a multiprocessor per column: for a block of 128 rows of X, unless
 # stated otherwise, or for all contiguous vectors. `loaded_bytes` says how rows are loaded.
 MAX_CYCLES = {
@@ -69,7 +75,7 @@ def eligible(product: Product) -> bool:
     few_codes = product.item_bytes == 2 and product.nnz > 1 and is_power_of_two(product.k, product.nnz)
     start = SHORT_START_CYCLES if few_codes or blocks > 1 or not are_rows(product) else START_CYCLES
     limit = _max_cycles(product) * blocks
-    return limit > 0 and _gains(product) and cycles(product) <= limit + start / product.d
+    return limit > 0 and _gains(product) and column_cycles(product) <= limit + start / product.d
 
 
 def _max_cycles(product: Product) -> float:
@@ -108,31 +114,38 @@ def are_slower_than_codes(product: Product) -> bool:
         limit = MAX_CYCLES["columns of many entries"]
     else:
         limit = MAX_CYCLES["power-of-two columns" if is_power_of_two(product.k, product.nnz) else "columns"]
-    return cycles(product) > limit + SHORT_START_CYCLES / product.d
+    return column_cycles(product) > limit + SHORT_START_CYCLES / product.d
 
 
 def eligible_small(product: Product) -> bool:
-    """Whether the kernel can run X Sᵀ of short rows and few terms, and is faster than others, judging by the geometry.
+    """Whether the kernel can run a projection of more than 32 vectors and little data, and is faster by its estimate.
 
-    In microseconds on an H200, here, with generated entries by `one_tile`, and from codes: (130, 3072) -> 36 with nnz 4
-    in fp32 8.9, 12.3, and 14.0; (463, 4096) -> 61 in fp16 12.5, 17.3, and 18.9; (258, 2067) -> 56 with nnz 8 11.0,
-    14.5, and 15.6. If sub-blocks have few rows, lanes meet in the same banks of shared memory: (88, 4096) -> 16 with
-    nnz 8 12.7, 9.7, and 14.3. Without codes, it is also faster with several tiles, (246, 3057) -> 1216 with nnz 3 in
-    fp16 14 and 40 by `tensor_core`, and for more terms, (2682, 2961) -> 46 with nnz 2 in bf16 22 and 40 by `one_tile`.
+    The estimate lacks 5 or 6 microseconds, of the launch and of the first loads from memory that is not in the L2
+    cache. Most other kernels take at least 12 to 16, because they begin with codes or need many steps. In microseconds
+    on an H200, here and with the fastest other kernel: X (316, 1000) -> 576 with nnz 3 in fp32 9.2 and 15.8, (739,
+    1536) -> 192 with nnz 2 10.1 and 15.5, (3503, 1027) -> 73 16.5 and 22.4, (171, 3072) -> 221 with nnz 8 in fp16 10.9
+    and 15.6, A (1024, 1664) -> 21 10.3 and 13.4; without the Hopper kernels, X (926, 736) -> 257 with nnz 8 in fp16
+    14.5 and 27.6; but X (842, 3072) -> 1024 with nnz 4 18.0 and 17.7, (1016, 1024) -> 1536 with nnz 2 in fp16 14.3 and
+    11.2. In 16 bits, other kernels are faster with nnz 1, (861, 1000) -> 1063 in bf16 16.1 and 11.5, and in
+    power-of-two geometries, (2767, 384) -> 512 with nnz 2 in bf16 13.8 and 8.8.
     """
-    n_tiles, hopper, few = product.geometry.n_tiles, product.device.hopper, product.n <= FEW_SMALL_VECTORS
-    most = MAX_SMALL_TERMS * product.item_bytes if hopper else MAX_PORTABLE_TERMS
-    return (
-        MAX_VECTORS < product.n <= MAX_SMALL_VECTORS
-        and are_rows(product)
-        and product.item_bytes <= 4
-        and (n_tiles == 1 or (few and not hopper))
-        and not is_power_of_two(product.k, product.nnz)
-        and product.nnz > 1
-        and product.k > product.nnz * n_tiles * (SMALL_SUB_BLOCK_OF_FEW if few else SMALL_SUB_BLOCK)
-        and product.n * product.d * product.nnz <= most
-        and _gains(product)
-    )
+    if product.n <= MAX_VECTORS or product.item_bytes > 4 or product.x_bytes > MAX_SMALL_BYTES:
+        return False
+    if product.item_bytes == 2 and (product.nnz == 1 or is_power_of_two(product.k, product.nnz)):
+        return False
+    limit = _small_cycles(product)
+    additions = product.n * product.d * product.nnz / (LANES * product.device.multiprocessors)
+    return additions * MIN_ADDITION_CYCLES <= limit and _gains(product) and cycles(product) <= limit
+
+
+def _small_cycles(product: Product) -> float:
+    """The estimate below which the kernel is faster for a product of little data."""
+    several = product.geometry.n_tiles > 1
+    if product.device.hopper:
+        start = SMALL_CYCLES["fp32" if several and product.item_bytes == 4 else "short"]
+        return start + product.x_bytes / BYTES_PER_CYCLE
+    start = SMALL_CYCLES["no codes" if several else "no codes, one tile"]
+    return start + product.x_bytes / BYTES_PER_CYCLE_WITHOUT_CODES
 
 
 def eligible_many(product: Product) -> bool:
@@ -158,7 +171,7 @@ def eligible_long_rows(product: Product) -> bool:
     wide = product.item_bytes == 2 and loaded_bytes(product) > 4 and product.k > MAX_MANY_ROWS
     simple = is_half_block(product) or (wide and product.n <= BLOCK_VECTORS // 2)
     limit = MAX_CYCLES["simple" if simple else "tensor cores"] * -(-product.n // (BLOCK_VECTORS // 2))
-    return in_range and _gains(product) and cycles(product) <= limit
+    return in_range and _gains(product) and column_cycles(product) <= limit
 
 
 def _gains(product: Product) -> bool:

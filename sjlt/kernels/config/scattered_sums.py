@@ -115,8 +115,13 @@ def can_run(product: Product) -> bool:
 
 
 def cycles(product: Product) -> float:
+    """The estimated time of an eligible product in cycles, apart from its launches."""
+    return _time(product, launch(product))
+
+
+def column_cycles(product: Product) -> float:
     """The estimated time per column of an eligible product, in cycles of a multiprocessor."""
-    return _time(product, launch(product)) * product.device.multiprocessors / product.d
+    return cycles(product) * product.device.multiprocessors / product.d
 
 
 @lru_cache(maxsize=4096)
@@ -146,11 +151,12 @@ def _launch(product: Product, layout: Layout) -> ScatteredSums | None:
     kernel = _constants(product, layout)
     multiprocessors, blocks = product.device.multiprocessors, -(-product.n // layout.vectors)
     batches = _batches(product, kernel.chunks)
-    while kernel.chunks > LANES and batches * blocks < multiprocessors * 2:
+    while kernel.chunks > LANES:
         smaller = _with_chunks(product, kernel, kernel.chunks // 2)
-        if smaller.chunks == kernel.chunks:
+        more = _batches(product, smaller.chunks)
+        if smaller.chunks == kernel.chunks or (more > batches and batches * blocks >= multiprocessors * 2):
             break
-        kernel, batches = smaller, _batches(product, smaller.chunks)
+        kernel, batches = smaller, more
     if not layout.fits(product, kernel.chunks):
         return None
     resident = min(MAX_WARPS // layout.warps, _programs_in_memory(product, kernel))

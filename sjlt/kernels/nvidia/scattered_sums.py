@@ -321,7 +321,6 @@ def project_scattered(
 
     start = tl.program_id(1) * batches_per_program
     stop = tl.minimum(start + batches_per_program, batches)
-    steps = (CHUNKS << log_chunk) // STEP
     log_part = tl.minimum(log_chunk, 5)
     batch0 = (offset >> log_chunk.to(tl.int64)) // CHUNKS
     first_column = ((((batch0 + start) * CHUNKS) << log_chunk.to(tl.int64)) - offset).to(tl.int32)
@@ -341,7 +340,8 @@ def project_scattered(
         )  # fmt: skip
         tl.debug_barrier()
         in_batch = place
-        for step in range(steps):
+        left = stop_column - first_column - ((batch - start) * CHUNKS << log_chunk)
+        for step in range((tl.minimum(CHUNKS << log_chunk, left) + STEP - 1) // STEP):
             loaded = _exchange_units(ahead, rotation, DTYPE, LANE_VECTORS * LOADED, UNIT, ROTATIONS)
             if PREFETCHED > 0:
                 far = column - place + PREFETCHED * STEP
