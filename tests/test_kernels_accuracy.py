@@ -175,7 +175,7 @@ ON_CUDA = {
 ON_HOPPER = {
     "fp32": Case(Hopper, WIDE, 512, settings=LARGE),
     "fp32, nnz 8": Case(Hopper, Sketch(2**14, 256, nnz=8), 512, settings=LARGE),
-    "fp32, splits": Case(Hopper, Sketch(2**16, 128, nnz=4), 128, settings=LARGE),
+    "fp32, splits": Case(Hopper, Sketch(2**16, 128, nnz=4), 128, settings=LARGE | FEW_ROWS),
     "bf16": Case(Hopper, WIDE, 512, "bfloat16", settings=LARGE),
     "bf16, splits": Case(Hopper, Sketch(2**17, 128, nnz=4), 128, "bfloat16", settings=LARGE),
     "columns": Case(Hopper, Sketch(2**14, 256, nnz=8), 512, columns=True, settings=LARGE),

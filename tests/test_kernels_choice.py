@@ -104,6 +104,21 @@ def test_few_long_vectors():
 
 
 @pytest.mark.parametrize(
+    ("n", "k", "nnz", "expected"),
+    [
+        (33, 1664, 2, config.Codes),  # loaded one by one
+        (34, 1664, 2, config.ScatteredSums),
+        (33, 1024, 2, config.Codes),
+        (50, 832, 1, config.ScatteredSums),  # loaded by twos, of a block of 64
+        (48, 832, 1, config.FewVectors),
+    ],
+)
+def test_narrow_columns_of_few_entries(n, k, nnz, expected):
+    product = exact_product(n=n, d=1_400_000, k=k, nnz=nnz, device=HOPPER, x_strides=(1, n))
+    assert isinstance(config.choose(product), expected)
+
+
+@pytest.mark.parametrize(
     ("n", "d", "k", "nnz", "dtype", "suits"),
     [
         (64, 70_000, 384, 4, "float16", True),

@@ -193,13 +193,15 @@ def is_in_registers(product: Product) -> bool:
     """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `gathers`).
 
     It is in power-of-two geometries, except for rows that exceed a block of 8 vectors and, with nnz > 1, for 2 to 8
-    vectors with few components and not too many terms, if rows are contiguous or elements have 16 bits. In microseconds
-    on an H200, with sums in shared memory and by `few_vectors`: X (10, 10125176) -> 1024 with nnz 2 179 and 360, X (8,
-    327827) -> 128 with nnz 4 16 and 24, A (430825, 8) -> 512 with nnz 8 in fp16 30 and 35; but X (14, 1245345) -> 2048
-    with nnz 1 48 and 35, X (8, 416435) -> 1024 with nnz 4 27 and 25, X (4, 19419558) -> 256 with nnz 8 437 and 254. Nor
-    is it for more than a block of contiguous 16-bit vectors with few entries, A (7666831, 16) -> 1024 with nnz 4 237
-    and 268, A (3313127, 20) -> 256 with nnz 2 95, and 194 by `tensor_core`, or with nnz 1 if it gathers vectors that do
-    not exist, A (13855735, 24) -> 1024 331 and 421, but A (3533361, 32) -> 128 119 and 86.
+    vectors with few components and not too many terms. In microseconds on an H200, with sums in shared memory and by
+    `few_vectors`: X (10, 10125176) -> 1024 with nnz 2 179 and 360, X (8, 327827) -> 128 with nnz 4 16 and 24, A
+    (470587, 7) -> 128 with nnz 4 16 and 36, A (430825, 8) -> 512 with nnz 8 in fp16 30 and 35; but X (14, 1245345) ->
+    2048 with nnz 1 48 and 35, X (8, 416435) -> 1024 with nnz 4 27 and 25, A (896513, 8) -> 2048 with nnz 8 62 and 40, A
+    (1332168, 2) -> 512 with nnz 2 20 and 16, X (4, 19419558) -> 256 with nnz 8 437 and 254, A (3046647, 7) -> 128 80
+    and 123. Nor is it for more than a
+    block of contiguous 16-bit vectors with few entries, A (7666831, 16) -> 1024 with nnz 4 237 and 268, A (3313127, 20)
+    -> 256 with nnz 2 95, and 194 by `tensor_core`, or with nnz 1 if it gathers vectors that do not exist, A (13855735,
+    24) -> 1024 331 and 421, but A (3533361, 32) -> 128 119 and 86.
     """
     if not is_power_of_two(product.k, product.nnz) or product.stacks > 1 or product.dtype == "float64":
         return False
@@ -210,8 +212,8 @@ def is_in_registers(product: Product) -> bool:
         if product.nnz == 1:
             return product.n == next_power_of_two(product.n)
         return product.nnz > (MAX_FEW_ENTRIES if product.n <= MIN_ROWS_IN_MEMORY else MAX_FEW_ENTRIES // 2)
-    few = product.nnz > 1 and product.k <= FEW_COMPONENTS and terms <= MAX_FEW_TERMS
-    return not (few and 2 <= product.n <= MAX_BLOCK and (rows or product.item_bytes == 2))
+    few = product.nnz > 1 and product.k <= FEW_COMPONENTS and terms <= MAX_FEW_TERMS * (1 if rows else 2)
+    return not (few and 2 <= product.n <= MAX_BLOCK)
 
 
 def _are_long_rows(product: Product) -> bool:
@@ -233,8 +235,10 @@ def _are_columns(product: Product) -> bool:
     """Whether the elements of a feature are contiguous in memory, and `few_vectors` does not gather them without masks.
 
     With nnz 1, (32, 1.5e6) -> 64 in fp32 takes 1.6 times the memory floor with `few_vectors` and 3.5 here, but (32,
-    5054743) -> 320 in fp16 5.3 and 2.1 (H200).
+    5054743) -> 320 in fp16 5.3 and 2.1. In microseconds, A (1170658, 50) -> 832 in fp32 takes 322 and 187, (205364, 50)
+    -> 192 43 and 40, but (97299, 48) -> 448 22 and 26 (H200).
     """
     gathered = product.item_bytes > 2 or product.n > MAX_VECTORS
-    single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2 and gathered
+    wide = product.n <= MAX_VECTORS or vector_alignment(product) > 2
+    single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2 and gathered and wide
     return vectors_contiguous(product) and product.x_strides[0] == 1 and not single
