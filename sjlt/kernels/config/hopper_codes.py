@@ -58,14 +58,15 @@ def eligible(product: Product) -> bool:
 def _gains(product: Product) -> bool:
     """Whether there are enough vectors to outweigh the cost of the codes and of the padding of a block.
 
-    The portable kernels are faster for S A of few columns in fp32 with nnz <= 2 or, in a power-of-two geometry, with
-    nnz <= 4: (64, 2000000) -> 256 with nnz 4 takes 1.3 memory floors with `row_gather` and 2.4 from codes (H200),
-    (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100); but not if elements are loaded one
-    by one, (33, 1467847) -> 1664 with nnz 2 319 us from codes and 463 by `tensor_core`. With only 3 bytes of data per byte
-    of codes, X (50, 6000000) -> 40 with nnz 8 in fp16 takes 7.4 from codes, 10.4 with `scattered_sums` and 14.4 with
-    `tensor_core`, A (348687, 100) -> 19 4.6, 10.3 and 32; with 6, X (100, 7000000) -> 18 with nnz 3 takes 2.3, 2.9 and
-    10.1, and A of this shape 2.6, 4.0 and 11.3 (H200). With nnz 1, A (2762733, 32) -> 32 in fp16 takes 183 us from
-    codes and 88 us by `few_vectors`; with nnz 8, A (338816, 24) -> 1984 in fp32 74 us, and 118 us by `scattered_sums`.
+    The portable kernels are faster for S A of few columns in fp32 with nnz <= 2 or, in a power-of-two geometry,
+    with nnz <= 4: (64, 2000000) -> 256 with nnz 4 takes 1.3 memory floors with `row_gather` and 2.4 from codes
+    (H200), (64, 316715) -> 768 with nnz 2 2.2 with `few_vectors` and 2.7 from codes (H100); but not if elements are
+    loaded one by one, (33, 1467847) -> 1664 with nnz 2 319 us from codes and 463 by `tensor_core`. With only 3
+    bytes of data per byte of codes, X (50, 6000000) -> 40 with nnz 8 in fp16 takes 7.4 from codes, 10.4 with
+    `scattered_sums` and 14.4 with `tensor_core`, A (348687, 100) -> 19 4.6, 10.3 and 32; with 6, X (100, 7000000)
+    -> 18 with nnz 3 takes 2.3, 2.9 and 10.1, and A of this shape 2.6, 4.0 and 11.3 (H200). With nnz 1, A (2762733,
+    32) -> 32 in fp16 takes 183 us from codes and 88 us by `few_vectors`; with nnz 8, A (338816, 24) -> 1984 in fp32
+    74 us, and 118 us by `scattered_sums`.
     """
     contiguous = vectors_contiguous(product)
     if is_small_and_narrow(product) or _favors_half_blocks(product):
