@@ -51,10 +51,10 @@ def cases() -> dict[str, Case]:
     weight, transposed = stored.t().contiguous(), sketch.T
     layer, linear = sjlt.nn.SparseProjection(768, 128, seed=SEED), torch.nn.Linear(768, 128, bias=False, device="cuda")
     linear.requires_grad_(False).weight.copy_(weight)
-    codes, left = sjlt.Sketch(1024, 300, seed=SEED), sjlt.Sketch(17_792, 198, seed=SEED)  # large enough for codes
+    codes, left = sjlt.Sketch(1024, 300, seed=SEED), sjlt.Sketch(30_000, 198, seed=SEED)  # large enough for codes
     stored_half = torch.from_numpy(codes.T.toarray("float32")).cuda().half()
     stored_left = torch.from_numpy(left.toarray("float32")).cuda()
-    half, tall = normal((4096, 1024), torch.float16, "cuda"), normal((17_792, 100), torch.float32, "cuda")
+    half, tall = normal((4096, 1024), torch.float16, "cuda"), normal((30_000, 100), torch.float32, "cuda")
     compiled, compiled_matmul = torch.compile(sketch.project), torch.compile(lambda x: torch.matmul(x, stored))
     y = x @ stored
     found = {
