@@ -106,6 +106,15 @@ def check_launch(product, launch):
     assert launch.splits * n * rows * item <= max(SCRATCH_BYTES, product.x_bytes // 16)
 
 
+@pytest.mark.parametrize("nnz", [1, 3, 4, 8])
+@pytest.mark.parametrize("d", [70, 1000, 3000, 20_000])
+def test_short_vectors_have_few_chunks(d, nnz):
+    """A batch that contains all columns has no more than twice the chunks of the data, or 32."""
+    product = exact_product(5000, d, 300, nnz, device=HOPPER)
+    launch, chunks = scattered_sums.launch(product), -(-d >> product.geometry.log_chunk)
+    assert launch.splits * launch.batches_per_split > 1 or launch.kernel.chunks < max(33, 2 * chunks)
+
+
 def test_banks():
     """Lanes served at a time use different banks where a layout is said to avoid conflicts, for any rows."""
     rng, free = random.Random(7), 0

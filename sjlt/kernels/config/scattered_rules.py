@@ -198,10 +198,9 @@ def is_in_registers(product: Product) -> bool:
     (470587, 7) -> 128 with nnz 4 16 and 36, A (430825, 8) -> 512 with nnz 8 in fp16 30 and 35; but X (14, 1245345) ->
     2048 with nnz 1 48 and 35, X (8, 416435) -> 1024 with nnz 4 27 and 25, A (896513, 8) -> 2048 with nnz 8 62 and 40, A
     (1332168, 2) -> 512 with nnz 2 20 and 16, X (4, 19419558) -> 256 with nnz 8 437 and 254, A (3046647, 7) -> 128 80
-    and 123. Nor is it for more than a
-    block of contiguous 16-bit vectors with few entries, A (7666831, 16) -> 1024 with nnz 4 237 and 268, A (3313127, 20)
-    -> 256 with nnz 2 95, and 194 by `tensor_core`, or with nnz 1 if it gathers vectors that do not exist, A (13855735,
-    24) -> 1024 331 and 421, but A (3533361, 32) -> 128 119 and 86.
+    and 123. Nor is it for more than a block of contiguous 16-bit vectors with few entries, A (7666831, 16) -> 1024 with
+    nnz 4 237 and 268, A (3313127, 20) -> 256 with nnz 2 95, and 194 by `tensor_core`, or with nnz 1 if it gathers
+    vectors that do not exist, A (13855735, 24) -> 1024 331 and 421, but A (3533361, 32) -> 128 119 and 86.
     """
     if not is_power_of_two(product.k, product.nnz) or product.stacks > 1 or product.dtype == "float64":
         return False

@@ -340,6 +340,7 @@ def project_scattered(
         )  # fmt: skip
         tl.debug_barrier()
         in_batch = place
+        # The columns of this batch that exist: those of short vectors may be few.
         left = stop_column - first_column - ((batch - start) * CHUNKS << log_chunk)
         for step in range((tl.minimum(CHUNKS << log_chunk, left) + STEP - 1) // STEP):
             loaded = _exchange_units(ahead, rotation, DTYPE, LANE_VECTORS * LOADED, UNIT, ROTATIONS)
