@@ -115,6 +115,18 @@ def test_short_vectors_have_few_chunks(d, nnz):
     assert launch.splits * launch.batches_per_split > 1 or launch.kernel.chunks < max(33, 2 * chunks)
 
 
+def test_similar_numbers_of_rows_share_a_layout(monkeypatch):
+    """Batches of different sizes neither search all layouts again, nor need another kernel each time."""
+    assert [scattered_sums.round_up(n) for n in (1, 7, 8, 9, 129, 160, 161, 1000, 1025)] == [
+        1, 7, 8, 10, 160, 160, 192, 1024, 1280
+    ]  # fmt: skip
+    searched, search = [], scattered_sums.layouts
+    monkeypatch.setattr(scattered_sums, "layouts", lambda product: searched.append(product.n) or search(product))
+    launches = [scattered_sums.launch(exact_product(n, 1001, 577, 3, device=HOPPER)) for n in range(897, 1025)]
+    assert len({launch.kernel.layout for launch in launches}) == 1
+    assert searched in ([], [1024])  # or before, by another test
+
+
 def test_banks():
     """Lanes served at a time use different banks where a layout is said to avoid conflicts, for any rows."""
     rng, free = random.Random(7), 0
