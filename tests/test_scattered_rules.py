@@ -1,4 +1,4 @@
-"""Products of few long vectors that `scattered_sums` computes, and those that other kernels compute."""
+"""Products of few long vectors, or of little data, that `scattered_sums` computes, and those that others compute."""
 
 import pytest
 from helpers.choices import H200, HOPPER, exact_product

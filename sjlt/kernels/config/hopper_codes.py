@@ -71,8 +71,10 @@ def _gains(product: Product) -> bool:
     contiguous = vectors_contiguous(product)
     if is_small_and_narrow(product) or _favors_half_blocks(product):
         return False
-    if contiguous and _is_narrow(product) and (product.nnz <= 2 or is_power_of_two(product.k, product.nnz)):
-        return vector_alignment(product) == 1 and product.nnz > 1 and product.n >= MIN_COLUMNS
+    few_entries = product.nnz <= 2 or is_power_of_two(product.k, product.nnz)
+    one_by_one = vector_alignment(product) == 1
+    if contiguous and _is_narrow(product) and few_entries and (product.nnz == 1 or not one_by_one):
+        return False
     least = MIN_VECTORS
     if contiguous and product.nnz > 1:
         least = MIN_COLUMNS if product.nnz < MANY_ENTRIES else MIN_COLUMNS_OF_MANY

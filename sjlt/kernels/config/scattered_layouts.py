@@ -186,6 +186,11 @@ def sum_bytes(product: Product) -> int:
 
 
 def round_up_rows(rows: int) -> int:
-    """`rows` rounded up to 32 or more with four significant bits, so that few kernels are compiled."""
-    step = max(LANES, next_power_of_two(rows) // 16)
-    return -(-rows // step) * step
+    """`rows` rounded up to a multiple of 32 with four significant bits, so that few kernels are compiled."""
+    return round_up(rows, 4, LANES)
+
+
+def round_up(number: int, bits: int, least: int = 1) -> int:
+    """`number` rounded up to a multiple of `least`, a power of two, with so many significant bits."""
+    step = max(least, 1 << max(0, number.bit_length() - bits))
+    return -(-number // step) * step

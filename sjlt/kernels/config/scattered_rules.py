@@ -18,14 +18,14 @@ from .scattered_sums import can_run, column_cycles, cycles
 MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
 MAX_VECTORS = 32
 MAX_SMALL_BYTES = 32 << 20  # of X, for `eligible_small`
-# The estimate below which the kernel is faster for little data, in cycles without those for each byte of X.
+# The estimate below which the kernel is faster for little data: (cycles for the start of other kernels, bytes of X for
+# which they take one more).
 SMALL_CYCLES = {
-    "fp32": 14_000,  # in fp32 with several tiles, with Hopper's kernels
-    "short": 11_000,  # otherwise
-    "no codes": 28_000,  # with several tiles, without Hopper's kernels
-    "no codes, one tile": 16_500,
+    "fp32": (14_000, 1500),  # in fp32 with several tiles, with Hopper's kernels
+    "other": (11_000, 1500),  # otherwise, with Hopper's kernels
+    "no codes": (28_000, 750),  # with several tiles, without Hopper's kernels
+    "no codes, one tile": (16_500, 750),
 }
-BYTES_PER_CYCLE, BYTES_PER_CYCLE_WITHOUT_CODES = 1500, 750
 MIN_ADDITION_CYCLES = 2  # for 32 additions, which read and write as many sums
 # The time of other kernels, in estimated cycles of a multiprocessor per column: for a block of 128 rows of X, unless
 # stated otherwise, or for all contiguous vectors. `loaded_bytes` says how rows are loaded.
@@ -142,10 +142,11 @@ def _small_cycles(product: Product) -> float:
     """The estimate below which the kernel is faster for a product of little data."""
     several = product.geometry.n_tiles > 1
     if product.device.hopper:
-        start = SMALL_CYCLES["fp32" if several and product.item_bytes == 4 else "short"]
-        return start + product.x_bytes / BYTES_PER_CYCLE
-    start = SMALL_CYCLES["no codes" if several else "no codes, one tile"]
-    return start + product.x_bytes / BYTES_PER_CYCLE_WITHOUT_CODES
+        kind = "fp32" if several and product.item_bytes == 4 else "other"
+    else:
+        kind = "no codes" if several else "no codes, one tile"
+    start, bytes_per_cycle = SMALL_CYCLES[kind]
+    return start + product.x_bytes / bytes_per_cycle
 
 
 def eligible_many(product: Product) -> bool:
@@ -237,7 +238,6 @@ def _are_columns(product: Product) -> bool:
     5054743) -> 320 in fp16 5.3 and 2.1. In microseconds, A (1170658, 50) -> 832 in fp32 takes 322 and 187, (205364, 50)
     -> 192 43 and 40, but (97299, 48) -> 448 22 and 26 (H200).
     """
-    gathered = product.item_bytes > 2 or product.n > MAX_VECTORS
-    wide = product.n <= MAX_VECTORS or vector_alignment(product) > 2
-    single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2 and gathered and wide
+    gathered = product.item_bytes > 2 if product.n <= MAX_VECTORS else vector_alignment(product) > 2
+    single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2 and gathered
     return vectors_contiguous(product) and product.x_strides[0] == 1 and not single

@@ -18,6 +18,7 @@ from .scattered_layouts import (
     loaded_lines,
     log_parts,
     max_chunks,
+    round_up,
     round_up_rows,
     sum_bytes,
 )
@@ -29,7 +30,7 @@ PREFETCHED_BYTES = 2 << 10  # of data that a program fetches ahead into the L2 c
 MAX_PREFETCHED = 8  # steps
 REGISTERS, MIN_REGISTERS, MAX_REGISTERS = 1 << 16, 40, 128  # of a multiprocessor; estimated limits of a thread
 MAX_WARPS = 32  # per multiprocessor
-MANY_ROWS = 128  # more are rounded up for the choice of a layout
+MANY_ROWS, ROW_BITS = 128, 3  # more rows are rounded up to so many significant bits for the choice of a layout
 # Instructions per 32 additions: (per addition, per access to sums, per column, per load). Latencies in cycles: of sums,
 # of data, and between two instructions of a warp.
 INSTRUCTIONS, SUM_LATENCY, DATA_LATENCY, ISSUE_LATENCY = (0.6, 4.4, 14.8, 10.3), 36, 380, 1.64
@@ -134,16 +135,10 @@ def _choose(product: Product) -> ScatteredSums | None:
     for batches of different sizes. Many rows therefore have the layout of a rounded number of rows. By the estimate,
     they then take 1.005 times as long, on average (150 random products, at most 1.1 times).
     """
-    n = round_up(product.n) if product.n > MANY_ROWS and are_rows(product) else product.n
+    n = round_up(product.n, ROW_BITS) if product.n > MANY_ROWS and are_rows(product) else product.n
     first = _fastest(product._replace(n=n, offset=0, y_strides=(product.k, 1), plain=True))
     chosen = _launch(product, first.kernel.layout) if first is not None else None
     return chosen if chosen is not None else _fastest(product)
-
-
-def round_up(number: int) -> int:
-    """The least number that is at least `number` and has no other nonzero bits than the first three."""
-    shift = max(0, number.bit_length() - 3)
-    return -(-number >> shift) << shift
 
 
 @lru_cache(maxsize=4096)
