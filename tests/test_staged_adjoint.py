@@ -102,7 +102,7 @@ def test_words_follow_the_law(sketch, first, layout):
     words = torch.full((columns // step, nnz, step), -7, dtype=torch.int32, device=DEVICE)
     encode_offsets[(-(-columns // 128), stacks * -(-(nnz // stacks) // 4))](
         words, seed, k // stacks, nnz // stacks, g.n_tiles, g.log_group, g.log_chunk, first, columns, step, nnz,
-        row_bytes, log_adjacent, spacing, log_rows_per_quad, quad_mask, BLOCK=128,
+        row_bytes, log_adjacent, spacing, log_rows_per_quad, quad_mask, BLOCK=128, PROGRAMMATIC_LAUNCH=False,
     )  # fmt: skip
     words = words.cpu().numpy().transpose(1, 0, 2).reshape(nnz, columns)
     rows, signs = Sketch(first + columns, k, nnz=nnz, stacks=stacks, seed=seed).entries(first)

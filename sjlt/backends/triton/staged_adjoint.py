@@ -13,6 +13,7 @@ from ...kernels.nvidia.shared_memory import LIBRARIES
 from ...kernels.nvidia.staged_adjoint import adjoint_staged
 from ...kernels.portable.column_words import encode_offsets
 from ...laws import exact as law
+from . import device
 from .launcher import Launch, kind
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def prepare(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor, out: Tensor, acc
     grid = (chosen.splits * -(-n * y.element_size() // kernel.row_bytes), 1, 1)
     sizes = (n, d, spec.n_components, *y.stride(), *out.stride())
     after = (terms, chosen.columns_per_split, chosen.splits, chosen.spacing, terms**-0.5)
-    constants = _constants(chosen, accumulate)
+    programmatic = device.describe(y.device).programmatic_launch
+    constants = _constants(chosen, accumulate, programmatic)
     key = (kernel, chosen.shared_bytes, accumulate, sizes, kind(y), kind(out))
     run = Launch(adjoint_staged, grid, y.get_device(), sizes, after, key, lambda: constants)
     size = terms * chosen.columns + 2 * kernel.step
@@ -52,7 +54,8 @@ def _encoding(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor) -> Launch:
     log_adjacent = kernel.adjacent.bit_length() - 1
     layout = (kernel.row_bytes, log_adjacent, chosen.spacing, (8 // quads).bit_length() - 1, mask)
     grid = (-(-chosen.columns // ENCODE_BLOCK), spec.stacks * -(-part.nnz // 4), 1)
-    options = {"BLOCK": ENCODE_BLOCK, "num_warps": 4}
+    programmatic = device.describe(y.device).programmatic_launch
+    options = {"BLOCK": ENCODE_BLOCK, "PROGRAMMATIC_LAUNCH": programmatic, "num_warps": 4}
     return Launch(
         encode_offsets,
         grid,
@@ -64,7 +67,7 @@ def _encoding(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor) -> Launch:
     )
 
 
-def _constants(chosen: StagedAdjoint, accumulate: bool) -> dict[str, Any]:
+def _constants(chosen: StagedAdjoint, accumulate: bool, programmatic: bool) -> dict[str, Any]:
     """The constants and compiler options of `adjoint_staged`, by name."""
     kernel = chosen.kernel
     return {
@@ -79,8 +82,10 @@ def _constants(chosen: StagedAdjoint, accumulate: bool) -> dict[str, Any]:
         "STAGED_BYTES": kernel.staged_bytes,
         "ACCUMULATE": accumulate,
         "THREADS": 32 * kernel.warps,
+        "PROGRAMMATIC_LAUNCH": programmatic,
         "SHARED_BYTES": chosen.shared_bytes,
         "num_warps": kernel.warps,
         "maxnreg": kernel.registers,
         "extern_libs": LIBRARIES,
+        **({"launch_pdl": True} if programmatic else {}),
     }

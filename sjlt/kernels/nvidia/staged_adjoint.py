@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..portable.column_words import first_quad, row_of_component
-from ..portable.program import scalar, store_result
+from ..portable.program import scalar, store_result, wait_for_previous
 from .global_memory import (
     load_four,
     load_long,
@@ -292,6 +292,7 @@ def adjoint_staged(
     STAGED_BYTES: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     THREADS: tl.constexpr,
+    PROGRAMMATIC_LAUNCH: tl.constexpr,
     SHARED_BYTES: tl.constexpr,
 ):
     """x[v, j] = scale * sum over the entries of column j of sign * y[v, row], or add it with ACCUMULATE.
@@ -341,6 +342,7 @@ def adjoint_staged(
     group = tl.arange(0, GROUPS) * COLUMNS
     place = group[:, None] + tl.zeros((1, QUADS), tl.int32)
     quad = tl.zeros((GROUPS, 1), tl.int32) + tl.arange(0, QUADS)[None, :] * 16
+    wait_for_previous(PROGRAMMATIC_LAUNCH)  # which writes the words; the data was there before it started
     # Words are loaded two terms ahead, also beyond the last one.
     pointers = words + first.to(tl.int64) * terms + place
     current = _load_column_words(pointers, COLUMNS)

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from .chunk_codes import tile_rows, tile_start
 from .law import chunk_keys, chunk_signs, chunk_tile, part_start, row_in_sub_block, seed_words, sign_bit
+from .program import start_dependents
 
 INTEGERS = ["seed", "k", "nnz", "n_tiles", "log_group", "log_chunk", "first", "columns", "step", "terms"]
 INTEGERS += ["row_bytes", "log_adjacent", "spacing", "log_rows_per_quad", "quad_mask"]
@@ -35,6 +36,7 @@ def encode_offsets(
     words_of_columns, seed: tl.int64, k: tl.int32, nnz: tl.int32, n_tiles: tl.int32, log_group: tl.int32,
     log_chunk: tl.int32, first: tl.int64, columns: tl.int32, step: tl.int32, terms: tl.int32, row_bytes: tl.int32,
     log_adjacent: tl.int32, spacing: tl.int32, log_rows_per_quad: tl.int32, quad_mask: tl.int32, BLOCK: tl.constexpr,
+    PROGRAMMATIC_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """Write words (columns / step, stacks * nnz, step) int32, the first of which is for column `first` of the law.
 
@@ -42,6 +44,7 @@ def encode_offsets(
 
     Grid: (blocks of BLOCK columns, stacks * blocks of 4 sub-blocks).  k, nnz, n_tiles : of one stack.
     """
+    start_dependents(PROGRAMMATIC_LAUNCH)
     k0, k1 = seed_words(seed)
     quads = (nnz + 3) // 4
     stack, quad = (tl.program_id(1) // quads).to(tl.uint32), (tl.program_id(1) % quads).to(tl.uint32)
