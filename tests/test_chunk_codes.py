@@ -29,7 +29,7 @@ def shared_memory(monkeypatch):
         emulate(monkeypatch)
 
 
-def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
+def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8, windows=False):
     """The dense matrix (k, d) that the codes encode; each position is written at most once."""
     g = law.geometry(k // stacks, nnz // stacks, 0)
     n_tiles = stacks * g.n_tiles
@@ -38,13 +38,13 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
     groups = ((offset + d - 1) >> log_width) + 1 - first
     per_split = -(-groups // splits)
     splits = -(-groups // per_split)
-    capacity = per_split << (g.log_chunk - log_block)
+    capacity = per_split << (g.log_chunk - log_block + windows)
     lists = splits * n_tiles
     codes = torch.zeros((lists, capacity, 128), dtype=torch.uint8, device=DEVICE)
     columns = torch.full((lists, capacity), -(1 << 20), dtype=torch.int32, device=DEVICE)
     counts = torch.full((lists,), -1, dtype=torch.int32, device=DEVICE)
     sub_blocks = encoding(1, nnz // stacks).sub_blocks
-    grid = (-(-per_split // per_program), n_tiles, splits)
+    grid = (-(-per_split // per_program), n_tiles << windows, splits)
     numbers = (
         offset,
         d,
@@ -59,6 +59,7 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
         per_split,
         per_program,
         capacity,
+        int(windows),
     )
     constants = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": False, "num_warps": 4}
     constants |= {"SHARED_BYTES": shared_bytes(sub_blocks), "extern_libs": LIBRARIES}
@@ -69,6 +70,8 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8):
     for number in range(lists):
         tile = number % n_tiles
         rows = range(tile * k // n_tiles, (tile + 1) * k // n_tiles)
+        if windows:
+            rows = range(128 * tile, min(128 * (tile + 1), k))
         for i in range(counts[number]):
             start = columns[number, i]
             if start >= NO_COLUMN.value:
@@ -104,6 +107,26 @@ def test_codes_decode_to_the_entries(k, nnz, offset, d, splits, log_block):
     expected = np.zeros((k, d), np.int64)
     expected[rows, np.arange(d)] = signs
     assert np.array_equal(decode(k, nnz, -5, offset, d, splits, log_block), expected)
+
+
+@pytest.mark.parametrize(
+    ("k", "nnz", "offset", "d", "splits", "log_block"),
+    [
+        (192, 4, 0, 300, 1, 4),
+        (1344, 3, 5, 400, 1, 5),
+        (1984, 2, 0, 700, 1, 5),  # a power of two of tiles
+        (1001, 1, 77, 500, 2, 4),
+        (512, 4, 0, 300, 1, 5),  # windows are tiles
+        pytest.param(129, 8, 3, 100, 2, 3, marks=pytest.mark.exhaustive),
+        pytest.param(3968, 8, 2**40, 900, 1, 4, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_codes_of_windows(k, nnz, offset, d, splits, log_block):
+    """Every entry is in the list of the 128 aligned rows to which its row belongs."""
+    rows, signs = Sketch(offset + d, k, nnz=nnz, seed=9).entries(offset, offset + d)
+    expected = np.zeros((k, d), np.int64)
+    expected[rows, np.arange(d)] = signs
+    assert np.array_equal(decode(k, nnz, 9, offset, d, splits, log_block, windows=True), expected)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """X Sᵀ and S A from codes on Hopper: splits, passes, and exactness for any k, nnz and strides."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -202,6 +203,27 @@ def kernel_calls(monkeypatch):
 def test_projections_are_exact(n, d, k, nnz, dtype, kernel_calls):
     check_project(Sketch(d, k, nnz=nnz, seed=-3), n, dtype, device="cuda")
     assert kernel_calls == [(n, d)] * len(kernel_calls)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("x_in", "out_in"), [("rows", "rows"), ("columns", "aligned part"), ("padded rows", "rows")])
+@pytest.mark.parametrize(("k", "nnz"), [(296, 1), (424, 4), (1344, 3), (1832, 2), (1000, 8), (3008, 16)])
+@pytest.mark.parametrize(("n", "d", "offset"), [(300, 200, 0), (129, 77, 5), (150, 1111, 2**33 + 40), (20_000, 90, 0)])
+def test_windows(n, d, offset, k, nnz, x_in, out_in, dtype, kernel_calls, monkeypatch):
+    """Windows of rows across tiles, the last of them incomplete, in results surrounded by other data."""
+    from sjlt.backends.triton import codes as backend
+
+    windows, encode = [], backend._encode
+    note = lambda chosen, *rest: windows.append(chosen.kernel.windows) or encode(chosen, *rest)  # noqa: E731
+    monkeypatch.setattr(backend, "_encode", note)
+    always = (0, math.inf)
+    limits = {"hopper_loaders.WINDOWS": (always,), "hopper_loaders.WINDOWS_STAGED": (always,), "codes.MAX_SPLITS": 1}
+    with changed_choices(limits):
+        sketch = Sketch(offset + d, k, nnz=nnz, seed=5)[:, offset:]
+        check_project(sketch, n, dtype, device="cuda", x_in=x_in, out_in=out_in)
+    assert kernel_calls
+    assert all(windows)
 
 
 @pytest.mark.gpu

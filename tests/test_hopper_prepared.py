@@ -157,7 +157,8 @@ def expected_codes(chosen, spec, x, out, add, memory):
     groups = ((spec.feature_offset + d - 1) >> width) + 1 - first
     numbers = (spec.seed, spec.feature_offset, d, k, spec.nnz, n_tiles, geometry.log_group, geometry.log_chunk)
     numbers += (kernel.log_block, first, groups, chosen.groups_per_split, 8, chosen.capacity)  # 8: groups per program
-    grid = (-(-chosen.groups_per_split // 8), n_tiles, splits)
+    numbers += (int(kernel.windows),)
+    grid = (-(-chosen.groups_per_split // 8), 2 * n_tiles if kernel.windows else n_tiles, splits)
     sub_blocks = 8 if spec.nnz <= 8 else 1 << (spec.nnz - 1).bit_length()
     constants = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "SHARED_BYTES": shared_bytes(sub_blocks)}
     constants |= {"num_warps": 4, "extern_libs": LIBRARIES}
@@ -170,7 +171,10 @@ def expected_codes(chosen, spec, x, out, add, memory):
         data = blocks(x.t(), panel, 128 // x.element_size()) if kernel.vectors_contiguous else blocks(x, 64, panel)
     if kernel.tma_store:
         rows = k // n_tiles
-        if kernel.out_vectors_contiguous:
+        if kernel.windows:
+            all_rows = target.as_strided((n, 1, k), (out.stride(0), out.stride(0), 1))
+            result = blocks(all_rows, kernel.part_vectors, 1, kernel.part_rows)
+        elif kernel.out_vectors_contiguous:
             result = blocks(target.mT.reshape(lists, rows, n), 1, kernel.part_rows, kernel.part_vectors)
         else:
             lists_of_rows = target.transpose(0, 1).unflatten(2, (n_tiles, rows)).flatten(1, 2)
@@ -291,6 +295,8 @@ CASES = [  # (n, d, k, nnz, offset, dtypes and layouts of X and Y, direction)
     (200, 9001, 64, 3, 0, BF16, ROWS, "write"),
     (200, 9001, 64, 3, 5, BF16, ROWS, "add"),
     (200, 61, 64, 3, 5, BF16, ROWS, "add"),
+    (200, 333, 1000, 4, 0, BF16, ROWS, "write"),
+    (2000, 160, 332, 1, 7, SAME, ("rows", "aligned part"), "write"),
     (200, 9001, 64, 3, 16, BF16, ROWS, "write"),
     (200, 333, 300, 4, 0, BF16, ROWS, "add"),
     (200, 512, 64, 4, 0, BF16, ("every second column", "rows"), "write"),

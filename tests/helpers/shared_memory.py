@@ -76,8 +76,11 @@ def store_word(address, word):
     memory.view(np.int32)[at(address, np.int32)] = data(word)
 
 
-def store_byte(address, word):
-    memory[at(address, np.uint8)] = data(word).astype(np.uint8)
+def store_byte(address, word, keep):
+    keep = data(keep).astype(bool)
+    places = data(address)[keep]
+    assert (places >= 0).all()
+    memory[places] = data(word)[keep].astype(np.uint8)
 
 
 def store_number(address, value):

@@ -246,8 +246,9 @@ def _encode(chosen: Codes, part: Part, spec: SketchSpec, x: Tensor) -> Launch:
     sub_blocks, per_program = encoding(part.groups * n_tiles, nnz, MIN_ENCODERS)
     numbers = (spec.feature_offset + part.begin, width, k, nnz, g.n_tiles, g.log_group, g.log_chunk)
     lists = (part.first_group, part.groups, chosen.groups_per_split, per_program, chosen.capacity)
-    after = (*numbers, chosen.kernel.log_block, *lists)
-    grid = (-(-chosen.groups_per_split // per_program), n_tiles, part.splits)
+    after = (*numbers, chosen.kernel.log_block, *lists, int(chosen.kernel.windows))
+    windows = chosen.kernel.windows
+    grid = (-(-chosen.groups_per_split // per_program), n_tiles << windows, part.splits)
     options: dict[str, Any] = {
         "SUB_BLOCKS": sub_blocks,
         "PROGRAMMATIC_LAUNCH": _is_programmatic(x),
@@ -285,7 +286,7 @@ def _project(
         grid = (programs if kernel.several else products, 1, 1)
         return Launch(project_codes_ampere, grid, x.get_device(), before, (), key, constants)
     x_blocks = _x_blocks(kernel, x, d) if kernel.loader == TMA else None
-    blocks = _target_blocks(kernel, target, n, k // n_tiles, part.splits * n_tiles) if kernel.tma_store else None
+    blocks = _target_blocks(kernel, target, n, k, part.splits, n_tiles) if kernel.tma_store else None
     grid, both, before = (programs, 1, 1), (x_blocks, blocks), (*before, chosen.columns_per_split)
     return Launch(project_codes_hopper, grid, x.get_device(), before, (), key, constants, both)
 
@@ -303,9 +304,12 @@ def _x_blocks(kernel: KernelChoice, x: Tensor, d: int) -> Blocks:
     return Blocks(x.dtype, (n, d), x.stride(), (WARPGROUP_VECTORS, columns))
 
 
-def _target_blocks(kernel: KernelChoice, target: Target, n: int, rows: int, lists: int) -> Blocks:
-    """The descriptors of the target, in which each of `lists` pairs of a split and a tile has `rows` rows."""
+def _target_blocks(kernel: KernelChoice, target: Target, n: int, k: int, splits: int, n_tiles: int) -> Blocks:
+    """The descriptors of the target: of the rows of each pair of a split and a tile or, with windows, of all k rows."""
     _, stride_v, stride_r = target.strides
+    lists, rows = splits * n_tiles, k // n_tiles
+    if kernel.windows:
+        return Blocks(target.dtype, (n, 1, k), (stride_v, stride_v, 1), (kernel.part_vectors, 1, kernel.part_rows))
     if kernel.out_vectors_contiguous:
         block = (1, kernel.part_rows, kernel.part_vectors)
         return Blocks(target.dtype, (lists, rows, n), (rows * stride_r, stride_r, 1), block)

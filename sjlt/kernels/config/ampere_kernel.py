@@ -56,7 +56,7 @@ class AmpereKernel:
     out_vectors_contiguous: bool
     adjacent: bool
 
-    tma_store = False
+    tma_store = windows = False
 
     @property
     def part_rows(self) -> int:

@@ -101,7 +101,7 @@ def launch_of(product: Product, programs: Programs, kernel_of: KernelOf, prefetc
         splits,
         groups_per_split,
         splits_per_pass,
-        groups_per_split << (geometry.log_chunk - kernel.log_block),
+        groups_per_split << (geometry.log_chunk - kernel.log_block + kernel.windows),
         _count_products(product, programs),
         columns_per_split,
         programs.resident,

@@ -27,6 +27,7 @@ COPIED_BYTES = 64  # of Y per thread and step
 # Reads by neighbouring threads of so many bytes each; those of 8 threads are stored without bank conflicts.
 WIDTHS = {16: 8, 8: 8, 4: 16, 2: 32}
 MAX_GATHERED = 4  # terms of a column that `adjoint_row_gather` gathers
+MAX_SMALL_TERMS = 8  # of small products with more than a quarter of a tile's components, for `_favors_sums`
 MAX_SMALL = 1 << 22  # elements of the result, for `_favors_sums`
 MAX_LOG_SPLITS = 11
 WARPS = 8, 16  # of a program
@@ -42,7 +43,7 @@ MEMORY_RATE, CACHE_RATE = 18, 26
 BANK_CONFLICTS = {128: 1.0, 64: 1.5, 32: 2.1, 16: 2.7}  # average accesses per row of so many bytes
 ISSUE_RATE = 128  # instructions of threads per cycle
 LATENCY = 2500  # cycles from the start of a program to its first stores
-ENCODE_CYCLES = 4000  # of the launch that encodes
+ENCODE_CYCLES = 2200  # of the launch that encodes, during which programs copy their blocks of Y
 ENCODE_INSTRUCTIONS = 500  # for up to 4 terms of a column
 # Memory, shared memory and instructions overlap except for this share of the shorter ones. A program that has a
 # multiprocessor for itself takes longer by the second number. (H200: estimates of 40 launches were 25 % off on average,
@@ -52,6 +53,8 @@ NOT_OVERLAPPED, ALONE = 0.15, 0.6
 # nnz <= 4, and in fp64.
 OTHERS, OTHERS_POWER_OF_TWO, OTHERS_16_BITS, OTHERS_FP64 = (3.5, 16_000), (1.6, 8000), (2.2, 16_000), (1.5, 8000)
 SECTOR_BYTES = 32  # that the L2 cache writes at a time
+SINGLE_CYCLES = 3  # in which a component of contiguous vectors is read as single elements, in addition
+SECTOR_CYCLES = 1  # in which a component of contiguous vectors that fill at most a sector is copied
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,11 @@ def _gains(product: Product) -> bool:
     floor = size / (MEMORY_RATE * device.multiprocessors)
     floors, cycles = _time_of_others(product)
     others = product.stacks * (floors * floor + cycles)
-    return encode + _cycles(product, chosen.kernel, chosen.splits) <= others
+    own = encode + _cycles(product, chosen.kernel, chosen.splits)
+    if chosen.kernel.reads_vectors and not chosen.kernel.copy_bytes:
+        blocks = -(-product.n * product.item_bytes // chosen.kernel.row_bytes)
+        own += SINGLE_CYCLES * product.k * product.stacks * -(-blocks // device.multiprocessors)
+    return own <= others
 
 
 def _time_of_others(product: Product) -> tuple[float, int]:
@@ -199,10 +206,11 @@ def _favors_sums(product: Product) -> bool:
     nnz 1 1.56 and 2.1, for k = 64 and nnz 2 (7034, 768) 3.1 and 3.4 (H200). In 16 bits, rows that begin within a sector
     of the cache are stored in parts of sectors: (79121, 72) -> 1000 takes 3.5 here and 2.9 there. Small products take
     less time here, because entries are not stored, in microseconds, contiguous vectors: Y (1574, 1024) -> 64 with nnz 2
-    8.8 and 14.3, (2360, 1024) -> 64 with nnz 3 11.7 and 14.8.
+    8.8 and 14.3, (2360, 1024) -> 64 with nnz 3 11.7 and 14.8, (1099, 1000) -> 64 with nnz 8 10.6 and 12.6, but (1739,
+    1536) -> 32 with nnz 8 13.9 and 12.2.
     """
     if product.n * product.d <= MAX_SMALL:
-        return product.nnz <= MAX_GATHERED
+        return product.nnz <= (MAX_GATHERED if product.k <= law.TILE_ROWS // 4 else MAX_SMALL_TERMS)
     whole_sectors = product.x_strides[0] == 1 or product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
     few_terms = product.nnz <= (MAX_GATHERED if product.k > law.TILE_ROWS // 2 else 2)
     return few_terms and (whole_sectors or product.item_bytes > 2)
@@ -330,6 +338,8 @@ def _cycles(product: Product, kernel: KernelChoice, splits: int) -> float:
     filled = product.k * product.stacks * row
     resident = programs_per_multiprocessor(product, kernel)
     fetched = filled / (MEMORY_RATE if splits == 1 else CACHE_RATE) + 4 * terms * columns / CACHE_RATE
+    if kernel.copy_bytes and row <= SECTOR_BYTES:
+        fetched += SECTOR_CYCLES * product.k * product.stacks
     memory = fetched + min(columns, product.d) * row / MEMORY_RATE
     shared = (columns * terms * row * (BANK_CONFLICTS[row] + 0.25) + 2 * filled) / BANK_BYTES
     per_term = 5 + elements * (2 if item == 2 else 1)

@@ -18,8 +18,8 @@ For contiguous 16-bit vectors and several tiles, slots have codes instead of ent
 
 While the codes are being written, programs copy the data that they read first to the L2 cache.
 
-Results are stored by the TMA if all tiles have the same number of rows and begin at multiples of 16 bytes; otherwise by
-threads, with neighbouring threads storing neighbours in memory.
+Results are stored by the TMA if all tiles have the same number of rows and begin at multiples of 16 bytes, or if codes
+are listed by windows of rows; otherwise by threads, with neighbouring threads storing neighbours in memory.
 """
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
@@ -194,12 +194,14 @@ def store_sums(
             part.store(acc.to(out.dtype))
         fence_async_shared()
         barrier()
+        # (pair of a split and a tile, row of the tile), or a row of the result
+        at = (0, m * TILE + FIRST_ROW) if CHOSEN.windows else (split * n_tiles + m, FIRST_ROW)
         if CHOSEN.out_vectors_contiguous:
             part = part._reinterpret(out.dtype, [1, ROWS, VECTORS], out.layout)
-            tma.async_copy_shared_to_global(out, [split * n_tiles + m, FIRST_ROW, v], part)
+            tma.async_copy_shared_to_global(out, [at[0], at[1], v], part)
         else:
             part = part._reinterpret(out.dtype, [VECTORS, 1, ROWS], out.layout)
-            tma.async_copy_shared_to_global(out, [v, split * n_tiles + m, FIRST_ROW], part)
+            tma.async_copy_shared_to_global(out, [v, at[0], at[1]], part)
     else:
         by_rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
         by_columns: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [2, 2], [0, 1])

@@ -9,6 +9,10 @@ Blocks are listed by split of the columns and by tile: list l = split * tiles + 
 of the list begins at column ``columns[l * capacity + i]`` of the data and has the codes ``codes[l * capacity + i]``.
 The tiles of stacked sketches are numbered stack by stack.
 
+Lists may be of windows instead. Window w consists of rows 128 w to 128 w + 127, so that results begin at multiples of
+128 components. There are as many windows as tiles, and only tiles w and w + 1 have rows of window w: its list has the
+blocks of one after those of the other, with the codes of those rows. Blocks are then listed twice.
+
 `nvidia.encode_chunks` writes the codes.
 """
 
