@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import triton
+from helpers.cases import pairwise
 from helpers.choices import (
     HOPPER,
     NONE_GENERATED,
@@ -15,7 +16,7 @@ from helpers.choices import (
     exact_product,
     in_three_passes,
 )
-from helpers.codes import check_lines, check_passes, record_calls
+from helpers.codes import check_lines, check_passes, check_stores, record_calls
 from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
@@ -218,12 +219,24 @@ def test_windows(n, d, offset, k, nnz, x_in, out_in, dtype, kernel_calls, monkey
     note = lambda chosen, *rest: windows.append(chosen.kernel.windows) or encode(chosen, *rest)  # noqa: E731
     monkeypatch.setattr(backend, "_encode", note)
     always = (0, math.inf)
-    limits = {"hopper_loaders.WINDOWS": (always,), "hopper_loaders.WINDOWS_STAGED": (always,), "codes.MAX_SPLITS": 1}
+    limits = {"stores.WINDOWS": (always,), "stores.WINDOWS_STAGED": (always,), "codes.MAX_SPLITS": 1}
     with changed_choices(limits):
         sketch = Sketch(offset + d, k, nnz=nnz, seed=5)[:, offset:]
         check_project(sketch, n, dtype, device="cuda", x_in=x_in, out_in=out_in)
     assert kernel_calls
     assert all(windows)
+
+
+@pytest.mark.gpu
+@pairwise(
+    sketch=[(100, 4), (620, 2), (1342, 3), (1340, 8), (384, 1)],
+    beyond=[0, 1, 2, 4, 8],
+    contiguous=[False, True],
+    dtype=["float16", "float32"],
+)
+def test_elements_stored_at_a_time(sketch, beyond, contiguous, dtype, kernel_calls):
+    check_stores(*sketch, beyond, contiguous, dtype)
+    assert kernel_calls
 
 
 @pytest.mark.gpu

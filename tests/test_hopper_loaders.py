@@ -141,54 +141,6 @@ def test_small_panels_are_copied():
 
 
 @pytest.mark.parametrize(
-    ("k", "nnz", "d", "windows"),
-    [
-        (1344, 3, 384, True),
-        (1340, 3, 384, False),  # rows of the result begin at multiples of 8 bytes
-        (1984, 2, 768, True),
-        (1408, 3, 384, False),  # tiles are windows
-        (1344, 3, 900, False),  # results do not outweigh data
-        (1344, 1, 900, True),
-        (1344, 8, 900, False),
-        (1344, 8, 384, True),
-        (1344, 3, 771, False),  # rows that are staged
-        (1344, 3, 385, True),
-        (120, 3, 60, False),
-    ],
-)
-def test_windows(k, nnz, d, windows):
-    kernel = chosen(k=k, nnz=nnz, d=d, dtype="bfloat16").kernel
-    assert kernel.windows == windows
-    assert kernel.rows == 128 - 64 * (k < 64)
-    assert kernel.tma_store or not windows
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"plain": False},  # accumulates, or rounds to another dtype
-        {"stacks": 2},
-        {"n": 100, "d": 1 << 18, "k": 60_008},  # splits
-        {"y_strides": (1352 + 4, 1)},
-        {"y_strides": (1, 100_003)},
-    ],
-)
-def test_results_that_windows_do_not_reach(changed):
-    assert chosen(k=1352, nnz=4, d=200, dtype="bfloat16").kernel.windows
-    changed = {"k": 1352, "nnz": 4, "d": 200, "dtype": "bfloat16"} | changed
-    assert not hopper_codes.launch(exact_product(**changed, device=HOPPER)).kernel.windows
-
-
-def test_codes_of_windows_fit_in_memory():
-    """The largest sketches of the fewest columns."""
-    for k in (60_008, 8_000_008):
-        launch = chosen(n=200, d=10_000, k=k, nnz=1, dtype="bfloat16")
-        assert launch.kernel.windows
-        assert launch.splits == 1
-        assert launch.capacity * 132 * -(-k // 128) <= 64 << 20
-
-
-@pytest.mark.parametrize(
     ("k", "stores"), [(300, True), (301, False), (1000, False), (64, True), (98, False), (384, True)]
 )
 def test_equal_tiles_are_stored_by_tma(k, stores):

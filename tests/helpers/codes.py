@@ -1,9 +1,10 @@
 """Products from codes on a GPU, for the tests of both kernels that read them."""
 
+import pytest
 import torch
 
 from helpers.choices import changed_choices, in_three_passes
-from helpers.kernels import launches_run
+from helpers.kernels import LAYOUTS, check_project, launches_run
 from sjlt import Sketch
 from sjlt.backends.triton import exact
 
@@ -60,3 +61,12 @@ def check_passes(n, d, beyond, k, nnz, contiguous, dtype):
         for _ in range(2):  # prepared, and again
             torch.testing.assert_close(x @ S.T, want, rtol=RTOL[dtype], atol=0)
             torch.testing.assert_close(S @ x.T, other, rtol=RTOL[dtype], atol=0)
+
+
+def check_stores(k, nnz, beyond, contiguous, dtype):
+    """Check results whose lines lie `beyond` elements apart, which decides how many are stored at a time."""
+    rows, columns = (lambda n, d, new: new(n, d + beyond)[:, :d]), (lambda n, d, new: new(d, n + beyond).t()[:n])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LAYOUTS, "apart", columns if contiguous else rows)
+        for n in (203, 20_000):
+            check_project(Sketch(90, k, nnz=nnz, seed=4), n, dtype, device="cuda", out_in="apart")

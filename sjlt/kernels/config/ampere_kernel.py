@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...laws import exact as law
 from .hopper_loaders import copy_width
 from .product import Product, next_power_of_two, vectors_contiguous
+from .stores import store_width, stores_vectors
 
 SLICE_COLUMNS = 32  # columns that the kernel multiplies at a time
 WARPS = 4
@@ -41,6 +42,7 @@ class AmpereKernel:
     several : bool
         Whether programs multiply several products, one after the other.
     vectors_contiguous, out_vectors_contiguous, adjacent : bool
+    store_width : int
         As in `KernelChoice`.
     """
 
@@ -55,6 +57,7 @@ class AmpereKernel:
     vectors_contiguous: bool
     out_vectors_contiguous: bool
     adjacent: bool
+    store_width: int
 
     tma_store = windows = False
 
@@ -114,7 +117,7 @@ def _rows(product: Product) -> int:
 def kernel_of(product: Product, splits: int, columns_per_split: int) -> AmpereKernel:
     """The constants for a product whose sums are split."""
     n_tiles, vectors, rows = product.geometry.n_tiles, block_vectors(product), _rows(product)
-    out_contiguous = product.n > 1 and product.y_strides[0] < product.y_strides[1]
+    out_contiguous = stores_vectors(product)
     short = columns_per_split <= MAX_SLICES * SLICE_COLUMNS * n_tiles
     products = product.stacks * n_tiles * -(-product.n // vectors) * splits
     resident = resident_programs(product)
@@ -130,6 +133,7 @@ def kernel_of(product: Product, splits: int, columns_per_split: int) -> AmpereKe
         vectors_contiguous=vectors_contiguous(product),
         out_vectors_contiguous=out_contiguous,
         adjacent=splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
+        store_width=store_width(product, splits),
     )
 
 

@@ -8,15 +8,12 @@ from dataclasses import dataclass, replace
 from ...laws import exact as law
 from .hopper import PROGRAM_VECTORS, STEP_COLUMNS
 from .product import VECTOR_BYTES, Product, vectors_contiguous
+from .stores import favors_windows, store_width, stores_vectors, tma_stores
 
 TMA, COPY, LOAD, STAGE = range(4)  # how data is loaded
 ROW_BYTES = 128  # per row of a TMA box that is loaded fastest
 SWIZZLE_BYTES = 32  # the narrowest swizzle of shared memory
 PRODUCER_WARPS = 4  # of the loader and of each expander
-# (log_chunk, columns per row of the sketch): up to so many columns, windows are faster than tiles if chunks have at
-# least 2^log_chunk columns; WINDOWS_STAGED if rows are loaded by STAGE.
-WINDOWS = (6, 0.85), (4, 0.6), (0, 0.35)
-WINDOWS_STAGED = (6, 0.75), (4, 0.38), (0, 0.25)
 BARRIER_BYTES = 1024  # of shared memory, for barriers and alignment
 
 
@@ -42,6 +39,8 @@ class KernelChoice:
         Whether consecutive elements of the result are adjacent in memory.
     tma_store : bool
         Whether the TMA stores the result.
+    store_width : int
+        Adjacent elements of the result that a thread stores at a time; 1 if the TMA stores it.
     rows : {64, 128}
         Rows per tile, rounded up.
     slots : int
@@ -65,6 +64,7 @@ class KernelChoice:
     out_vectors_contiguous: bool
     adjacent: bool
     tma_store: bool
+    store_width: int
     rows: int
     slots: int
     line_bytes: int
@@ -88,9 +88,10 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
     one_tile, fp32 = geometry.n_tiles == 1, item == 4
     log_block = _log_block(product)
     log_panel = (5 if fp32 else 6) if one_tile else log_block
-    out_contiguous = product.n > 1 and product.y_strides[0] < product.y_strides[1]
-    windows = splits == 1 and _favors_windows(product, log_block)
-    tma_store = windows or _tma_stores(product, splits, out_contiguous)
+    out_contiguous = stores_vectors(product)
+    staged = _loader(product, log_block, log_panel, True)[0] == STAGE and not contiguous
+    windows = favors_windows(product, splits, staged)
+    tma_store = tma_stores(product, splits, windows)
     loader, vector = _loader(product, log_block, log_panel, tma_store)
     if loader in (COPY, LOAD):
         log_panel = 5 if fp32 else 6
@@ -108,6 +109,7 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         out_contiguous,
         splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
         tma_store,
+        1 if tma_store else store_width(product, splits, windows),
         rows,
         slots=6 if entries_first else 3 if fp32 else 4,
         line_bytes=_line_bytes(contiguous, item << log_panel, item) if loader == STAGE else 0,
@@ -115,25 +117,6 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         windows=windows,
     )
     return replace(kernel, slots=_fitting_slots(product, kernel, splits)) if loader == STAGE else kernel
-
-
-def _favors_windows(product: Product, log_block: int) -> bool:
-    """Whether windows, whose results the TMA can store, are faster than tiles, whose data is loaded only once.
-
-    They are where results outweigh data. With tiles and with windows, in microseconds on an H200: X (1009585, 384) ->
-    1344 with nnz 3 in bf16 1927 and 1118, (165410, 1024) -> 2752 with nnz 1 in fp16, contiguous vectors, 670 and 419,
-    (237576, 512) -> 2368 with nnz 4 in fp32 1312 and 859, (19996, 262) -> 2368 with nnz 4 in fp16 69 and 52; but
-    (87859, 1024) -> 1192 with nnz 4 in bf16 153 and 173, (397743, 1024) -> 1064 with nnz 8 724 and 970. STAGE, with
-    half as many features, loads slowly: (67101, 384) -> 2552 with nnz 3 233 and 171, but (150308, 1000) -> 1216 316 and
-    353. Of 84 products with 0.1 to 2.5 columns per row of the sketch, 50 take 0.58 to 0.99 of the time.
-    """
-    far, near = product.y_strides
-    stores = product.plain and near == 1 and far > 0 and far * product.item_bytes % VECTOR_BYTES == 0
-    if not stores or product.stacks > 1 or product.geometry.n_tiles == 1 or _tma_stores(product, 1, False):
-        return False
-    loader, _ = _loader(product, log_block, log_block, True)
-    factors = WINDOWS_STAGED if loader == STAGE and not vectors_contiguous(product) else WINDOWS
-    return product.d <= product.k * next(f for log_chunk, f in factors if product.geometry.log_chunk >= log_chunk)
 
 
 def reaches(product: Product) -> bool:
@@ -263,16 +246,3 @@ def copy_width(product: Product, log_block: int) -> int:
     if contiguous:
         return math.gcd(widest, far, product.n)
     return math.gcd(widest, far, product.d, product.offset, 1 << log_block)
-
-
-def _tma_stores(product: Product, splits: int, contiguous: bool) -> bool:
-    """Whether all tiles have the same number of rows, and their sums are stored at multiples of 16 bytes."""
-    n_tiles = product.geometry.n_tiles
-    if product.k % n_tiles or (splits == 1 and not product.plain):
-        return False
-    item = product.item_bytes if splits == 1 else 4
-    far, near = product.y_strides[::-1] if contiguous else product.y_strides
-    if splits > 1:  # partial sums have no gaps
-        far, near = (product.n if contiguous else product.k * product.stacks), 1
-    rows = 0 if contiguous else product.k // n_tiles
-    return near == 1 and far > 0 and far * item % VECTOR_BYTES == 0 and rows * item % VECTOR_BYTES == 0

@@ -35,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..nvidia.shared_memory import shared_begin
-from ..portable import chunk_codes
+from ..portable import chunk_codes, program
 from .common import (
     TILE,
     barrier,
@@ -52,6 +52,7 @@ from .produce_codes import COPY, HALF, STAGE, STEP, TMA, WARPS, load_data, parts
 from .staged_lines import element_addresses, load_lines
 
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
+_multiple = gluon.jit(program.known_multiple.fn)
 SEGMENT = gl.constexpr(512)  # bytes that a thread prefetches at a time
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address"]
@@ -203,16 +204,29 @@ def store_sums(
             part = part._reinterpret(out.dtype, [VECTORS, 1, ROWS], out.layout)
             tma.async_copy_shared_to_global(out, [v, at[0], at[1]], part)
     else:
-        by_rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-        by_columns: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [2, 2], [0, 1])
+        WIDTH: gl.constexpr = CHOSEN.store_width
+        LANES: gl.constexpr = min(32, (VECTORS if CHOSEN.out_vectors_contiguous else ROWS) // WIDTH)
+        by_rows: gl.constexpr = gl.BlockedLayout([1, WIDTH], [32 // LANES, LANES], [4, 1], [1, 0])
+        by_columns: gl.constexpr = gl.BlockedLayout([WIDTH, 1], [LANES, 32 // LANES], [2, 2], [0, 1])
         layout: gl.constexpr = by_columns if CHOSEN.out_vectors_contiguous else by_rows
-        first_row = _tile_start(m, k, n_tiles) + FIRST_ROW
-        rows = (_tile_start(m + 1, k, n_tiles) - first_row).to(gl.int32)
+        if CHOSEN.windows:
+            first_row = m * TILE + FIRST_ROW
+            rows = gl.minimum(k - first_row, TILE)
+        else:
+            first_row = _tile_start(m, k, n_tiles).to(gl.int32) + FIRST_ROW
+            rows = _tile_start(m + 1, k, n_tiles).to(gl.int32) - first_row
+        # In forms that tell the compiler that WIDTH elements can be stored at once.
+        if CHOSEN.out_vectors_contiguous:
+            n, stride_or, stride_os = _multiple(n, WIDTH), _multiple(stride_or, WIDTH), _multiple(stride_os, WIDTH)
+        else:
+            first_row, rows = _multiple(first_row, WIDTH), _multiple(rows, WIDTH)
+            stride_ov, stride_os = _multiple(stride_ov, WIDTH), _multiple(stride_os, WIDTH)
         i = gl.arange(0, VECTORS, layout=gl.SliceLayout(1, layout))
         r = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
         # The compiler folds what it can of these masks and addresses, and cannot compute them before the loop over
         # products, which would take more registers than there are.
-        keep = (i < n - v)[:, None] & ((r < rows) | (r < CHOSEN.rows - 64 - FIRST_ROW))[None, :]
+        FULL: gl.constexpr = 0 if CHOSEN.windows else CHOSEN.rows - 64 - FIRST_ROW  # rows that every tile has
+        keep = (i < n - v)[:, None] & ((r < rows) | (r < FULL))[None, :]
         out += split * stride_os
         if not CHOSEN.adjacent:
             along_v, along_r = (v.to(gl.int64) + i) * stride_ov, (first_row + r) * stride_or
