@@ -94,3 +94,19 @@ def test_elements_stored_at_a_time(k, strides, dtype, splits, width):
     if splits == 1:
         assert ampere_codes.kernel_of(product, 1, 1 << 20).store_width == width
         assert stores.store_width(product._replace(plain=False), 1) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_tma_stores_whole_units_only(dtype):
+    """It would overwrite the rest of the 16 bytes in which a line ends."""
+    item = 4 if dtype == "float32" else 2
+    whole = 16 // item
+    for n in range(200, 217):
+        strides = (1, -(-n // whole) * whole)
+        product = exact_product(n=n, d=100, k=640, nnz=4, y_strides=strides, dtype=dtype, device=HOPPER)
+        kernel = hopper_codes.launch(product).kernel
+        assert kernel.tma_store == (n % whole == 0)
+        assert kernel.store_width == (1 if kernel.tma_store else math.gcd(n, whole))
+    for k in range(1336, 1344):
+        product = exact_product(k=k, d=200, nnz=3, y_strides=(1344, 1), dtype=dtype, device=HOPPER)
+        assert hopper_codes.launch(product).kernel.tma_store == (k % whole == 0)

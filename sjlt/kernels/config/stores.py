@@ -15,13 +15,16 @@ WINDOWS_BY_THREADS: Limits = (4, 0.42), (0, 0.2)
 
 
 def tma_stores(product: Product, splits: int, windows: bool = False) -> bool:
-    """Whether the TMA can store the sums of all tiles, or windows: boxes of one size, at multiples of 16 bytes."""
+    """Whether the TMA can store the sums of all tiles, or windows: boxes of one size, at multiples of 16 bytes.
+
+    It stores whole units of 16 bytes, also where a line ends within one: the rest may be someone else's memory.
+    """
     n_tiles, contiguous = product.geometry.n_tiles, stores_vectors(product)
     if (splits == 1 and not product.plain) or not (windows or product.k % n_tiles == 0):
         return False
     item, far, near = _strides(product, splits)
-    rows = 0 if contiguous or windows else product.k // n_tiles
-    return near == 1 and far > 0 and far * item % VECTOR_BYTES == 0 and rows * item % VECTOR_BYTES == 0
+    run = product.n if contiguous else product.k if windows else product.k // n_tiles
+    return near == 1 and far > 0 and far * item % VECTOR_BYTES == 0 and run * item % VECTOR_BYTES == 0
 
 
 def store_width(product: Product, splits: int, windows: bool = False) -> int:
