@@ -59,11 +59,10 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8, 
         per_split,
         per_program,
         capacity,
-        int(windows),
     )
-    constants = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": False, "num_warps": 4}
+    constants = {"SUB_BLOCKS": sub_blocks, "WINDOWS": windows, "PROGRAMMATIC_LAUNCH": False, "num_warps": 4}
     constants |= {"SHARED_BYTES": shared_bytes(sub_blocks), "extern_libs": LIBRARIES}
-    run = Launch(encode_chunks, grid, codes.get_device(), (), numbers, sub_blocks, lambda: constants)
+    run = Launch(encode_chunks, grid, codes.get_device(), (), numbers, (sub_blocks, windows), lambda: constants)
     run((codes, columns, counts), seed)
     matrix = np.zeros((k, d), np.int64)
     codes, columns, counts = codes.cpu().numpy(), columns.cpu().numpy(), counts.cpu().numpy()

@@ -157,11 +157,10 @@ def expected_codes(chosen, spec, x, out, add, memory):
     groups = ((spec.feature_offset + d - 1) >> width) + 1 - first
     numbers = (spec.seed, spec.feature_offset, d, k, spec.nnz, n_tiles, geometry.log_group, geometry.log_chunk)
     numbers += (kernel.log_block, first, groups, chosen.groups_per_split, 8, chosen.capacity)  # 8: groups per program
-    numbers += (int(kernel.windows),)
     grid = (-(-chosen.groups_per_split // 8), 2 * n_tiles if kernel.windows else n_tiles, splits)
     sub_blocks = 8 if spec.nnz <= 8 else 1 << (spec.nnz - 1).bit_length()
     constants = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "SHARED_BYTES": shared_bytes(sub_blocks)}
-    constants |= {"num_warps": 4, "extern_libs": LIBRARIES}
+    constants |= {"num_warps": 4, "extern_libs": LIBRARIES, "WINDOWS": kernel.windows}
     yield "encode_chunks", grid, (*codes, *numbers), constants
 
     target = sums_in(memory, splits, out) if splits > 1 else out.as_strided((1, n, k), (0, *out.stride()))

@@ -76,7 +76,11 @@ def store_word(address, word):
     memory.view(np.int32)[at(address, np.int32)] = data(word)
 
 
-def store_byte(address, word, keep):
+def store_byte(address, word):
+    memory[at(address, np.uint8)] = data(word).astype(np.uint8)
+
+
+def store_byte_where(address, word, keep):
     keep = data(keep).astype(bool)
     places = data(address)[keep]
     assert (places >= 0).all()
@@ -219,7 +223,7 @@ def emulate(monkeypatch):
         for name in ("load_vector", "load_words", "store_vector", "store_words", "store_word"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
-        for name in ("load_numbers", "store_numbers", "store_byte", "prefetch"):
+        for name in ("load_numbers", "store_numbers", "store_byte", "store_byte_where", "prefetch"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):

@@ -246,17 +246,18 @@ def _encode(chosen: Codes, part: Part, spec: SketchSpec, x: Tensor) -> Launch:
     sub_blocks, per_program = encoding(part.groups * n_tiles, nnz, MIN_ENCODERS)
     numbers = (spec.feature_offset + part.begin, width, k, nnz, g.n_tiles, g.log_group, g.log_chunk)
     lists = (part.first_group, part.groups, chosen.groups_per_split, per_program, chosen.capacity)
-    after = (*numbers, chosen.kernel.log_block, *lists, int(chosen.kernel.windows))
+    after = (*numbers, chosen.kernel.log_block, *lists)
     windows = chosen.kernel.windows
     grid = (-(-chosen.groups_per_split // per_program), n_tiles << windows, part.splits)
     options: dict[str, Any] = {
         "SUB_BLOCKS": sub_blocks,
+        "WINDOWS": windows,
         "PROGRAMMATIC_LAUNCH": _is_programmatic(x),
         "SHARED_BYTES": shared_bytes(sub_blocks),
         "num_warps": 4,
         "extern_libs": LIBRARIES,
     }
-    return Launch(encode_chunks, grid, x.get_device(), (), after, sub_blocks, lambda: options)
+    return Launch(encode_chunks, grid, x.get_device(), (), after, (sub_blocks, windows), lambda: options)
 
 
 def _count_tiles(spec: SketchSpec) -> int:

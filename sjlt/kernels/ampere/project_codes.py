@@ -14,16 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..config import ampere_kernel
-from ..hopper.common import (
-    TILE,
-    barrier,
-    inverse,
-    largest_of,
-    pair_of,
-    scale_of,
-    start_next_kernel,
-    wait_for_previous_kernel,
-)
+from ..hopper.common import TILE, barrier, inverse, largest_of, pair_of, scale_of, wait_for_previous_kernel
 from ..hopper.entries_first import pair_of_code, place_pairs
 from ..hopper.produce_codes import parts_of
 from ..hopper.project_codes import store_sums
@@ -215,7 +206,6 @@ def project_codes_ampere(
     f = row if CHOSEN.vectors_contiguous else column
     block_v = column if CHOSEN.vectors_contiguous else row
     if PROGRAMMATIC_LAUNCH:
-        start_next_kernel()
         wait_for_previous_kernel()
 
     lists = (products, splits, n_tiles, capacity, columns, codes, counts)

@@ -192,7 +192,9 @@ def _cycles_to_choose(product: Product, kernel: KernelChoice, splits: int) -> fl
     2963 with nnz 1 in fp32, contiguous vectors, takes 191 instead of 344 microseconds, (1906, 512) -> 2048 with nnz 4
     18 instead of 22 (H200).
     """
-    small = kernel.copy_bytes > 0 and kernel.row_bytes <= SECTOR_BYTES
+    small = kernel.row_bytes <= (
+        SECTOR_BYTES if kernel.copy_bytes > 4 else SECTOR_BYTES // 2 if kernel.copy_bytes else 0
+    )
     return _cycles(product, kernel, splits) + small * SECTOR_CYCLES * _components_read(product, kernel, splits)
 
 

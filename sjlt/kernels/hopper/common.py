@@ -59,12 +59,6 @@ _inverse_keys, _permute = _permutation.inverse_keys, _permutation.permute
 
 
 @gluon.jit
-def start_next_kernel():
-    """Let a programmatic dependent launch after this kernel, which waits for its stores, start while it runs."""
-    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
-
-
-@gluon.jit
 def wait_for_previous_kernel():
     """In a programmatic dependent launch, wait until the kernel before has ended and its stores are visible."""
     gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)

@@ -42,7 +42,6 @@ from .common import (
     next_slot,
     pair_of,
     scale_of,
-    start_next_kernel,
 )
 
 STEP_COLUMNS = gl.constexpr(config.STEP_COLUMNS)
@@ -215,7 +214,6 @@ def project_hopper(
     each consists of whole steps and chunks.  SINGLE_SPLIT : splits is 1. Otherwise out, in fp32, receives k unscaled
     sums per split.
     """
-    start_next_kernel()
     COLUMNS: gl.constexpr = x.block_type.shape[0] if VECTORS_CONTIGUOUS else x.block_type.shape[1]
     BLOCKS_PER_STEP: gl.constexpr = STEP_COLUMNS // COLUMNS
     products = GEOMETRY.n_tiles * splits * gl.cdiv(n, 2 * WARPGROUP_VECTORS)  # in the order of `_product_parts`

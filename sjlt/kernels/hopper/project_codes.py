@@ -36,17 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..nvidia.shared_memory import shared_begin
 from ..portable import chunk_codes, program
-from .common import (
-    TILE,
-    barrier,
-    inverse,
-    largest_of,
-    next_slot,
-    pair_of,
-    scale_of,
-    start_next_kernel,
-    wait_for_previous_kernel,
-)
+from .common import TILE, barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
 from .entries_first import sum_by_rows
 from .produce_codes import COPY, HALF, STAGE, STEP, TMA, WARPS, load_data, parts_of, write_entries
 from .staged_lines import element_addresses, load_lines
@@ -307,7 +297,6 @@ def project_codes_hopper(
     chunks.  address : of the data, for prefetching and for staged lines; 0 if its elements are not adjacent in memory.
     DTYPE : of x.  SHARED_BYTES : of the staged lines of all slots, else 0.
     """
-    start_next_kernel()
     if address != 0:
         _prefetch(
             address, n, d, splits, n_tiles, columns_per_split, stride_v, stride_f, DTYPE, CHOSEN.vectors_contiguous

@@ -16,7 +16,15 @@ from ..portable.chunk_codes import NO_COLUMN, NO_ENTRY, TILE, key_words, sign_wo
 from ..portable.law import part_start, seed_words, tile_place
 from ..portable.program import start_dependents
 from .row_words import fraction_step, row_of, words_of_rows
-from .shared_memory import load_word, load_words, shared_begin, store_byte, store_word, store_words
+from .shared_memory import (
+    load_word,
+    load_words,
+    shared_begin,
+    store_byte,
+    store_byte_where,
+    store_word,
+    store_words,
+)
 
 THREADS = tl.constexpr(128)
 SEARCH = tl.constexpr(128)  # groups searched at a time for preceding chunks of a tile
@@ -28,7 +36,7 @@ SIGN_WORDS = tl.constexpr(config.SIGN_WORDS)  # of a chunk
 NO_ENTRIES = tl.constexpr(NO_ENTRY.value * 0x01010101)
 
 INTEGERS = ["seed", "offset", "d", "k", "nnz", "n_tiles", "log_group", "log_chunk", "log_block", "first_group"]
-INTEGERS += ["groups", "groups_per_split", "groups_per_program", "capacity", "windows"]
+INTEGERS += ["groups", "groups_per_split", "groups_per_program", "capacity"]
 
 
 @triton.jit
@@ -69,10 +77,8 @@ def _write_tables(table, signs, c, first_row, rows, s, p, k0, k1, stack, SUB_BLO
     t = tl.minimum(tl.arange(0, SUB_BLOCKS).to(tl.uint32), s - 1)
     begin = part_start(t, rows, s)
     b = part_start(t + 1, rows, s) - begin
-    zero = keys * 0
-    first, second, row = words_of_rows(
-        keys, zero + (first_row + begin)[None, :], zero + b[None, :], fraction_step(b, p)[None, :], p
-    )
+    zero, begin = keys * 0, begin + first_row
+    first, second, row = words_of_rows(keys, zero + begin[None, :], zero + b[None, :], fraction_step(b, p)[None, :], p)
     place = tl.arange(0, keys.numel).reshape(keys.shape)
     store_words(table + place * ENTRY_BYTES, first, second, row, zero)
     words = sign_words(c, k0, k1, stack)
@@ -80,10 +86,13 @@ def _write_tables(table, signs, c, first_row, rows, s, p, k0, k1, stack, SUB_BLO
 
 
 @triton.jit
-def _encode_parts(lines, table, signs, first_chunk, chunks, nnz, log_chunk, log_block, SUB_BLOCKS: tl.constexpr):
+def _encode_parts(
+    lines, table, signs, first_chunk, chunks, nnz, log_chunk, log_block, SUB_BLOCKS: tl.constexpr,
+    WINDOWS: tl.constexpr,
+):  # fmt: skip
     """Write the codes of `chunks` chunks, whose words are in the tables from first_chunk on, to `lines`.
 
-    Rows that are not among the TILE rows of the list are left out.
+    With WINDOWS, rows of a tile that are not among the TILE rows of the list are left out.
     """
     thread = tl.arange(0, THREADS)
     p, log_part = log_chunk.to(tl.uint32), tl.minimum(log_chunk, LOG_PART)
@@ -104,8 +113,12 @@ def _encode_parts(lines, table, signs, first_chunk, chunks, nnz, log_chunk, log_
         code = (i & ((1 << log_block) - 1)).to(tl.uint32)
         column = i.to(tl.uint32)
         for _ in range(1 << log_part):
-            r = row_of(column, first, second, row, p)
-            store_byte(line + r.to(tl.int32), code | ((word & 1) << 7), r < TILE)
+            r = row_of(column, first, second, row, p).to(tl.int32)
+            if WINDOWS:
+                r &= (1 << 24) - 1
+                store_byte_where(line + r, code | ((word & 1) << 7), r < TILE)
+            else:
+                store_byte(line + r, code | ((word & 1) << 7))
             column += 1
             code += 1
             word >>= 1
@@ -130,8 +143,8 @@ def encode_chunks(
     groups_per_split: tl.int32,
     groups_per_program: tl.int32,
     capacity: tl.int32,
-    windows: tl.int32,
     SUB_BLOCKS: tl.constexpr,
+    WINDOWS: tl.constexpr,
     PROGRAMMATIC_LAUNCH: tl.constexpr,
     SHARED_BYTES: tl.constexpr,
 ):
@@ -140,25 +153,31 @@ def encode_chunks(
     codes : uint8 (splits * tiles * capacity, 128).  columns : int32 (splits * tiles * capacity,).
     counts : int32 (splits * tiles,).  k, nnz, n_tiles : of one stack.  groups : the number of groups, of which the
     first is first_group; each split has groups_per_split of them, each program groups_per_program.
-    windows : 0 or, for lists of windows instead of tiles, 1; the second axis of the grid is then twice as long.
-    groups_per_program, SUB_BLOCKS : from `config.chunk_codes.encoding`.
+    groups_per_program, SUB_BLOCKS : from `config.chunk_codes.encoding`.  WINDOWS : whether lists are of windows instead
+    of tiles; the second axis of the grid is then twice as long.
     """
     start_dependents(PROGRAMMATIC_LAUNCH)
     GROUPS: tl.constexpr = max(MAX_KEYS // SUB_BLOCKS, CHUNKS)
     k0, k1 = seed_words(seed)
-    part, split = tl.program_id(1) & windows, tl.program_id(2)
-    list_of_split, lists = tl.program_id(1) >> windows, tl.num_programs(1) >> windows
-    stack, window = (list_of_split // n_tiles).to(tl.uint32), (list_of_split % n_tiles).to(tl.uint32)
-    tile, tiles = window + part.to(tl.uint32), n_tiles.to(tl.uint32)
+    tile_of_stacks, split = tl.program_id(1) >> WINDOWS, tl.program_id(2)
+    stack, m = (tile_of_stacks // n_tiles).to(tl.uint32), tile_of_stacks % n_tiles
+    tile, tiles = m.to(tl.uint32), n_tiles.to(tl.uint32)
     pm, p, s = log_group.to(tl.uint32), log_chunk.to(tl.uint32), nnz.to(tl.uint32)
-    list_index = split * lists + list_of_split
+    list_index = split * (tl.num_programs(1) >> WINDOWS) + tile_of_stacks
     start = split * groups_per_split
     end = tl.minimum(start + groups_per_split, groups)
     first = start + tl.program_id(0) * groups_per_program
-    # The last window has no second tile, and so no chunks of it.
-    end_of_tile = tl.where(tile < tiles, end, start)
-    before = _count_chunks(tile, start, tl.minimum(first, end_of_tile), first_group, tiles, pm, k0, k1, stack)
-    before += _count_chunks(window, start, tl.where(part > 0, end, start), first_group, tiles, pm, k0, k1, stack)
+    end_of_tile, is_last, first_row = end, first < end, 0
+    if WINDOWS:  # the list has the chunks of tile m and then those of m + 1, if there is one
+        second = tl.program_id(1) & 1
+        tile += second.to(tl.uint32)
+        first_row = tile_start(tile, k, n_tiles) - m.to(tl.uint32) * TILE
+        is_last &= second > 0
+        end_of_tile, end_of_first = tl.where(tile < tiles, end, start), tl.where(second > 0, end, start)
+        before = _count_chunks(tile - 1, start, end_of_first, first_group, tiles, pm, k0, k1, stack)
+        before += _count_chunks(tile, start, tl.minimum(first, end_of_tile), first_group, tiles, pm, k0, k1, stack)
+    else:
+        before = _count_chunks(tile, start, first, first_group, tiles, pm, k0, k1, stack)
     end_of_program = tl.minimum(first + groups_per_program, end_of_tile)
     c, count = _chunks_of_tile(tile, first, end_of_program, first_group, tiles, pm, k0, k1, stack, GROUPS)
     n = tl.arange(0, GROUPS)
@@ -168,13 +187,12 @@ def encode_chunks(
     begin = list_index.to(tl.int64) * capacity + before * blocks
     for h in range(blocks):
         tl.store(columns + begin + n * blocks + h, column + (h << log_block), mask=n < count)
-    if (part == windows) & (first < end) & (first + groups_per_program >= end):
+    if is_last & (first + groups_per_program >= end):
         tl.store(counts + list_index, (before + count) * blocks)
 
     lines = shared_begin(SHARED_BYTES) & -ENTRY_BYTES
     table = lines + LINES * TILE
     signs = table + GROUPS * SUB_BLOCKS * ENTRY_BYTES
-    first_row = tl.where(windows > 0, tile_start(tile, k, n_tiles) - window * TILE, 0)
     _write_tables(table, signs, c, first_row, tile_rows(tile, k, n_tiles), s, p, k0, k1, stack, SUB_BLOCKS)
     thread = tl.arange(0, THREADS)
     none = (thread * 0).to(tl.uint32) + NO_ENTRIES
@@ -186,7 +204,7 @@ def encode_chunks(
         for line in tl.static_range(0, LINES * TILE, THREADS * ENTRY_BYTES):
             store_words(lines + line + thread * ENTRY_BYTES, none, none, none, none)
         tl.debug_barrier()
-        _encode_parts(lines, table, signs, done, chunks, nnz, log_chunk, log_block, SUB_BLOCKS)
+        _encode_parts(lines, table, signs, done, chunks, nnz, log_chunk, log_block, SUB_BLOCKS, WINDOWS)
         tl.debug_barrier()
         words = chunks * blocks * (TILE // WORD_BYTES)
         for word in range(0, words, THREADS):

@@ -18,7 +18,7 @@ def fraction_step(b, p):
 def words_of_rows(w, first_row, b, step, p):
     """Three words from which `row_of` finds the row of a column, for key words w and sub-blocks of b rows.
 
-    first_row : between -2^23 and 2^23, modulo 2^32.
+    first_row : modulo 2^24.
 
     Numbers mod 2^p are kept in the top p bits of a word, as in `portable.law.permute`. The lower 32 - p bits of the
     second word are a fraction, of 2^(32 - p), between theta / b and (theta + 1) / b; its lowest p bits are replaced by
@@ -36,9 +36,8 @@ def words_of_rows(w, first_row, b, step, p):
 
 @triton.jit
 def row_of(i, first, second, row, p):
-    """The row of columns i of their chunks, from the words of `words_of_rows`."""
+    """The row of columns i of their chunks, from the words of `words_of_rows`; modulo 2^24."""
     mask = ((tl.full((), 0xFFFFFFFF, tl.uint32) >> p) ^ 0xFFFFFFFF) | 1
     z = ((i << 8) | 1) * first
     z = (z ^ (z >> tl.maximum((p + 1) >> 1, 1))) & mask
-    first_row = (row.to(tl.int32, bitcast=True) >> 8).to(tl.uint32, bitcast=True)
-    return tl.umulhi(z * second, row & 255) + first_row
+    return tl.umulhi(z * second, row & 255) + (row >> 8)

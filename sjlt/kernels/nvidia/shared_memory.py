@@ -80,7 +80,13 @@ def store_word(address, word):
 
 
 @triton.jit
-def store_byte(address, word, keep):
+def store_byte(address, word):
+    """Store the lowest byte of a 32-bit word to each `address`."""
+    tl.inline_asm_elementwise("st.shared.u8 [$1], $2; mov.u32 $0, 0;", "=r,r,r", [address, word], tl.int32, False, 1)
+
+
+@triton.jit
+def store_byte_where(address, word, keep):
     """Store the lowest byte of a 32-bit word to each `address` where `keep`."""
     tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.shared.u8 [$1], $2; mov.u32 $0, 0; }",
