@@ -1,4 +1,4 @@
-"""16-bit results on the CPU are rounded once from fp64, although most of them are computed in fp32."""
+"""Results of at most 32 bits are rounded once from fp64 on the CPU, although most of them are computed in fp32."""
 
 import math
 
@@ -8,7 +8,10 @@ import pytest
 from sjlt import Sketch
 from sjlt.backends.cpu import by_component, dense, look_up, permuted
 from sjlt.backends.cpu.bits import BFLOAT16
+from sjlt.backends.cpu.dense_kernels import fold_blocks
+from sjlt.backends.cpu.jit import compiled
 from sjlt.backends.cpu.plan import ExactPlan, exact_plan
+from sjlt.backends.cpu.scaling import MAX_NNZ
 
 FORMATS = {"float16": (11, -14), "bfloat16": (8, -126)}  # bits of a significand; exponent of the smallest normal number
 SKETCHES = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (8, 4), (63, 1)]  # nnz, stacks
@@ -101,3 +104,43 @@ def test_rounded_once(path, dtype, sizes):
     np.testing.assert_array_equal(actual[has_term], expected[has_term])
     is_number = has_term & ~np.isnan(expected) & (sums != 0)[:, None]  # the sum of zeros of both signs is +0
     np.testing.assert_array_equal(np.signbit(actual)[is_number], np.signbit(expected)[is_number])
+
+
+def scaled_singles(sums, scale, order):
+    """fp32 sums, a multiple of 16 x 16 in number, times a scale: stored in vectors, with or without transposition."""
+    tile = np.ascontiguousarray(sums.reshape(-1, 16))
+    out = np.full((16, tile.shape[0]), np.nan, np.float32, order=order)
+    fold = compiled(fold_blocks, compute=np.float32, out=np.float32)
+    fold(tile, np.empty((1, 0, 16)), (True, True), out, scale, False)
+    return out.T.reshape(-1)
+
+
+def expected_singles(sums, scale):
+    with np.errstate(all="ignore"):
+        return (sums * np.float64(scale)).astype(np.float32)
+
+
+@pytest.mark.parametrize("nnz", range(1, MAX_NNZ + 2))
+def test_all_significands(nnz):
+    scale = 1 / math.sqrt(nnz)
+    below = np.float32(scale)
+    below = below if below < scale else np.nextafter(below, np.float32(0))
+    assert scale - below > 2.0**-46  # lest products of this part, which `scaling` adds, be subnormal
+    for start in range(1 << 23, 1 << 24, 1 << 20):
+        sums = np.arange(start, start + (1 << 20), dtype=np.int32).astype(np.float32)
+        assert (scaled_singles(sums, scale, "C") == expected_singles(sums, scale)).all()
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("scale", [1 / math.sqrt(m) for m in range(1, 70)] + [0.7, 1.5, 3e-5, 1e-30, 1e-45])
+def test_tiny_and_special_singles(scale, order):
+    rng = np.random.default_rng(1)
+    magnitudes = rng.choice([1e-45, 3e-44, 1e-41, 1e-38, 2e-38, 1e-31, 1e-24, 1, 1e38], 2048)
+    sums = (magnitudes * rng.uniform(0.5, 3, 2048)).astype(np.float32) * np.float32(rng.choice([-1, 1], 2048))
+    sums[:1000] = 0  # vectors of normal numbers, of tiny ones, and of both
+    sums[200:800] = rng.normal(size=600)
+    special = np.float32([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e-45, 4e-45, 3.4e38])
+    sums[: 64 * special.size : 64] = special
+    actual, expected = scaled_singles(sums, scale, order), expected_singles(sums, scale)
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(np.signbit(actual)[~np.isnan(actual)], np.signbit(expected)[~np.isnan(actual)])
