@@ -203,19 +203,23 @@ def define_multiply_rows(vectors: int, width: int) -> Any:
 
 
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
-    """Transpose a square of vectors: at each step, pairs of rows exchange their off-diagonal blocks."""
-    width = len(rows)
-    rows, step = list(rows), width // 2
-    while step:
+    """Transpose a square of vectors, by shuffles that are single instructions on x86: within or of lanes of 128 bits.
+
+    At each step, the elements (or lanes) of pairs of rows are interleaved (or separated into even and odd ones).
+    """
+    element, width = rows[0].type.element, len(rows)
+    lane = 128 // (element.width if isinstance(element, ir.IntType) else 32 if element == ir.FloatType() else 64)
+    low = [start + i // 2 + i % 2 * width for start in range(0, width, lane) for i in range(lane)]
+    even = [row + start + i for row in (0, width) for start in range(0, width, 2 * lane) for i in range(lane)]
+    rows, log_lane = list(rows), lane.bit_length() - 1
+    steps = [(1 << i, low, lane // 2) for i in reversed(range(log_lane))]
+    steps += [(1 << i, even, lane) for i in range(log_lane, width.bit_length() - 1)]
+    for step, first, offset in steps:
+        masks = shuffle_mask(first), shuffle_mask([i + offset for i in first])
         for q in range(width):
-            if q & step:
-                continue
-            upper, lower = rows[q], rows[q + step]
-            left = [e if not e & step else width + e - step for e in range(width)]
-            right = [e + step if not e & step else width + e for e in range(width)]
-            rows[q] = builder.shuffle_vector(upper, lower, shuffle_mask(left))
-            rows[q + step] = builder.shuffle_vector(upper, lower, shuffle_mask(right))
-        step //= 2
+            if not q & step:
+                pair = rows[q], rows[q + step]
+                rows[q], rows[q + step] = (builder.shuffle_vector(*pair, mask) for mask in masks)
     return rows
 
 
