@@ -181,8 +181,7 @@ def _sum_all(features, starts, entries, i, n, summed, sums, totals, out, scale, 
         for b in range(n_blocks):
             sum_entries(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, summed, sums)
             ends = b == 0, b == n_blocks - 1
-            tile, target = sums[: r1 - r0], out[:, r0:r1]
-            fold(tile, totals, 0, i, i + n, r1 - r0, ends[0], ends[1], target, scale, accumulate)
+            fold(sums[: r1 - r0], totals, 0, i, i + n, r0, r1 - r0, ends[0], ends[1], out, scale, accumulate)
 
 
 @kernel(

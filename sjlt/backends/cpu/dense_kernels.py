@@ -76,14 +76,17 @@ def add_compensation(totals, compensation):
 
 
 @leaf
-def fold(sums, totals, base, i0, i1, k, first, last, out, scale, accumulate):
-    """Add a block's sums of rows i0..i1 to the totals, from row `base` on; after the last block, store these."""
+def fold(sums, totals, base, i0, i1, j0, k, first, last, out, scale, accumulate):
+    """Add a block's sums of rows i0..i1 to the totals, from row `base` on; after the last block, store these.
+
+    j0 : the first of the k columns of out to which the sums belong.
+    """
     vectors = sums.shape[1]
     for v in range((i1 - i0 + vectors - 1) // vectors):
         i = i0 + v * vectors
         n = min(vectors, i1 - i)
         if first and last:
-            store_tile(sums, v * k, out, i, n, 0, k, scale, accumulate)
+            store_tile(sums, v * k, out, i, n, j0, k, scale, accumulate)
             continue
         row = base + v * k
         block = slice(row * vectors, (row + k) * vectors)
@@ -96,7 +99,7 @@ def fold(sums, totals, base, i0, i1, k, first, last, out, scale, accumulate):
         if last:
             if compensated:
                 add_compensation(total, compensation)
-            store_tile(totals[0], row, out, i, n, 0, k, scale, accumulate)
+            store_tile(totals[0], row, out, i, n, j0, k, scale, accumulate)
 
 
 @kernel(
@@ -123,7 +126,7 @@ def project_rows(x, codes, bounds, rows, ends, own_totals, scratch, out, scale, 
             sums[:] = 0
             _accumulate(x, i, end, codes, bounds[b], bounds[b + 1], k, tile, sums)
             begins, ends_ = first and b == 0, last and b == bounds.size - 2
-            fold(sums, totals, base, i, end, k, begins, ends_, out, scale, accumulate)
+            fold(sums, totals, base, i, end, 0, k, begins, ends_, out, scale, accumulate)
 
 
 @kernel(x=DATA_2D, bounds=INT64S, first_column=types.uint64, geometry=LAW, scratch=(CODES, TILE, TILE))
@@ -156,7 +159,7 @@ def fold_blocks(sums, totals, ends, out, scale, accumulate):
     n_blocks = sums.shape[0] // k
     for b in range(n_blocks):
         begins, ends_ = first and b == 0, last and b == n_blocks - 1
-        fold(sums[b * k : (b + 1) * k], totals, 0, 0, n, k, begins, ends_, out, scale, accumulate)
+        fold(sums[b * k : (b + 1) * k], totals, 0, 0, n, 0, k, begins, ends_, out, scale, accumulate)
 
 
 @leaf

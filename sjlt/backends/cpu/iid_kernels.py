@@ -132,5 +132,5 @@ def multiply_entries(x, rows, columns, terms, first_column, adjoint, rule, entri
                 _add_floats(entries[1], 1, round_up(out_dim), nt, tile, sums, v * out_dim, out_dim)
         t += nt
         if t == end:
-            fold(sums, totals, 0, i0, i1, out_dim, begin == 0, end == reduce_dim, out[:, o0:o1], scale, accumulate)
+            fold(sums, totals, 0, i0, i1, o0, out_dim, begin == 0, end == reduce_dim, out, scale, accumulate)
     return t

@@ -341,13 +341,18 @@ def _define_store_square(transposed: bool, few: bool = False) -> Any:
         """out[i + p, j + q] = scale * tile[row + q, vector + p] for p, q < side, rounded once from fp64.
 
         out is contiguous along j (`transposed`) or i. With `few`, only rows p < `count` are stored. If out is
-        contiguous along j, the memory `ahead` bytes after the elements that are written is prefetched for writing.
+        contiguous along j, the memory `ahead` bytes after the elements that are written is prefetched for writing,
+        unless that is 0: prefetching what has just been stored takes as long as storing it.
         """
         side = SQUARE_BYTES * 8 // tile.dtype.bitwidth
 
         def codegen(context, builder, signature, arguments):
             tile, row, first, out, i, j, count, ahead, scale = arguments
             tile_type, _, _, out_type, _, _, _, _, _ = signature.args
+            if transposed and not few:
+                with builder.if_then(builder.icmp_signed("!=", ahead, ahead.type(0))):
+                    for pointer in _square(context, builder, out_type, out, i, j, 0, (side, side)):
+                        prefetch(builder, pointer, ahead, side * out_type.dtype.bitwidth // 8, write=1, locality=2)
             pointers = _square(context, builder, tile_type, tile, row, first, 0, (side, side))
             vectors = [builder.load(pointer, align=tile_type.dtype.bitwidth // 8) for pointer in pointers]
             vectors = scaled(builder, vectors, scale, out_type.dtype)
@@ -358,8 +363,6 @@ def _define_store_square(transposed: bool, few: bool = False) -> Any:
                 is_stored = builder.icmp_signed("<", ir.Constant(count.type, p), count)
                 with builder.if_then(is_stored) if few else nullcontext():
                     builder.store(vector, pointer, align=out_type.dtype.bitwidth // 8)
-                if transposed and not few:
-                    prefetch(builder, pointer, ahead, side * out_type.dtype.bitwidth // 8, write=1, locality=2)
             return context.get_dummy_value()
 
         integer = types.int64
