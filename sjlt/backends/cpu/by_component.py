@@ -26,6 +26,7 @@ TILE_COMPONENTS = 64  # components in a tile: 16 KiB of the L1 cache with 64 vec
 TILE_BYTES = 1 << 20  # for a tile of all features, which should stay in a core's L2 cache
 MAX_WIDTH = 4 * SQUARE_BYTES  # bytes in a row of a tile: what one loop over the entries sums
 MAX_CONTIGUOUS_WIDTH = 2048  # the same for column-major data, which is then read in long stretches
+MAX_COLUMN_WIDTH = 3072  # the same where columns are read in place
 MAX_DIRECT_TERMS, CONFLICT_STRIDE = 3, 2048  # per feature; bytes between columns, in `reads_columns`
 
 
@@ -84,14 +85,19 @@ def _project_columns(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate
     """`project_by_component` for an x that `reads_columns`; to accumulate, its rows must be whole SIMD vectors."""
     starts, entries = plan.lists
     n, lanes = x.shape[0], SQUARE_BYTES // x.itemsize
-    width = min(MAX_CONTIGUOUS_WIDTH // SQUARE_BYTES, -(-n // (workers * lanes))) * lanes
+    groups = max(workers, -(-n // (MAX_COLUMN_WIDTH // SQUARE_BYTES * lanes)))
+    squares = -(-n // (groups * lanes))
+    width, row = (
+        squares * lanes,
+        (squares | 1) * lanes,
+    )  # of an odd number of lines: no two rows use the same cache sets
     project = compiled(sum_columns, data=x.dtype, compute=x.dtype, out=out.dtype)
     parts = total_parts(x.dtype) if plan.n_blocks > 1 else 0
 
     def task(begin: int, end: int) -> None:
-        with Borrowed(TILE_COMPONENTS * width, x.dtype) as memory:
-            scratch = memory.reshape(TILE_COMPONENTS, width), np.empty((parts, TILE_COMPONENTS, width))
-            project(x, starts, entries, (begin, end), scratch, out, plan.scale, accumulate)
+        with Borrowed(TILE_COMPONENTS * row, x.dtype) as memory:
+            scratch = memory.reshape(TILE_COMPONENTS, row), np.empty((parts, TILE_COMPONENTS, row))
+            project(x, starts, entries, (begin, end), width, scratch, out, plan.scale, accumulate)
 
     threads.run(task, row_ranges(n, width, workers, plan.d * plan.s + STORE_WORK * plan.k), workers)
 
@@ -210,10 +216,10 @@ def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
 
 
 @kernel(
-    x=DATA_2D, starts=INT64S, entries=INT32S, rows=RANGE, scratch=(TILE, TOTALS), out=OUT_2D, scale=types.float64,
-    accumulate=types.boolean,
+    x=DATA_2D, starts=INT64S, entries=INT32S, rows=RANGE, width=types.int64, scratch=(TILE, TOTALS), out=OUT_2D,
+    scale=types.float64, accumulate=types.boolean,
 )  # fmt: skip
-def sum_columns(x, starts, entries, rows, scratch, out, scale, accumulate):
+def sum_columns(x, starts, entries, rows, width, scratch, out, scale, accumulate):
     """Compute a range of rows of out. x : column-major, in the dtype of the sums, at least one SIMD vector of rows.
 
     The last rows of x, if they fill no vector, are computed together with some before them, which are then stored
@@ -223,7 +229,7 @@ def sum_columns(x, starts, entries, rows, scratch, out, scale, accumulate):
     lanes = SQUARE_BYTES // sums.itemsize
     i = rows[0]
     while i < rows[1]:
-        n = min(sums.shape[1], (rows[1] - i) // lanes * lanes)
+        n = min(width, (rows[1] - i) // lanes * lanes)
         if n == 0:
             i, n = x.shape[0] - lanes, lanes
         _sum_all(x[i : i + n].T, starts, entries, i, n, n, sums, totals, out, scale, accumulate)
