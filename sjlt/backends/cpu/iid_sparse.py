@@ -15,7 +15,17 @@ from .bits import kernel_view
 from .iid_dense import IidPlan, iid_plan
 from .iid_entries import rounded_up
 from .jit import compiled
-from .plan import MIB, SCRATCH_BYTES, STEP_WORK, STORE_WORK, TABLE_CODES, Scratch, row_ranges, useful_threads
+from .plan import (
+    MIB,
+    SCRATCH_BYTES,
+    SPARSE_WORK,
+    STEP_WORK,
+    STORE_WORK,
+    TABLE_CODES,
+    Scratch,
+    row_ranges,
+    useful_threads,
+)
 from .sparse import csc_steps, csr_steps, has_sorted_indices, new_sums
 
 if TYPE_CHECKING:
@@ -70,7 +80,7 @@ def _project_csr(plan: IidPlan, x: Any, out: np.ndarray, accumulate: bool, table
                 )  # fmt: skip
                 yield
 
-    workers = min(useful_threads(x.nnz * per_nonzero + n * k), max(1, SCRATCH_BYTES // (24 * k)))
+    workers = min(useful_threads(SPARSE_WORK * (x.nnz * per_nonzero + n * k)), max(1, SCRATCH_BYTES // (24 * k)))
     threads.run(task, row_ranges(n, 1, workers, STORE_WORK * k), workers)
 
 

@@ -30,7 +30,8 @@ MAX_TERMS = 64  # terms summed in the data's precision before the sum is added t
 STEP_WORK = 1 << 27  # additions per kernel call, about 0.1 s; interrupts are checked between calls
 GENERATION_WORK, LOAD_WORK, REUSED_WORK = 24, 2, 3  # additions per entry, element loaded, or stored in memory in use
 STORE_WORK = 8  # storing an element in memory not yet in use takes as long as this many additions
-THREAD_WORK = 1 << 20  # additions, about 0.1 ms, that justify another thread, which takes 20 us to start
+THREAD_WORK = 1 << 20  # fewest additions of a thread, about 0.1 ms: starting it takes 20 us, 100 us on virtual machines
+SPARSE_WORK = 8  # adding a term of sparse data, or storing a sum of it, takes as long as this many additions
 KEPT_CODES = 1 << 15  # most codes of a sketch whose plan keeps them, and what is derived from them, between calls
 REUSED_CODES = 1 << 17  # the same from the second product on, because listing codes takes longer than one product
 REUSED_WORDS = 1 << 21  # the same for the words of `permuted` and `look_up`, which are the fastest to use
@@ -208,8 +209,8 @@ def exact_plan(spec: SketchSpec) -> ExactPlan:
 
 def useful_threads(work: int) -> int:
     """The number of threads that speed up a call with `work` additions."""
-    others = work // THREAD_WORK
-    return min(threads.get_num_threads(), 1 + others) if others else 1  # get_num_threads takes 4 us
+    shares = work // THREAD_WORK
+    return min(threads.get_num_threads(), shares) if shares > 1 else 1  # get_num_threads takes 4 us
 
 
 def total_parts(compute: np.dtype) -> int:

@@ -15,6 +15,7 @@ from .entries import CODES_STEP
 from .jit import compiled
 from .plan import (
     SCRATCH_BYTES,
+    SPARSE_WORK,
     STEP_WORK,
     STORE_WORK,
     TABLE_CODES,
@@ -117,7 +118,9 @@ def _project_csr(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> 
 
 def _csr_workers(plan: ExactPlan, x: Any) -> int:
     """The number of threads whose sums and hits of a row fit in SCRATCH_BYTES."""
-    return min(useful_threads(x.nnz * plan.s + x.shape[0] * plan.k), max(1, SCRATCH_BYTES // (25 * plan.k)))
+    return min(
+        useful_threads(SPARSE_WORK * (x.nnz * plan.s + x.shape[0] * plan.k)), max(1, SCRATCH_BYTES // (25 * plan.k))
+    )
 
 
 def _step_nonzeros(plan: ExactPlan, table: np.ndarray) -> int:
@@ -130,7 +133,7 @@ def _project_csc(plan: ExactPlan, x: Any, out: np.ndarray, accumulate: bool) -> 
     dtypes = {"data": x.data.dtype, "index": x.indices.dtype}
     add = compiled(kernels.add_csc, **dtypes)
     store = compiled(kernels.store_rows, out=out.dtype)
-    workers = useful_threads((x.nnz + plan.d) * plan.s)
+    workers = useful_threads(SPARSE_WORK * (x.nnz + plan.d) * plan.s)
     row_bytes = 8 * k * (3 if needs_segments(x) else 1)
     rows = max(1, min(-(-n // workers), SCRATCH_BYTES // (row_bytes * workers)))
     workers = min(workers, max(1, SCRATCH_BYTES // (row_bytes * rows)))
