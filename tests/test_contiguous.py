@@ -40,6 +40,7 @@ def test_products_equal_row_major(sketch, n, dtype, slices, accumulate, memory, 
     if memory:  # so small that groups of vectors and of blocks are processed one after another
         monkeypatch.setattr(contiguous, "SUMS_BYTES", memory)
         monkeypatch.setattr(contiguous, "MAX_WIDTH", 128)
+        monkeypatch.setattr(contiguous, "STEP_WORK", 1 << 16)
     d, k, nnz, stacks = SKETCHES[sketch]
     S = sjlt.Sketch(d, k, nnz=nnz, stacks=stacks, seed=3)
     rows = (3 * d, n + 13) if slices == "part" else (d, n)

@@ -48,7 +48,7 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
         project(x, starts, entries, np.empty(2 * plan.d, compute), out, plan.scale, accumulate)
         return
     n, d = x.shape
-    workers = plan.workers(n, d, plan.k, generates=False)
+    workers = plan.workers(n, d, plan.k, compute.itemsize, generates=False)
     if reads_columns(plan, x, compute):
         whole = n - n % (SQUARE_BYTES // compute.itemsize) if accumulate else n
         _project_columns(plan, x[:whole], out[:whole], accumulate, workers)

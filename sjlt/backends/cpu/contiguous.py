@@ -42,14 +42,17 @@ CACHE_BYTES = 1 << 20  # a core's cache
 FOLD_ELEMENTS = 1 << 18  # sums that a task adds to totals
 
 
-@kernel(x=DATA_2D, bounds=INT64S, first_column=types.uint64, geometry=LAW, codes=CODES, sums=Array(COMPUTE, 3))
-def scatter_blocks(x, bounds, first_column, geometry, codes, sums):
+@kernel(
+    x=DATA_2D, bounds=INT64S, first_column=types.uint64, geometry=LAW, codes=CODES, listed=types.boolean,
+    sums=Array(COMPUTE, 3),
+)  # fmt: skip
+def scatter_blocks(x, bounds, first_column, geometry, codes, listed, sums):
     """Add the terms of all features of x to the sums of their blocks. x is contiguous along its first axis.
 
     bounds : block b consists of the columns ``bounds[b]:bounds[b + 1]`` of x. The first block may begin before x and
         the last one end after it. Sums are cleared where a block begins.
     first_column : the law's index of x's column 0.
-    codes : a buffer for the codes of some columns.
+    codes : if `listed`, the codes of all columns of x, else a buffer for those of some.
     sums : (blocks, components, vectors).
     """
     s, stride = codes.shape[1], x.strides[1]
@@ -59,10 +62,11 @@ def scatter_blocks(x, bounds, first_column, geometry, codes, sums):
         if bounds[b] >= 0:
             sums[b] = 0
         for j in range(begin, end, codes.shape[0]):
-            nj = min(codes.shape[0], end - j)
-            generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
+            nj, first = min(codes.shape[0], end - j), j if listed else 0
+            if not listed:
+                generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
             for i in range(nj):
-                scatter_row(codes, i * s, (i + 1) * s, x, j + i, ahead, sums[b])
+                scatter_row(codes, (first + i) * s, (first + i + 1) * s, x, j + i, ahead, sums[b])
 
 
 @kernel(
@@ -142,13 +146,14 @@ def project_contiguous(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumula
     n, k = out.shape
     if n < MIN_VECTORS:
         return False
-    workers = plan.workers(n, 0, k)
+    workers = plan.workers(n, plan.d, k, compute.itemsize)
     partition = _partition(plan, n, workers, compute)
     if partition is None:
         return False
     scatter = compiled(scatter_blocks, data=x.dtype, compute=compute)
     fold = compiled(fold_components, compute=compute, out=out.dtype)
-    codes = Scratch(lambda: (np.empty((CODES_STEP, plan.s), np.int32),))
+    table = plan.codes[0] if plan.keeps_codes else None
+    codes = Scratch(lambda: (np.empty((CODES_STEP if table is None else 0, plan.s), np.int32),))
     sums = np.empty((partition.groups, partition.blocks, k, partition.width), compute)
     totals = np.empty((partition.groups, total_parts(compute), k if plan.n_blocks > 1 else 0, partition.width))
     step = max(1, STEP_WORK // (partition.width * plan.s))  # features between two checks for interrupts
@@ -159,8 +164,9 @@ def project_contiguous(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumula
         bounds = plan.bounds(b0, b1)
         with codes.borrow() as (buffer,):
             for j in range(bounds[0], bounds[-1], step):
-                features = x[:, j : min(j + step, bounds[-1])]
-                scatter(features, bounds - j, plan.column(j), plan.geometry, buffer, sums)
+                end = min(j + step, bounds[-1])
+                listed = buffer if table is None else table[j:end]
+                scatter(x[:, j:end], bounds - j, plan.column(j), plan.geometry, listed, table is not None, sums)
                 yield
 
     for i in range(0, n, partition.group * partition.groups):
@@ -219,7 +225,7 @@ def adjoint_contiguous(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute:
     group = -(-n // -(-n // max_group))
     components = aligned((k, -(-group // lanes) * lanes), compute)
     codes = Scratch(lambda: (np.empty((CODES_STEP, plan.s), np.int32),))
-    workers = plan.workers(n, k, plan.d)
+    workers = plan.workers(n, k, plan.d, compute.itemsize)
 
     def task(begin: int, end: int, out: np.ndarray) -> None:
         with codes.borrow() as (buffer,):

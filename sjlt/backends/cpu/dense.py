@@ -88,7 +88,7 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     if not native:  # few rows at a time, of which a run of features is copied
         rows = max(1, min(8, STAGE_BYTES // (x.itemsize * max(plan.block, RUN_FEATURES))))
     one_by_one = rows == 2 and plan.log_chunk >= LOG_ROWS  # 0.4 to 1 of the time of a tile for both
-    workers = plan.workers(rows, d, plan.k)
+    workers = plan.workers(rows, d, plan.k, compute.itemsize)
     vectors, workers = plan.vectors_and_workers(1 if one_by_one else rows, compute.itemsize, workers)
     if not native:
         workers = 1
@@ -209,7 +209,7 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
     plan, compute = exact_plan(spec), compute_dtype(y)
     plan.use()
     y, out = kernel_view(y), kernel_view(out)
-    vectors, workers = plan.vectors_and_workers(n, compute.itemsize, plan.workers(n, plan.k, d))
+    vectors, workers = plan.vectors_and_workers(n, compute.itemsize, plan.workers(n, plan.k, d, compute.itemsize))
     if not accumulate and look_up.eligible(plan, y, out, compute):
         look_up.adjoint_by_look_up(plan, y, out, workers)
     elif plan.is_small(n):

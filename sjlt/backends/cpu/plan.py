@@ -164,16 +164,18 @@ class ExactPlan:
         """Whether a product of n rows is so small that codes kept between calls save much of its time."""
         return self.keeps_codes and n * self.d * self.s < THREAD_WORK
 
-    def workers(self, n: int, loaded: int, stored: int, generates: bool = True) -> int:
+    def workers(self, n: int, loaded: int, stored: int, itemsize: int, generates: bool = True) -> int:
         """The number of threads that speed up a product of n rows.
 
         For (1195, 384) to 1402 with two nonzeros per column, storing takes most of the time; for one vector of 44680,
         generating the entries.
 
         loaded, stored : elements in a row of the data, of the result.
+        itemsize : bytes of a sum; sums in fp64 take twice as long.
         """
-        additions = n * self.d * self.s
-        rest = n * (LOAD_WORK * loaded + REUSED_WORK * stored)
+        units = n * itemsize // 4
+        additions = units * self.d * self.s
+        rest = units * (LOAD_WORK * loaded + REUSED_WORK * stored)
         if generates:
             rest += GENERATION_WORK * self.d * self.s
         return useful_threads(max(additions, (additions + rest) // 2))  # half, for small products gain little
