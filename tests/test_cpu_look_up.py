@@ -1,5 +1,7 @@
 """Adjoints on the CPU that look up few components in registers: bitwise the same as by tiles."""
 
+import ctypes
+import mmap
 from itertools import product
 
 import numpy as np
@@ -34,14 +36,14 @@ def random_bits(shape, dtype, seed):
     d=[1, 31, 64, 1000, 5001],
     sizes=SIZES,
     dtype=["float32", "float16", "bfloat16"],
-    is_transposed=[False, True],
+    layout=["rows", "padded rows", "columns"],
     offset=[0, 12345],
 )
-def test_results_are_bitwise_those_of_tiles(n, d, sizes, dtype, is_transposed, offset, monkeypatch):
+def test_results_are_bitwise_those_of_tiles(n, d, sizes, dtype, layout, offset, monkeypatch):
     k, nnz, stacks = sizes
     S = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=d)[:, offset:]
-    y = random_bits((k, n) if is_transposed else (n, k), dtype, n)
-    y = y.T if is_transposed else y
+    y = random_bits((k, n) if layout == "columns" else (n, k + 3 * (layout == "padded rows")), dtype, n)
+    y = y.T if layout == "columns" else y[:, :k]
     results = []
     for is_eligible in (True, False):
         if not is_eligible:
@@ -58,6 +60,23 @@ def test_results_are_bitwise_those_of_tiles(n, d, sizes, dtype, is_transposed, o
     np.testing.assert_array_equal(results[0][~is_nan], results[1][~is_nan])  # NaNs may differ in their payload
     assert (results[0][n:] == SENTINEL).all()
     assert (results[0][:, d:] == SENTINEL).all()
+
+
+@pytest.mark.parametrize("k", [16, 45, 100])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_nothing_is_read_beyond_the_data(k, dtype):
+    """The data ends where a protected page begins."""
+    n, size = 33, 33 * k * np.dtype(dtype).itemsize
+    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, length + mmap.PAGESIZE)
+    guard = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + length
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert protect(guard, mmap.PAGESIZE, 0) == 0
+    y = np.frombuffer(memory, dtype, n * k, length - size).reshape(n, k)
+    out = np.full((n, 100), np.nan, np.float32)
+    adjoint_exact(Sketch(100, k, nnz=4).spec, y, out, False)
+    assert not out.any()
 
 
 OTHER_DTYPES = list(product([1, 3, 4], ["float16", "float32", "float64"], ["float32", "float16"]))

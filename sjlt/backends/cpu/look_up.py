@@ -18,12 +18,12 @@ from numba.core import cgutils
 
 from ... import threads
 from ...laws import exact as law
-from .bits import decoded, has_feature
-from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, TILE, Array, compiled, kernel
+from .bits import DECODE, decoded, has_feature
+from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, TILE, Array, compiled, kernel, leaf
 from .one_vector import ROWS, define_look_up
 from .plan import STEP_WORK, STORE_WORK, TABLE_CODES, Borrowed, ExactPlan, aligned, row_ranges
 from .scaling import scaled
-from .simd import first_lanes, store_masked
+from .simd import first_lanes, load_part, store_masked
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -110,35 +110,75 @@ def _store(builder: Any, results: list[Any], row: Any, j: Any, count: Any) -> No
 _look_up_row_16, _look_up_row_32, _look_up_row_64, _look_up_row_128 = map(_define_look_up_row, (4, 5, 6, 7))
 
 
+@intrinsic
+def _load_vector(typing_context, y, i, j, components, row, at):
+    """components[row, at + l] = y[i, j + l], or 0 beyond the row, l < ROWS. y is contiguous along its second axis."""
+
+    def codegen(context, builder, signature, arguments):
+        y, i, j, components, row, at = arguments
+        y_type, components_type = signature.args[0], signature.args[3]
+        y = context.make_array(y_type)(context, builder, y)
+        components = context.make_array(components_type)(context, builder, components)
+        source = builder.bitcast(y.data, ir.PointerType(ir.IntType(8)))
+        source = builder.gep(source, [builder.mul(i, builder.extract_value(y.strides, 0))])
+        source = builder.gep(builder.bitcast(source, y.data.type), [j])
+        source = builder.bitcast(source, ir.VectorType(y.data.type.pointee, ROWS).as_pointer())
+        remaining = builder.sub(builder.extract_value(y.shape, 1), j)
+        vector = load_part(builder, source, remaining, y_type.dtype.bitwidth // 8)
+        if y_type.dtype in DECODE:
+            vector = DECODE[y_type.dtype](builder, vector)
+        target = builder.add(builder.mul(row, builder.extract_value(components.shape, 1)), at)
+        target = builder.bitcast(builder.gep(components.data, [target]), vector.type.as_pointer())
+        builder.store(vector, target, align=4)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(y, integer, integer, components, integer, integer), codegen
+
+
+@leaf
+def _load_row(y, i, starts, log_rows, components, row):
+    """Copy the components y[i] to a row of `components`, 2^log_rows elements for each sub-block.
+
+    starts : the first components of the sub-blocks, and the number of all.
+    """
+    for t in range(starts.size - 1):
+        if y.strides[1] == y.itemsize:  # elements after a sub-block are never looked up
+            for start in range(0, 1 << log_rows, ROWS):
+                _load_vector(y, i, starts[t] + start, components, row, (t << log_rows) + start)
+        else:
+            for r in range(starts[t], starts[t + 1]):
+                components[row, (t << log_rows) + r - starts[t]] = decoded(y[i, r], components)
+
+
 @kernel(codes=CODES, starts=INT64S, words=Array(types.int32, 3))
 def fill_words(codes, starts, words):
     """words[c, t, j] = the row of code t of column j of part c, counted from `starts[t]`, with its sign in bit SIGN.
 
-    codes : of the columns of these parts, (columns, sub-blocks).  starts : the first components of the sub-blocks.
+    codes : of the columns of these parts, (columns, sub-blocks).  starts : as in `_load_row`.
     """
     for part in range(words.shape[0]):
         begin = part * words.shape[2]
-        for t in range(starts.size):
+        for t in range(starts.size - 1):
             for j in range(min(words.shape[2], codes.shape[0] - begin)):
                 code = codes[begin + j, t]
                 words[part, t, j] = ((code >> 1) - starts[t]) | (code << SIGN)
 
 
 @kernel(
-    y=DATA_2D, words=Array(types.int32, 3), places=INT64S, rows=RANGE, log_rows=types.int64, components=TILE,
+    y=DATA_2D, words=Array(types.int32, 3), starts=INT64S, rows=RANGE, log_rows=types.int64, components=TILE,
     out=OUT_2D, scale=types.float64,
 )  # fmt: skip
-def look_up_rows(y, words, places, rows, log_rows, components, out, scale):
+def look_up_rows(y, words, starts, rows, log_rows, components, out, scale):
     """Compute a range of rows of out.
 
-    words : from `fill_words`.
-    components : a buffer for some rows, with 2^log_rows components of each sub-block; column r of y is at places[r].
+    words : from `fill_words`.  starts : as in `_load_row`.
+    components : a buffer for some rows, with 2^log_rows components of each sub-block.
     """
     for i0 in range(rows[0], rows[1], components.shape[0]):
         n = min(components.shape[0], rows[1] - i0)
         for i in range(n):
-            for r in range(places.size):
-                components[i, np.uint64(places[r])] = decoded(y[i0 + i, r], components)
+            _load_row(y, i0 + i, starts, log_rows, components, i)
         for part in range(words.shape[0]):
             begin = part * words.shape[2]
             count = min(words.shape[2], out.shape[1] - begin)
@@ -155,13 +195,13 @@ def look_up_rows(y, words, places, rows, log_rows, components, out, scale):
 
 def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers: int) -> None:
     """Compute out (n, d) = y (n, k) S for a product that is `eligible`."""
-    _, places, log_rows = _layout(plan.k, plan.s, plan.stacks)
+    starts, log_rows = _layout(plan.k, plan.s, plan.stacks)
     look_up = compiled(look_up_rows, data=y.dtype, compute=np.float32, out=out.dtype)
 
     def task(begin: int, end: int, words: np.ndarray, columns: np.ndarray) -> None:
         with Borrowed(ROWS_AT_ONCE * (plan.s << log_rows), np.dtype(np.float32)) as memory:
             components = memory.reshape(ROWS_AT_ONCE, -1)
-            look_up(y, words, places, (begin, end), log_rows, components, columns, plan.scale)
+            look_up(y, words, starts, (begin, end), log_rows, components, columns, plan.scale)
 
     def look_up_all(words: np.ndarray, columns: np.ndarray) -> None:
         ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, (plan.s + STORE_WORK) * columns.shape[1])
@@ -182,13 +222,12 @@ def _span(plan: ExactPlan) -> int:
 
 
 @lru_cache(maxsize=64)
-def _layout(n_components: int, nnz: int, stacks: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """(starts, places, log_rows) of stacks with one tile: as in `fill_words` and `look_up_rows`."""
+def _layout(n_components: int, nnz: int, stacks: int) -> tuple[np.ndarray, int]:
+    """(starts, log_rows) of stacks with one tile, as in `_load_row`."""
     k, s = n_components // stacks, nnz // stacks
     starts = np.array([t // s * k + law.part_start(t % s, k, s) for t in range(stacks * s + 1)])
     log_rows = max(4, int(np.diff(starts).max() - 1).bit_length())
-    places = np.arange(stacks * k) + np.repeat((np.arange(stacks * s) << log_rows) - starts[:-1], np.diff(starts))
-    return starts[:-1], places, log_rows
+    return starts, log_rows
 
 
 def _words(plan: ExactPlan, j0: int, j1: int) -> np.ndarray:
@@ -196,7 +235,7 @@ def _words(plan: ExactPlan, j0: int, j1: int) -> np.ndarray:
     groups = -(-(j1 - j0) // COLUMNS)
     per_part = min(groups, max(1, PART_WORDS // (plan.s * COLUMNS)))
     words = aligned((-(-groups // per_part), plan.s, per_part * COLUMNS), np.dtype(np.int32))
-    fill, (starts, _, _) = compiled(fill_words), _layout(plan.k, plan.s, plan.stacks)
+    fill, (starts, _) = compiled(fill_words), _layout(plan.k, plan.s, plan.stacks)
     width = words.shape[2]
 
     def use(j: int, codes: np.ndarray) -> None:
