@@ -7,6 +7,7 @@ from helpers.cases import pairwise
 import sjlt
 from sjlt import Sketch
 from sjlt.backends.cpu import by_component
+from sjlt.backends.cpu.dense import project_exact
 from sjlt.backends.cpu.plan import exact_plan
 
 pytestmark = pytest.mark.usefixtures("restored_num_threads")
@@ -44,16 +45,53 @@ def test_results_are_bitwise_those_of_tiles(
     x = column_major(n, d, dtype, padding, is_reversed)
     assert by_component.reads_columns(plan, x, x.dtype)
     results = []
-    for most_terms in (3, 0):
+    for most_terms, order in [(0, "C"), (3, "C"), (3, "F")]:
         monkeypatch.setattr(by_component, "MAX_DIRECT_TERMS", most_terms)
-        whole = np.full((n + 1, k + 2), SENTINEL, dtype)
+        whole = np.full((n + 1, k + 2), SENTINEL, dtype, order=order)
         with np.errstate(invalid="ignore"):
             by_component.project_by_component(plan, x, whole[:n, :k], accumulate, x.dtype)
         results.append(whole)
-    np.testing.assert_array_equal(*results)
-    np.testing.assert_array_equal(*(np.signbit(r) | np.isnan(r) for r in results))
+    assert_same_bits(results)
     assert (results[0][n:] == SENTINEL).all()
     assert (results[0][:, k:] == SENTINEL).all()
+
+
+def assert_same_bits(results):
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+        np.testing.assert_array_equal(*(np.signbit(r) | np.isnan(r) for r in (result, results[0])))
+
+
+@pairwise(
+    n=[3, 8, 9, 16, 31, 37, 64, 200, 1100],
+    d=[30, 237, 1000],
+    k=[16, 130, 301],
+    nnz=[1, 3, 4, 8],
+    dtypes=[("float32", "float32"), ("float16", "float16"), ("float64", "float64"), ("float16", "float32")],
+    order=["C", "F"],
+    accumulate=[False, True],
+    threads=[1, 3],
+)
+def test_columns_of_results_are_bitwise_rows(n, d, k, nnz, dtypes, order, accumulate, threads, monkeypatch):
+    """Sums are stored at once if the result is column-major, else in a tile first."""
+    dtype, out_dtype = dtypes
+    accumulate = accumulate and out_dtype != "float16"  # which kernels do not support
+    sjlt.set_num_threads(threads)
+    monkeypatch.setattr(by_component, "eligible", lambda *_: True)
+    spec = Sketch(d, k, nnz=nnz, seed=d).spec
+    x = np.asarray((8 * np.random.default_rng(n).normal(size=(n, d))).astype(dtype), order=order)
+    results = []
+    for result_order in "CF":
+        whole = np.full((n + 1, k + 2), SENTINEL, out_dtype, order=result_order)
+        if not accumulate:
+            whole[:n, :k] = np.nan
+        project_exact(spec, x, whole[:n, :k], accumulate)
+        results.append(whole)
+    assert_same_bits(results)
+    assert (results[1][n:] == SENTINEL).all()
+    assert (results[1][:, k:] == SENTINEL).all()
+    expected = x @ np.sign(Sketch(d, k, nnz=nnz, seed=d).toarray()).T / np.sqrt(nnz) + SENTINEL * accumulate
+    np.testing.assert_allclose(results[1][:n, :k], expected, rtol=4e-3, atol=0.5 if out_dtype == "float16" else 0.02)
 
 
 def test_where_columns_are_read():

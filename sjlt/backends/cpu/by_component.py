@@ -17,7 +17,7 @@ from .bits import decoded, store_element
 from .dense_kernels import TILE_FEATURES, fold, two_sum
 from .jit import COMPUTE, DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, Array, compiled, kernel, leaf
 from .plan import STORE_WORK, Borrowed, ExactPlan, row_ranges, total_parts
-from .rows import LISTS, sum_entries
+from .rows import LISTS, store_sums, sum_entries
 from .simd import SQUARE_BYTES
 from .tiles import load_tile
 
@@ -182,6 +182,10 @@ def sum_vectors(x, starts, entries, signed, out, scale, accumulate):
 def _sum_all(features, starts, entries, i, n, summed, sums, totals, out, scale, accumulate):
     """Compute rows i to i + n - 1 of out. features : one per row, for these n vectors; `summed` elements are read."""
     k, n_blocks = out.shape[1], (starts.size - 1) // out.shape[1]
+    is_wide = features.shape[1] * features.itemsize >= SQUARE_BYTES
+    if n_blocks == 1 and not accumulate and out.strides[0] == out.itemsize and is_wide:
+        store_sums(entries, starts, features, out[i : i + n], scale)
+        return
     for r0 in range(0, k, sums.shape[0]):
         r1 = min(r0 + sums.shape[0], k)
         for b in range(n_blocks):

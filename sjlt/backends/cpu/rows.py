@@ -165,21 +165,24 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
     return types.void(codes, integer, integer, components, out, integer, types.float64), codegen
 
 
-def _define_sum_lists(n_lists: int, n_vectors: float) -> Any:
+def _define_sum_lists(n_lists: int, n_vectors: float, stores: bool = False) -> Any:
     @intrinsic
-    def sum_lists(typing_context, entries, starts, at, step, count, features, v, sums, r):
+    def sum_lists(typing_context, entries, starts, at, step, count, features, v, sums, r, scale):
         """sums[r + l, w] = the sum of sign * features[j, w] over list r + l, for l < `n_lists` and v <= w < v + width.
 
         Of `count` lists, list l is entries[starts[i]:starts[i + 1]] with i = at + l step, each entry 2 j + (1 where
         negative). The width is `n_vectors` vectors of SQUARE_BYTES. If it is half a vector, like that of the features,
         sums are stored twice, because the other half must not hold subnormals. Sums stay in registers; terms are added
         in the order of the entries.
+
+        With `stores`, sums is a result, contiguous along its first axis: sums[w, r + l] = `scale` times the sum,
+        rounded once from fp64, for w < sums.shape[0] only.
         """
         size = int(n_vectors * SQUARE_BYTES * 8 // features.dtype.bitwidth)
 
         def codegen(context, builder, signature, arguments):
-            entries, starts, at, step, count, features, v, sums, r = arguments
-            entries_type, starts_type, _, _, _, features_type, _, sums_type, _ = signature.args
+            entries, starts, at, step, count, features, v, sums, r, scale = arguments
+            entries_type, starts_type, _, _, _, features_type, _, sums_type, _, _ = signature.args
             element, bits = context.get_data_type(features_type.dtype), features_type.dtype.bitwidth
             entries = context.make_array(entries_type)(context, builder, entries).data
             starts = context.make_array(starts_type)(context, builder, starts).data
@@ -204,6 +207,11 @@ def _define_sum_lists(n_lists: int, n_vectors: float) -> Any:
             _add_terms(builder, entries, [begin for _, begin, _ in spans], common, features, v, vector, totals)
 
             def store(total, row):
+                if stores:
+                    target = builder.gep(_feature(builder, sums, row), [v])
+                    remaining = None if n_lists == 1 else builder.sub(builder.extract_value(sums.shape, 0), v)
+                    store_scaled(builder, builder.load(total), scale, target, sums_type.dtype, remaining)
+                    return
                 target = builder.add(builder.mul(row, builder.extract_value(sums.shape, 1)), v)
                 target = builder.bitcast(builder.gep(sums.data, [target]), vector.as_pointer())
                 for copy in range(2 if n_vectors < 1 else 1):
@@ -224,7 +232,7 @@ def _define_sum_lists(n_lists: int, n_vectors: float) -> Any:
             return context.get_dummy_value()
 
         integer = types.int64
-        arguments = entries, starts, integer, integer, integer, features, integer, sums, integer
+        arguments = entries, starts, integer, integer, integer, features, integer, sums, integer, types.float64
         return types.void(*arguments), codegen
 
     return sum_lists
@@ -234,6 +242,7 @@ LISTS, VECTORS = 4, 4  # sums in registers at a time, of several lists or of sev
 _sum_list, _sum_narrow_lists, _sum_half_lists = (
     _define_sum_lists(*counts) for counts in ((1, VECTORS), (LISTS, 1), (LISTS, 0.5))
 )
+_store_list, _store_narrow_lists = (_define_sum_lists(*counts, stores=True) for counts in ((1, VECTORS), (LISTS, 1)))
 
 
 @leaf
@@ -245,12 +254,28 @@ def sum_entries(entries, starts, at, step, count, features, n, sums):
     lanes = SQUARE_BYTES // features.itemsize
     if features.shape[1] < lanes:
         for r in range(0, count, LISTS):
-            _sum_half_lists(entries, starts, at, step, count, features, 0, sums, r)
+            _sum_half_lists(entries, starts, at, step, count, features, 0, sums, r, 1.0)
         return
     whole = n // (VECTORS * lanes) * (VECTORS * lanes)
     for r in range(count):  # outside: features in long rows, which may not be cached, are then read as a whole
         for v in range(0, whole, VECTORS * lanes):
-            _sum_list(entries, starts, at, step, count, features, v, sums, r)
+            _sum_list(entries, starts, at, step, count, features, v, sums, r, 1.0)
     for v in range(whole, n, lanes):
         for r in range(0, count, LISTS):
-            _sum_narrow_lists(entries, starts, at, step, count, features, v, sums, r)
+            _sum_narrow_lists(entries, starts, at, step, count, features, v, sums, r, 1.0)
+
+
+@leaf
+def store_sums(entries, starts, features, out, scale):
+    """out[v, r] = scale * the sum of list r for all r and v; see `sum_lists`. out is contiguous along its first axis.
+
+    features : at least as wide as out has rows, rounded up to whole SIMD vectors.
+    """
+    lanes, (n, k) = SQUARE_BYTES // features.itemsize, out.shape
+    whole = n // (VECTORS * lanes) * (VECTORS * lanes)
+    for r in range(k):
+        for v in range(0, whole, VECTORS * lanes):
+            _store_list(entries, starts, 0, 1, k, features, v, out, r, scale)
+    for v in range(whole, n, lanes):
+        for r in range(0, k, LISTS):
+            _store_narrow_lists(entries, starts, 0, 1, k, features, v, out, r, scale)
