@@ -26,7 +26,7 @@ TILE_COMPONENTS = 64  # components in a tile: 16 KiB of the L1 cache with 64 vec
 TILE_BYTES = 1 << 20  # for a tile of all features, which should stay in a core's L2 cache
 MAX_WIDTH = 4 * SQUARE_BYTES  # bytes in a row of a tile: what one loop over the entries sums
 MAX_CONTIGUOUS_WIDTH = 2048  # the same for column-major data, which is then read in long stretches
-MAX_COLUMN_WIDTH = 3072  # the same where columns are read in place
+MAX_COLUMN_WIDTH, COLUMN_COMPONENTS = 2560, 128  # of a tile of sums where columns are read in place
 MAX_DIRECT_TERMS, CONFLICT_STRIDE = 3, 2048  # per feature; bytes between columns, in `reads_columns`
 
 
@@ -95,8 +95,8 @@ def _project_columns(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate
     parts = total_parts(x.dtype) if plan.n_blocks > 1 else 0
 
     def task(begin: int, end: int) -> None:
-        with Borrowed(TILE_COMPONENTS * row, x.dtype) as memory:
-            scratch = memory.reshape(TILE_COMPONENTS, row), np.empty((parts, TILE_COMPONENTS, row))
+        with Borrowed(COLUMN_COMPONENTS * row, x.dtype) as memory:
+            scratch = memory.reshape(COLUMN_COMPONENTS, row), np.empty((parts, COLUMN_COMPONENTS, row))
             project(x, starts, entries, (begin, end), width, scratch, out, plan.scale, accumulate)
 
     threads.run(task, row_ranges(n, width, workers, plan.d * plan.s + STORE_WORK * plan.k), workers)
