@@ -80,11 +80,14 @@ def _scaled_to_16_bits(builder: Any, vectors: list[Any], scale: Any, dtype: Any)
 
 
 def _scaled_to_fp32(builder: Any, vectors: list[Any], scale: Any, dtype: Any) -> list[Any]:
-    """Products in fp32; all in fp64 if any is tiny, or if the scale is none for which both are known to be equal."""
-    is_uncertain = cgutils.alloca_once(builder, ir.IntType(1))
-    results = [cgutils.alloca_once(builder, vector.type) for vector in vectors]
-    builder.store(is_uncertain.type.pointee(1), is_uncertain)
-    with builder.if_then(_is_known(builder, scale), likely=True):
+    """The vectors if the scale is 1, else products in fp32.
+
+    All are computed in fp64 if any is tiny, or if the scale is none for which both are known to be equal.
+    """
+    is_scaled = builder.fcmp_unordered("!=", scale, scale.type(1))
+    is_uncertain = cgutils.alloca_once_value(builder, is_scaled)
+    results = [cgutils.alloca_once_value(builder, vector) for vector in vectors]
+    with builder.if_then(builder.and_(is_scaled, _is_known(builder, scale)), likely=True):
         products = _products(builder, vectors, scale)
         for product, result in zip(products, results, strict=True):
             builder.store(product, result)
