@@ -147,8 +147,9 @@ def _load_row(y, i, starts, log_rows, components, row):
             for start in range(0, 1 << log_rows, ROWS):
                 _load_vector(y, i, starts[t] + start, components, row, (t << log_rows) + start)
         else:
+            shift = (t << log_rows) - starts[t]
             for r in range(starts[t], starts[t + 1]):
-                components[row, (t << log_rows) + r - starts[t]] = decoded(y[i, r], components)
+                components[row, np.uint64(r + shift)] = decoded(y[i, r], components)
 
 
 @kernel(codes=CODES, starts=INT64S, words=Array(types.int32, 3))
