@@ -23,14 +23,14 @@ from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, TILE, Array, compiled, k
 from .one_vector import ROWS, define_look_up
 from .plan import STEP_WORK, STORE_WORK, TABLE_CODES, Borrowed, ExactPlan, aligned, row_ranges
 from .scaling import scaled
-from .simd import first_lanes, load_part, store_masked
+from .simd import first_lanes, load_few_rows, load_part, store_masked
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
 _HAS_LOOK_UPS = has_feature("avx512f")
 SIGN = 31  # the bit of a word that is set where an entry is negative; the lower ones are the row in the sub-block
 MAX_TERMS, MIN_ROWS = 8, 32  # of a sum; of the result: tiles are faster for more terms, and for fewer rows
-ROWS_AT_ONCE = 16
+ROWS_AT_ONCE = ROWS  # a square is loaded at a time
 COLUMNS = 2 * ROWS  # columns that are computed together: look-ups in the same registers
 FILLED_PARTS = 8  # parts whose words are listed in one task
 PART_WORDS = 1 << 12  # words of the columns that are computed at a time, of one row after another: half the L1 cache
@@ -152,6 +152,20 @@ def _load_row(y, i, starts, log_rows, components, row):
                 components[row, np.uint64(r + shift)] = decoded(y[i, r], components)
 
 
+@leaf
+def _load_rows(y, i0, n, starts, log_rows, components):
+    """`_load_row` for rows i0 to i0 + n - 1: by squares if y is column-major."""
+    if y.strides[0] != y.itemsize or n < ROWS:
+        for i in range(n):
+            _load_row(y, i0 + i, starts, log_rows, components, i)
+        return
+    for t in range(starts.size - 1):
+        for start in range(0, 1 << log_rows, ROWS):
+            r = starts[t] + start
+            if r < y.shape[1]:
+                load_few_rows(y.T, r, i0, y.shape[1] - r, 0, components, 0, (t << log_rows) + start)
+
+
 @kernel(codes=CODES, starts=INT64S, words=Array(types.int32, 3))
 def fill_words(codes, starts, words):
     """words[c, t, j] = the row of code t of column j of part c, counted from `starts[t]`, with its sign in bit SIGN.
@@ -178,8 +192,7 @@ def look_up_rows(y, words, starts, rows, log_rows, components, out, scale):
     """
     for i0 in range(rows[0], rows[1], components.shape[0]):
         n = min(components.shape[0], rows[1] - i0)
-        for i in range(n):
-            _load_row(y, i0 + i, starts, log_rows, components, i)
+        _load_rows(y, i0, n, starts, log_rows, components)
         for part in range(words.shape[0]):
             begin = part * words.shape[2]
             count = min(words.shape[2], out.shape[1] - begin)
