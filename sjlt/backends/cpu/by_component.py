@@ -87,10 +87,8 @@ def _project_columns(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate
     n, lanes = x.shape[0], SQUARE_BYTES // x.itemsize
     groups = max(workers, -(-n // (MAX_COLUMN_WIDTH // SQUARE_BYTES * lanes)))
     squares = -(-n // (groups * lanes))
-    width, row = (
-        squares * lanes,
-        (squares | 1) * lanes,
-    )  # of an odd number of lines: no two rows use the same cache sets
+    # Rows of the tile have an odd number of cache lines: otherwise, many would use the same cache sets.
+    width, row = squares * lanes, (squares | 1) * lanes
     project = compiled(sum_columns, data=x.dtype, compute=x.dtype, out=out.dtype)
     parts = total_parts(x.dtype) if plan.n_blocks > 1 else 0
 
