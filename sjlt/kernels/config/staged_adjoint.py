@@ -53,6 +53,7 @@ NOT_OVERLAPPED, ALONE = 0.15, 0.6
 # nnz <= 4, and in fp64.
 OTHERS, OTHERS_POWER_OF_TWO, OTHERS_16_BITS, OTHERS_FP64 = (3.5, 16_000), (1.6, 8000), (2.2, 16_000), (1.5, 8000)
 SECTOR_BYTES = 32  # that the L2 cache writes at a time
+SMALL_ROWS = {0: 0, 4: 16, 8: 32, 16: 32}  # by bytes of a copy: rows up to so many bytes are copied in small pieces
 SINGLE_CYCLES = 3  # in which the vectors of a component are read one by one, in addition
 SECTOR_CYCLES = 1  # in which a piece of a sector or less is copied, in addition
 
@@ -192,9 +193,7 @@ def _cycles_to_choose(product: Product, kernel: KernelChoice, splits: int) -> fl
     2963 with nnz 1 in fp32, contiguous vectors, takes 191 instead of 344 microseconds, (1906, 512) -> 2048 with nnz 4
     18 instead of 22 (H200).
     """
-    small = kernel.row_bytes <= (
-        SECTOR_BYTES if kernel.copy_bytes > 4 else SECTOR_BYTES // 2 if kernel.copy_bytes else 0
-    )
+    small = kernel.row_bytes <= SMALL_ROWS[kernel.copy_bytes]
     return _cycles(product, kernel, splits) + small * SECTOR_CYCLES * _components_read(product, kernel, splits)
 
 

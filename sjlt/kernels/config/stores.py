@@ -76,9 +76,7 @@ def favors_windows(product: Product, splits: int, staged: bool) -> bool:
     if tma_stores(product, 1, windows=True):
         gains, limits = not tma_stores(product, 1), WINDOWS_STAGED if staged else WINDOWS
     else:
-        gains = product.item_bytes == 2 and not staged
-        gains, limits = gains and store_width(product, 1, windows=True) > store_width(product, 1), WINDOWS_BY_THREADS
-    if not gains:
-        return False
+        wider = store_width(product, 1, windows=True) > store_width(product, 1)
+        gains, limits = wider and product.item_bytes == 2 and not staged, WINDOWS_BY_THREADS
     log_chunk = product.geometry.log_chunk
-    return product.d <= product.k * next(columns for least, columns in limits if log_chunk >= least)
+    return gains and product.d <= product.k * next(columns for least, columns in limits if log_chunk >= least)
