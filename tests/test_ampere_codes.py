@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.cases import pairwise
 from helpers.choices import H200, changed_choices, exact_product
-from helpers.codes import check_lines, check_passes, check_stores, record_calls
+from helpers.codes import STORES, check_lines, check_passes, check_stores, record_calls
 from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
@@ -165,12 +165,7 @@ def test_layouts(k, x_in, out_in, dtype, calls):
 
 
 @pytest.mark.gpu
-@pairwise(
-    sketch=[(100, 4), (620, 2), (1342, 3), (1340, 8), (384, 1)],
-    beyond=[0, 1, 2, 4, 8],
-    contiguous=[False, True],
-    dtype=["float16", "float32"],
-)
+@pairwise(**STORES)
 def test_elements_stored_at_a_time(sketch, beyond, contiguous, dtype, calls):
     check_stores(*sketch, beyond, contiguous, dtype)
     assert calls

@@ -1,11 +1,9 @@
 """Contiguous vectors (adjacent in memory) give bit for bit the products of vectors stored as rows."""
 
-import ctypes
-import mmap
-
 import numpy as np
 import pytest
 from helpers.cases import each_value
+from helpers.data import before_protected_page
 
 import sjlt
 from sjlt.backends.cpu import contiguous
@@ -98,14 +96,6 @@ def test_adjoints_equal_row_major(sketch, n, dtypes, slices, order, memory, monk
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.exhaustive)])
 def test_nothing_is_read_beyond_the_data(dtype):
     """The data ends where a protected page begins."""
-    d, n = 5000, 5
-    size = d * n * np.dtype(dtype).itemsize
-    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, length + mmap.PAGESIZE)
-    guard = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + length
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    assert protect(guard, mmap.PAGESIZE, 0) == 0
-    A = np.frombuffer(memory, dtype, d * n, length - size).reshape(d, n)
-    S = sjlt.Sketch(d, 64, nnz=4, seed=1)
+    A = before_protected_page((5000, 5), dtype)
+    S = sjlt.Sketch(5000, 64, nnz=4, seed=1)
     assert not (S @ A).any()

@@ -1,12 +1,11 @@
 """Adjoints on the CPU that look up few components in registers: bitwise the same as by tiles."""
 
-import ctypes
-import mmap
 from itertools import product
 
 import numpy as np
 import pytest
 from helpers.cases import exhaustive_except, pairwise
+from helpers.data import before_protected_page
 
 from sjlt import Sketch
 from sjlt.backends.cpu import look_up
@@ -66,15 +65,8 @@ def test_results_are_bitwise_those_of_tiles(n, d, sizes, dtype, layout, offset, 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_nothing_is_read_beyond_the_data(k, dtype):
     """The data ends where a protected page begins."""
-    n, size = 33, 33 * k * np.dtype(dtype).itemsize
-    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, length + mmap.PAGESIZE)
-    guard = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + length
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    assert protect(guard, mmap.PAGESIZE, 0) == 0
-    y = np.frombuffer(memory, dtype, n * k, length - size).reshape(n, k)
-    out = np.full((n, 100), np.nan, np.float32)
+    y = before_protected_page((33, k), dtype)
+    out = np.full((33, 100), np.nan, np.float32)
     adjoint_exact(Sketch(100, k, nnz=4).spec, y, out, False)
     assert not out.any()
 

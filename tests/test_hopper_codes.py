@@ -16,7 +16,7 @@ from helpers.choices import (
     exact_product,
     in_three_passes,
 )
-from helpers.codes import check_lines, check_passes, check_stores, record_calls
+from helpers.codes import STORES, check_lines, check_passes, check_stores, record_calls
 from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
@@ -228,12 +228,7 @@ def test_windows(n, d, offset, k, nnz, x_in, out_in, dtype, kernel_calls, monkey
 
 
 @pytest.mark.gpu
-@pairwise(
-    sketch=[(100, 4), (620, 2), (1342, 3), (1340, 8), (384, 1)],
-    beyond=[0, 1, 2, 4, 8],
-    contiguous=[False, True],
-    dtype=["float16", "float32"],
-)
+@pairwise(**STORES)
 def test_elements_stored_at_a_time(sketch, beyond, contiguous, dtype, kernel_calls):
     check_stores(*sketch, beyond, contiguous, dtype)
     assert kernel_calls

@@ -1,4 +1,4 @@
-"""How kernels that read codes store results: by the TMA, in windows, or several elements at a time; without a GPU."""
+"""Stores by kernels that read codes, of windows or of several elements at a time: the choice, without a GPU."""
 
 import math
 

@@ -63,6 +63,14 @@ def check_passes(n, d, beyond, k, nnz, contiguous, dtype):
             torch.testing.assert_close(S @ x.T, other, rtol=RTOL[dtype], atol=0)
 
 
+STORES = {
+    "sketch": [(100, 4), (620, 2), (1342, 3), (1340, 8), (384, 1)],
+    "beyond": [0, 1, 2, 4, 8],
+    "contiguous": [False, True],
+    "dtype": ["float16", "float32"],
+}
+
+
 def check_stores(k, nnz, beyond, contiguous, dtype):
     """Check results whose lines lie `beyond` elements apart, which decides how many are stored at a time."""
     rows, columns = (lambda n, d, new: new(n, d + beyond)[:, :d]), (lambda n, d, new: new(d, n + beyond).t()[:n])

@@ -1,6 +1,8 @@
 """Integer-valued data, for which every order of summation gives the same floats, and its exact results."""
 
+import ctypes
 import math
+import mmap
 
 import numpy as np
 
@@ -51,3 +53,15 @@ def same(actual, expected):
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     np.testing.assert_array_equal(actual, expected)
+
+
+def before_protected_page(shape, dtype):
+    """Zeros that end where a protected page begins: reading beyond them ends the process."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, length + mmap.PAGESIZE)
+    guard = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + length
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert protect(guard, mmap.PAGESIZE, 0) == 0
+    return np.frombuffer(memory, dtype, math.prod(shape), length - size).reshape(shape)

@@ -23,7 +23,7 @@ from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, TILE, Array, compiled, k
 from .one_vector import ROWS, define_look_up
 from .plan import STEP_WORK, STORE_WORK, TABLE_CODES, Borrowed, ExactPlan, aligned, row_ranges
 from .scaling import scaled
-from .simd import first_lanes, load_few_rows, load_part, store_masked
+from .simd import first_lanes, line_pointer, load_few_rows, load_part, store_masked
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -60,9 +60,7 @@ def _define_look_up_row(log_rows: int) -> Any:
             words = context.make_array(signature.args[0])(context, builder, words)
             components = context.make_array(signature.args[1])(context, builder, components).data
             out_type, out = signature.args[2].dtype, context.make_array(signature.args[2])(context, builder, out)
-            row = builder.bitcast(out.data, ir.PointerType(ir.IntType(8)))
-            row = builder.gep(row, [builder.mul(i, builder.extract_value(out.strides, 0))])
-            row = builder.gep(builder.bitcast(row, out.data.type), [begin])
+            row = builder.gep(line_pointer(builder, out, i, 0), [begin])
             with cgutils.for_range_slice(builder, i.type(0), count, i.type(COLUMNS), i.type) as (j, _):
                 totals = _sum_terms(builder, words, j, components, log_rows)
                 _store(builder, scaled(builder, totals, scale, out_type), row, j, count)
@@ -119,9 +117,7 @@ def _load_vector(typing_context, y, i, j, components, row, at):
         y_type, components_type = signature.args[0], signature.args[3]
         y = context.make_array(y_type)(context, builder, y)
         components = context.make_array(components_type)(context, builder, components)
-        source = builder.bitcast(y.data, ir.PointerType(ir.IntType(8)))
-        source = builder.gep(source, [builder.mul(i, builder.extract_value(y.strides, 0))])
-        source = builder.gep(builder.bitcast(source, y.data.type), [j])
+        source = builder.gep(line_pointer(builder, y, i, 0), [j])
         source = builder.bitcast(source, ir.VectorType(y.data.type.pointee, ROWS).as_pointer())
         remaining = builder.sub(builder.extract_value(y.shape, 1), j)
         vector = load_part(builder, source, remaining, y_type.dtype.bitwidth // 8)

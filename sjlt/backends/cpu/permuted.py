@@ -23,7 +23,7 @@ from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, Array, compiled, kernel
 from .one_vector import permute
 from .plan import STEP_WORK, STORE_WORK, ExactPlan, aligned, row_ranges, useful_threads
 from .rows import for_vectors, store_scaled
-from .simd import load_part, prefetch
+from .simd import line_pointer, load_part, prefetch
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -62,12 +62,11 @@ def _define_sum_steps(log_step: int, vectors: int, rows: int) -> Any:
             floats, integers = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
             source, source_bytes = context.get_data_type(x_type.dtype), x_type.dtype.bitwidth // 8
             steps, terms = (builder.extract_value(words.shape, axis) for axis in (1, 2))
-            data, last = builder.bitcast(x.data, ir.PointerType(ir.IntType(8))), builder.sub(count, count.type(1))
+            last = builder.sub(count, count.type(1))
             pointers, totals = [], []
             for r in range(rows):
                 row = builder.select(builder.icmp_signed("<", count.type(r), count), count.type(r), last)
-                offset = builder.mul(builder.add(i, row), builder.extract_value(x.strides, 0))
-                pointers.append(builder.bitcast(builder.gep(data, [offset]), x.data.type))
+                pointers.append(line_pointer(builder, x, builder.add(i, row), 0))
                 totals.append([cgutils.alloca_once(builder, floats) for _ in range(vectors)])
                 for total in totals[-1]:
                     builder.store(ir.Constant(floats, None), total)
@@ -142,9 +141,7 @@ def _store_row(typing_context, sums, r, out, i, scale):
         sums = context.make_array(sums_type)(context, builder, sums)
         out = context.make_array(out_type)(context, builder, out)
         row = builder.gep(sums.data, [builder.mul(r, builder.extract_value(sums.shape, 1))])
-        target = builder.bitcast(out.data, ir.PointerType(ir.IntType(8)))
-        target = builder.gep(target, [builder.mul(i, builder.extract_value(out.strides, 0))])
-        target = builder.bitcast(target, out.data.type)
+        target = line_pointer(builder, out, i, 0)
         element = context.get_data_type(sums_type.dtype)
         sums_align = sums_type.dtype.bitwidth // 8
 

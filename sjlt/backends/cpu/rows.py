@@ -12,7 +12,7 @@ from numba.core import cgutils
 from .bits import DECODE
 from .jit import leaf
 from .scaling import scaled
-from .simd import SQUARE_BYTES, first_lanes, load_part, multiply_add, prefetch, sign_vector, store_masked
+from .simd import SQUARE_BYTES, first_lanes, line_pointer, load_part, multiply_add, prefetch, sign_vector, store_masked
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -36,13 +36,6 @@ def for_vectors(builder: Any, count: Any, lanes: int, emit: Callable[[Any, int, 
     remaining = builder.sub(count, times(whole, lanes))
     with builder.if_then(builder.icmp_signed(">", remaining, ir.Constant(remaining.type, 0))):
         emit(times(whole, lanes), lanes, remaining)
-
-
-def _feature(builder: Any, x: Any, j: Any) -> Any:
-    """A pointer to column j of an array."""
-    start = builder.bitcast(x.data, ir.PointerType(ir.IntType(8)))
-    start = builder.gep(start, [builder.mul(j, builder.extract_value(x.strides, 1))])
-    return builder.bitcast(start, x.data.type)
 
 
 def _component(builder: Any, components: Any, code: Any, v: Any, vector: Any) -> Any:
@@ -94,7 +87,7 @@ def scatter_row(typing_context, codes, begin, end, x, j, ahead, components):
         x = context.make_array(x_type)(context, builder, x)
         components = context.make_array(components_type)(context, builder, components)
         count = builder.extract_value(x.shape, 0)
-        feature = _feature(builder, x, j)
+        feature = line_pointer(builder, x, j, 1)
 
         def add(v, size, remaining):
             vector = ir.VectorType(element, size)
@@ -149,7 +142,7 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
         codes = context.make_array(codes_type)(context, builder, codes).data
         components = context.make_array(components_type)(context, builder, components)
         out = context.make_array(out_type)(context, builder, out)
-        feature = _feature(builder, out, j)
+        feature = line_pointer(builder, out, j, 1)
 
         def add(v, size, remaining):
             vector = ir.VectorType(element, size)
@@ -208,7 +201,7 @@ def _define_sum_lists(n_lists: int, n_vectors: float, stores: bool = False) -> A
 
             def store(total, row):
                 if stores:
-                    target = builder.gep(_feature(builder, sums, row), [v])
+                    target = builder.gep(line_pointer(builder, sums, row, 1), [v])
                     remaining = None if n_lists == 1 else builder.sub(builder.extract_value(sums.shape, 0), v)
                     store_scaled(builder, builder.load(total), scale, target, sums_type.dtype, remaining)
                     return

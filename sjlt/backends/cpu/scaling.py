@@ -140,11 +140,8 @@ def _is_uncertain(builder: Any, product: Any, is_inexact: Any, dtype: Any) -> An
     """
     half = _DROPPED[dtype]
     bits = builder.bitcast(product, ir.VectorType(ir.IntType(32), product.type.count))
-
-    def constant(number: int) -> Any:
-        return ir.Constant(bits.type, [number] * product.type.count)
-
-    is_halfway = builder.icmp_unsigned("==", builder.and_(bits, constant(2 * half - 1)), constant(half))
+    after = builder.and_(bits, _constant(bits, 2 * half - 1))
+    is_halfway = builder.icmp_unsigned("==", after, _constant(bits, half))
     is_small = _is_small(builder, product, dtype)
     if dtype is types.uint16:  # a product by a power of two is exact
         return builder.and_(builder.or_(is_halfway, is_small), is_inexact)
@@ -154,9 +151,11 @@ def _is_uncertain(builder: Any, product: Any, is_inexact: Any, dtype: Any) -> An
 def _is_small(builder: Any, product: Any, dtype: Any) -> Any:
     """Whether an fp32 product is below the smallest one of a result's type, but not 0."""
     bits = builder.bitcast(product, ir.VectorType(ir.IntType(32), product.type.count))
+    magnitude = builder.and_(bits, _constant(bits, 0x7FFFFFFF))
+    below = builder.sub(magnitude, _constant(bits, 1))
+    return builder.icmp_unsigned("<", below, _constant(bits, _SMALLEST[dtype] - 1))
 
-    def constant(number: int) -> Any:
-        return ir.Constant(bits.type, [number] * product.type.count)
 
-    magnitude = builder.and_(bits, constant(0x7FFFFFFF))
-    return builder.icmp_unsigned("<", builder.sub(magnitude, constant(1)), constant(_SMALLEST[dtype] - 1))
+def _constant(vector: Any, number: int) -> Any:
+    """A number in all elements of a vector of the same type."""
+    return ir.Constant(vector.type, [number] * vector.type.count)

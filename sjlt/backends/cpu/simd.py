@@ -116,6 +116,13 @@ def _call_masked(builder: Any, name: str, result: Any, vector: Any, arguments: l
     return builder.call(function, arguments)
 
 
+def line_pointer(builder: Any, x: Any, i: Any, axis: int) -> Any:
+    """A pointer to the first element of row i of a 2-D array (axis 0) or of its column i (axis 1)."""
+    start = builder.bitcast(x.data, ir.PointerType(ir.IntType(8)))
+    start = builder.gep(start, [builder.mul(i, builder.extract_value(x.strides, axis))])
+    return builder.bitcast(start, x.data.type)
+
+
 def prefetch(builder: Any, pointer: Any, ahead: Any, size: int, write: int = 0, locality: int = 3) -> None:
     """Prefetch the `size` bytes that begin `ahead` bytes after a pointer; any address is allowed.
 
@@ -143,9 +150,7 @@ def load_elements(typing_context, x, i, j, count, target, at):
         x_type, target_type = signature.args[0], signature.args[4]
         x = context.make_array(x_type)(context, builder, x)
         target = context.make_array(target_type)(context, builder, target)
-        row = builder.bitcast(x.data, ir.PointerType(ir.IntType(8)))
-        row = builder.bitcast(builder.gep(row, [builder.mul(i, builder.extract_value(x.strides, 0))]), x.data.type)
-        row, target_row = builder.gep(row, [j]), builder.gep(target.data, [at])
+        row, target_row = builder.gep(line_pointer(builder, x, i, 0), [j]), builder.gep(target.data, [at])
         x_vector = ir.VectorType(context.get_data_type(x_type.dtype), lanes)
         target_vector = ir.VectorType(context.get_data_type(target_type.dtype), lanes)
         step = ir.Constant(count.type, lanes)

@@ -45,6 +45,12 @@ def describe(device: torch.device) -> Device:
     )
 
 
+def dependent_launch(device: torch.device) -> dict[str, bool]:
+    """The constant and the compiler option of a kernel that starts while the previous one ends, if the device can."""
+    programmatic = describe(device).programmatic_launch
+    return {"PROGRAMMATIC_LAUNCH": programmatic, **({"launch_pdl": True} if programmatic else {})}
+
+
 def precision(dtype: torch.dtype) -> str:
     """The precision set in torch for fp32 products, by its older names; "highest" for other dtypes."""
     if dtype != torch.float32:

@@ -79,7 +79,8 @@ def _launch(
     """A launch of `kernel`. `options` are the constants that only this kernel has."""
     grid = (-(-len(data) // chosen.block_vectors), chosen.splits, 1)
     # Not in the function below, which outlives this call and must not keep the data alive.
-    stored, described = STORED[_stored(chosen, data)], device.describe(data.device)
+    stored, interpreted = STORED[_stored(chosen, data)], device.describe(data.device).interpreted
+    dependent = device.dependent_launch(data.device)
 
     def constants() -> dict[str, Any]:
         return {
@@ -90,10 +91,9 @@ def _launch(
             "SUB_BLOCKS": chosen.sub_blocks,
             "MODE": chosen.mode,
             "STORED": stored,
-            "INTERPRETED": described.interpreted,
+            "INTERPRETED": interpreted,
             **options,
-            "PROGRAMMATIC_LAUNCH": described.programmatic_launch,
-            **({"launch_pdl": True} if described.programmatic_launch else {}),
+            **dependent,
             "num_warps": chosen.num_warps,
             "num_stages": chosen.num_stages,
         }

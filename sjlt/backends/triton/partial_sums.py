@@ -85,7 +85,7 @@ def reduction(
     grid = (-(-rows // block_rows), -(-columns // block_columns), 1)
     vectors = lanes == 1 and stride_oc == 1 and block_rows * block_columns == MANY_ELEMENTS  # several per thread
     aligned = vectors and math.gcd(columns, stride_ps, stride_pr, stride_or) % ALIGN == 0
-    programmatic_launch = device.describe(out.device).programmatic_launch
+    dependent = device.dependent_launch(out.device)
 
     def constants() -> dict[str, Any]:
         return {
@@ -95,8 +95,7 @@ def reduction(
             "ROWS": block_rows,
             "COLUMNS": block_columns,
             "LANES": lanes,
-            "PROGRAMMATIC_LAUNCH": programmatic_launch,
-            **({"launch_pdl": True} if programmatic_launch else {}),
+            **dependent,
         }
 
     sizes = (splits, rows, columns, stride_ps, stride_pr, stride_or, stride_oc)

@@ -30,8 +30,7 @@ def prepare(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor, out: Tensor, acc
     grid = (chosen.splits * -(-n * y.element_size() // kernel.row_bytes), 1, 1)
     sizes = (n, d, spec.n_components, *y.stride(), *out.stride())
     after = (terms, chosen.columns_per_split, chosen.splits, chosen.spacing, terms**-0.5)
-    programmatic = device.describe(y.device).programmatic_launch
-    constants = _constants(chosen, accumulate, programmatic)
+    constants = _constants(chosen, accumulate) | device.dependent_launch(y.device)
     key = (kernel, chosen.shared_bytes, accumulate, sizes, kind(y), kind(out))
     run = Launch(adjoint_staged, grid, y.get_device(), sizes, after, key, lambda: constants)
     size = terms * chosen.columns + 2 * kernel.step
@@ -67,7 +66,7 @@ def _encoding(chosen: StagedAdjoint, spec: SketchSpec, y: Tensor) -> Launch:
     )
 
 
-def _constants(chosen: StagedAdjoint, accumulate: bool, programmatic: bool) -> dict[str, Any]:
+def _constants(chosen: StagedAdjoint, accumulate: bool) -> dict[str, Any]:
     """The constants and compiler options of `adjoint_staged`, by name."""
     kernel = chosen.kernel
     return {
@@ -82,10 +81,8 @@ def _constants(chosen: StagedAdjoint, accumulate: bool, programmatic: bool) -> d
         "STAGED_BYTES": kernel.staged_bytes,
         "ACCUMULATE": accumulate,
         "THREADS": 32 * kernel.warps,
-        "PROGRAMMATIC_LAUNCH": programmatic,
         "SHARED_BYTES": chosen.shared_bytes,
         "num_warps": kernel.warps,
         "maxnreg": kernel.registers,
         "extern_libs": LIBRARIES,
-        **({"launch_pdl": True} if programmatic else {}),
     }

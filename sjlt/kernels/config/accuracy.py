@@ -16,7 +16,9 @@ Science, 2021). Without extra bits, aligning q nonzero products and the sum lose
 largest, and truncating the result 2 u more: in all, 2 (q + 1) u of the magnitudes. A sum of P nonzero products, over I
 instructions that each have some of them, therefore has an error of at most 2 (P + I) u. Under the exact law a row has
 at most one nonzero in a chunk, so that I <= P, and the error is at most 4 P u. (Measured on an H200: 0.7 u for each
-chunk of two products. AMD's matrix cores round to nearest.)
+chunk of two products. AMD's matrix cores round to nearest.) With codes of windows, the chunks of a row may begin within
+a step, so that the sum of steps has one addition more. This is covered: the first instruction of a step adds to zero,
+and loses 2 u less than assumed above.
 
 **Splitting fp32 data.** Three bf16 values are exact. A pair of fp16 values, x s = high + low for a power of two s, has
 an error of at most 2^-22 |x s| = 4 u |x s|, or of half the smallest fp16 number, 2^-25, if that is greater. If the

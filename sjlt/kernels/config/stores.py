@@ -1,4 +1,4 @@
-"""How kernels that read codes store their results: pure functions of a `Product`."""
+"""Stores of results by kernels that read codes, above all by windows: pure functions of a `Product`."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ For contiguous 16-bit vectors and several tiles, slots have codes instead of ent
 
 While the codes are being written, programs copy the data that they read first to the L2 cache.
 
-Results are stored by the TMA if all tiles have the same number of rows and begin at multiples of 16 bytes, or if codes
-are listed by windows of rows; otherwise by threads, with neighbouring threads storing neighbours in memory.
+Results are stored by the TMA if all tiles have the same number of rows, or codes are listed by windows, and their rows
+begin and end at multiples of 16 bytes; otherwise by threads, with neighbouring threads storing neighbours in memory.
 """
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
