@@ -56,6 +56,15 @@ def test_factors_of_rank_1(name, shape):
             np.testing.assert_allclose(scores, Q[:, 0] ** 2, atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", [1, 9, 29])
+def test_rounding_errors_of_a_sketch_are_not_rank(seed):
+    """Without AVX-512, those of the QR factorization of a sketch of this matrix reach 20 eps."""
+    b = np.random.default_rng(seed).normal(size=5000) + 1
+    solution = lstsq(np.ones((5000, 50)), b, seed=seed)
+    assert solution.rank == 1
+    np.testing.assert_allclose(solution.x, b.mean() / 50)
+
+
 def test_cases_that_once_failed():
     b = np.arange(1000.0) + 1
     solution = lstsq(np.ones((1000, 10)), b)

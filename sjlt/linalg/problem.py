@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..sketch import Sketch
 from .checks import check_finite
 from .matrix import Matrix
 from .products import one_blas_thread
@@ -100,7 +101,7 @@ class Problem:
             R = r_factor(xp, SAB, n)
             whitening, columns = self._whitening(R[:, :n], cut)
             self._set_scale(top * columns)
-            if S is None and self._drop_rounding_errors(whitening, cut):
+            if self._drop_rounding_errors(whitening, S, SA.shape[0], cut):
                 solution = self.matrix.zeros((n, self.b_scale.shape[0]))
             else:
                 with one_blas_thread():
@@ -169,18 +170,21 @@ class Problem:
         whitening.factor = whitening.factor * largest
         return whitening, np.full(scales.shape, largest)
 
-    def _drop_rounding_errors(self, whitening: Whitening, cut: float) -> bool:
-        """Drop small singular values that are rounding errors of factoring A itself; return whether there were any.
+    def _drop_rounding_errors(self, whitening: Whitening, S: Sketch | None, rows: int, cut: float) -> bool:
+        """Drop small singular values that are rounding errors of a factorization; return whether there were any.
 
-        Rounding errors reach max(m, n) eps, and A's own singular values may be smaller at a condition number of 1e13.
-        Multiplying A by their vectors distinguishes them, to a few eps.
+        `rows` are those of the factored matrix, A or SA. Rounding errors reach max(rows, n) eps, and A's own singular
+        values may be smaller at a condition number of 1e13. Multiplying the matrix by their vectors distinguishes them,
+        to a few eps. The factorization has overwritten SA, which is computed again.
         """
         if whitening.is_triangular or whitening.rank == 0:
             return False
-        first = whitening.count_above(rounding_level(self.matrix.shape, is_direct=True))
+        n = self.matrix.shape[1]
+        first = whitening.count_above(rounding_level((rows, n), is_direct=True))
         if first == whitening.rank:
             return False
-        return whitening.drop_rounding_errors(self.matrix.dense() / self.scale.T, first, cut)
+        factored = self.matrix.dense() if S is None else self.matrix.sketch(S)[:, :n]
+        return whitening.drop_rounding_errors(factored / self.scale.T, first, cut)
 
     def set_rank(self, whitening: Whitening) -> None:
         """Store the rank, and A's singular values or a matrix that has them."""
