@@ -14,7 +14,7 @@ PORTABLE = {
     "residual_gradient",
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
-NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_sparse_shared"}
+NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_warp_tiles", "project_sparse_shared"}
 NVIDIA |= {"encode_offsets", "adjoint_staged", "multiply_tall", "encode_chunks", "project_codes_ampere"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper"}
 
