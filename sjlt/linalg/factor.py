@@ -146,7 +146,7 @@ def _sketched_factor(matrix: Matrix, seed: int) -> tuple[Any, float]:
     S = embedding(m, n, 4 * n, seed)
     SA = matrix.dense() if S is None else matrix.sketch(S)
     check_finite(matrix, SA)
-    return r_factor(matrix.xp, SA), rounding_level((m, n), S is None)
+    return r_factor(matrix.xp, SA), rounding_level((SA.shape[0], n), S is None)
 
 
 def _column_norms(xp: Any, R: Any) -> Any:

@@ -42,10 +42,11 @@ class LostRangeError(np.linalg.LinAlgError):
 def rounding_level(shape: tuple[int, int], is_direct: bool) -> float:
     """Return the size up to which singular values, relative to the largest, may be rounding errors of a factorization.
 
-    If A itself is factored (`is_direct`) it is NumPy's max(m, n) eps: in constant columns rounding errors have one sign
-    and add up, to 150 eps for (1500, 300). A sketch's signs are random.
+    `shape` is that of the factored matrix. If it is A itself (`is_direct`) the level is NumPy's max(m, n) eps: in
+    constant columns rounding errors have one sign and add up, to 150 eps for (1500, 300). A sketch's signs are random:
+    with OpenBLAS's kernels for AVX2, errors reach 16 eps for (36, 3) and 30 eps for 50 columns.
     """
-    return max(NOISE, EPS * max(shape)) if is_direct else NOISE
+    return max(NOISE, EPS * (max(shape) if is_direct else 4 * math.sqrt(shape[0])))
 
 
 def cholesky(xp: Any, a: Any) -> Any:
