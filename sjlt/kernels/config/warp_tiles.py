@@ -120,7 +120,7 @@ def can_run(product: Product) -> bool:
         and not product.adjoint
         and product.stacks == 1
         and product.item_bytes == 2
-        and geometry.log_chunk > 0
+        and geometry.log_chunk > 1
         and (geometry.n_tiles == 1 or 1 << geometry.log_chunk >= MIN_RUN)
         and product.d < 1 << 30
         and product.n < 1 << 18
