@@ -180,6 +180,7 @@ class Problem:
         if whitening.is_triangular or whitening.rank == 0:
             return False
         n = self.matrix.shape[1]
+        # The level for A itself, for a sketch, too: values in doubt are computed anew, so too many only take longer.
         first = whitening.count_above(rounding_level((rows, n), is_direct=True))
         if first == whitening.rank:
             return False
