@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.cases import pairwise
-from helpers.choices import H200, changed_choices, exact_product
+from helpers.choices import H200, NO_WARP_TILES, changed_choices, exact_product
 from helpers.codes import STORES, check_lines, check_passes, check_stores, record_calls
 from helpers.kernels import LAYOUTS, check_project, large_first
 
@@ -81,7 +81,8 @@ def test_products_without_codes(changes):
 def test_few_16_bit_vectors(shape, takes, hopper):
     p = product(*shape)
     p = p._replace(device=p.device._replace(hopper=hopper))
-    chosen = choose(p)
+    with changed_choices(NO_WARP_TILES):
+        chosen = choose(p)
     assert ampere_codes.eligible_few(p) == takes
     if takes or hopper:
         assert (isinstance(chosen, Codes) and isinstance(chosen.kernel, ampere_kernel.AmpereKernel)) == takes
@@ -100,7 +101,8 @@ def test_few_16_bit_vectors(shape, takes, hopper):
 def test_columns_left_to_scattered_sums(shape):
     p = product(*shape)
     assert ampere_codes.eligible_few(p)
-    assert isinstance(choose(p), ScatteredSums)
+    with changed_choices(NO_WARP_TILES):
+        assert isinstance(choose(p), ScatteredSums)
 
 
 @pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])

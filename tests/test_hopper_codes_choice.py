@@ -1,7 +1,7 @@
 """Products that use codes on Hopper."""
 
 import pytest
-from helpers.choices import HOPPER, chosen, exact_product
+from helpers.choices import HOPPER, NO_WARP_TILES, changed_choices, chosen, exact_product
 
 from sjlt.kernels.config import exact
 from sjlt.kernels.config.codes import Codes
@@ -72,7 +72,8 @@ def test_narrow_matrices(n, k, nnz, dtype, takes):
     product = exact_product(
         n=n, d=1 << 20, k=k, nnz=nnz, dtype=dtype, device=HOPPER, x_strides=(1, n), y_strides=(1, n)
     )
-    assert isinstance(choose(product), Codes) == takes
+    with changed_choices(NO_WARP_TILES):
+        assert isinstance(choose(product), Codes) == takes
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from sjlt.kernels.config.iid import Iid, IidHopper
 from sjlt.kernels.config.one_tile import OneTile
 from sjlt.kernels.config.scattered_sums import ScatteredSums
 from sjlt.kernels.config.staged_adjoint import StagedAdjoint
+from sjlt.kernels.config.warp_tiles import WarpTiles
 
 pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows in the interpreter
     "ignore:overflow encountered in (cast|multiply):RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning"
@@ -122,6 +123,7 @@ PORTABLE = {
     "few_vectors, one long sum": Case(FewVectors, Sketch(2**15, 16, nnz=1, seed=695), 4, settings=ONE_SPLIT),
     "few_vectors, fp64": Case(FewVectors, LONG, 8, "float64"),
     "few_vectors, one long sum in fp64": Case(FewVectors, Sketch(2**15, 16, nnz=1), 4, "float64", settings=ONE_SPLIT),
+    "warp tiles": Case(WarpTiles, Sketch(2**20, 300, nnz=8), 16, "bfloat16"),
     "few_vectors, fp64, columns": Case(FewVectors, Sketch(800, 100, nnz=3), 10, "float64", columns=True),
     "few_vectors, adjoint": Case(FewVectors, Sketch(500, 255, nnz=85), 8, adjoint=True),
     "independent entries": Case(Iid, Sketch(3000, 60, density=0.3), 20, settings=PAIRS, mode=4),

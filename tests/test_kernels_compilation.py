@@ -14,7 +14,7 @@ PORTABLE = {
     "residual_gradient",
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
-NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_sparse_shared"}
+NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_warp_tiles", "project_sparse_shared"}
 NVIDIA |= {"encode_offsets", "adjoint_staged", "multiply_tall", "encode_chunks", "project_codes_ampere"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper"}
 
@@ -106,6 +106,8 @@ STAGED = [  # kernels that address shared memory themselves
     (32, 1_000_000, 1216, {"nnz": 4}, "float32", "columns"),
     (16, 2_000_000, 1400, {"nnz": 8}, "bfloat16", "rows"),
     (2, 2_000_000, 1200, {"nnz": 12, "stacks": 4}, "float64", "rows"),
+    (16, 2_000_000, 300, {"nnz": 8}, "bfloat16", "part"),
+    (24, 2_000_001, 1216, {"nnz": 4}, "float16", "columns"),
 ]
 
 STAGED_ADJOINTS = [  # in every order, with and without wide accesses

@@ -1,7 +1,7 @@
 """Products of few long vectors, or of little data, that `scattered_sums` computes, and those that others compute."""
 
 import pytest
-from helpers.choices import H200, HOPPER, exact_product
+from helpers.choices import H200, HOPPER, NO_WARP_TILES, changed_choices, exact_product
 
 from sjlt.kernels.config import scattered_rules, scattered_sums
 from sjlt.kernels.config.codes import Codes
@@ -74,7 +74,8 @@ def test_eligible_products(case, takes):
     product = exact_product(**(LONG | case))
     assert scattered_rules.eligible(product) == takes
     if product.stacks == 1 and not product.adjoint:
-        assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
+        with changed_choices(NO_WARP_TILES):
+            assert isinstance(choose(product), scattered_sums.ScatteredSums) == takes
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,8 @@ def test_eligible_products(case, takes):
     ],
 )
 def test_kernels_for_few_16_bit_vectors(case, takes):
-    assert isinstance(choose(exact_product(**({"dtype": "float16", "device": HOPPER} | case))), takes)
+    with changed_choices(NO_WARP_TILES):
+        assert isinstance(choose(exact_product(**({"dtype": "float16", "device": HOPPER} | case))), takes)
 
 
 def test_columns_left_to_codes():
@@ -183,4 +185,5 @@ def test_large_products_are_not_searched(monkeypatch):
 )
 def test_eligible_products_of_more_vectors(case, takes):
     wide = {"n": 100, "d": 7_000_000, "k": 18, "nnz": 3, "x_strides": (1, 100), "dtype": "float16", "device": A100}
-    assert isinstance(choose(exact_product(**(wide | case))), scattered_sums.ScatteredSums) == takes
+    with changed_choices(NO_WARP_TILES):
+        assert isinstance(choose(exact_product(**(wide | case))), scattered_sums.ScatteredSums) == takes

@@ -6,7 +6,7 @@ from functools import lru_cache
 import pytest
 
 from sjlt.backends.triton import device, exact, iid, prepared
-from sjlt.kernels.config import codes, scattered_sums, staged_adjoint, staged_gather
+from sjlt.kernels.config import codes, scattered_sums, staged_adjoint, staged_gather, warp_tiles
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import Device, Product
 
@@ -20,6 +20,9 @@ STAGED_ADJOINTS |= {"gathers.MIN_SMALL": 1 << 60}  # no small gathers
 # Settings with which `one_tile` only multiplies stored entries, and leaves small and narrow products to other kernels.
 NONE_GENERATED = {f"one_tile.{name}": () for name in ("MAX_SMALL", "MAX_SMALL_ADJOINT", "MAX_SMALL_ADJOINT_FEW")}
 NONE_GENERATED |= {"one_tile.MAX_NARROW_SUMS": 0}
+
+# Settings with which few vectors in 16 bits use the kernels that do without `warp_tiles`.
+NO_WARP_TILES = {"warp_tiles.MIN_BYTES": 1 << 60, "warp_tiles.MIN_BYTES_OF_MANY": 1 << 60}
 
 # Settings with which `few_vectors` is not chosen for S A because of a small nnz, except nnz 1.
 NO_FEW_READS = {"gathers.MAX_GATHERED_BYTES": 0, "gathers.NARROW_VECTORS": 0}
@@ -55,6 +58,7 @@ def forget_choices():
     scattered_sums._fastest.cache_clear()
     staged_gather._launch.cache_clear()
     staged_adjoint._launch.cache_clear()
+    warp_tiles._launch.cache_clear()
     prepared._prepared.clear()
 
 

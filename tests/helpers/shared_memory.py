@@ -19,6 +19,8 @@ from sjlt.kernels.nvidia import (
     sparse_sums,
     staged_adjoint,
     staged_gather,
+    warp_loads,
+    warp_tiles,
 )
 
 SIZE = 232448
@@ -70,6 +72,62 @@ def at(address, dtype):
 
 def load_word(address):
     return tensor(memory.view(np.int32)[at(address, np.int32)], tl.int32)
+
+
+def load_half(address):
+    return tensor(memory.view(np.uint16)[at(address, np.uint16)].astype(np.uint32), tl.uint32)
+
+
+def hide(word):
+    return word
+
+
+def ballot(keep):
+    kept = data(keep).astype(np.uint64).reshape(-1, 32)
+    words = (kept << np.arange(32, dtype=np.uint64)).sum(1).astype(np.uint32).view(np.int32)
+    return tensor(np.repeat(words, 32), tl.int32)
+
+
+def count_bits(word):
+    return tensor(np.bitwise_count(data(word).view(np.uint32)).astype(np.int32), tl.int32)
+
+
+def permute_bytes(low, high, selector):
+    low, high, selector = np.broadcast_arrays(data(low), data(high), data(selector))
+    both = low.astype(np.uint32).astype(np.uint64) | high.astype(np.uint32).astype(np.uint64) << np.uint64(32)
+    result = np.zeros(both.shape, np.uint64)
+    for byte in range(4):
+        place = (selector.astype(np.uint64) >> np.uint64(4 * byte)) & np.uint64(7)
+        result |= (both >> (8 * place) & np.uint64(255)) << np.uint64(8 * byte)
+    return tensor(result.astype(np.uint32), tl.uint32)
+
+
+def numbers_of_pairs(words, bf16):
+    """The 16-bit numbers in 32-bit words, the lower ones first, in fp64: [..., 2]."""
+    halves = np.stack([words & 0xFFFF, words >> 16], -1).astype(np.uint32)
+    if bf16:
+        return (halves << 16).view(np.float32).astype(np.float64)
+    return halves.astype(np.uint16).view(np.float16).astype(np.float64)
+
+
+def multiply_add(left, b0, b1, z, BF16):
+    """`mma.sync.m16n8k16` of each warp: a lane has rows r and r + 8 of a, columns r of b, and 2q, 2q + 1 of z."""
+    bf16, shape = bool(data(BF16)), data(z[0]).shape
+    halves = [numbers_of_pairs(np.broadcast_to(data(words), shape).reshape(-1, 32), bf16) for words in (*left, b0, b1)]
+    lane = np.arange(32)
+    r, q = lane // 4, lane % 4
+    warps = len(halves[0])
+    a, b, sums = np.zeros((warps, 16, 16)), np.zeros((warps, 16, 8)), np.zeros((warps, 16, 8))
+    for e in range(2):
+        for i in range(4):
+            a[:, r + 8 * (i % 2), 2 * q + 8 * (i // 2) + e] = halves[i][..., e]
+        for i in range(2):
+            b[:, 2 * q + 8 * i + e, r] = halves[4 + i][..., e]
+    for i, numbers in enumerate(z):
+        sums[:, r + 8 * (i // 2), 2 * q + i % 2] = data(numbers).reshape(-1, 32)
+    sums += a @ b
+    parts = (sums[:, r + 8 * (i // 2), 2 * q + i % 2].astype(np.float32).reshape(shape) for i in range(4))
+    return tuple(tensor(part, tl.float32) for part in parts)
 
 
 def store_word(address, word):
@@ -214,9 +272,21 @@ def prefetch(pointer, keep):
     assert data(pointer).shape == data(keep).shape
 
 
+MODULES = (
+    encode_chunks,
+    staged_gather,
+    staged_adjoint,
+    scattered_loads,
+    scattered_sums,
+    sparse_sums,
+    warp_loads,
+    warp_tiles,
+)
+
+
 def emulate(monkeypatch):
     """Make the kernels use this memory."""
-    for module in (encode_chunks, staged_gather, staged_adjoint, scattered_loads, scattered_sums, sparse_sums):
+    for module in MODULES:
         for name in ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
@@ -224,6 +294,9 @@ def emulate(monkeypatch):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("load_numbers", "store_numbers", "store_byte", "store_byte_where", "prefetch"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, globals()[name])
+        for name in ("load_half", "ballot", "count_bits", "permute_bytes", "multiply_add", "hide"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):

@@ -21,6 +21,7 @@ from ...kernels.config.product import VECTOR_BYTES, KernelGeometry, Product, ker
 from ...kernels.config.scattered_sums import ScatteredSums
 from ...kernels.config.staged_adjoint import StagedAdjoint
 from ...kernels.config.staged_gather import StagedGather
+from ...kernels.config.warp_tiles import WarpTiles
 from ...kernels.portable.few_vectors import adjoint_few_vectors, project_few_vectors
 from ...kernels.portable.row_gather import adjoint_row_gather, project_row_gather
 from ...kernels.portable.tensor_core import adjoint_tensor_core, project_tensor_core
@@ -181,6 +182,10 @@ def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulat
         from . import scattered_sums
 
         return scattered_sums.prepare(chosen, spec, x, out, accumulate)
+    if isinstance(chosen, WarpTiles):
+        from . import warp_tiles
+
+        return warp_tiles.prepare(chosen, spec, x, out, accumulate)
     if isinstance(chosen, StagedGather):
         from . import staged_gather
 
@@ -206,7 +211,7 @@ def _project(
         from . import hopper
 
         return hopper.prepare_project(chosen, spec, x, kind_of_target[0], strides)
-    assert not isinstance(chosen, Codes | StagedGather | StagedAdjoint | ScatteredSums)
+    assert not isinstance(chosen, Codes | WarpTiles | StagedGather | StagedAdjoint | ScatteredSums)
     if isinstance(chosen, OneTile):
         return one_tile.prepare_project(chosen, plan.geometry, spec, x, strides, kind_of_target, accumulate)
     grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
@@ -235,7 +240,9 @@ def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, a
         from . import staged_adjoint
 
         return staged_adjoint.prepare(chosen, spec, y, out, accumulate)
-    assert not isinstance(chosen, Codes | StagedGather | ScatteredSums), "these kernels do not compute adjoints"
+    assert not isinstance(chosen, Codes | WarpTiles | StagedGather | ScatteredSums), (
+        "these kernels do not compute adjoints"
+    )
     if isinstance(chosen, OneTile):
         return one_tile.prepare_adjoint(chosen, geometry, spec, y, out, accumulate)
     blocks = -(-n // chosen.block_vectors)

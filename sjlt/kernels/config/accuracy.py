@@ -52,9 +52,10 @@ from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product, reduce_lanes
 from .scattered_sums import ScatteredSums
 from .staged_adjoint import StagedAdjoint
 from .staged_gather import StagedGather
+from .warp_tiles import WarpTiles
 
 OnTheFly = TensorCore | RowGather | FewVectors | Hopper
-Launch = OnTheFly | OneTile | Codes | StagedGather | StagedAdjoint | ScatteredSums | Iid | IidHopper
+Launch = OnTheFly | OneTile | Codes | WarpTiles | StagedGather | StagedAdjoint | ScatteredSums | Iid | IidHopper
 
 # 16-bit values that represent an element of the data. A pair of fp16 values may be replaced by three of bf16.
 PARTS = {NATIVE: 1, BF16: 1, BF16_PAIR: 2, BF16_TRIPLE: 3, FP16_PAIR: 3}
@@ -115,6 +116,8 @@ def _portable(product: Product, launch: Launch) -> ErrorBound:
         in_sum = min(groups, longest) if launch.chunked_sum else groups
         c = 4 * PARTS[launch.mode] * in_sum + _total_additions(groups, in_sum) + SPLIT_ERRORS.get(launch.mode, 0)
         return ErrorBound(c, SAMPLED_FLOOR if launch.mode == FP16_PAIR else 0.0)
+    if isinstance(launch, WarpTiles):  # a row has at most one entry in a group
+        return ErrorBound(4 * launch.groups_per_split, 0.0)
     if isinstance(launch, StagedGather):  # a row has at most one entry in a group
         return ErrorBound(launch.groups_per_split - 1, 0.0)
     if isinstance(launch, ScatteredSums):

@@ -19,6 +19,7 @@ from . import (
     scattered_sums,
     staged_adjoint,
     staged_gather,
+    warp_tiles,
 )
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
 from .codes import Codes
@@ -49,6 +50,7 @@ from .product import (
 from .scattered_sums import ScatteredSums
 from .staged_adjoint import StagedAdjoint
 from .staged_gather import StagedGather
+from .warp_tiles import WarpTiles
 
 MIN_SPLIT_ELEMENTS = 1 << 20  # data elements; for fewer, the second launch that adds splits costs more than they gain
 MAX_UNSPLIT_COLUMNS = 1024  # per tile; for more, an unsplit sum takes longer than a second launch
@@ -147,13 +149,16 @@ class FewVectors:
     registers: int
 
 
-Launch = Hopper | Codes | ScatteredSums | StagedGather | StagedAdjoint | OneTile | FewVectors | RowGather | TensorCore
+OnTheFly = FewVectors | RowGather | TensorCore
+Launch = Hopper | Codes | WarpTiles | ScatteredSums | StagedGather | StagedAdjoint | OneTile | OnTheFly
 
 
 def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0, by the first rule that applies."""
     if one_tile.is_narrow(product):
         return one_tile.launch(product)
+    if warp_tiles.eligible(product):
+        return warp_tiles.launch(product)
     few_from_codes = ampere_codes.eligible_few(product)
     if few_from_codes and not vectors_contiguous(product):
         return ampere_codes.launch(product)
@@ -198,7 +203,7 @@ def _favors_codes_of_columns(product: Product, few_from_codes: bool) -> bool:
     return possible and scattered_rules.are_slower_than_codes(product)
 
 
-def choose_on_the_fly(product: Product) -> FewVectors | RowGather | TensorCore:
+def choose_on_the_fly(product: Product) -> OnTheFly:
     """The launch of a portable kernel that generates the entries itself, for a product with n > 0 and d > 0."""
     if product.dtype == "float64" or product.n < MIN_BLOCK_VECTORS:
         return few_vectors(product)

@@ -74,6 +74,13 @@ def load_word(address):
 
 
 @triton.jit
+def load_half(address):
+    """Load 16 bits from each `address` as a word."""
+    half = tl.inline_asm_elementwise("ld.shared.b16 $0, [$1];", "=h,r", [address], tl.uint16, False, 1)
+    return half.to(tl.uint32)
+
+
+@triton.jit
 def store_word(address, word):
     """Store a 32-bit word to each `address`."""
     tl.inline_asm_elementwise("st.shared.b32 [$1], $2; mov.u32 $0, 0;", "=r,r,r", [address, word], tl.int32, False, 1)

@@ -1,0 +1,178 @@
+"""Eligibility and launches of `project_warp_tiles`: pure functions of a `Product`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from . import scattered_sums
+from .arithmetic import MAX_CHUNKS
+from .product import SCRATCH_BYTES, Product, count_groups, is_power_of_two, vectors_contiguous
+
+MIN_VECTORS, MAX_VECTORS, MIN_NNZ, MAX_NNZ, FEW_NNZ = 8, 64, 3, 8, 4
+MIN_BYTES, MANY_VECTORS, MIN_BYTES_OF_MANY = 16 << 20, 33, 128 << 20  # of X
+ALIGNED_BYTES = 4
+# Cycles of a multiprocessor for a step: in any case, for each block of 16 rows and 8 vectors, for each entry of a
+# column, for each entry of a chunk, and if runs do not begin at multiples of 16 bytes or vectors are contiguous.
+STEP_CYCLES, BLOCK_CYCLES, ENTRY_CYCLES, CHUNK_CYCLES, SHIFT_CYCLES, COLUMN_CYCLES = 22, 10, 18.6, 0.8, 48, 31
+START_CYCLES, SUM_BYTES_PER_CYCLE = 25_400, 13  # to begin and end; of partial sums, written and read
+
+LANES, STEP_COLUMNS, UNIT_BYTES, SLOTS = 32, 64, 16, 3
+MIN_RUN = 8  # columns that are adjacent in the data, 16 bytes
+MAX_BLOCKS, MAX_VECTOR_BLOCKS = 16, 8  # blocks of 16 rows and 8 vectors in the sums of a warp; blocks of vectors
+# Registers of a thread, by the number of such blocks. A multiprocessor has enough for 28, 20, 16 and 12 warps.
+REGISTERS = {2: 72, 4: 96, 8: 128, 16: 168}
+ALL_REGISTERS, MAX_WARPS = 1 << 14, 8  # of each of the four schedulers of a multiprocessor
+SCHEDULERS = 4
+RESERVED_BYTES = 1 << 10  # of shared memory, for each program
+PARTIAL_SHARE = 4  # partial sums take at most this part of the data's bytes, unless they fit in MIN_PARTIAL_BYTES
+MIN_PARTIAL_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class WarpConstants:
+    """The constants of `project_warp_tiles`.
+
+    Attributes
+    ----------
+    row_blocks, vector_blocks : int
+        Blocks of 16 rows and of 8 vectors whose sums a warp holds.
+    log_parts : int
+        A chunk has 2^log_parts table entries per sub-block, one for every 32 columns.
+    run : int
+        Columns of a step that are adjacent in the data.
+    units : int
+        Units of 16 bytes that contain a run or, if vectors are contiguous, the vectors of a column.
+    align : {2, 4, 8, 16}
+        Runs or columns begin at multiples of so many bytes.
+    vectors_contiguous : bool
+        Whether consecutive elements of the data belong to consecutive vectors; otherwise rows of X are contiguous.
+    registers : int
+        Limit per thread.
+    shared_bytes : int
+        Shared memory of a program.
+    """
+
+    row_blocks: int
+    vector_blocks: int
+    log_parts: int
+    run: int
+    units: int
+    align: int
+    vectors_contiguous: bool
+    registers: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class WarpTiles:
+    """A launch of `project_warp_tiles`.
+
+    Attributes
+    ----------
+    kernel : WarpConstants
+    splits, groups_per_split : int
+        Number of parts that the sums are split into, and of groups of chunks in each part.
+    """
+
+    kernel: WarpConstants
+    splits: int
+    groups_per_split: int
+
+
+def eligible(product: Product) -> bool:
+    """Whether the kernel can run a product and is, by its estimated time, faster than `scattered_sums`.
+
+    In microseconds on an H200, with the fastest other kernel and here: X (16, 6966866) -> 2048 with nnz 8 in bf16 560
+    and 214, X (24, 12342368) -> 512 with nnz 8 1538 and 674, X (13, 1709877) -> 1234 with nnz 4 82 and 58, A (10754278,
+    16) -> 22 with nnz 4 271 and 174, X (64, 1321895) -> 2048 with nnz 4 158 and 126. But A (2715541, 64) -> 4096 with
+    nnz 4 takes 148 with tensor_core and 228 here, X (100, 6579977) -> 640 with nnz 3 737 from codes and 992, and X (8,
+    64600909) -> 1984 with nnz 2 705 with scattered_sums and 870.
+    """
+    if not (MIN_VECTORS <= product.n <= MAX_VECTORS and MIN_NNZ <= product.nnz <= MAX_NNZ and can_run(product)):
+        return False
+    suits_tensor_core = is_power_of_two(product.k, product.nnz) and _constants(product).align >= ALIGNED_BYTES
+    if product.x_bytes < (MIN_BYTES_OF_MANY if product.n >= MANY_VECTORS else MIN_BYTES):
+        return False
+    if product.nnz <= FEW_NNZ and suits_tensor_core:
+        return False
+    return scattered_sums.can_run(product) and cycles(product) < scattered_sums.cycles(product)
+
+
+def cycles(product: Product) -> float:
+    """The estimated time in cycles, apart from launches; within 20 % (root mean square) of 75 times on an H200."""
+    chosen = launch(product)
+    kernel, geometry, multiprocessors = chosen.kernel, product.geometry, product.device.multiprocessors
+    step: float = STEP_CYCLES + BLOCK_CYCLES * kernel.row_blocks * kernel.vector_blocks
+    step += product.nnz * (ENTRY_CYCLES + CHUNK_CYCLES * STEP_COLUMNS / (1 << geometry.log_chunk))
+    step += SHIFT_CYCLES * (kernel.align < UNIT_BYTES) + COLUMN_CYCLES * kernel.vectors_contiguous
+    steps = product.d / STEP_COLUMNS * -(-product.n // (8 * kernel.vector_blocks))
+    partial = 4 * chosen.splits * product.n * product.k
+    return START_CYCLES + (steps * step + partial / SUM_BYTES_PER_CYCLE) / multiprocessors
+
+
+def can_run(product: Product) -> bool:
+    """Whether the kernel can run a product."""
+    geometry, contiguous = product.geometry, vectors_contiguous(product)
+    return (
+        product.device.asynchronous_copies
+        and not product.adjoint
+        and product.stacks == 1
+        and product.item_bytes == 2
+        and geometry.log_chunk > 0
+        and (geometry.n_tiles == 1 or 1 << geometry.log_chunk >= MIN_RUN)
+        and product.d < 1 << 30
+        and product.n < 1 << 18
+        and product.x_strides[0 if contiguous else 1] == 1
+        and _launch(product) is not None
+    )
+
+
+def launch(product: Product) -> WarpTiles:
+    """The launch for a product that the kernel can run."""
+    chosen = _launch(product)
+    assert chosen is not None
+    return chosen
+
+
+@lru_cache(maxsize=4096)
+def _launch(product: Product) -> WarpTiles | None:
+    """The launch for a product; None if partial sums do not fit in memory."""
+    kernel, geometry = _constants(product), product.geometry
+    blocks = geometry.n_tiles * -(-product.n // (8 * kernel.vector_blocks))
+    resident = SCHEDULERS * min(MAX_WARPS, ALL_REGISTERS // (LANES * kernel.registers))
+    resident = min(resident, product.device.shared_memory // (kernel.shared_bytes + RESERVED_BYTES))
+    groups, sums = count_groups(product), 4 * product.n * product.k
+    most = max(MIN_PARTIAL_BYTES, product.x_bytes // PARTIAL_SHARE) // sums
+    wanted = max(1, resident * product.device.multiprocessors // blocks)
+    splits = max(1, min(wanted, most, groups))
+    if groups > MAX_CHUNKS * splits:  # a whole number of times as many programs as run at a time
+        splits = -(-groups // (MAX_CHUNKS * wanted)) * wanted
+    per_split = -(-groups // splits)
+    if geometry.n_tiles == 1:  # then lanes without a group are those past the end
+        per_split = -(-per_split // LANES) * LANES
+    splits = -(-groups // per_split)
+    if splits * sums > max(SCRATCH_BYTES, product.x_bytes // 16):
+        return None
+    return WarpTiles(kernel, splits, per_split)
+
+
+def _constants(product: Product) -> WarpConstants:
+    geometry, contiguous = product.geometry, vectors_contiguous(product)
+    chunk, item = 1 << geometry.log_chunk, product.item_bytes
+    row_blocks = next(blocks for blocks in (1, 2, 4, 8) if 16 * blocks * geometry.n_tiles >= product.k)
+    vector_blocks = 1
+    most = min(MAX_VECTOR_BLOCKS, MAX_BLOCKS // row_blocks)
+    while vector_blocks < most and 8 * vector_blocks < product.n:
+        vector_blocks *= 2
+    run = STEP_COLUMNS if geometry.n_tiles == 1 else min(chunk, STEP_COLUMNS)
+    far = product.x_strides[1 if contiguous else 0] * item if product.n > 1 or contiguous else 0
+    align = math.gcd(UNIT_BYTES, far, 0 if contiguous else product.offset * item) if product.data_aligned else item
+    units = (8 * vector_blocks if contiguous else run) * item // UNIT_BYTES + (align < UNIT_BYTES)
+    log_parts = max(0, geometry.log_chunk - 5)
+    slot = UNIT_BYTES * units * (STEP_COLUMNS if contiguous else 8 * vector_blocks * (STEP_COLUMNS // run))
+    table = product.nnz * (LANES << log_parts) * UNIT_BYTES
+    shared = 16 * row_blocks * STEP_COLUMNS + table + SLOTS * slot + 4 * LANES + UNIT_BYTES
+    registers = next(REGISTERS[blocks] for blocks in REGISTERS if row_blocks * vector_blocks <= blocks)
+    return WarpConstants(row_blocks, vector_blocks, log_parts, run, units, align, contiguous, registers, shared)
