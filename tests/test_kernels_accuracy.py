@@ -6,7 +6,7 @@ import torch
 from helpers import kernels
 from helpers.adversarial import DATA, U, check_bound
 from helpers.cases import exhaustive_except
-from helpers.choices import NO_FEW_READS, NONE_GENERATED, STAGED_ADJOINTS, changed_choices
+from helpers.choices import HOPPER, NO_FEW_READS, NONE_GENERATED, STAGED_ADJOINTS, all_tensors_on, changed_choices
 from helpers.kernels import FLOATS
 
 from sjlt import Sketch
@@ -28,6 +28,8 @@ SPLIT = {"exact.MIN_SPLIT_ELEMENTS": 0}
 ONE_SPLIT = {"exact.SCRATCH_BYTES": 0, "iid.SCRATCH_BYTES": 0}
 SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
 ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1} | NONE_GENERATED
+IN_REGISTERS = {"scattered_rules.MIN_BYTES": 1 << 40}
+NOT_STAGED = {"staged_adjoint.MIN_VECTORS": 1 << 60}
 NO_CODES = {"hopper_codes.MIN_BYTES": 1 << 60}
 # Only few rows use sums in shared memory.
 FEW_ROWS = {"scattered_rules.MIN_COLUMNS": 1 << 40, "scattered_rules.MAX_SMALL_BYTES": 0}
@@ -52,26 +54,31 @@ class Case:
         x = np.resize(np.array(kinds), (self.n, S.n_features))
         return torch.from_numpy(np.clip(x, -6e4, 6e4)).to(FLOATS[self.dtype])
 
-    def run(self, device):
-        """Run the product and return (data, result, error bound, launch)."""
-        S, x = self.S, self.data().to(device)
+    def tensors(self, x):
+        """Data x, in the case's order, and an output for it."""
         out_dtype = torch.float64 if self.dtype == "float64" else torch.float32  # the dtype of the sums themselves
         if self.launch in (Hopper, IidHopper):
             out_dtype = x.dtype
-        height = S.n_features if self.adjoint else S.n_components
-        out = torch.full((self.n, height), torch.nan, dtype=out_dtype, device=device)
-        if self.columns:
-            x, out = x.t().contiguous().t(), out.t().contiguous().t()
+        height = self.S.n_features if self.adjoint else self.S.n_components
+        out = torch.full((self.n, height), torch.nan, dtype=out_dtype, device=x.device)
+        return [t.t().contiguous().t() if self.columns else t for t in (x, out)]
+
+    def choose(self, x, out):
+        """(product, launch) of data x; fail if another kernel is chosen than the case expects."""
+        law = exact if self.S.nnz else iid
+        rows, of_components = (out, x) if self.adjoint and self.S.nnz else (x, out)
+        product = law.describe(self.S.spec, rows, of_components, False, self.adjoint)
+        chosen = law.make_plan(product).chosen
+        assert type(chosen) is self.launch, chosen
+        assert self.mode is None or chosen.mode == self.mode, chosen
+        return product, chosen
+
+    def run(self, device):
+        """Run the product and return (data, result, error bound, launch)."""
+        x, out = self.tensors(self.data().to(device))
         with changed_choices(self.settings):
-            law = exact if S.nnz else iid
-            if S.nnz:
-                product = exact.describe(S.spec, *((out, x) if self.adjoint else (x, out)), False, self.adjoint)
-            else:
-                product = iid.describe(S.spec, x, out, False, self.adjoint)
-            chosen = law.make_plan(product).chosen
-            assert type(chosen) is self.launch, chosen
-            assert self.mode is None or chosen.mode == self.mode, chosen
-            (kernels.adjoint if self.adjoint else kernels.project)(S, x, out, False)
+            product, chosen = self.choose(x, out)
+            (kernels.adjoint if self.adjoint else kernels.project)(self.S, x, out, False)
         return x.cpu().double().numpy(), out, error_bound(product, chosen), chosen
 
     def check(self, device):
@@ -113,7 +120,7 @@ PORTABLE = {
     "one tile, bf16": Case(OneTile, Sketch(2400, 100, nnz=4), 20, "bfloat16", settings=ONE_TILE),
     "one tile, generated": Case(OneTile, Sketch(2400, 100, nnz=4)[:, 5:], 20, mode=3),
     "one tile, generated, bf16": Case(OneTile, Sketch(2400, 20, nnz=3), 20, "bfloat16"),
-    "one tile, adjoint": Case(OneTile, Sketch(600, 100, nnz=8), 20, adjoint=True, settings=ONE_TILE),
+    "one tile, adjoint": Case(OneTile, Sketch(600, 100, nnz=8), 20, adjoint=True, settings=ONE_TILE | NOT_STAGED),
     "row_gather": Case(RowGather, LONG[:, :600], 20, columns=True, settings=SPLIT),
     "row_gather, long sums": Case(
         RowGather, Sketch(300, 4, nnz=2), 20, columns=True, settings=SHORT_SUMS | NONE_GENERATED | NO_FEW_READS
@@ -122,8 +129,9 @@ PORTABLE = {
     "few_vectors": Case(FewVectors, LONG, 8),
     "few_vectors, one long sum": Case(FewVectors, Sketch(2**15, 16, nnz=1, seed=695), 4, settings=ONE_SPLIT),
     "few_vectors, fp64": Case(FewVectors, LONG, 8, "float64"),
-    "few_vectors, one long sum in fp64": Case(FewVectors, Sketch(2**15, 16, nnz=1), 4, "float64", settings=ONE_SPLIT),
-    "warp tiles": Case(WarpTiles, Sketch(2**20, 300, nnz=8), 16, "bfloat16"),
+    "few_vectors, one long sum in fp64": Case(
+        FewVectors, Sketch(2**15, 16, nnz=1), 4, "float64", settings=ONE_SPLIT | IN_REGISTERS
+    ),
     "few_vectors, fp64, columns": Case(FewVectors, Sketch(800, 100, nnz=3), 10, "float64", columns=True),
     "few_vectors, adjoint": Case(FewVectors, Sketch(500, 255, nnz=85), 8, adjoint=True),
     "independent entries": Case(Iid, Sketch(3000, 60, density=0.3), 20, settings=PAIRS, mode=4),
@@ -140,14 +148,11 @@ def test_portable_kernels(name, kernels_on):
     PORTABLE[name].check(kernels_on)
 
 
-IN_REGISTERS = {"scattered_rules.MIN_BYTES": 1 << 40}
 WIDE = Sketch(2**14, 256, nnz=4, seed=695)
 ON_CUDA = {
     "tensor cores": Case(TensorCore, WIDE[:, 3:], 40, settings=PAIRS | FEW_ROWS, mode=4),
     "one tile": Case(OneTile, Sketch(2**14, 100, nnz=4)[:, 3:], 70, settings=PAIRS | NO_CODES | FEW_ROWS, mode=4),
-    "one tile, adjoint": Case(
-        OneTile, Sketch(2**14, 60, nnz=4), 140, adjoint=True, settings={"staged_adjoint.MIN_VECTORS": 1 << 60}
-    ),
+    "one tile, adjoint": Case(OneTile, Sketch(2**14, 60, nnz=4), 140, adjoint=True, settings=NOT_STAGED),
     "one tile, bf16": Case(
         OneTile, Sketch(2**18, 60, nnz=4), 70, "bfloat16", settings={"hopper_codes.MIN_BYTES": 1 << 60}
     ),
@@ -158,6 +163,7 @@ ON_CUDA = {
     "few_vectors": Case(FewVectors, Sketch(2**20, 16, nnz=4), 8, settings=IN_REGISTERS),
     "few_vectors, nnz 1": Case(FewVectors, Sketch(2**22, 16, nnz=1, seed=695), 8, settings=IN_REGISTERS),
     "few_vectors, fp64": Case(FewVectors, Sketch(2**20, 16, nnz=1), 8, "float64", settings=IN_REGISTERS),
+    "warp tiles": Case(WarpTiles, Sketch(2**20, 300, nnz=8), 16, "bfloat16"),
     "scattered sums": Case(ScatteredSums, Sketch(2**20, 16, nnz=4), 8),
     "scattered sums, nnz 1": Case(ScatteredSums, Sketch(2**22, 16, nnz=1, seed=695), 8),
     "scattered sums, fp64": Case(ScatteredSums, Sketch(2**20, 300, nnz=3), 8, "float64"),
@@ -190,6 +196,17 @@ ON_HOPPER = {
     "codes, unaligned rows": Case(Codes, Sketch(2**14 + 1, 300, nnz=3), 512, "bfloat16", settings=FEW_ROWS),
     "independent entries": Case(IidHopper, Sketch(4096, 300, density=0.3), 512, "bfloat16", settings=LARGE),
 }
+
+
+EVERYWHERE = [(name, case) for cases in (PORTABLE, ON_CUDA, ON_HOPPER) for name, case in cases.items()]
+
+
+@pytest.mark.parametrize(("name", "case"), EVERYWHERE, ids=[name for name, _ in EVERYWHERE])
+def test_cases_run_their_kernels_on_hopper(monkeypatch, name, case):
+    all_tensors_on(monkeypatch, HOPPER)
+    length = case.S.n_components if case.adjoint else case.S.n_features
+    with changed_choices(case.settings):
+        case.choose(*case.tensors(torch.empty(case.n, length, dtype=FLOATS[case.dtype])))
 
 
 @pytest.mark.gpu
