@@ -17,7 +17,7 @@ from ..config import ampere_kernel
 from ..hopper.common import TILE, barrier, inverse, largest_of, pair_of, scale_of, wait_for_previous_kernel
 from ..hopper.entries_first import pair_of_code, place_pairs
 from ..hopper.produce_codes import parts_of
-from ..hopper.project_codes import store_sums
+from ..hopper.store_sums import store_sums
 
 SLICE = gl.constexpr(ampere_kernel.SLICE_COLUMNS)
 WARPS = gl.constexpr(ampere_kernel.WARPS)

@@ -35,14 +35,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..nvidia.shared_memory import shared_begin
-from ..portable import chunk_codes, program
 from .common import TILE, barrier, inverse, largest_of, next_slot, pair_of, scale_of, wait_for_previous_kernel
 from .entries_first import sum_by_rows
 from .produce_codes import COPY, HALF, STAGE, STEP, TMA, WARPS, load_data, parts_of, write_entries
 from .staged_lines import element_addresses, load_lines
+from .store_sums import store_sums
 
-_tile_start = gluon.jit(chunk_codes.tile_start.fn)
-_multiple = gluon.jit(program.known_multiple.fn)
 SEGMENT = gl.constexpr(512)  # bytes that a thread prefetches at a time
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address"]
@@ -164,73 +162,6 @@ def _sum_of_blocks(
     if SPLIT_FP32:
         acc *= gl.convert_layout(inverse(scale), gl.SliceLayout(1, sums_layout))[:, None]
     return acc, slot, phase
-
-
-@gluon.jit
-def store_sums(
-    acc, out, outs, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or,
-    CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr,
-):  # fmt: skip
-    """Store the sums [vectors, rows] of the vectors from v on and of a consumer's part of the tile's rows."""
-    ROWS: gl.constexpr = CHOSEN.part_rows
-    VECTORS: gl.constexpr = CHOSEN.part_vectors
-    FIRST_ROW: gl.constexpr = CONSUMER * ROWS if CHOSEN.rows > ROWS else 0
-    if CHOSEN.tma_store:
-        part = outs.index(CONSUMER)
-        tma.store_wait(0)
-        barrier()
-        if CHOSEN.out_vectors_contiguous:
-            part.permute((1, 0)).store(acc.to(out.dtype))
-        else:
-            part.store(acc.to(out.dtype))
-        fence_async_shared()
-        barrier()
-        # (pair of a split and a tile, row of the tile), or a row of the result
-        at = (0, m * TILE + FIRST_ROW) if CHOSEN.windows else (split * n_tiles + m, FIRST_ROW)
-        if CHOSEN.out_vectors_contiguous:
-            part = part._reinterpret(out.dtype, [1, ROWS, VECTORS], out.layout)
-            tma.async_copy_shared_to_global(out, [at[0], at[1], v], part)
-        else:
-            part = part._reinterpret(out.dtype, [VECTORS, 1, ROWS], out.layout)
-            tma.async_copy_shared_to_global(out, [v, at[0], at[1]], part)
-    else:
-        WIDTH: gl.constexpr = CHOSEN.store_width
-        LANES: gl.constexpr = min(32, (VECTORS if CHOSEN.out_vectors_contiguous else ROWS) // WIDTH)
-        by_rows: gl.constexpr = gl.BlockedLayout([1, WIDTH], [32 // LANES, LANES], [4, 1], [1, 0])
-        by_columns: gl.constexpr = gl.BlockedLayout([WIDTH, 1], [LANES, 32 // LANES], [2, 2], [0, 1])
-        layout: gl.constexpr = by_columns if CHOSEN.out_vectors_contiguous else by_rows
-        if CHOSEN.windows:
-            first_row = m * TILE + FIRST_ROW
-            rows = gl.minimum(k - first_row, TILE)
-        else:
-            first_row = _tile_start(m, k, n_tiles).to(gl.int32) + FIRST_ROW
-            rows = _tile_start(m + 1, k, n_tiles).to(gl.int32) - first_row
-        # In forms that tell the compiler that WIDTH elements can be stored at once.
-        if CHOSEN.out_vectors_contiguous:
-            n, stride_or, stride_os = _multiple(n, WIDTH), _multiple(stride_or, WIDTH), _multiple(stride_os, WIDTH)
-        else:
-            first_row, rows = _multiple(first_row, WIDTH), _multiple(rows, WIDTH)
-            stride_ov, stride_os = _multiple(stride_ov, WIDTH), _multiple(stride_os, WIDTH)
-        i = gl.arange(0, VECTORS, layout=gl.SliceLayout(1, layout))
-        r = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
-        # The compiler folds what it can of these masks and addresses, and cannot compute them before the loop over
-        # products, which would take more registers than there are.
-        FULL: gl.constexpr = 0 if CHOSEN.windows else CHOSEN.rows - 64 - FIRST_ROW  # rows that every tile has
-        keep = (i < n - v)[:, None] & ((r < rows) | (r < FULL))[None, :]
-        out += split * stride_os
-        if not CHOSEN.adjacent:
-            along_v, along_r = (v.to(gl.int64) + i) * stride_ov, (first_row + r) * stride_or
-            pointers = (out + along_v)[:, None] + along_r[None, :]
-        elif CHOSEN.out_vectors_contiguous:
-            pointers = (out + v + (first_row + r) * stride_or)[None, :] + i[:, None]
-        else:
-            pointers = (out + first_row + (v.to(gl.int64) + i) * stride_ov)[:, None] + r[None, :]
-        if ACCUMULATE:
-            acc = gl.convert_layout(acc, layout)
-            acc += gl.load(pointers, mask=keep, other=0.0).to(gl.float32)
-            gl.store(pointers, acc.to(out.dtype.element_ty), mask=keep)
-        else:
-            gl.store(pointers, gl.convert_layout(acc.to(out.dtype.element_ty), layout), mask=keep)
 
 
 @gluon.jit
