@@ -125,7 +125,7 @@ def random_case(seed):
     """(sketch, number of vectors, dtype, order) of a product with columns at the edges of chunks and beyond."""
     rng = random.Random(seed)
     k, nnz, n = rng.choice(CASES)
-    d, offset = rng.randint(1, 3000), rng.choice([0, 8, 77, 1000])
+    d, offset = rng.randint(1, 3000), rng.choice([0, 8, 77, 1000, (1 << 33) + 5])
     S = Sketch(offset + d, k, nnz=nnz, seed=seed)[:, offset:]
     x_in = rng.choice(["rows", "columns"])  # a single column of A is not contiguous
     return S, rng.choice([1 if x_in == "rows" else n, n, n + 8]), rng.choice(["bfloat16", "float16"]), x_in
