@@ -87,15 +87,18 @@ def eligible(product: Product) -> bool:
     In microseconds on an H200, with the fastest other kernel and here: X (16, 6966866) -> 2048 with nnz 8 in bf16 560
     and 214, X (24, 12342368) -> 512 with nnz 8 1538 and 674, X (13, 1709877) -> 1234 with nnz 4 82 and 58, A (10754278,
     16) -> 22 with nnz 4 271 and 174, X (64, 1321895) -> 2048 with nnz 4 158 and 126. But A (2715541, 64) -> 4096 with
-    nnz 4 takes 148 with tensor_core and 228 here, X (100, 6579977) -> 640 with nnz 3 737 from codes and 992, and X (8,
-    64600909) -> 1984 with nnz 2 705 with scattered_sums and 870.
+    nnz 4 takes 148 with tensor_core and 228 here, X (100, 6579977) -> 640 with nnz 3 737 from codes and 992, X (8,
+    64600909) -> 1984 with nnz 2 705 with scattered_sums and 870, and A (3533592, 64) -> 512 with nnz 3 209 from codes
+    and 245, whereas A (1653535, 64) -> 49, in one tile, with nnz 4 takes 115 and 99.
     """
     if not (MIN_VECTORS <= product.n <= MAX_VECTORS and MIN_NNZ <= product.nnz <= MAX_NNZ and can_run(product)):
         return False
-    suits_tensor_core = is_power_of_two(product.k, product.nnz) and _constants(product).align >= ALIGNED_BYTES
-    if product.x_bytes < (MIN_BYTES_OF_MANY if product.n >= MANY_VECTORS else MIN_BYTES):
+    many = product.n >= MANY_VECTORS
+    if product.x_bytes < (MIN_BYTES_OF_MANY if many else MIN_BYTES):
         return False
-    if product.nnz <= FEW_NNZ and suits_tensor_core:
+    suits_codes = many and vectors_contiguous(product) and product.geometry.n_tiles > 1
+    suits_tensor_core = is_power_of_two(product.k, product.nnz) and _constants(product).align >= ALIGNED_BYTES
+    if suits_codes or (product.nnz <= FEW_NNZ and suits_tensor_core):
         return False
     return scattered_sums.can_run(product) and cycles(product) < scattered_sums.cycles(product)
 
