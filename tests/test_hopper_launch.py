@@ -169,7 +169,7 @@ def test_accepted_tensors(monkeypatch):
 def test_splits_use_little_memory(nnz, dtype):
     """At most 4 % of the data or 64 MiB, for any number of columns, including one chunk more."""
     n_split = 0
-    sizes = grid(range(7, 21, 2), range(7, 30), (0, 16), range(7, 15), (False, True))
+    sizes = grid(range(7, 21, 2), range(8, 30, 2), (0, 16), range(7, 15), (False, True))
     for log_n, log_d, more, log_k, contiguous in sizes:
         n, d, k = 1 << log_n, (1 << log_d) + more, 1 << log_k
         strides = {"x_strides": (1, n), "y_strides": (1, n)} if contiguous else {}

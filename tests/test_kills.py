@@ -169,7 +169,7 @@ def two_kills() -> Iterator[tuple[str, int, int]]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("share", [0.002, pytest.param(0.05, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("share", [0.002, pytest.param(0.025, marks=pytest.mark.exhaustive)])
 def test_kill_during_a_resumed_run(share: float) -> None:
     cases = list(two_kills())
     for scenario, first, second in random.Random(0).sample(cases, int(share * len(cases))):
