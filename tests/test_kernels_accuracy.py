@@ -153,9 +153,7 @@ ON_CUDA = {
     "tensor cores": Case(TensorCore, WIDE[:, 3:], 40, settings=PAIRS | FEW_ROWS, mode=4),
     "one tile": Case(OneTile, Sketch(2**14, 100, nnz=4)[:, 3:], 70, settings=PAIRS | NO_CODES | FEW_ROWS, mode=4),
     "one tile, adjoint": Case(OneTile, Sketch(2**14, 60, nnz=4), 140, adjoint=True, settings=NOT_STAGED),
-    "one tile, bf16": Case(
-        OneTile, Sketch(2**18, 60, nnz=4), 70, "bfloat16", settings={"hopper_codes.MIN_BYTES": 1 << 60}
-    ),
+    "one tile, bf16": Case(OneTile, Sketch(2**18, 60, nnz=4), 70, "bfloat16", settings=NO_CODES),
     "tensor cores, many groups": Case(TensorCore, Sketch(2**18, 128, nnz=4), 40, settings=FEW_ROWS, mode=4),
     "tensor cores, bf16": Case(TensorCore, WIDE[:, 3:], 40, "bfloat16", settings=FEW_ROWS),
     "row_gather": Case(RowGather, WIDE, 128, columns=True, settings=NO_SMALL_GATHERS | NO_CODES),

@@ -284,19 +284,16 @@ MODULES = (
 )
 
 
+NAMES = ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number")
+NAMES += ("load_vector", "load_words", "store_vector", "store_words", "store_word", "load_half")
+NAMES += ("load_numbers", "store_numbers", "store_byte", "store_byte_where", "prefetch")
+NAMES += ("ballot", "count_bits", "permute_bytes", "multiply_add", "hide")
+
+
 def emulate(monkeypatch):
     """Make the kernels use this memory."""
     for module in MODULES:
-        for name in ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, globals()[name])
-        for name in ("load_vector", "load_words", "store_vector", "store_words", "store_word"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, globals()[name])
-        for name in ("load_numbers", "store_numbers", "store_byte", "store_byte_where", "prefetch"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, globals()[name])
-        for name in ("load_half", "ballot", "count_bits", "permute_bytes", "multiply_add", "hide"):
+        for name in NAMES:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, globals()[name])
         for name in ("commit_copies", "wait_for_copies", "synchronize_warp"):

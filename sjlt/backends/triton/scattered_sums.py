@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,37 +15,14 @@ from ...kernels.nvidia.shared_memory import LIBRARIES
 from ...laws import exact as law
 from . import device
 from .launcher import Launch, kind
-from .partial_sums import Sums, reduction, sums_of
+from .partial_sums import reduction, sums_of
+from .prepared import SplitSum
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProjectScattered:
-    """The `Call` (spec, x, out) of a product.
-
-    Attributes
-    ----------
-    project : Launch
-        Of (x, partial sums) and the seed.
-    sums : Sums
-        The layout of the partial sums.
-    reduce : Launch
-        Of (partial sums, out).
-    """
-
-    project: Launch
-    sums: Sums
-    reduce: Launch
-
-    def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
-        target = x.new_empty(self.sums.shape, dtype=self.sums.dtype)
-        self.project((x, target), spec.seed)
-        self.reduce((target, out))
-
-
-def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectScattered:
+def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> SplitSum:
     """The `Call` that writes X Sᵀ to `out`, or adds it if `accumulate`."""
     part, kernel, layout, (n, d) = spec.one_stack(), chosen.kernel, chosen.kernel.layout, x.shape
     g = law.geometry(part.n_components, part.nnz, 0)
@@ -89,4 +65,5 @@ def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, acc
     project = Launch(project_scattered, grid, x.get_device(), before, (), key, lambda: constants)
     scale = kernel_geometry(part.n_components, part.nnz, 0, spec.stacks).scale
     view = (chosen.splits, *out.shape), sums.strides
-    return ProjectScattered(project, sums, reduction(scale, *view, sums.dtype, out, accumulate))
+    reduce = reduction(scale, *view, sums.dtype, out, accumulate)
+    return SplitSum(lambda spec, x, memory: project((x, memory), spec.seed), sums, reduce)

@@ -14,13 +14,13 @@ from ...laws import exact as law
 from . import device
 from .launcher import Launch, kind
 from .partial_sums import reduction, sums_of
-from .scattered_sums import ProjectScattered
+from .prepared import SplitSum
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
 
-def prepare(chosen: WarpTiles, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectScattered:
+def prepare(chosen: WarpTiles, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> SplitSum:
     """The `Call` that writes X Sᵀ to `out`, or adds it if `accumulate`."""
     kernel, (n, d), k = chosen.kernel, x.shape, spec.n_components
     g = law.geometry(k, spec.nnz, 0)
@@ -52,4 +52,5 @@ def prepare(chosen: WarpTiles, spec: SketchSpec, x: Tensor, out: Tensor, accumul
     project = Launch(project_warp_tiles, grid, x.get_device(), before, (), key, lambda: constants)
     scale = kernel_geometry(k, spec.nnz).scale
     view = (chosen.splits, *out.shape), sums.strides
-    return ProjectScattered(project, sums, reduction(scale, *view, sums.dtype, out, accumulate))
+    reduce = reduction(scale, *view, sums.dtype, out, accumulate)
+    return SplitSum(lambda spec, x, memory: project((x, memory), spec.seed), sums, reduce)

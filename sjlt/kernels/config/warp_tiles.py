@@ -9,6 +9,7 @@ from functools import lru_cache
 from . import scattered_sums
 from .arithmetic import MAX_CHUNKS
 from .product import SCRATCH_BYTES, Product, count_groups, is_power_of_two, vectors_contiguous
+from .scattered_layouts import TRITON_BYTES
 
 MIN_VECTORS, MAX_VECTORS, MIN_NNZ, MAX_NNZ, FEW_NNZ = 8, 64, 3, 8, 4
 MIN_BYTES, MANY_VECTORS, MIN_BYTES_OF_MANY = 16 << 20, 33, 128 << 20  # of X
@@ -25,7 +26,6 @@ MAX_BLOCKS, MAX_VECTOR_BLOCKS = 16, 8  # blocks of 16 rows and 8 vectors in the 
 REGISTERS = {2: 72, 4: 96, 8: 128, 16: 168}
 ALL_REGISTERS, MAX_WARPS = 1 << 14, 8  # of each of the four schedulers of a multiprocessor
 SCHEDULERS = 4
-RESERVED_BYTES = 1 << 10  # of shared memory, for each program
 PARTIAL_SHARE = 4  # partial sums take at most this part of the data's bytes, unless they fit in MIN_PARTIAL_BYTES
 MIN_PARTIAL_BYTES = 2 << 20
 
@@ -91,13 +91,13 @@ def eligible(product: Product) -> bool:
     64600909) -> 1984 with nnz 2 705 with scattered_sums and 870, and A (3533592, 64) -> 512 with nnz 3 209 from codes
     and 245, whereas A (1653535, 64) -> 49, in one tile, with nnz 4 takes 115 and 99.
     """
-    if not (MIN_VECTORS <= product.n <= MAX_VECTORS and MIN_NNZ <= product.nnz <= MAX_NNZ and can_run(product)):
+    if not (MIN_VECTORS <= product.n <= MAX_VECTORS and MIN_NNZ <= product.nnz <= MAX_NNZ):
         return False
     many = product.n >= MANY_VECTORS
-    if product.x_bytes < (MIN_BYTES_OF_MANY if many else MIN_BYTES):
+    if product.x_bytes < (MIN_BYTES_OF_MANY if many else MIN_BYTES) or not can_run(product):
         return False
     suits_codes = many and vectors_contiguous(product) and product.geometry.n_tiles > 1
-    suits_tensor_core = is_power_of_two(product.k, product.nnz) and _constants(product).align >= ALIGNED_BYTES
+    suits_tensor_core = is_power_of_two(product.k, product.nnz) and launch(product).kernel.align >= ALIGNED_BYTES
     if suits_codes or (product.nnz <= FEW_NNZ and suits_tensor_core):
         return False
     return scattered_sums.can_run(product) and cycles(product) < scattered_sums.cycles(product)
@@ -145,7 +145,7 @@ def _launch(product: Product) -> WarpTiles | None:
     kernel, geometry = _constants(product), product.geometry
     blocks = geometry.n_tiles * -(-product.n // (8 * kernel.vector_blocks))
     resident = SCHEDULERS * min(MAX_WARPS, ALL_REGISTERS // (LANES * kernel.registers))
-    resident = min(resident, product.device.shared_memory // (kernel.shared_bytes + RESERVED_BYTES))
+    resident = min(resident, product.device.shared_memory // (kernel.shared_bytes + TRITON_BYTES))
     groups, sums = count_groups(product), 4 * product.n * product.k
     most = max(MIN_PARTIAL_BYTES, product.x_bytes // PARTIAL_SHARE) // sums
     wanted = max(1, resident * product.device.multiprocessors // blocks)
