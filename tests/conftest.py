@@ -1,7 +1,6 @@
 """Fixtures for tests of torch tensors and of kernels: the device, and the backend that handles its tensors."""
 
 import contextlib
-import dataclasses
 import gc
 import math
 import os
@@ -26,11 +25,9 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
     with contextlib.suppress(ImportError):
-        from triton.runtime import interpreter
+        from helpers import interpreter
 
-        # Unless it debugs, the interpreter computes whether integers overflow but ignores the result: half of its time.
-        builder = interpreter.interpreter_builder
-        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+        interpreter.accelerate()
 
 
 @pytest.hookimpl(optionalhook=True)
