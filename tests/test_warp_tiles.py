@@ -133,7 +133,7 @@ def random_case(seed):
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
-@pytest.mark.parametrize("seed", exhaustive_except([0, 1, 2], range(30)))
+@pytest.mark.parametrize("seed", exhaustive_except([1, 2], range(30)))
 def test_any_columns_emulated(monkeypatch, always, seed):
     S, n, dtype, x_in = random_case(seed)
     emulate(monkeypatch)
