@@ -179,3 +179,42 @@ def test_narrow_products(case, narrow):
         assert chosen.sub_blocks == one_tile.SUB_BLOCKS
         assert chosen.chunks_per_split * width <= (one_tile.MAX_STEPS + 1) * one_tile.STEP
         assert 4 * chosen.splits * product.n * product.k <= 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("case", "vectors", "warps"),
+    [
+        ({"k": 80}, 128, 4),
+        ({"k": 64, "nnz": 3}, 64, 4),
+        ({"k": 50, "x_strides": (1025, 1)}, 64, 4),
+        ({"k": 80, "x_strides": (1, 100_000)}, 128, 8),
+        ({"k": 50, "x_strides": (1, 100_000)}, 128, 4),
+        ({"k": 50, "n": 64}, 64, 4),
+        ({"k": 80, "dtype": "float32"}, 64, 4),
+        ({"k": 60, "adjoint": True}, 128, 4),
+        ({"k": 60, "adjoint": True, "x_strides": (1025, 1)}, 64, 4),
+        ({"k": 22, "nnz": 8, "adjoint": True}, 64, 4),  # chunks of 2 columns
+        ({"k": 100, "adjoint": True}, 128, 8),
+    ],
+)
+def test_vectors_of_a_program(case, vectors, warps):
+    product = exact_product(**{"n": 100_000, "d": 1024, "nnz": 4, "dtype": "bfloat16", "device": H200} | case)
+    chosen = one_tile.launch(product)
+    assert (chosen.block_vectors, chosen.num_warps) == (vectors, warps)
+
+
+@pytest.mark.parametrize(
+    ("case", "kernel"),
+    [
+        ({}, one_tile.OneTile),
+        ({"n": 24_000}, staged_adjoint.StagedAdjoint),
+        ({"nnz": 1}, staged_adjoint.StagedAdjoint),
+        ({"k": 80}, staged_adjoint.StagedAdjoint),
+        ({"dtype": "float32"}, staged_adjoint.StagedAdjoint),
+    ],
+)
+def test_adjoints_with_two_terms(case, kernel):
+    product = exact_product(
+        **{"n": 25_000, "d": 1024, "k": 30, "nnz": 2, "dtype": "float16", "adjoint": True, "device": HOPPER} | case
+    )
+    assert isinstance(choose(product), kernel)

@@ -10,6 +10,7 @@ from .arithmetic import BF16, BF16_TRIPLE, FP16_PAIR, MAX_CHUNKS, NATIVE, choose
 from .product import (
     GROUPS_PER_STEP,
     SCRATCH_BYTES,
+    VECTOR_BYTES,
     Product,
     alignment,
     count_groups,
@@ -20,7 +21,7 @@ from .product import (
 )
 
 STEP = 64  # columns multiplied at a time
-BLOCK_VECTORS = 64  # of a program, except in 16 bits with stored entries
+BLOCK_VECTORS = 64  # of a program, but twice as many for `_doubles_vectors`
 MIN_ELEMENTS = 1 << 18  # of X; for fewer, a second launch takes longer than generating entries repeatedly
 MIN_VECTORS = 65  # for fewer, the entries are larger than the data
 MAX_ENTRY_BYTES = SCRATCH_BYTES // 4 * 3  # the rest of SCRATCH_BYTES is for partial sums
@@ -179,22 +180,38 @@ def launch(product: Product) -> OneTile:
     if small and not adjoint and mode == FP16_PAIR:
         mode = BF16_TRIPLE  # does not need a launch of `scale_vectors`
     max_chunks = {NATIVE: MAX_CHUNKS, BF16: GROUPS_PER_STEP}.get(mode, 0)
-    block_vectors = BLOCK_VECTORS * (2 if mode == NATIVE and product.n > BLOCK_VECTORS and not small else 1)
-    splits, per_split = _split(product, block_vectors, chunks, small)
+    align = alignment(product, product.d, product.x_strides, math.gcd(chunk, product.offset))
+    most_vectors = BLOCK_VECTORS * (2 if mode == NATIVE and product.n > BLOCK_VECTORS and not small else 1)
+    block_vectors = most_vectors if _doubles_vectors(product, rows, align) else BLOCK_VECTORS
+    splits, per_split = _split(product, most_vectors, chunks, small)  # twice as many smaller programs run at a time
     step_bytes = STEP * (0 if adjoint else block_vectors * product.item_bytes) + STEP * rows * 2
     return OneTile(
         block_vectors=block_vectors,
         rows=rows,
         mode=mode,
         chunked_sum=not adjoint and per_split > max_chunks,
-        align=alignment(product, product.d, product.x_strides, math.gcd(chunk, product.offset)),
+        align=align,
         vector_align=vector_alignment(product),
         sub_blocks=SUB_BLOCKS if small else 0,
         splits=splits,
         chunks_per_split=per_split,
-        num_warps=8 if block_vectors * rows > 8192 else 4,
+        num_warps=8 if block_vectors * rows > 8192 and (adjoint or vectors_contiguous(product)) else 4,
         num_stages=SMALL_STAGES if small else max(2, min(4, product.device.shared_memory // PROGRAMS // step_bytes)),
     )
+
+
+def _doubles_vectors(product: Product, rows: int, align: int) -> bool:
+    """Whether programs of twice BLOCK_VECTORS vectors are faster in 16 bits with stored entries.
+
+    They read the entries half as often, but fewer of them share a multiprocessor. In microseconds on an H200, with 64
+    and with 128 vectors: X (103939, 512) -> 80 76 and 75 (97 with 8 instead of 4 warps; for contiguous vectors, 4 would
+    have too few registers), (508533, 3072) -> 74 1240 and 955; but (45886, 768) -> 64 41 and 49, (584469, 1000) -> 27
+    359 and 517, (17155, 1000) -> 50, whose elements are copied one by one, 40 and 73; adjoints Y (26780, 64) -> 512 21
+    and 19, but with odd rows of the result (144554, 64) -> 2353 462 and 754.
+    """
+    if product.adjoint:
+        return align * product.item_bytes == VECTOR_BYTES or product.x_strides[1] != 1
+    return rows > BLOCK_VECTORS or vectors_contiguous(product)
 
 
 def _rows(product: Product) -> int:

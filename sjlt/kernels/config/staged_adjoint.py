@@ -29,6 +29,7 @@ WIDTHS = {16: 8, 8: 8, 4: 16, 2: 32}
 MAX_GATHERED = 4  # terms of a column that `adjoint_row_gather` gathers
 MAX_SMALL_TERMS = 8  # of small products with more than a quarter of a tile's components, for `_favors_sums`
 MAX_SMALL = 1 << 22  # elements of the result, for `_favors_sums`
+MANY_ELEMENTS = 3 << 23  # from here on, tensor cores are faster than two terms in 16 bits
 MAX_LOG_SPLITS = 11
 WARPS = 8, 16  # of a program
 MIN_WARPS = 16  # per multiprocessor; fewer do not hide the latency of loading words
@@ -225,15 +226,21 @@ def _favors_sums(product: Product) -> bool:
     It multiplies 128 rows for k > 64: Y (123035, 92) -> 768 with nnz 2 in fp32 takes 1.55 memory floors here and 2.2
     there, (12955, 90) -> 3072 in fp16 2.75 and 2.85, but (196243, 124) -> 384 with nnz 8 2.2 and 2.05; for k = 63 and
     nnz 1 1.56 and 2.1, for k = 64 and nnz 2 (7034, 768) 3.1 and 3.4 (H200). In 16 bits, rows that begin within a sector
-    of the cache are stored in parts of sectors: (79121, 72) -> 1000 takes 3.5 here and 2.9 there. Small products take
-    less time here, because entries are not stored, in microseconds, contiguous vectors: Y (1574, 1024) -> 64 with nnz 2
-    8.8 and 14.3, (2360, 1024) -> 64 with nnz 3 11.7 and 14.8, (1099, 1000) -> 64 with nnz 8 10.6 and 12.6, but (1739,
-    1536) -> 32 with nnz 8 13.9 and 12.2.
+    of the cache are stored in parts of sectors: (79121, 72) -> 1000 takes 3.5 here and 2.9 there.
+
+    With k <= 64 in 16 bits, two terms take 0.79 to 0.95 of the time there for large results (10 products), but 1.0 to
+    1.2 for smaller ones (4), and one term 0.87 to 1.09 (7), in microseconds: Y (31908, 32) -> 1024 37 here and 29
+    there, (135632, 47) -> 1536 169 and 143, (15390, 32) -> 1024 20 and 21.
+
+    Small products take less time here, because entries are not stored, in microseconds, contiguous vectors: Y (1574,
+    64) -> 1024 with nnz 2 8.8 and 14.3, (2360, 64) -> 1024 with nnz 3 11.7 and 14.8, (1099, 64) -> 1000 with nnz 8 10.6
+    and 12.6, but (1739, 32) -> 1536 with nnz 8 13.9 and 12.2.
     """
     if product.n * product.d <= MAX_SMALL:
         return product.nnz <= (MAX_GATHERED if product.k <= law.TILE_ROWS // 4 else MAX_SMALL_TERMS)
     whole_sectors = product.x_strides[0] == 1 or product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
-    few_terms = product.nnz <= (MAX_GATHERED if product.k > law.TILE_ROWS // 2 else 2)
+    few = 1 if product.item_bytes == 2 and product.n * product.d >= MANY_ELEMENTS else 2
+    few_terms = product.nnz <= (MAX_GATHERED if product.k > law.TILE_ROWS // 2 else few)
     return few_terms and (whole_sectors or product.item_bytes > 2)
 
 
