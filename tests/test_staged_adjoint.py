@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.cases import each_value, pairwise
+from helpers.cases import each_value, each_value_then_pairs, pairwise
 from helpers.choices import HOPPER, STAGED_ADJOINTS, all_tensors_on, changed_choices, exact_product
 from helpers.kernels import check_adjoint, product_error
 from helpers.shared_memory import emulate
@@ -138,7 +138,7 @@ def emulated(monkeypatch):
     return started
 
 
-@each_value(
+@each_value_then_pairs(
     sketch=SKETCHES, dtype=["float32", "bfloat16", "float16", "float64"], layouts=LAYOUTS,
     size=[(33, 131), (40, 336), (64, 130)], add=[False, True],
 )  # fmt: skip
