@@ -20,6 +20,7 @@ def accelerate():
     of_number = cache(original)
     interpreter._get_np_dtype = lambda dtype: (original if dtype.scalar.is_ptr() else of_number)(dtype.scalar)
     InterpretedFunction.__call__ = _call
+    # Every tensor and block type builds its shape anew, and block types also a name, which is hardly ever read.
     core.tensor.__init__ = _init_tensor
     core.block_type.__init__ = _init_block_type
     core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
