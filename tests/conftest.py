@@ -17,6 +17,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 import pytest
 import torch
+from helpers import cases
 
 if worker:
     torch.set_num_threads(1)
@@ -35,6 +36,11 @@ def pytest_xdist_auto_num_workers():
     """For ``pytest -n auto``: one worker per CPU, but at most 8, as each of them imports torch and Numba."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, 8)
+
+
+def pytest_configure(config):
+    """Let `cases.pairwise` leave out what this run would deselect."""
+    cases.leaves_out_exhaustive = "not exhaustive" in config.option.markexpr
 
 
 @pytest.hookimpl(wrapper=True)
