@@ -11,7 +11,7 @@ from helpers.shared_memory import emulate
 from sjlt import Sketch
 from sjlt.backends.triton import device
 from sjlt.backends.triton.launcher import Launch
-from sjlt.kernels.config.chunk_codes import encoding, shared_bytes
+from sjlt.kernels.config.chunk_codes import LOG_RUN, MAX_LOG_BLOCK, encoding, shared_bytes
 from sjlt.kernels.nvidia.encode_chunks import encode_chunks
 from sjlt.kernels.nvidia.row_words import fraction_step, row_of, words_of_rows
 from sjlt.kernels.nvidia.shared_memory import LIBRARIES
@@ -29,18 +29,20 @@ def shared_memory(monkeypatch):
         emulate(monkeypatch)
 
 
-def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8, windows=False):
+def decode(
+    k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8, windows=False, log_rows=7, log_run=0
+):  # fmt: skip
     """The dense matrix (k, d) that the codes encode; each position is written at most once."""
     g = law.geometry(k // stacks, nnz // stacks, 0)
     n_tiles = stacks * g.n_tiles
     log_width = g.log_group + g.log_chunk
     first = offset >> log_width
     groups = ((offset + d - 1) >> log_width) + 1 - first
-    per_split = -(-groups // splits)
+    per_split = -(-groups // (splits << log_run)) << log_run
     splits = -(-groups // per_split)
     capacity = per_split << (g.log_chunk - log_block + windows)
     lists = splits * n_tiles
-    codes = torch.zeros((lists, capacity, 128), dtype=torch.uint8, device=DEVICE)
+    codes = torch.zeros((lists, capacity >> log_run, 1 << log_rows, 1 << log_run), dtype=torch.uint8, device=DEVICE)
     columns = torch.full((lists, capacity), -(1 << 20), dtype=torch.int32, device=DEVICE)
     counts = torch.full((lists,), -1, dtype=torch.int32, device=DEVICE)
     sub_blocks = encoding(1, nnz // stacks).sub_blocks
@@ -59,12 +61,15 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8, 
         per_split,
         per_program,
         capacity,
+        log_rows,
+        log_run,
     )
     constants = {"SUB_BLOCKS": sub_blocks, "WINDOWS": windows, "PROGRAMMATIC_LAUNCH": False, "num_warps": 4}
     constants |= {"SHARED_BYTES": shared_bytes(sub_blocks), "extern_libs": LIBRARIES}
     run = Launch(encode_chunks, grid, codes.get_device(), (), numbers, (sub_blocks, windows), lambda: constants)
     run((codes, columns, counts), seed)
     matrix = np.zeros((k, d), np.int64)
+    codes = codes.transpose(2, 3).reshape(lists, capacity, 1 << log_rows)
     codes, columns, counts = codes.cpu().numpy(), columns.cpu().numpy(), counts.cpu().numpy()
     for number in range(lists):
         tile = number % n_tiles
@@ -82,6 +87,8 @@ def decode(k, nnz, seed, offset, d, splits, log_block, stacks=1, per_program=8, 
                     assert matrix[row, column] == 0
                     matrix[row, column] = -1 if code >> 7 else 1
             assert all(codes[number, i, len(rows) :] & 127 == NO_ENTRY.value)
+        rest = -int(counts[number]) % (1 << log_run)
+        assert (codes[number, counts[number] :][:rest] == NO_ENTRY.value).all()
     return matrix
 
 
@@ -126,6 +133,29 @@ def test_codes_of_windows(k, nnz, offset, d, splits, log_block):
     expected = np.zeros((k, d), np.int64)
     expected[rows, np.arange(d)] = signs
     assert np.array_equal(decode(k, nnz, 9, offset, d, splits, log_block, windows=True), expected)
+
+
+@pytest.mark.parametrize(
+    ("k", "nnz", "offset", "d", "splits", "log_rows"),
+    [
+        (22, 8, 0, 101, 1, 6),  # blocks of 2 columns
+        (32, 5, 3, 150, 2, 5),
+        (60, 8, 5, 300, 2, 6),
+        (100, 16, 2**31 + 13, 333, 3, 7),
+        pytest.param(128, 64, 77, 100, 1, 7, marks=pytest.mark.exhaustive),
+        pytest.param(20, 3, 0, 1, 1, 6, marks=pytest.mark.exhaustive),
+        pytest.param(60, 8, 16, 3000, 1, 6, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_codes_in_runs(k, nnz, offset, d, splits, log_rows):
+    """The codes of a row in 8 successive blocks are adjacent."""
+    log_chunk = law.geometry(k, nnz, 0).log_chunk
+    assert 0 < log_chunk <= MAX_LOG_BLOCK
+    rows, signs = Sketch(offset + d, k, nnz=nnz, seed=4).entries(offset, offset + d)
+    expected = np.zeros((k, d), np.int64)
+    expected[rows, np.arange(d)] = signs
+    decoded = decode(k, nnz, 4, offset, d, splits, log_chunk, log_rows=log_rows, log_run=LOG_RUN)
+    assert np.array_equal(decoded, expected)
 
 
 @pytest.mark.parametrize(

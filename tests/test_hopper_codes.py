@@ -99,7 +99,7 @@ def test_passes_cover_the_columns(n, d, k, nnz, offset):
     assert sum(p.splits for p in parts) == launch.splits
     assert {p.splits for p in parts[1:]} == {launch.splits_per_pass}
     assert launch.splits_per_pass % 4 == 0
-    codes = launch.splits_per_pass * product.geometry.n_tiles * launch.capacity * 132
+    codes = launch.splits_per_pass * product.geometry.n_tiles * launch.capacity * (launch.kernel.rows + 4)
     assert codes + 4 * (launch.splits_per_pass + 1) * n * k <= 64 << 20
 
 
@@ -119,7 +119,8 @@ def test_codes_and_sums_fit_in_memory(n, d, k, nnz, dtype):
     assert hopper_codes.eligible(product)
     launch = hopper_codes.launch(product)
     per_pass = min(launch.splits, launch.splits_per_pass)
-    codes, sums = 132 * per_pass * product.geometry.n_tiles * launch.capacity, per_pass + (launch.splits > per_pass)
+    codes = (launch.kernel.rows + 4) * per_pass * product.geometry.n_tiles * launch.capacity
+    sums = per_pass + (launch.splits > per_pass)
     assert codes + 4 * sums * n * k <= 64 << 20
 
 

@@ -22,6 +22,24 @@ def test_few_bytes_of_data_per_byte_of_codes():
     assert isinstance(chosen(k=300, n=60, d=1 << 19, nnz=8, dtype="bfloat16"), Codes)
 
 
+@pytest.mark.parametrize(
+    ("case", "takes"),
+    [
+        ({}, True),  # 4 bytes per byte of codes
+        ({"nnz": 5}, True),
+        ({"n": 64}, False),  # half a block
+        ({"d": 60_000}, False),  # less than 8 MB
+        ({"k": 65, "nnz": 32}, False),  # codes of 128 rows
+    ],
+)
+def test_sketches_of_few_rows(case, takes):
+    launch = choose(
+        exact_product(**{"n": 66, "d": 200_000, "k": 16, "nnz": 8, "dtype": "float16"} | case, device=HOPPER)
+    )
+    assert isinstance(launch, Codes) == takes
+    assert not takes or launch.kernel.log_run == 3
+
+
 @pytest.mark.parametrize("k", [128, 256, 1024])
 def test_power_of_two_geometries_keep_their_kernel(k):
     assert not isinstance(chosen(k=k), Codes)

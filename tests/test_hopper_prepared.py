@@ -151,12 +151,14 @@ def expected_codes(chosen, spec, x, out, add, memory):
     lists = splits * n_tiles
     room = lists * chosen.capacity
     sums_bytes = 4 * splits * n * k if splits > 1 else 0
-    _, codes, columns, counts = parts(memory, sums_bytes, 128 * room, 4 * room, 4 * lists)
+    log_rows = 6 if k <= 64 else 7
+    _, codes, columns, counts = parts(memory, sums_bytes, room << log_rows, 4 * room, 4 * lists)
     codes = codes, columns.view(torch.int32), counts.view(torch.int32)
     first = spec.feature_offset >> width
     groups = ((spec.feature_offset + d - 1) >> width) + 1 - first
     numbers = (spec.seed, spec.feature_offset, d, k, spec.nnz, n_tiles, geometry.log_group, geometry.log_chunk)
     numbers += (kernel.log_block, first, groups, chosen.groups_per_split, 8, chosen.capacity)  # 8: groups per program
+    numbers += (log_rows, 3 if n_tiles == 1 and kernel.log_block <= 2 else 0)
     grid = (-(-chosen.groups_per_split // 8), 2 * n_tiles if kernel.windows else n_tiles, splits)
     sub_blocks = 8 if spec.nnz <= 8 else 1 << (spec.nnz - 1).bit_length()
     constants = {"SUB_BLOCKS": sub_blocks, "PROGRAMMATIC_LAUNCH": True, "SHARED_BYTES": shared_bytes(sub_blocks)}

@@ -34,7 +34,7 @@ from .partial_sums import Sums, reduction, sums_of
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
 
-ALIGN = 512  # bytes, as for tensors of torch's allocator; every row of 128 codes is then one cache line
+ALIGN = 512  # bytes, as for tensors of torch's allocator; the codes of 128 rows are then one cache line
 
 
 def prepare(chosen: Codes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> ProjectCodes:
@@ -154,7 +154,7 @@ def _memory(chosen: Codes, n_tiles: int, sums: int) -> Memory:
     """The layout of `sums` elements of partial sums and of the codes of a pass."""
     lists = min(chosen.splits, chosen.splits_per_pass) * n_tiles
     blocks, ends, end = lists * chosen.capacity, [], 0
-    for size in (4 * sums, law.TILE_ROWS * blocks, 4 * blocks, 4 * lists):
+    for size in (4 * sums, chosen.kernel.rows * blocks, 4 * blocks, 4 * lists):
         end += -(-size // ALIGN) * ALIGN
         ends.append(end)
     return Memory(end // 4, *ends[:-1])
@@ -246,8 +246,9 @@ def _encode(chosen: Codes, part: Part, spec: SketchSpec, x: Tensor) -> Launch:
     sub_blocks, per_program = encoding(part.groups * n_tiles, nnz, MIN_ENCODERS)
     numbers = (spec.feature_offset + part.begin, width, k, nnz, g.n_tiles, g.log_group, g.log_chunk)
     lists = (part.first_group, part.groups, chosen.groups_per_split, per_program, chosen.capacity)
-    after = (*numbers, chosen.kernel.log_block, *lists)
-    windows = chosen.kernel.windows
+    kernel = chosen.kernel
+    after = (*numbers, kernel.log_block, *lists, kernel.rows.bit_length() - 1, kernel.log_run)
+    windows = kernel.windows
     grid = (-(-chosen.groups_per_split // per_program), n_tiles << windows, part.splits)
     options: dict[str, Any] = {
         "SUB_BLOCKS": sub_blocks,

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..config import ampere_kernel
-from ..hopper.common import TILE, barrier, inverse, largest_of, pair_of, scale_of, wait_for_previous_kernel
+from ..hopper.common import barrier, inverse, largest_of, pair_of, scale_of, wait_for_previous_kernel
 from ..hopper.entries_first import pair_of_code, place_pairs
 from ..hopper.produce_codes import parts_of
 from ..hopper.store_sums import store_sums
@@ -57,7 +57,14 @@ def _start(x, product, lists, block_v, stride_v, CHOSEN: gl.constexpr):
     count = gl.where(exists, gl.load(counts + index), 0)
     begin = index.to(gl.int64) * capacity
     v = block * CHOSEN.vectors + block_v
-    return v, x + v.to(gl.int64) * stride_v, columns + begin, codes + begin * TILE, count, slices_of(count, CHOSEN)
+    return (
+        v,
+        x + v.to(gl.int64) * stride_v,
+        columns + begin,
+        codes + begin * CHOSEN.rows,
+        count,
+        slices_of(count, CHOSEN),
+    )
 
 
 @gluon.jit
@@ -125,8 +132,9 @@ def _copy_slice(slots, slot, current, f, j, number, n, d, stride_f, CHOSEN: gl.c
     else:
         loaded = gl.load(pointers, mask=mask, other=0.0)
     layout: gl.constexpr = gl.BlockedLayout([CODE_VECTOR], [32], [WARPS], [0])
-    i = (number * SLICE >> CHOSEN.log_block) * TILE + gl.arange(0, blocks_of(CHOSEN) * TILE, layout=layout)
-    mask = gl.max_constancy(i < count * TILE, [CODE_VECTOR])
+    i = (number * SLICE >> CHOSEN.log_block) * CHOSEN.rows
+    i += gl.arange(0, blocks_of(CHOSEN) * CHOSEN.rows, layout=layout)
+    mask = gl.max_constancy(i < count * CHOSEN.rows, [CODE_VECTOR])
     pointers = gl.max_contiguous(gl.multiple_of(codes + i, [CODE_VECTOR]), [CODE_VECTOR])
     async_copy.async_copy_global_to_shared(tiles.index(slot), pointers, mask=mask)
     async_copy.commit_group()
@@ -145,7 +153,7 @@ def _entries(codes, number, layout: gl.constexpr, DTYPE: gl.constexpr, CHOSEN: g
     place = gl.full([SLICE, CHOSEN.rows], 0, gl.int32, layout=layout)
     pair = place
     for b in gl.static_range(BLOCKS):
-        code = codes.slice(b * TILE, CHOSEN.rows, 0).load(gl.SliceLayout(0, layout)).to(gl.int32)
+        code = codes.slice(b * CHOSEN.rows, CHOSEN.rows, 0).load(gl.SliceLayout(0, layout)).to(gl.int32)
         column = ((code & 127) >> 1) + (b << CHOSEN.log_block) // 2
         if (1 << CHOSEN.log_block) > SLICE:
             column -= number % 2 * (SLICE // 2)
@@ -198,7 +206,7 @@ def project_codes_ampere(
     WIDTH: gl.constexpr = VECTORS if CHOSEN.vectors_contiguous else SLICE
     xs = gl.allocate_shared_memory(INPUT, [SLOTS, HEIGHT, WIDTH], data_layout(INPUT.primitive_bitwidth // 8, CHOSEN))
     codes_shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    tiles = gl.allocate_shared_memory(gl.uint8, [SLOTS, TILE * blocks_of(CHOSEN)], codes_shared)
+    tiles = gl.allocate_shared_memory(gl.uint8, [SLOTS, CHOSEN.rows * blocks_of(CHOSEN)], codes_shared)
     LANES: gl.constexpr = min(32, WIDTH // CHOSEN.vector)
     copy_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     row = gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, copy_layout))[:, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .ampere_kernel import COPY_BYTES, block_vectors, kernel_of, resident_programs
+from .ampere_kernel import COPY_BYTES, block_vectors, kernel_of, resident_programs, rows_of
 from .codes import Codes, Programs, launch_of, split_of
 from .product import (
     Product,
@@ -108,4 +108,4 @@ def can_run(product: Product) -> bool:
 
 
 def _programs(product: Product) -> Programs:
-    return Programs(block_vectors(product), resident_programs(product))
+    return Programs(block_vectors(product), resident_programs(product), rows_of(product))

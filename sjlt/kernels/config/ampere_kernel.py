@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...laws import exact as law
 from .hopper_loaders import copy_width
 from .product import Product, next_power_of_two, vectors_contiguous
 from .stores import store_width, stores_vectors
@@ -60,6 +59,7 @@ class AmpereKernel:
     store_width: int
 
     tma_store = windows = False
+    log_run = 0
 
     @property
     def part_rows(self) -> int:
@@ -99,8 +99,8 @@ def _slots(product: Product, resident: int) -> int:
     """The number of slots of each of `resident` programs, beside what passes through shared memory."""
     vectors, log_block = block_vectors(product), _log_block(product)
     slice_bytes = vectors * SLICE_COLUMNS * product.item_bytes
-    slice_bytes += law.TILE_ROWS * max(1, SLICE_COLUMNS >> log_block)
-    results = min(MAX_RESULT_BYTES, 4 * vectors * _rows(product))
+    slice_bytes += rows_of(product) * max(1, SLICE_COLUMNS >> log_block)
+    results = min(MAX_RESULT_BYTES, 4 * vectors * rows_of(product))
     available = product.device.shared_memory // resident - RESERVED_BYTES - results
     return min(MAX_SLOTS, available // slice_bytes)
 
@@ -109,14 +109,14 @@ def _log_block(product: Product) -> int:
     return min(product.geometry.log_chunk, 6)
 
 
-def _rows(product: Product) -> int:
+def rows_of(product: Product) -> int:
     """Rows per tile, rounded up to 32, 64 or 128."""
     return max(32, next_power_of_two(-(-product.k // product.geometry.n_tiles)))
 
 
 def kernel_of(product: Product, splits: int, columns_per_split: int) -> AmpereKernel:
     """The constants for a product whose sums are split."""
-    n_tiles, vectors, rows = product.geometry.n_tiles, block_vectors(product), _rows(product)
+    n_tiles, vectors, rows = product.geometry.n_tiles, block_vectors(product), rows_of(product)
     out_contiguous = stores_vectors(product)
     short = columns_per_split <= MAX_SLICES * SLICE_COLUMNS * n_tiles
     products = product.stacks * n_tiles * -(-product.n // vectors) * splits

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...laws import exact as law
 from .ampere_kernel import AmpereKernel
 from .arithmetic import MAX_CHUNKS
 from .hopper import MAX_STEPS, STEP_COLUMNS
@@ -76,10 +75,13 @@ class Programs(NamedTuple):
         Vectors of a block, which a program multiplies at a time.
     resident : int
         Programs that a multiprocessor runs at a time.
+    rows : int
+        Rows of a block of codes.
     """
 
     vectors: int
     resident: int
+    rows: int
 
 
 KernelOf = Callable[[Product, int, int], KernelChoice | AmpereKernel]
@@ -125,7 +127,7 @@ def split_of(product: Product, programs: Programs) -> Split | None:
     None if codes and partial sums exceed SCRATCH_BYTES for every number of passes considered, or if one pass does not
     suffice and the offset is not a multiple of ALIGNED.
     """
-    code_bytes = _code_bytes(product)
+    code_bytes = _code_bytes(product, programs)
     in_one_pass = _split_passes(product, programs, 1) if code_bytes <= SCRATCH_BYTES else None
     if in_one_pass is not None:
         return in_one_pass
@@ -148,7 +150,7 @@ def _split_passes(product: Product, programs: Programs, passes: int) -> Split | 
     step_splits, totals = (1, 0) if passes == 1 else (PASS_SPLITS, 1)
     fewest = -(-steps // (MAX_STEPS if product.dtype == "float32" else MAX_CHUNKS))
     fewest = -(-fewest // step_splits) * step_splits
-    memory = SCRATCH_BYTES - _code_bytes(product) // passes
+    memory = SCRATCH_BYTES - _code_bytes(product, programs) // passes
     most = max(fewest, min(steps, memory // _sum_bytes(product) - totals, MAX_SPLITS * programs.resident))
     times = {splits: _time(product, programs, steps, splits) for splits in range(fewest, most + 1, step_splits)}
     longest = ALMOST * min(times.values())
@@ -156,7 +158,7 @@ def _split_passes(product: Product, programs: Programs, passes: int) -> Split | 
     per_split = -(-groups // (passes * per_pass * unit)) * unit
     splits = -(-groups // per_split)
     sums = min(splits, per_pass) + totals if splits > 1 else 0
-    code_bytes = min(splits, per_pass) * per_split * (_code_bytes(product) // groups)
+    code_bytes = min(splits, per_pass) * per_split * (_code_bytes(product, programs) // groups)
     if code_bytes + sums * _sum_bytes(product) > SCRATCH_BYTES:
         return None
     return Split(splits, per_split, per_pass, passes * (times[per_pass] + PASS_TIME))
@@ -188,11 +190,11 @@ def _time(product: Product, programs: Programs, steps: int, splits: int) -> floa
     return time + REDUCE_TIME + 8 * splits * product.n * product.k * product.stacks / CACHE_RATE
 
 
-def _code_bytes(product: Product) -> int:
+def _code_bytes(product: Product, programs: Programs) -> int:
     """An upper bound on the bytes of all codes and of the list of columns at which their blocks begin."""
     geometry = product.geometry
     chunks = product.stacks * geometry.n_tiles * count_groups(product)
-    return chunks * (1 << max(0, geometry.log_chunk - 5)) * (law.TILE_ROWS + 4)
+    return chunks * (1 << max(0, geometry.log_chunk - 5)) * (programs.rows + 4)
 
 
 def _count_products(product: Product, programs: Programs) -> int:

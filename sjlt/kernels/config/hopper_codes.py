@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...laws import exact as law
 from .codes import Codes, Programs, launch_of, split_of
 from .hopper import PROGRAM_VECTORS
-from .hopper_loaders import kernel_choice, reaches
+from .hopper_loaders import kernel_choice, reaches, rows_of
 from .product import (
     VECTOR_BYTES,
     Product,
@@ -22,12 +22,12 @@ from .product import (
     visits_few_groups,
 )
 
-PROGRAMS = Programs(vectors=PROGRAM_VECTORS, resident=1)
 MIN_BYTES = 1 << 20  # of X; for fewer, two launches cost more host time than the kernel saves
 FAST, FAST_16_BITS, MAX_FAST_VECTORS = 8, 16, 1024  # see `_least_factor`
 MIN_VECTORS, MIN_COLUMNS = 48, 32  # for fewer rows of X, or columns of A, blocks of vectors are mostly empty
 MIN_BYTES_PER_CODE = 6  # data bytes per byte of codes; for fewer, writing and reading codes dominates
 MIN_BYTES_PER_MANY = 3  # the same for nnz > 4 and many columns: the time of other kernels is proportional to nnz
+MIN_NARROW_BYTES = 8 << 20  # of X, from which on codes of at most 64 rows are faster for more than half a block
 MIN_MANY_COLUMNS, MIN_LONG_COLUMNS = 1 << 18, 1 << 20  # see `_gains` and `_favors_half_blocks`
 MANY_ENTRIES, MIN_COLUMNS_OF_MANY = 8, 24  # per column of S: so many need fewer columns of A
 
@@ -35,7 +35,7 @@ MANY_ENTRIES, MIN_COLUMNS_OF_MANY = 8, 24  # per column of S: so many need fewer
 def launch(product: Product) -> Codes:
     """The launch for an eligible product."""
     near = product.x_strides[0 if vectors_contiguous(product) else 1]
-    return launch_of(product, PROGRAMS, lambda p, splits, _: kernel_choice(p, splits), prefetch=near == 1)
+    return launch_of(product, _programs(product), lambda p, splits, _: kernel_choice(p, splits), prefetch=near == 1)
 
 
 def eligible(product: Product) -> bool:
@@ -51,8 +51,12 @@ def eligible(product: Product) -> bool:
         and product.n <= (1 << 31) - PROGRAM_VECTORS
         and product.d < 1 << 30
         and reaches(product)
-        and split_of(product, PROGRAMS) is not None
+        and split_of(product, _programs(product)) is not None
     )
+
+
+def _programs(product: Product) -> Programs:
+    return Programs(PROGRAM_VECTORS, resident=1, rows=rows_of(product))
 
 
 def _gains(product: Product) -> bool:
@@ -66,7 +70,9 @@ def _gains(product: Product) -> bool:
     `scattered_sums` and 14.4 with `tensor_core`, A (348687, 100) -> 19 4.6, 10.3 and 32; with 6, X (100, 7000000)
     -> 18 with nnz 3 takes 2.3, 2.9 and 10.1, and A of this shape 2.6, 4.0 and 11.3 (H200). With nnz 1, A (2762733,
     32) -> 32 in fp16 takes 183 us from codes and 88 us by `few_vectors`; with nnz 8, A (338816, 24) -> 1984 in fp32
-    74 us, and 118 us by `scattered_sums`.
+    74 us, and 118 us by `scattered_sums`. For at most 64 rows, codes take half the memory: from 65 vectors and 8 MB of
+    data on, other kernels then take 1.3 to 4.3 times as long: with nnz 8 in bf16, A (40049, 116) -> 21 27 and 18 us,
+    X (131, 114897) -> 28 63 and 38, A (4149067, 87) -> 25 2498 and 580, but X (77, 27357) -> 34 19 and 17.
     """
     contiguous = vectors_contiguous(product)
     if is_small_and_narrow(product) or _favors_half_blocks(product):
@@ -78,10 +84,14 @@ def _gains(product: Product) -> bool:
     least = MIN_VECTORS
     if contiguous and product.nnz > 1:
         least = MIN_COLUMNS if product.nnz < MANY_ENTRIES else MIN_COLUMNS_OF_MANY
+    if product.n < least:
+        return False
+    if rows_of(product) < law.TILE_ROWS and product.n > PROGRAM_VECTORS // 2 and product.x_bytes >= MIN_NARROW_BYTES:
+        return True
     many = product.nnz > 4 and product.d >= MIN_MANY_COLUMNS
     per_code = MIN_BYTES_PER_MANY if many else MIN_BYTES_PER_CODE
     code_bytes = law.TILE_ROWS * product.stacks  # for the columns of one chunk
-    return product.n >= least and product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
+    return product.n * product.item_bytes << product.geometry.log_chunk >= per_code * code_bytes
 
 
 def _favors_half_blocks(product: Product) -> bool:

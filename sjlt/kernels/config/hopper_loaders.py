@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ...laws import exact as law
+from .chunk_codes import LOG_RUN, MAX_LOG_BLOCK
 from .hopper import PROGRAM_VECTORS, STEP_COLUMNS
 from .product import VECTOR_BYTES, Product, vectors_contiguous
 from .stores import favors_windows, store_width, stores_vectors, tma_stores
@@ -72,6 +73,11 @@ class KernelChoice:
     windows: bool
 
     @property
+    def log_run(self) -> int:
+        """The binary logarithm of the number of blocks of codes in a run."""
+        return LOG_RUN if self.one_tile and self.log_block <= MAX_LOG_BLOCK else 0
+
+    @property
     def part_rows(self) -> int:
         """Rows of a tile that each consumer sums."""
         return self.rows // 2 if self.entries_first else self.rows
@@ -97,7 +103,6 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         log_panel = 5 if fp32 else 6
     entries_first = loader == TMA and _favors_entries_first(product)
     expanders = 0 if entries_first else 2 if loader == TMA and contiguous and item == 2 else 1
-    rows = law.TILE_ROWS if -(-product.k // geometry.n_tiles) > 64 else 64
     kernel = KernelChoice(
         loader,
         vector,
@@ -110,13 +115,18 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
         tma_store,
         1 if tma_store else store_width(product, splits, windows),
-        rows,
+        rows_of(product),
         slots=6 if entries_first else 3 if fp32 else 4,
         line_bytes=_line_bytes(contiguous, item << log_panel, item) if loader == STAGE else 0,
         entries_first=entries_first,
         windows=windows,
     )
     return replace(kernel, slots=_fitting_slots(product, kernel, splits)) if loader == STAGE else kernel
+
+
+def rows_of(product: Product) -> int:
+    """`KernelChoice.rows`."""
+    return law.TILE_ROWS if -(-product.k // product.geometry.n_tiles) > 64 else 64
 
 
 def reaches(product: Product) -> bool:

@@ -14,7 +14,7 @@ from ..portable import chunk_codes
 from .boxes import copy_boxes, load_boxes, load_boxes_by_tma, panel_columns, store_boxes
 from .common import TILE, barrier, next_slot, wait_for_previous_kernel
 from .entries_first import copy_codes
-from .expand import codes_layout, expand
+from .expand import codes_of, expand, first_codes, held_codes, load_codes
 from .staged_lines import copy_lines, line_columns, panel_units, panels_of, unit_indices
 
 HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
@@ -23,9 +23,9 @@ TMA, COPY, LOAD, STAGE = (
     gl.constexpr(loader)
     for loader in (hopper_loaders.TMA, hopper_loaders.COPY, hopper_loaders.LOAD, hopper_loaders.STAGE)
 )
-NO_ENTRY, NO_COLUMN = gl.constexpr(chunk_codes.NO_ENTRY.value), gl.constexpr(chunk_codes.NO_COLUMN.value)
+NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
 WARPS = gl.constexpr(hopper_loaders.PRODUCER_WARPS)  # of each producer
-MAX_HELD = gl.constexpr(8)  # codes of a step in the registers of a thread that may be loaded two steps ahead
+MAX_HELD = gl.constexpr(8)  # registers for the codes of a step that may be loaded two steps ahead
 LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per lane
 
 
@@ -138,17 +138,11 @@ def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
 
 
 @gluon.jit
-def _load_codes(code_pointers, begin, count, u, r):
-    """The codes of rows r of the blocks begin + u of a list; NO_ENTRY past the last."""
-    return gl.load(code_pointers + begin * TILE, mask=begin + u + r * 0 < count, other=NO_ENTRY)
-
-
-@gluon.jit
 def _fill_slot(tiles, full, empty, slot, phase, code, CHOSEN: gl.constexpr, DTYPE: gl.constexpr):
     """Write the entries of a step to a slot: (the expander's next slot, its phase)."""
     EXPANDERS: gl.constexpr = CHOSEN.expanders
     mbarrier.wait(empty.index(slot), phase)
-    tiles.index(slot).store(expand(code, CHOSEN, DTYPE))
+    tiles.index(slot).store(expand(codes_of(code, CHOSEN), CHOSEN, DTYPE))
     fence_async_shared()
     barrier()
     mbarrier.arrive(full.index(slot), count=1)
@@ -169,10 +163,7 @@ def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, EXPANDER
     BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
     EXPANDERS: gl.constexpr = CHOSEN.expanders
     STRIDE: gl.constexpr = BLOCKS * EXPANDERS
-    AHEAD: gl.constexpr = 2 if BLOCKS * CHOSEN.rows // (32 * WARPS) <= MAX_HELD else 1
-    words: gl.constexpr = codes_layout(CHOSEN.rows, CHOSEN.log_block)
-    r = gl.arange(0, CHOSEN.rows, layout=gl.SliceLayout(1, gl.SliceLayout(2, words)))[:, None]
-    u = gl.arange(0, BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, words)))[None, :]
+    AHEAD: gl.constexpr = 2 if held_codes(CHOSEN) <= MAX_HELD else 1
     wait_for_previous_kernel()
     slot, phase = EXPANDER, 1
     begin = EXPANDER * BLOCKS  # this expander's first block of the product
@@ -181,21 +172,21 @@ def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, EXPANDER
         m, split, _ = parts_of(product, splits, n_tiles)
         count = gl.load(counts + split * n_tiles + m)
         list_begin = (split * n_tiles + m).to(gl.int64) * capacity
-        code_pointers = codes + list_begin * TILE + (u * TILE + r)
-        code = _load_codes(code_pointers, begin, count, u, r)
+        first = first_codes(codes + list_begin * CHOSEN.rows, CHOSEN)
+        code = load_codes(first, begin, count, CHOSEN)
         if AHEAD == 2:
-            second_code = _load_codes(code_pointers, begin + STRIDE, count, u, r)
+            second_code = load_codes(first, begin + STRIDE, count, CHOSEN)
         for done in range(begin, count, AHEAD * STRIDE):
             if AHEAD == 1:
-                next_code = _load_codes(code_pointers, done + STRIDE, count, u, r)
+                next_code = load_codes(first, done + STRIDE, count, CHOSEN)
             slot, phase = _fill_slot(tiles, full, empty, slot, phase, code, CHOSEN, DTYPE)
             if AHEAD == 1:
                 code = next_code
             else:
-                code = _load_codes(code_pointers, done + 2 * STRIDE, count, u, r)
+                code = load_codes(first, done + 2 * STRIDE, count, CHOSEN)
                 if done + STRIDE < count:
                     slot, phase = _fill_slot(tiles, full, empty, slot, phase, second_code, CHOSEN, DTYPE)
-                    second_code = _load_codes(code_pointers, done + 3 * STRIDE, count, u, r)
+                    second_code = load_codes(first, done + 3 * STRIDE, count, CHOSEN)
         if EXPANDERS == 2:  # an odd number of steps exchanges the expanders' roles
             steps = (count + BLOCKS - 1) // BLOCKS
             begin = (begin // BLOCKS + steps) % 2 * BLOCKS

@@ -32,11 +32,12 @@ LINES = tl.constexpr(config.LINES)  # blocks encoded at a time
 LOG_PART = tl.constexpr(4)
 CHUNKS, MAX_KEYS = tl.constexpr(config.CHUNKS), tl.constexpr(config.MAX_KEYS)
 WORD_BYTES, ENTRY_BYTES = tl.constexpr(config.WORD_BYTES), tl.constexpr(config.ENTRY_BYTES)
+LOG_WORD_BYTES = tl.constexpr(config.WORD_BYTES.bit_length() - 1)
 SIGN_WORDS = tl.constexpr(config.SIGN_WORDS)  # of a chunk
 NO_ENTRIES = tl.constexpr(NO_ENTRY.value * 0x01010101)
 
 INTEGERS = ["seed", "offset", "d", "k", "nnz", "n_tiles", "log_group", "log_chunk", "log_block", "first_group"]
-INTEGERS += ["groups", "groups_per_split", "groups_per_program", "capacity"]
+INTEGERS += ["groups", "groups_per_split", "groups_per_program", "capacity", "log_rows", "log_run"]
 
 
 @triton.jit
@@ -87,13 +88,14 @@ def _write_tables(table, signs, c, first_row, rows, s, p, k0, k1, stack, SUB_BLO
 
 @triton.jit
 def _encode_parts(
-    lines, table, signs, first_chunk, chunks, nnz, log_chunk, log_block, SUB_BLOCKS: tl.constexpr,
+    lines, table, signs, first_chunk, chunks, nnz, log_chunk, log_block, log_rows, log_run, SUB_BLOCKS: tl.constexpr,
     WINDOWS: tl.constexpr,
 ):  # fmt: skip
     """Write the codes of `chunks` chunks, whose words are in the tables from first_chunk on, to `lines`.
 
     With WINDOWS, rows of a tile that are not among the TILE rows of the list are left out.
     """
+    in_run = (1 << log_run) - 1
     thread = tl.arange(0, THREADS)
     p, log_part = log_chunk.to(tl.uint32), tl.minimum(log_chunk, LOG_PART)
     log_parts = log_chunk - log_part
@@ -109,7 +111,8 @@ def _encode_parts(
         first, second, row, _ = load_words(table + ((first_chunk + q) * SUB_BLOCKS + t) * ENTRY_BYTES)
         word = load_word(signs + ((first_chunk + q) * SIGN_WORDS + (e >> 5)) * WORD_BYTES).to(tl.uint32, bitcast=True)
         word >>= (e & 31).to(tl.uint32)
-        line = lines + ((q << (log_chunk - log_block)) + (i >> log_block)) * TILE
+        block = (q << (log_chunk - log_block)) + (i >> log_block)
+        line = lines + (block >> log_run << (log_rows + log_run)) + (block & in_run)
         code = (i & ((1 << log_block) - 1)).to(tl.uint32)
         column = i.to(tl.uint32)
         for _ in range(1 << log_part):
@@ -118,7 +121,7 @@ def _encode_parts(
                 r &= (1 << 24) - 1
                 store_byte_where(line + r, code | ((word & 1) << 7), r < TILE)
             else:
-                store_byte(line + r, code | ((word & 1) << 7))
+                store_byte(line + (r << log_run), code | ((word & 1) << 7))
             column += 1
             code += 1
             word >>= 1
@@ -143,6 +146,8 @@ def encode_chunks(
     groups_per_split: tl.int32,
     groups_per_program: tl.int32,
     capacity: tl.int32,
+    log_rows: tl.int32,
+    log_run: tl.int32,
     SUB_BLOCKS: tl.constexpr,
     WINDOWS: tl.constexpr,
     PROGRAMMATIC_LAUNCH: tl.constexpr,
@@ -150,9 +155,10 @@ def encode_chunks(
 ):
     """Write the codes of columns [offset, offset + d); grid (blocks of a split's groups, tiles of all stacks, splits).
 
-    codes : uint8 (splits * tiles * capacity, 128).  columns : int32 (splits * tiles * capacity,).
+    codes : uint8 (splits * tiles * capacity, 2^log_rows).  columns : int32 (splits * tiles * capacity,).
     counts : int32 (splits * tiles,).  k, nnz, n_tiles : of one stack.  groups : the number of groups, of which the
-    first is first_group; each split has groups_per_split of them, each program groups_per_program.
+    first is first_group; each split has groups_per_split of them, each program groups_per_program.  log_run : of the
+    blocks in a run; capacity is a multiple of these.  log_rows : 7 with WINDOWS.
     groups_per_program, SUB_BLOCKS : from `config.chunk_codes.encoding`.  WINDOWS : whether lists are of windows instead
     of tiles; the second axis of the grid is then twice as long.
     """
@@ -196,19 +202,22 @@ def encode_chunks(
     _write_tables(table, signs, c, first_row, tile_rows(tile, k, n_tiles), s, p, k0, k1, stack, SUB_BLOCKS)
     thread = tl.arange(0, THREADS)
     none = (thread * 0).to(tl.uint32) + NO_ENTRIES
-    pointers = (codes + begin * TILE).to(tl.pointer_type(tl.int32)) + thread
+    pointers = (codes + (begin << log_rows.to(tl.int64))).to(tl.pointer_type(tl.int32)) + thread
+    log_words, in_run = log_rows - LOG_WORD_BYTES, (1 << log_run) - 1
     at_once = tl.full((), LINES, tl.int32) // blocks
     for batch in range((count + at_once - 1) // at_once):
         done = at_once * batch
         chunks = tl.minimum(at_once, count - done)
-        for line in tl.static_range(0, LINES * TILE, THREADS * ENTRY_BYTES):
+        for line in range(0, at_once * blocks << log_rows, THREADS * ENTRY_BYTES):
             store_words(lines + line + thread * ENTRY_BYTES, none, none, none, none)
         tl.debug_barrier()
-        _encode_parts(lines, table, signs, done, chunks, nnz, log_chunk, log_block, SUB_BLOCKS, WINDOWS)
+        _encode_parts(
+            lines, table, signs, done, chunks, nnz, log_chunk, log_block, log_rows, log_run, SUB_BLOCKS, WINDOWS
+        )
         tl.debug_barrier()
-        words = chunks * blocks * (TILE // WORD_BYTES)
+        words = ((chunks * blocks + in_run) & ~in_run) << log_words
         for word in range(0, words, THREADS):
             mask = word + thread < words
             four_codes = load_word(lines + tl.minimum(word + thread, words - 1) * WORD_BYTES)
-            tl.store(pointers + done * blocks * (TILE // WORD_BYTES) + word, four_codes, mask=mask)
+            tl.store(pointers + (done * blocks << log_words) + word, four_codes, mask=mask)
         tl.debug_barrier()

@@ -6,8 +6,12 @@ chunks, 2^log_block columns of one. A kernel that reads codes needs neither Phil
 compiled kernel serves all sketches. Codes of blocks of 32 columns take 4 bytes per column.
 
 Blocks are listed by split of the columns and by tile: list l = split * tiles + tile has ``counts[l]`` blocks. Block i
-of the list begins at column ``columns[l * capacity + i]`` of the data and has the codes ``codes[l * capacity + i]``.
-The tiles of stacked sketches are numbered stack by stack.
+of the list begins at column ``columns[l * capacity + i]`` of the data and has the codes ``codes[l * capacity + i]``. A
+block has codes for as many rows as a tile, or more. The tiles of stacked sketches are numbered stack by stack.
+
+If there is one tile, blocks may form *runs* of 8, in which the codes of one row are adjacent, so that threads load
+several at a time: in block i, row r has the code ``codes.reshape(-1, rows, 8)[(l * capacity + i) // 8, r, i % 8]``. The
+last run of a list is filled with NO_ENTRY.
 
 Lists may be of windows instead. Window w consists of rows 128 w to 128 w + 127, so that results begin at multiples of
 128 components. There are as many windows as tiles, and only tiles w and w + 1 have rows of window w: its list has the
