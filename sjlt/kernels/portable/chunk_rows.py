@@ -16,12 +16,12 @@ def _quotient(a, b):
 
 
 @triton.jit
-def sub_blocks_of_rows(rows, s):
-    """(sub-block, row within it, its number of rows b, `reciprocal_of` b) for each row [128] of a tile of `rows` rows.
+def sub_blocks_of_rows(rows, s, ROWS: tl.constexpr = TILE):
+    """(sub-block, row within it, its number of rows b, `reciprocal_of` b) for each row [ROWS] of a tile of `rows` rows.
 
     Beyond the tile's last row, the row within the sub-block is b.
     """
-    r = tl.arange(0, TILE).to(tl.uint32)
+    r = tl.arange(0, ROWS).to(tl.uint32)
     t = tl.where(r < rows, _quotient((r + 1) * s - 1, rows), 0)
     begin = _quotient(t * rows, s)
     b = _quotient((t + 1) * rows, s) - begin
@@ -50,7 +50,7 @@ def row_words(c, rows, s, k0, k1, stack, SUB_BLOCKS: tl.constexpr):
 
 @triton.jit
 def entries_of_rows(q, words, rows_in_tile, p, SUB_BLOCKS: tl.constexpr):
-    """(column, negative, has_entry) of the tile's rows in chunks q [Q]: [Q, 128] each; columns are within the chunk.
+    """(column, negative, has_entry) of the tile's rows in chunks q [Q]: [Q, ROWS] each; columns are within the chunk.
 
     q : indices of chunks in `words`, from `row_words`.  rows_in_tile : from `sub_blocks_of_rows`.  p : log_chunk,
     uint32.
@@ -58,8 +58,9 @@ def entries_of_rows(q, words, rows_in_tile, p, SUB_BLOCKS: tl.constexpr):
     keys, signs = words
     t, row, b, reciprocal = rows_in_tile
     Q: tl.constexpr = q.shape[0]
+    ROWS: tl.constexpr = t.shape[0]
     index = q[:, None] * SUB_BLOCKS + t.to(tl.int32)[None, :]
-    key = tl.reshape(tl.gather(keys, tl.reshape(index, Q * TILE), 0), Q, TILE)
+    key = tl.reshape(tl.gather(keys, tl.reshape(index, Q * ROWS), 0), Q, ROWS)
     theta, key = (key >> 32).to(tl.uint32), key.to(tl.uint32)
     row, b = row[None, :], b[None, :]
     i = unscale_by(row, b, theta, reciprocal[None, :], p)
@@ -70,5 +71,5 @@ def entries_of_rows(q, words, rows_in_tile, p, SUB_BLOCKS: tl.constexpr):
     i = (i * (key >> 16) + (key >> 24)) & mask
     e = (t[None, :] << p) + i
     word = q[:, None] * 4 + ((e >> 5) & 3).to(tl.int32)
-    sign = tl.reshape(tl.gather(signs, tl.reshape(word, Q * TILE), 0), Q, TILE)
+    sign = tl.reshape(tl.gather(signs, tl.reshape(word, Q * ROWS), 0), Q, ROWS)
     return i, (sign >> (e & 31)) & 1, has_entry

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..config import arithmetic, chunk_codes
 from ..config import one_tile as config
-from .chunk_codes import TILE, key_words
+from .chunk_codes import key_words
 from .chunk_rows import entries_of_rows, row_words, sub_blocks_of_rows
 from .fp32_split import (
     BF16_TRIPLE,
@@ -54,15 +54,15 @@ def write_entries(
     first = tl.program_id(0) * chunks_per_program
     c = first_chunk + first.to(tl.int64) + tl.arange(0, HELD_CHUNKS)
     rows, s, p = k.to(tl.uint32), nnz.to(tl.uint32), log_chunk.to(tl.uint32)
-    rows_in_tile = sub_blocks_of_rows(rows, s)
+    rows_in_tile = sub_blocks_of_rows(rows, s, ROWS)
     words = row_words(c, rows, s, k0, k1, (first * 0).to(tl.uint32), SUB_BLOCKS)
-    r = tl.arange(0, TILE)
+    r = tl.arange(0, ROWS)
     for batch in range(0, tl.minimum(chunks_per_program, chunks - first), CHUNKS):
         q = batch + tl.arange(0, CHUNKS)
         i, negative, has_entry = entries_of_rows(q, words, rows_in_tile, p, SUB_BLOCKS)
         value = (negative.to(tl.int32) << 15) | one
         i = tl.where(has_entry, i.to(tl.int32), -1)
-        keep = (first + q < chunks)[:, None] & (r < ROWS)[None, :]
+        keep = (first + q < chunks)[:, None]
         offset = ((first + q).to(tl.int64) << log_chunk.to(tl.int64))[:, None] * ROWS + r[None, :]
         for column in range(1 << log_chunk):
             tl.store(entries + offset + column * ROWS, tl.where(i == column, value, 0).to(tl.uint16), mask=keep)
