@@ -63,8 +63,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     n_components_ : int
         The number of components, with "auto" resolved.
     components_ : CSR matrix of shape (n_components, n_features)
-        The projection as a matrix, built on each access, in the dtype of the validated training data (float32 for a
-        half-precision tensor). A CSR array if scikit-learn is configured for sparse arrays.
+        The projection as a matrix, built on each access, in the dtype of the training data (float32 for a tensor of 16
+        bits). A CSR array if scikit-learn is configured for sparse arrays.
     density_ : float
         The fraction of nonzeros in `components_`: nnz / n_components, or the rounded `density`.
     inverse_components_ : {ndarray, tensor} of shape (n_features, n_components)
@@ -100,12 +100,10 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     Tensors are validated like arrays: shape, NaN and infinity. On a GPU, looking for NaN and infinity reads the data
     once more and synchronises; ``sklearn.config_context(assume_finite=True)`` disables it.
 
-    `fit` uses only the shape and dtype of X. If X is never in memory as a whole, fit on an empty sparse matrix with
-    the same number of features::
+    `fit` uses only the shape and dtype of X, and the number of rows only for n_components="auto". If X is never in
+    memory as a whole, fit on an empty sparse matrix with the same number of features::
 
         SparseRandomProjection(256).fit(scipy.sparse.csr_matrix((1, n_features), dtype=np.float32))
-
-    The number of rows matters only for n_components="auto".
 
     References
     ----------
@@ -240,8 +238,8 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         Returns
         -------
         {ndarray, sparse matrix, tensor, dask array} of shape (n_samples, n_components)
-            A tensor is on the device of X; a dask array is lazy. Sparse if X is sparse and dense_output=False: CSC if X
-            is CSC, else CSR.
+            A tensor is dense, on the device of X; a dask array is lazy. Sparse if X is a sparse matrix or array and
+            dense_output=False: CSC if X is CSC, else CSR.
 
         Raises
         ------
@@ -355,12 +353,13 @@ def _check_tensor(X: Any) -> None:
 
 def _check_finite(X: Any) -> None:
     """Raise ValueError for NaN and infinity, unless scikit-learn is configured to assume finite data."""
-    if sklearn.get_config()["assume_finite"]:
-        return
     import torch
 
+    if sklearn.get_config()["assume_finite"]:
+        return
     # A sum needs no memory and is non-finite if any element is. Finite elements may overflow it: then check each.
-    if not torch.isfinite(X.detach().sum(dtype=torch.float32 if X.itemsize < 4 else None)):
+    X = X.detach().values() if X.layout in (torch.sparse_csr, torch.sparse_csc) else X.detach()
+    if not torch.isfinite(X.sum(dtype=torch.float32 if X.itemsize < 4 else None)):
         for name, found in (("NaN", X.isnan().any()), ("infinity", X.isinf().any())):
             if found:
                 raise ValueError(f"Input X contains {name}.")

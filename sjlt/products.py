@@ -90,12 +90,12 @@ class SketchProducts(Operator):
         Notes
         -----
         On the CPU, component r of the result is within c u sum_j |S_rj x_j| of its exact value if no element exceeds
-        1/64 of the largest finite number in magnitude; u is the unit roundoff of the sums (2^-24, or 2^-53 for fp64)
-        and c = 68 for dense data (derived in `sjlt.backends.cpu.dense_kernels`). On ordinary data the largest error
-        measured, on GPUs as well, is below 1e-6 ||x|| for fp32 and 1e-14 ||x|| for fp64. CPU results are bitwise
-        independent of the number of threads and of which rows are projected together. A non-finite element affects
-        exactly the nnz components of its feature. (With independent entries it may affect all components of its data
-        vector, on every device.)
+        1/64 of the largest finite number in magnitude, nor, for fp64, sqrt(nnz) sum_j |S_rj x_j| that number: sums are
+        scaled last. u is the unit roundoff of the sums (2^-24, or 2^-53 for fp64), and c = 68 for dense data (derived
+        in `sjlt.backends.cpu.dense_kernels`). On ordinary data the largest error measured, on GPUs as well, is below
+        1e-6 ||x|| for fp32 and 1e-14 ||x|| for fp64. CPU results are bitwise independent of the number of threads and
+        of which rows are projected together. A non-finite element affects exactly the nnz components of its feature.
+        (With independent entries it may affect all components of its data vector, on every device.)
 
         CUDA tensors are projected on their device, in the current stream, with the same entries. On one device, results
         for data of the same shape and layout are bitwise reproducible. fp32 is as accurate as on the CPU unless
@@ -137,8 +137,9 @@ class SketchProducts(Operator):
 
         Notes
         -----
-        As for `project`. A non-finite element affects the features with a nonzero in its component; on a GPU it may
-        affect other features of the same data vector.
+        As for `project`, with sums of nnz terms: on the CPU, c = nnz + 3 if no element exceeds 1/nnz of the largest
+        finite number. A non-finite element affects the features with a nonzero in its component; on a GPU it may affect
+        other features of the same data vector.
         """
         return project_adjoint(self.spec, y, out, accumulate)
 

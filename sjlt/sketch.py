@@ -31,13 +31,19 @@ def _parts(n: int, step: int) -> Iterator[slice]:
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
+def _index(value: Any) -> int:
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        raise TypeError(f"a sketch is sliced by integers, got {value!r}")
+    return operator.index(value)
+
+
 def _bounds(part: slice, n: int) -> tuple[int, int]:
     """(start, stop) of ``part.indices(n)`` for a slice of step 1, in operations that torch.compile can trace."""
     if part.step is not None and operator.index(part.step) != 1:
         raise ValueError(f"a sketch can be sliced with step 1 only, got step {part.step}")
     start, stop = part.start if part.start is not None else 0, part.stop if part.stop is not None else n
     if not (type(start) is type(stop) is int):  # torch.compile would turn the results of operator.index into constants
-        start, stop = operator.index(start), operator.index(stop)
+        start, stop = _index(start), _index(stop)
     return (max(start + n, 0) if start < 0 else min(start, n)), (max(stop + n, 0) if stop < 0 else min(stop, n))
 
 
@@ -258,6 +264,8 @@ class Sketch(SketchProducts):
 
         if np.dtype(dtype).kind != "f":
             raise TypeError(f"the entries are fractions: dtype must be floating, got {np.dtype(dtype)}")
+        if np.dtype(dtype).itemsize < 4 or not np.dtype(dtype).isnative:
+            raise TypeError(f"SciPy's sparse arrays do not support dtype {np.dtype(dtype)}: use float32 or float64")
         codes, indptr, scale = cpu_backend(self.spec).columns(self.spec)  # rows ascend in each column
         index = np.int32 if max(codes.size, *self.shape) <= np.iinfo(np.int32).max else np.int64
         entries, rows = np.empty(codes.size, dtype), np.empty(codes.size, index)
@@ -269,7 +277,8 @@ class Sketch(SketchProducts):
 
     def toarray(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
         """Return the sketch as a dense array of shape (n_components, n_features)."""
-        return np.asarray(self.to_scipy(dtype=dtype).toarray())
+        supported = np.dtype(dtype).kind != "f" or (np.dtype(dtype).itemsize >= 4 and np.dtype(dtype).isnative)
+        return np.asarray(self.to_scipy(dtype=dtype if supported else np.float64).toarray().astype(dtype, copy=False))
 
 
 def project(

@@ -97,3 +97,23 @@ def test_sums_in_the_stated_range_do_not_overflow(dtype, largest, n):
     result = x @ S.T
     assert np.isfinite(result).all()
     assert (result[:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("nnz", [64, 128])
+def test_adjoints_in_the_stated_range_do_not_overflow(dtype, nnz):
+    """All nnz terms of one sign, the largest permitted."""
+    S = Sketch(10, 128, nnz=nnz, seed=1)
+    largest = np.finfo(dtype).max / nnz * (1 - 2.0**-10)
+    y = np.tile((np.sign(S.toarray()[:, 0]) * largest).astype(dtype), (3, 1))
+    np.testing.assert_allclose((y @ S)[:, 0], largest * nnz**0.5, rtol=1e-6)
+
+
+def test_fp64_sums_in_the_stated_range_do_not_overflow():
+    """Their total is the largest permitted before it is scaled."""
+    S = Sketch(3000, 256, nnz=16, seed=1)
+    row = S.toarray()[0]
+    columns = np.flatnonzero(row)[:128]
+    x = np.zeros(3000)
+    x[columns] = np.sign(row[columns]) * np.finfo("float64").max / 128 * (1 - 2.0**-10)
+    np.testing.assert_allclose((x @ S.T)[0], np.finfo("float64").max / 4 * (1 - 2.0**-10))

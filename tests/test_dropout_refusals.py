@@ -128,5 +128,7 @@ def test_tensor_refusals():
         sjlt.masked_dropout(X, X, 0.5)
     with pytest.raises(ValueError, match="keep must have the shape"):
         sjlt.masked_dropout(X, np.ones(3, np.bool_), 0.5)
+    with pytest.raises(TypeError, match="masked arrays are not supported"):
+        sjlt.masked_dropout(X, np.ma.masked_array(X > 0, mask=True), 0.5)
     with pytest.raises(ValueError, match="too close to 0 for bits=8"):
         sjlt.masked_dropout(X, X > 0, 0.001, 8)

@@ -130,6 +130,17 @@ def test_gradients(device):
 # ------------------------------------------------------------------------------------- checks
 
 
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC) tensor support is in beta state")
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_coo])
+def test_sparse_tensors_are_checked_like_dense_ones(layout):
+    transformer = SparseRandomProjection(5, random_state=0)
+    large = (torch.eye(30, 20) * 3e38).to_sparse(layout=layout)  # finite, but not their sum
+    assert transformer.fit_transform(large).shape == (30, 5)
+    for value, name in ((np.nan, "NaN"), (np.inf, "infinity")):
+        with pytest.raises(ValueError, match=f"^Input X contains {name}.$"):
+            transformer.transform(torch.full((3, 20), value).to_sparse(layout=layout))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
 def test_non_finite_values_are_refused(device, dtype, value, name):

@@ -273,6 +273,16 @@ def test_integer_dtypes_are_refused(dtype):
                 call(dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float16", ">f4", ">f8"])
+def test_dtypes_that_scipy_does_not_support(dtype):
+    """Sparse matrices refuse them; dense arrays are rounded once."""
+    S = Sketch(20, 10, nnz=3)
+    with pytest.raises(TypeError, match="use float32 or float64"):
+        S.to_scipy(dtype=dtype)
+    same(S.toarray(dtype), S.toarray().astype(dtype))
+    same(S.T.toarray(dtype), S.T.toarray().astype(dtype))
+
+
 # --------------------------------------------------------------------------------- SciPy's operator protocol
 
 

@@ -67,6 +67,20 @@ def test_masked_arrays():
     for function, argument in ((S.project, x), (S.project_adjoint, y), (S.__matmul__, x.T), (S.T.__matmul__, y.T)):
         with pytest.raises(TypeError, match="masked"):
             function(argument)
+    with pytest.raises(TypeError, match="out is a masked array"):
+        S.project(np.ones((3, 50)), out=np.ma.zeros((3, 40)))
+
+
+def test_sparse_vectors():
+    for S_or_T, width in ((S, 50), (S.T, 40)):
+        with pytest.raises(ValueError, match=rf"2 dimensions, got a sparse matrix of shape \({width},\)"):
+            S_or_T @ sp.csr_array(np.ones(width))
+
+
+@pytest.mark.parametrize("part", [slice(2.0, 4), slice(True, 3), slice(0, "4")])
+def test_slices_that_are_not_integers(part):
+    with pytest.raises(TypeError, match=r"sliced by integers, got (2\.0|True|'4')"):
+        S[:, part]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,24 @@ def test_frames_of_mixed_columns(column, dtype):
         S.project(frame)
 
 
+@pytest.mark.parametrize("dtype", ["Float64", "Float32", "Int64", "boolean"])
+def test_frames_of_nullable_dtypes(dtype):
+    """pandas converts frames of them to objects, but columns to numbers."""
+    plain = pd.DataFrame({name: [1, 0, 1] for name in "abcd"})
+    frame = plain.astype(dtype)
+    expected = S.project(plain.to_numpy(dtype.lower().replace("boolean", "bool")))
+    result = S.project(frame)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+    frame.loc[1, "c"] = pd.NA
+    if dtype == "boolean":
+        with pytest.raises(TypeError, match="column 'c' has dtype boolean"):
+            S.project(frame)
+    else:
+        assert np.isnan(S.project(frame)[1]).any()
+        np.testing.assert_array_equal(S.project(frame)[[0, 2]], expected[[0, 2]])
+
+
 def test_polars_frames_of_mixed_columns():
     with pytest.raises(TypeError, match="column 'name' has dtype String"):
         S.project(pl.DataFrame({"a": [1.0], "b": [1], "name": ["x"], "d": [0.5]}))

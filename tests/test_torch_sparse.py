@@ -46,6 +46,25 @@ def same(actual, expected, dtype):
     np.testing.assert_array_equal(actual.detach().double().numpy(), expected)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("side", ["X @ S.T", "S @ A"])
+def test_gradient_penalties(layout, side):
+    """Derivatives of derivatives with respect to a sparse tensor itself, as in a penalty on its gradient."""
+    dense = drawn((5, 200), 0.05)
+
+    def penalised(x):
+        result = x @ EXACT.T if side == "X @ S.T" else EXACT @ x.transpose(0, 1)
+        loss = result.pow(2).sum()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        at_nonzeros = gradient.to_dense() if gradient.layout is not torch.strided else gradient * (dense != 0)
+        return torch.autograd.grad(loss + at_nonzeros.pow(2).sum(), x)[0]
+
+    found = penalised(LAYOUTS[layout](dense).requires_grad_())
+    expected = penalised(dense.clone().requires_grad_())
+    found = found.to_dense() if found.layout is not torch.strided else found
+    torch.testing.assert_close(found[dense != 0], expected[dense != 0])
+
+
 @pairwise(layout=list(LAYOUTS), dtype=DTYPES, n=[0, 1, 3, 60], index=[torch.int32, torch.int64])
 def test_products(layout, dtype, n, index):
     dense = drawn((n, 200))

@@ -65,8 +65,9 @@ def multiply_array(spec: SketchSpec, a: Any) -> Any:
     backend = cpu_backend(spec)
     if not is_sparse(a):
         return _multiply_dense(backend.project, spec, a, spec.n_components)
+    a = checked_sparse(a)
     out = np.empty((spec.n_components, a.shape[1]), result_dtype(a.dtype))
-    backend.project_sparse(spec, checked_sparse(a).T, out.T, False)
+    backend.project_sparse(spec, a.T, out.T, False)
     return out
 
 
@@ -76,8 +77,9 @@ def multiply_transposed_array(spec: SketchSpec, b: Any) -> Any:
     check_height("S.T", b, (spec.n_features, spec.n_components))
     if not is_sparse(b):
         return _multiply_dense(cpu_backend(spec).adjoint, spec, b, spec.n_features)
+    b = checked_sparse(b)
     out = np.empty((spec.n_features, b.shape[1]), result_dtype(b.dtype))
-    _adjoint_sparse(spec, checked_sparse(b).T, out.T, False)
+    _adjoint_sparse(spec, b.T, out.T, False)
     return out
 
 
@@ -128,6 +130,8 @@ def _result(
         return np.empty(shape, dtype)
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy array, got {type(out).__name__}")
+    if isinstance(out, np.ma.MaskedArray):
+        raise TypeError("out is a masked array, whose mask would be ignored: pass out.data")
     if out.shape != shape:
         raise ValueError(f"out must have shape {shape}, got {out.shape}")
     allowed = ("float32", "float64") if accumulate else ("float16", "float32", "float64")

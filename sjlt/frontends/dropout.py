@@ -74,6 +74,7 @@ def masked_dropout(x: Any, keep: Any, p: Any, bits: Any) -> Any:
         ops.checks.check_like("keep", keep, x)
         ops.checks.check_bool(keep)
         return ops.masked(x, keep, scale)
+    refuse_foreign(keep)
     x, keep = _array(x), np.asarray(keep)
     if keep.dtype != np.bool_:
         raise TypeError(f"keep must have dtype bool, got {keep.dtype}")

@@ -57,7 +57,8 @@ class SeededDropout(nn.Module):
     >>> block[1].counter
     tensor(2)
 
-    Recomputation outside a backward pass cannot be detected; pass `step` explicitly.
+    Recomputation outside a backward pass cannot be detected; pass `step` explicitly. Do so, too, or use
+    ``advance="manual"``, in transforms of `torch.func`, which do not permit a change of the counter.
 
     Parameters
     ----------

@@ -123,6 +123,8 @@ class SJLTProjection(nn.Module):
         return f"original_dim={self.original_dim}, proj_dim={self.proj_dim}, c={self.c}, device={self.device}"
 
     def _checked(self, x: Tensor, width: int, name: str) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"a tensor is required, got {type(x).__name__}")
         if x.ndim != 2 or x.shape[1] != width:
             raise ValueError(f"a tensor of shape (batch, {name} = {width}) is required, got {tuple(x.shape)}")
         if not x.is_floating_point():

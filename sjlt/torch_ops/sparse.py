@@ -68,12 +68,63 @@ def check_sparse(x: Tensor, ndim: int | None = 2) -> None:
         raise ValueError(f"a sparse tensor must have {ndim} dimensions, got shape {tuple(x.shape)}")
 
 
+class _Values(torch.autograd.Function):
+    """The values of a CSR or CSC tensor.
+
+    torch's own ``x.values()`` has no second derivatives: the gradient with respect to x does not depend on anything.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.values()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        (x,) = inputs
+        ctx.save_for_backward(*_indices(x))
+        ctx.shape, ctx.layout = x.shape, x.layout
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _Compressed.apply(gradient, *ctx.saved_tensors, ctx.shape, ctx.layout)
+
+
+class _Compressed(torch.autograd.Function):
+    """A CSR or CSC tensor with the given values: the derivative of `_Values`."""
+
+    @staticmethod
+    def forward(values: Tensor, indptr: Tensor, indices: Tensor, shape: torch.Size, layout: torch.layout) -> Tensor:
+        return torch.sparse_compressed_tensor(indptr, indices, values, shape, layout=layout, check_invariants=False)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, indptr, indices, _, ctx.layout = inputs
+        ctx.save_for_backward(indptr, indices)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        indptr, indices = ctx.saved_tensors
+        if gradient.layout is ctx.layout:  # with the same indices
+            values = _Values.apply(gradient)
+        else:
+            compressed = _expanded(indptr, len(indices))
+            at = (compressed, indices) if ctx.layout is torch.sparse_csr else (indices, compressed)
+            values = (gradient if gradient.layout is torch.strided else gradient.to_dense())[at]
+        return values, None, None, None, None
+
+
+def _indices(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointers and indices of a CSR or CSC tensor."""
+    if x.layout is torch.sparse_csr:
+        return x.crow_indices(), x.col_indices()
+    return x.ccol_indices(), x.row_indices()
+
+
 def matrix(x: Tensor) -> SparseMatrix:
     """A 2-D sparse tensor as a `SparseMatrix` whose values are differentiable."""
-    if x.layout is torch.sparse_csr:
-        return SparseMatrix(x.values(), x.crow_indices(), x.col_indices(), False, x.shape[0])
-    if x.layout is torch.sparse_csc:
-        return SparseMatrix(x.values(), x.ccol_indices(), x.row_indices(), True, x.shape[0])
+    if x.layout is not torch.sparse_coo:
+        values = _Values.apply(x) if x.requires_grad else x.values()
+        return SparseMatrix(values, *_indices(x), x.layout is torch.sparse_csc, x.shape[0])
     x = x.coalesce()
     rows, columns = x.indices()
     return SparseMatrix(x.values(), _pointers(rows, x.shape[0]), columns, False, x.shape[0])

@@ -19,7 +19,8 @@ second-order term n_blocks^2 u^2 stays below u up to 2^26 blocks. The scale 1/sq
 the multiplication by it a third; for fp32, the rounding of the result replaces these fp64 roundings. An adjoint sums
 nnz terms, which gives nnz + 3 instead of MAX_TERMS + 4.
 
-No sum overflows if |x| <= max / MAX_TERMS (fp32 and bf16: 2^122, 5e36) or, in fp64, if the sum of |S_rj x_j| is finite.
+No sum overflows if |x| <= max / MAX_TERMS (fp32 and bf16: 2^122, 5e36) and, in fp64, sqrt(nnz) times the sum of
+|S_rj x_j| is finite, because sums are scaled last; nor, in an adjoint, if |y| <= max / nnz.
 """
 
 from __future__ import annotations
