@@ -30,6 +30,7 @@ def test_few_bytes_of_data_per_byte_of_codes():
         ({"n": 64}, False),  # half a block
         ({"d": 60_000}, False),  # less than 8 MB
         ({"k": 65, "nnz": 32}, False),  # codes of 128 rows
+        ({"stacks": 2}, False),
     ],
 )
 def test_sketches_of_few_rows(case, takes):

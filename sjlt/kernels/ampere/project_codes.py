@@ -56,15 +56,8 @@ def _start(x, product, lists, block_v, stride_v, CHOSEN: gl.constexpr):
     index = gl.where(exists, split * n_tiles + m, 0)
     count = gl.where(exists, gl.load(counts + index), 0)
     begin = index.to(gl.int64) * capacity
-    v = block * CHOSEN.vectors + block_v
-    return (
-        v,
-        x + v.to(gl.int64) * stride_v,
-        columns + begin,
-        codes + begin * CHOSEN.rows,
-        count,
-        slices_of(count, CHOSEN),
-    )
+    v, codes = block * CHOSEN.vectors + block_v, codes + begin * CHOSEN.rows
+    return v, x + v.to(gl.int64) * stride_v, columns + begin, codes, count, slices_of(count, CHOSEN)
 
 
 @gluon.jit

@@ -86,7 +86,8 @@ def _gains(product: Product) -> bool:
         least = MIN_COLUMNS if product.nnz < MANY_ENTRIES else MIN_COLUMNS_OF_MANY
     if product.n < least:
         return False
-    if rows_of(product) < law.TILE_ROWS and product.n > PROGRAM_VECTORS // 2 and product.x_bytes >= MIN_NARROW_BYTES:
+    few_rows = rows_of(product) < law.TILE_ROWS and product.stacks == 1
+    if few_rows and product.n > PROGRAM_VECTORS // 2 and product.x_bytes >= MIN_NARROW_BYTES:
         return True
     many = product.nnz > 4 and product.d >= MIN_MANY_COLUMNS
     per_code = MIN_BYTES_PER_MANY if many else MIN_BYTES_PER_CODE
