@@ -276,3 +276,17 @@ def test_kills_leave_no_partial_file(tmp_path):
     assert not error
     assert out.read_bytes() == expected
     assert files_in(tmp_path) == ["wanted.parquet", "x.parquet", "y.parquet"], f"{orphans} orphans seen"
+
+
+def test_columns_named_like_fields(tmp_path):
+    """A name with dots may also be the path of a field of another column."""
+    columns = {"m.id": range(N), "text": ["t"] * N, "m": pa.array([{"id": i} for i in range(N)])}
+    columns |= {"a.list": range(N), "a": pa.array([[i] for i in range(N)])}
+    table = pa.table(columns | {"v": table_of(vectors())["v"]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", K, seed=1)
+    result = pq.read_table(tmp_path / "y.parquet")
+    assert result.column_names == table.column_names
+    for name in columns:
+        assert result[name].to_pylist() == table[name].to_pylist()
+    assert np.array_equal(matrix_of(result["v"]), sjlt.Sketch(D, K, seed=1).project(vectors()))

@@ -10,6 +10,7 @@ import scipy.sparse
 from helpers.cases import exhaustive_except, pairwise
 
 import sjlt
+from sjlt.files.encoding import to_unit_length
 from sjlt.files.errors import UserError
 from sjlt.files.opening import open_source
 from sjlt.files.projection import project_file
@@ -237,3 +238,14 @@ def test_normalized_results():
     fine = np.arange(N) != 8
     lengths = np.linalg.norm(np.load("unit.npy")[fine], axis=1)
     np.testing.assert_allclose(lengths, np.where(np.any(y[fine], axis=1), 1, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_have_no_direction(value):
+    x = np.ones((3, 50), np.float32)
+    x[1, 5] = value
+    y = sjlt.Sketch(50, 8, seed=1).project(x)
+    assert np.isfinite(y[1]).any()
+    to_unit_length(y)
+    assert np.isnan(y[1]).all()
+    np.testing.assert_allclose(np.linalg.norm(y[[0, 2]], axis=1), 1, rtol=1e-6)

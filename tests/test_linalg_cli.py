@@ -226,6 +226,20 @@ def test_a_sparse_array_in_an_h5ad_file(run):
     np.testing.assert_allclose(np.load("x.npy"), lstsq(A, np.load("b.npy")).x)
 
 
+@each_command
+def test_links_and_long_names_are_refused_before_any_work(run, name):
+    arguments = list(COMMANDS[name])
+    place = -1 if name == "lstsq" else 2
+    suffix = Path(str(arguments[place])).suffix
+    Path("precious").write_bytes(b"precious")
+    Path("link" + suffix).symlink_to("precious")
+    arguments[place] = "link" + suffix
+    assert_refused(run, "is a symbolic link to precious", *arguments, "--force")
+    assert Path("link" + suffix).readlink() == Path("precious")
+    arguments[place] = "a" * (255 - len(suffix)) + suffix
+    assert_refused(run, "bytes too long for that of a temporary file", *arguments)
+
+
 def test_the_result_may_not_be_a_source(run):
     for command in (["lstsq", "A.npy", "b.npy", "A.npy"], ["lstsq", "A.npy", "b.npy", "b.npy"]):
         assert_refused(run, "is the source", *command, "--force")

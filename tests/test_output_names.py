@@ -185,3 +185,43 @@ def test_errors_name_the_visible_file(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match=r"\[Errno 5\] Input/output error: 'y.json'"):
         atomic.write_whole(Path("y.json"), b"", replace=True)
     assert names() == ["d", "x.npy"]
+
+
+def test_a_result_with_two_names_is_not_emptied() -> None:
+    """A kill between the two steps of a rename leaves OUT.partial as another name of OUT."""
+    project()
+    old = Path("y.npy").read_bytes()
+    os.link("y.npy", "y.npy.partial")
+
+    def interrupt(rows: int, of: int) -> None:
+        assert Path("y.npy").read_bytes() == old
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        project(force=True, n_components=K + 1, progress=interrupt)
+    assert Path("y.npy").read_bytes() == old
+    os.link("y.npy", "y.npy.partial")
+    project(force=True, n_components=K + 1)
+    assert_is_result(K + 1)
+
+
+def test_links_are_not_replaced() -> None:
+    Path("precious").write_bytes(b"precious")
+    os.symlink("precious", "y.npy")
+    with pytest.raises(UserError, match=r"^y\.npy: is a symbolic link to precious, which the result would replace$"):
+        project(force=True)
+    assert Path("y.npy").readlink() == Path("precious")
+    assert names() == ["precious", "x.npy", "y.npy"]
+
+
+def test_sources_older_than_1970() -> None:
+    os.utime("x.npy", (-315_619_200, -315_619_200))
+
+    def interrupt(rows: int, of: int) -> None:
+        if rows > N // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        project(progress=interrupt)
+    project(resume=True)
+    assert_is_result()

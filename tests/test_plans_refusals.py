@@ -225,3 +225,20 @@ class Cancelling(Executor):
         future.cancel()
         future.set_running_or_notify_cancel()
         return future
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+@pytest.mark.parametrize("kept", [0, 50, -1])
+def test_truncated_parts_are_not_committed(tmp_path, kind, kept):
+    shards(tmp_path / "in", kind=kind)
+    plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+    plan.run_part(0)
+    part = next((tmp_path / "out").glob("part-*"))
+    content = part.read_bytes()
+    part.write_bytes(content[:kept])
+    with pytest.raises(UserError, match=rf"{part.name}: is damaged, with \d+ bytes: remove it"):
+        plan.run()
+    assert not (tmp_path / "out" / "_sjlt.json").exists()
+    part.unlink()
+    plan.run()
+    assert part.read_bytes() == content

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+NAME_BYTES = 255  # in a file's name, on the usual file systems
+
 
 def check_output(
     out: Path, sources: Iterable[Path], suffixes: tuple[str, ...], force: bool, kind: str = "result"
@@ -22,7 +24,9 @@ def check_output(
     kind : str
         What the file is called in the message.
     """
+    from ..files.attempts import hidden_name
     from ..files.errors import UserError
+    from ..files.names import refuse_link
     from ..files.opening import refuse_dash
 
     refuse_dash(out)
@@ -37,5 +41,9 @@ def check_output(
     for source in sources:
         if out.exists() and source.exists() and out.samefile(source):
             raise UserError(f"{out}: is the source {source}")
+    if force:
+        refuse_link(out)
+    if len(hidden := os.fsencode(hidden_name(out.name))) > NAME_BYTES:
+        raise UserError(f"{out}: the name is {len(hidden) - NAME_BYTES} bytes too long for that of a temporary file")
     if os.path.lexists(out) and not force:
         raise UserError(f"{out}: exists (--force replaces it)")

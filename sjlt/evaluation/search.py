@@ -22,7 +22,10 @@ from .results import SearchQuality, SearchReport
 from .sample import as_array, refuse_non_finite, rows_of
 
 BLOCK_BYTES = 16 << 20  # of rows in float32
-TRAINING_ROWS = 20_000  # rows from which principal components are computed
+TRAINING_ROWS, TRAINING_BYTES = (
+    20_000,
+    256 << 20,
+)  # the most rows, in fp64, from which principal components are computed
 SHORTLIST = 100  # results that re-ranking would consider; at least the number of neighbours
 MAX_EXPONENT = 40  # of a row's largest magnitude: keeps sums of squares and products within the range of float32
 MAX_FLOAT16 = float(np.finfo(np.float16).max)
@@ -158,7 +161,8 @@ def _principal_components(X: Any, k: int, exponent: int, rng: np.random.Generato
     from sklearn.utils.extmath import randomized_svd
 
     n, d = X.shape
-    chosen = np.sort(rng.choice(n, min(TRAINING_ROWS, n), replace=False))
+    rows = min(TRAINING_ROWS, n, max(2 * k, TRAINING_BYTES // (8 * d)))
+    chosen = np.sort(rng.choice(n, rows, replace=False))
     if k == 0:
         return np.empty((d, 0), np.float32)
     sample = _scaled(rows_of(X, chosen), chosen, exponent)

@@ -153,11 +153,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def hidden_name(name: str) -> str:
+    """A new name of a hidden file for one with the given name."""
+    return f"{PREFIX}{name}~{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}{SUFFIX}"
+
+
 def create(path: Path) -> tuple[Path, int]:
     """Create and lock a new hidden file for `path`; return its path and descriptor."""
     while True:
-        unique = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        temporary = path.with_name(f"{PREFIX}{path.name}~{unique}{SUFFIX}")
+        temporary = path.with_name(hidden_name(path.name))
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         if lock(descriptor) is not False and temporary.exists():
             return temporary, descriptor

@@ -98,9 +98,9 @@ def _check(content: Any) -> None:
         if len(part["dtype"]) > 100:
             raise ValueError(f"{name}.dtype is {len(part['dtype'])} characters long")
         _dtype(f"{name}.dtype", part["dtype"])
-    for key in ("size", "mtime_ns"):
+    for key, least in (("size", 0), ("mtime_ns", -(2**63))):  # files may be older than 1970
         if key in source:
-            _integer(f"source.{key}", source[key], 0, 2**63 - 1)
+            _integer(f"source.{key}", source[key], least, 2**63 - 1)
     _integer("batch_rows", content["batch_rows"], 1, 2**63 - 1)
     sketch = Sketch.from_dict(content["sketch"])
     rows = source["shape"][0]

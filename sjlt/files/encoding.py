@@ -46,9 +46,9 @@ def to_unit_length(y: np.ndarray) -> None:
     """Divide each row of y by its norm, in place. Zero rows stay zero; rows with a NaN or infinity become NaN."""
     largest = np.max(np.abs(y), axis=1, initial=0)[:, None]
     with np.errstate(invalid="ignore"):
-        y /= np.where(largest > 0, largest, 1)  # prevents overflow and underflow of the squares
+        y /= np.where(largest == 0, 1, largest)  # prevents overflow and underflow of the squares
         norms = np.sqrt(np.einsum("ij,ij->i", y, y))[:, None]
-        y /= np.where(norms > 0, norms, 1)
+        y /= np.where(norms == 0, 1, norms)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,13 @@ def check_names(source: Path, out: Path, wanted: Format, suffixes: tuple[str, ..
             raise UserError(f"{path}: is the source {source} itself, and cannot be written while it is read")
         if is_temporary_of(path, source.name) and out.parent.samefile(source.parent):
             raise UserError(f"{source}: has the name of a temporary file for {path}: rename it first")
+    refuse_link(out)
+
+
+def refuse_link(out: Path) -> None:
+    """Raise UserError if `out` is a symbolic link, which a result would replace instead of the file that it names."""
+    if out.is_symlink():
+        raise UserError(f"{out}: is a symbolic link to {os.readlink(out)}, which the result would replace")
 
 
 def check_format(out: Path, wanted: Format) -> None:

@@ -105,6 +105,10 @@ class Output:
             note(f"{self.partial}: no such file, so there is nothing to resume: starting from the first row")
         self._check_space()
         self._descriptor = atomic.open_locked(self.partial)
+        if not resume and os.fstat(self._descriptor).st_nlink > 1:  # also OUT, which must not be emptied
+            os.unlink(self.partial)
+            self._release()
+            self._descriptor = atomic.open_locked(self.partial)
         try:
             if resume:
                 self._restore(adopt)

@@ -8,16 +8,21 @@ record is then removed. Readers trust a folder only if it has a manifest.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..files.atomic import write_whole
 from ..files.attempts import PREFIX, lock, sweep, sync_folder
 from ..files.description import differences, to_json
 from ..files.errors import UserError
 from .records import MANIFEST, PLAN, check_parts, read_record
+
+PARQUET_END = b"PAR1"
 
 
 def is_committed(target: Path, record: dict[str, Any]) -> bool:
@@ -118,13 +123,32 @@ def missing(target: Path, record: dict[str, Any]) -> list[int]:
     return [i for i, part in enumerate(record["parts"]) if part["name"] not in present]
 
 
+def _size_of_whole(part: Path) -> int:
+    """The size of a part in bytes. Raise UserError if it is truncated."""
+    size = part.stat().st_size
+    with open(part, "rb") as file:
+        if part.suffix == ".npy":
+            try:
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                whole = size == file.tell() + math.prod(shape) * dtype.itemsize
+            except ValueError:
+                whole = False
+        else:
+            file.seek(-min(size, len(PARQUET_END)), os.SEEK_END)
+            whole = file.read() == PARQUET_END
+    if not whole:
+        raise UserError(f"{part}: is damaged, with {size} bytes: remove it to have it projected again")
+    return size
+
+
 def commit(target: Path, record: dict[str, Any]) -> None:
     """Write the manifest; remove hidden files of dead attempts and the plan's record.
 
     Raises
     ------
     UserError
-        If parts are missing, or the folder is committed already and parts are damaged.
+        If parts are missing or truncated, or the folder is committed already and parts are damaged.
     """
     if (target / MANIFEST).exists():
         check_committed(target, record)
@@ -132,7 +156,7 @@ def commit(target: Path, record: dict[str, Any]) -> None:
         if absent := missing(target, record):
             shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
             raise UserError(f"{target}: {len(absent)} of {len(record['parts'])} parts are missing: {shown}")
-        parts = [{**part, "size": (target / part["name"]).stat().st_size} for part in record["parts"]]
+        parts = [{**part, "size": _size_of_whole(target / part["name"])} for part in record["parts"]]
         sync_folder(target)
         write_whole(target / MANIFEST, to_json({**record, "parts": parts}), replace=True)
     sweep(target)
