@@ -16,6 +16,7 @@ from test_arrow import D, K, N, matrix_of, table_of, vectors
 import sjlt
 from sjlt.files import parquet as files
 from sjlt.files.errors import UserError
+from sjlt.files.parquet_vectors import ParquetVectors
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -80,7 +81,7 @@ def test_row_groups_and_encodings(tmp_path, monkeypatch, source):
     assert len(rows) > 3
     with files.ParquetVectors(source, None) as vectors:
         projector = sjlt.arrow.Projector("v", K, n_features=D)
-        size = files.row_bytes(vectors, projector, projector.schema(vectors.schema))
+        size = files.row_bytes(vectors, projector, projector.schema(vectors.schema), vectors.carried_bytes)
     # At least ROW_GROUP_BYTES, by less than one batch.
     assert all(1000 <= each * size < 1000 + 3 * size for each in rows[:-1])
     column = metadata.row_group(0).column(1)
@@ -290,3 +291,28 @@ def test_columns_named_like_fields(tmp_path):
     for name in columns:
         assert result[name].to_pylist() == table[name].to_pylist()
     assert np.array_equal(matrix_of(result["v"]), sjlt.Sketch(D, K, seed=1).project(vectors()))
+
+
+def write_repeated_texts(path):
+    """Texts of 5 kB that take a byte per row in the file, and little space when compressed."""
+    vectors_of_rows = pa.FixedSizeListArray.from_arrays(np.random.default_rng(0).normal(size=4000 * 16), 16)
+    texts = [f"{i:02}" * 2500 for i in range(4)]
+    pq.write_table(pa.table({"v": vectors_of_rows, "t": [texts[i // 1000] for i in range(4000)]}), path)
+
+
+def test_batches_of_dictionary_encoded_texts_are_small(tmp_path):
+    write_repeated_texts(tmp_path / "x.parquet")
+    with ParquetVectors(tmp_path / "x.parquet", None) as source:
+        assert 5000 <= source.carried_bytes <= 5200
+        assert source.stored_bytes < 100
+        rows = files.BATCH_BYTES // source.row_bytes
+        assert all(batch.nbytes <= 2 * files.BATCH_BYTES for batch in source.tables(0, 4000, rows))
+
+
+def test_compressible_columns_need_little_space(tmp_path, monkeypatch):
+    write_repeated_texts(tmp_path / "x.parquet")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
+    notes = []
+    files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", 8, note=notes.append)
+    sjlt.plan(tmp_path / "x.parquet", tmp_path / "out", 8, note=notes.append).run()
+    assert notes == []

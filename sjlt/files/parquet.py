@@ -85,7 +85,7 @@ def project_parquet(
             _check_is_result(out, description)
             note(f"{out}: complete already, from the same source and parameters")
             return
-        size = vectors.shape[0] * row_bytes(vectors, projector, schema)
+        size = vectors.shape[0] * row_bytes(vectors, projector, schema, vectors.stored_bytes)
         check_space(out, size)
         note_poor_choices(out, (vectors.shape[1], n_components), (size, description["source"]["size"]), note)
         sweep(out.parent, out.name)
@@ -174,7 +174,7 @@ def write_projected(
         schema = projector.schema(source.schema)
     schema = schema.with_metadata({**(schema.metadata or {}), arrow.METADATA_KEY: json.dumps(description).encode()})
     vectors = {projector.column, projector.output_column, projector.output_column + SCALE}
-    per_group = max(1, -(-ROW_GROUP_BYTES // (row_bytes(source, projector, schema) * batch_rows)))
+    per_group = max(1, -(-ROW_GROUP_BYTES // (row_bytes(source, projector, schema, source.carried_bytes) * batch_rows)))
     with (
         pa.OSFile(os.fsencode(out), "wb") as sink,  # names need not be UTF-8
         _writer(sink, schema, vectors) as writer,
@@ -204,12 +204,12 @@ def write_projected(
             each.result()
 
 
-def row_bytes(source: ParquetVectors, projector: arrow.Projector, schema: Any) -> int:
-    """The approximate number of bytes per row in the result."""
+def row_bytes(source: ParquetVectors, projector: arrow.Projector, schema: Any, carried: int) -> int:
+    """The approximate number of bytes per row in the result, of which `carried` belong to copied columns."""
     kind = schema.field(projector.output_column).type
     projected = kind.list_size * kind.value_type.bit_width // 8 + 4 * (projector.dtype == np.int8)
     kept = source.shape[1] * source.dtype.itemsize if projector.output_column != projector.column else 0
-    return max(1, int(projected + kept + source.carried_bytes))
+    return max(1, int(projected + kept + carried))
 
 
 def _writer(sink: Any, schema: Any, vectors: set[str]) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"PAR1"
 MAX_NUMBERS = 2**31 - 1  # values in one Arrow list array
+SAMPLES, SAMPLE_ROWS = 4, 64  # row groups, and rows of each, whose decoded size is measured
 READ_BYTES = 256 << 10  # per read, which fits a cache; whole column chunks may be gigabytes
 
 
@@ -42,8 +43,8 @@ class ParquetVectors(Source):
     schema : pyarrow.Schema
     row_bytes : int
         Decoded bytes per row, over all columns.
-    carried_bytes : int
-        Decoded bytes per row, without the vectors.
+    carried_bytes, stored_bytes : int
+        Decoded and stored bytes per row, without the vectors.
     """
 
     order = "C"
@@ -75,16 +76,18 @@ class ParquetVectors(Source):
             column_type = self.schema.field(self.column).type
             self.dtype = arrow.numbers_of(self.column, column_type)
             self.shape = metadata.num_rows, arrow.fixed_width(column_type) or self._first_width()
-            total, own = 0, 0
+            encoded = stored = 0
             for group in groups:
                 for i in range(group.num_columns):
                     chunk = group.column(i)
-                    total += chunk.total_uncompressed_size
-                    if f"{chunk.path_in_schema}.".startswith(f"{self.column}."):
-                        own += chunk.total_uncompressed_size
+                    if not f"{chunk.path_in_schema}.".startswith(f"{self.column}."):
+                        encoded += chunk.total_uncompressed_size
+                        stored += chunk.total_compressed_size
             self._pages = VectorPages(file, metadata, self.column, self.shape[1], self.dtype)
+            decoded = self._decoded_bytes()
             self._opened = opened.pop_all()
-        self.carried_bytes = (total - own) // max(1, metadata.num_rows)
+        self.stored_bytes = stored // max(1, metadata.num_rows)
+        self.carried_bytes = max(decoded, encoded // max(1, metadata.num_rows))
         self.row_bytes = self.carried_bytes + self.shape[1] * self.dtype.itemsize
 
     def _chosen(self, column: str | None) -> str:
@@ -118,6 +121,21 @@ class ParquetVectors(Source):
             for batch in self._file.iter_batches(1, columns=[self.column]):
                 return int(arrow.vectors_of(self.column, batch.column(self.column), None, 0).shape[1])
         return 0
+
+    def _decoded_bytes(self) -> int:
+        """Decoded bytes per row, without the vectors, of the first rows of some row groups, whichever need the most.
+
+        A dictionary-encoded text may take a byte per row in the file, and thousands in memory.
+        """
+        import pyarrow as pa
+
+        columns = [f.name for f in self.schema if f.name != self.column and not pa.types.is_dictionary(f.type)]
+        groups, largest = len(self._starts) - 1, 0
+        for group in sorted({i * (groups - 1) // (SAMPLES - 1) for i in range(SAMPLES)}) if columns and groups else []:
+            with self.explained():
+                batch = next(self._file.iter_batches(SAMPLE_ROWS, row_groups=[group], columns=columns), None)
+            largest = max(largest, -(-batch.nbytes // len(batch)) if batch else 0)
+        return largest
 
     def tables(self, start: int, stop: int, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield rows `start` to `stop` - 1 as record batches of at most `rows` rows; by default with all columns."""

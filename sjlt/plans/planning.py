@@ -353,7 +353,8 @@ def _result(
     encoding = Encoding.of(shard.dtype, k, dtype, normalize)
     row_bytes = encoding.dtype.itemsize * (1 if encoding.stored == "int8" else k)
     if shard.kind == "parquet":
-        row_bytes += shard.carried_bytes if output_column in (None, shard.column) else shard.row_bytes
+        kept = 0 if output_column in (None, shard.column) else shard.n_features * shard.dtype.itemsize
+        row_bytes += shard.stored_bytes + kept
     elif output_column is not None:
         raise UserError(f"{path}: not a parquet file: its result has no column {output_column!r}")
     described = encoding.description(0, (output_column or shard.column) if shard.kind == "parquet" else None)

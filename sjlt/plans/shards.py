@@ -142,7 +142,7 @@ class Shard:
         All columns of a parquet file; empty for other formats.
     column : str or None
         The column, tensor, dataset or array that holds the vectors; None if a file is a single matrix.
-    row_bytes, carried_bytes, chunk_rows : int
+    row_bytes, stored_bytes, chunk_rows : int
         As in `Source` and `ParquetVectors`.
     """
 
@@ -150,12 +150,12 @@ class Shard:
         from ..files.parquet_vectors import ParquetVectors
 
         self.path, self.n_features, self.dtype = source.path, source.shape[1], source.dtype
-        self.row_bytes, self.chunk_rows, self.carried_bytes = source.row_bytes, source.chunk_rows, 0
+        self.row_bytes, self.chunk_rows, self.stored_bytes = source.row_bytes, source.chunk_rows, 0
         self.column, self.kind, self.columns = column, "npy", list[str]()
         self._obstacle = source.gpu_obstacle()
         if isinstance(source, ParquetVectors):
             self.kind, self.columns = "parquet", [f"{field.name}: {field.type}" for field in source.schema]
-            self.carried_bytes = source.carried_bytes
+            self.stored_bytes = source.stored_bytes
 
     def gpu_obstacle(self) -> str | None:
         """As in `Source`."""
