@@ -309,3 +309,12 @@ def test_table_fits_60_columns():
     text = str(sjlt.quality(data(300, 300), n_components=[8, 100]))
     assert max(map(len, text.splitlines())) <= 60
     assert "…" not in text
+
+
+def test_many_equal_scores_are_equivalent():
+    """More rows than the shortlist holds score like the nearest ones."""
+    X = np.zeros((5000, 20), np.float32)
+    X[:, :6] = np.random.default_rng(0).random((5000, 6)) < 0.5  # rank 6, so 16 principal components lose nothing
+    for method in sjlt.quality(X, n_components=[16]).methods:
+        if method.family in ("PCA", "originals, float16"):
+            assert method.inner == pytest.approx(1, abs=1e-3)

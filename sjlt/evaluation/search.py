@@ -81,12 +81,13 @@ def search_report(
     row = 0
     for block in _blocks(X, exponent):
         progress(f"searching {n:,} rows, {100 * row // n} % done")
-        transformed = dict[int, Any]()
-        for search in searches:
+        transformed, exact_scores = dict[int, Any](), None
+        for search in searches:  # that of the originals is the first
             transform = search.method.transform
             if id(transform) not in transformed:
                 transformed[id(transform)] = transform(block)
-            search.add(transformed[id(transform)], row)
+            scores = search.add(transformed[id(transform)], row, exact_scores)
+            exact_scores = exact_scores or scores
         row += block.shape[0]
     truth, *others = searches
     found = (*(search.quality(truth, neighbours) for search in others),)
@@ -186,8 +187,11 @@ class _Search:
         self._inverse_norms = 1 / np.where(norms > 0, norms, 1)
         self._best = [_Best(len(chosen), shortlist) for _ in range(2)]
 
-    def add(self, transformed: Any, row: int) -> None:
-        """Search a transformed block whose first row has the index `row`."""
+    def add(self, transformed: Any, row: int, exact: tuple[np.ndarray, ...] | None) -> tuple[np.ndarray, ...]:
+        """Search a transformed block whose first row has the index `row`, and return the scores of its rows.
+
+        exact : the scores of these rows in the search of the originals; None if this is that search.
+        """
         stored: Any = transformed if is_sparse(transformed) else self.method.rounding(transformed)
         scores = np.asarray(stored @ self._queries.T).T
         if is_sparse(stored):
@@ -197,9 +201,11 @@ class _Search:
         cosines = scores * self._inverse_norms[:, None]
         cosines *= 1 / np.sqrt(np.where(squares > 0, squares, np.inf))
         own = np.flatnonzero((self._chosen >= row) & (self._chosen < row + len(squares)))
-        for best, values in zip(self._best, (scores, cosines), strict=True):
+        both = scores, cosines
+        for best, values, true in zip(self._best, both, exact or both, strict=True):
             values[own, self._chosen[own] - row] = -np.inf  # a query does not find itself
-            best.add(values, row)
+            best.add(values, true)
+        return both
 
     def quality(self, truth: _Search, neighbours: int) -> SearchQuality:
         """The share of the true nearest rows that this search found; `truth` is the search of the originals."""
@@ -213,14 +219,14 @@ class _Search:
 
 
 class _Best:
-    """The `count` rows with the highest scores, for each query."""
+    """The scores of the `count` rows with the highest scores, for each query, and their scores among the originals."""
 
     def __init__(self, queries: int, count: int) -> None:
         self.scores = np.full((queries, count), -np.inf, np.float32)  # descending
-        self.rows = np.full((queries, count), -1)
+        self.exact = self.scores.copy()
 
-    def add(self, scores: np.ndarray, row: int) -> None:
-        """Merge the scores of a block, of shape (queries, rows), whose first row has the index `row`."""
+    def add(self, scores: np.ndarray, exact: np.ndarray) -> None:
+        """Merge the scores of a block, of shape (queries, rows)."""
         count = self.scores.shape[1]
         better = scores > self.scores[:, -1:]
         for query in np.flatnonzero(better.any(axis=1)):
@@ -228,17 +234,15 @@ class _Best:
             if len(new) > 2 * count:  # only in the first blocks
                 new = np.sort(new[np.argpartition(-scores[query, new], count)[:count]])
             merged = np.concatenate([self.scores[query], scores[query, new]])
-            rows = np.concatenate([self.rows[query], new + row])
+            exact_merged = np.concatenate([self.exact[query], exact[query, new]])
             order = np.argsort(-merged, kind="stable")[:count]
-            self.scores[query], self.rows[query] = merged[order], rows[order]
+            self.scores[query], self.exact[query] = merged[order], exact_merged[order]
 
     def share_of(self, exact: _Best, neighbours: int, within: int | None) -> float:
         """The share of the exact nearest rows found among the first `within` rows; equal scores are equivalent."""
         last = exact.scores[:, neighbours - 1]
         limit = last - 2e-6 * np.abs(last)
-        queries = np.arange(len(limit))[:, None] * (1 + max(self.rows.max(), exact.rows.max()))  # apart from each other
-        is_near = exact.scores >= limit[:, None]
-        found = np.isin((queries + self.rows)[:, :within], (queries + exact.rows)[is_near]).sum(axis=1)
+        found = (self.exact[:, :within] >= limit[:, None]).sum(axis=1)
         return float(np.minimum(found, neighbours).mean()) / neighbours
 
 
