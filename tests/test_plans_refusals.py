@@ -242,3 +242,17 @@ def test_truncated_parts_are_not_committed(tmp_path, kind, kept):
     part.unlink()
     plan.run()
     assert part.read_bytes() == content
+
+
+def test_errors_of_writes_name_the_part(tmp_path, monkeypatch):
+    """They have no file name of their own."""
+    shards(tmp_path / "in")
+
+    def full(descriptor, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sjlt.plans.attempt.write_all", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        sjlt.plan(tmp_path / "in", tmp_path / "out", K).run_part(0)
+    assert Path(caught.value.filename).parent == tmp_path / "out"
+    assert Path(caught.value.filename).name.startswith("part-")

@@ -153,6 +153,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def named(out: Path) -> Iterator[None]:
+    """Name the result in errors without a file name, as of writes, and in errors about hidden files."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno is None or (e.filename is not None and not Path(e.filename).name.startswith(PREFIX)):
+            raise
+        raise OSError(e.errno, os.strerror(e.errno), str(out)) from None
+
+
 def hidden_name(name: str) -> str:
     """A new name of a hidden file for one with the given name."""
     return f"{PREFIX}{name}~{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}{SUFFIX}"

@@ -7,14 +7,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import __version__, arrow
-from .attempts import PREFIX, appearing, sweep, sync_folder
+from .attempts import appearing, named, sweep, sync_folder
 from .description import differences
 from .encoding import SCALE
 from .errors import UserError, one_line
@@ -89,7 +89,7 @@ def project_parquet(
         check_space(out, size)
         note_poor_choices(out, (vectors.shape[1], n_components), (size, description["source"]["size"]), note)
         sweep(out.parent, out.name)
-        with _named(out), appearing(out, existing="replace" if force else "refuse") as temporary:
+        with named(out), appearing(out, existing="replace" if force else "refuse") as temporary:
             write_projected(vectors, projector, temporary, description, (0, vectors.shape[0], batch_rows), progress)
             vectors.check_unchanged(description["source"])
         sync_folder(out.parent)
@@ -130,17 +130,6 @@ def _check_is_result(out: Path, description: dict[str, Any]) -> None:
         different = ["it has no description"] if recorded is None else differences(recorded, description)
     if different:
         raise UserError(f"{out}: exists and is not this result: {'; '.join(different)} (--force replaces it)")
-
-
-@contextmanager
-def _named(out: Path) -> Iterator[None]:
-    """Name the result in errors from pyarrow and in errors about hidden files."""
-    try:
-        yield
-    except OSError as e:
-        if e.errno is None or (e.filename is not None and not Path(e.filename).name.startswith(PREFIX)):
-            raise
-        raise OSError(e.errno, os.strerror(e.errno), str(out)) from None
 
 
 def write_projected(

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..files import device as devices
 from ..files.atomic import write_all
-from ..files.attempts import appearing
+from ..files.attempts import appearing, named
 from ..files.description import differences
 from ..files.encoding import Encoding
 from ..files.errors import UserError
@@ -118,9 +118,14 @@ def _check_input(source: Source, job: Job, part: Part) -> None:
 def _write_npy(job: Job, part: Part, source: Source, out: Path) -> None:
     encoding = Encoding.of(source.dtype, job.sketch["n_components"], job.dtype, job.normalize)
     with open(out, "r+b", buffering=0) as file:
-        write_all(file.fileno(), npy_header(encoding.shape(part.stop - part.start), encoding.dtype))
+
+        def write(content: bytes | memoryview) -> None:
+            with named(Path(job.target) / part.name):
+                write_all(file.fileno(), content)
+
+        write(npy_header(encoding.shape(part.stop - part.start), encoding.dtype))
         for rows in _projected(job, part, source, encoding):
-            write_all(file.fileno(), np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+            write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 
 
 def _projected(job: Job, part: Part, source: Source, encoding: Encoding) -> Iterator[np.ndarray]:
