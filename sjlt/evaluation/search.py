@@ -22,10 +22,8 @@ from .results import SearchQuality, SearchReport
 from .sample import as_array, refuse_non_finite, rows_of
 
 BLOCK_BYTES = 16 << 20  # of rows in float32
-TRAINING_ROWS, TRAINING_BYTES = (
-    20_000,
-    256 << 20,
-)  # the most rows, in fp64, from which principal components are computed
+# The most rows from which principal components are computed, and their bytes in fp64.
+TRAINING_ROWS, TRAINING_BYTES = 20_000, 256 << 20
 SHORTLIST = 100  # results that re-ranking would consider; at least the number of neighbours
 MAX_EXPONENT = 40  # of a row's largest magnitude: keeps sums of squares and products within the range of float32
 MAX_FLOAT16 = float(np.finfo(np.float16).max)

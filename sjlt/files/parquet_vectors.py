@@ -174,10 +174,8 @@ class ParquetVectors(Source):
         while position < stop:
             with self.explained():
                 batch = next(batches, None)
-                if (
-                    batch is not None and batch.schema.names != columns
-                ):  # a name with dots is another column's path, too
-                    batch = batch.select(columns)
+                if batch is not None and batch.schema.names != columns:
+                    batch = batch.select(columns)  # a name with dots may also be the path of another column's field
             if batch is None:
                 raise UserError(f"{self.path}: ends early, at row {position} of {self.shape[0]}")
             first, last = max(start - position, 0), min(stop - position, len(batch))

@@ -42,7 +42,8 @@ def as_container(x: Any) -> Any:
     array = x if type(x) is np.ndarray else _as_array(x)
     if array.dtype.kind not in "iubf":
         _refuse_contents(x, array)
-        if array.dtype == object and hasattr(x, "items"):  # pandas' nullable numbers; missing ones become NaN
+        if array.dtype == object and hasattr(x, "columns") and hasattr(x, "items"):
+            # pandas' nullable numbers; missing ones become NaN
             array = np.stack([np.asarray(column) for _, column in x.items()], axis=1)
     result_dtype(array.dtype)
     return array

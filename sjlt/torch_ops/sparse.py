@@ -104,7 +104,7 @@ class _Compressed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         indptr, indices = ctx.saved_tensors
-        if gradient.layout is ctx.layout:  # with the same indices
+        if gradient.layout is ctx.layout and all(map(torch.equal, _indices(gradient), (indptr, indices))):
             values = _Values.apply(gradient)
         else:
             compressed = _expanded(indptr, len(indices))
