@@ -31,6 +31,11 @@ def _parts(n: int, step: int) -> Iterator[slice]:
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
+def _can_be_sparse(dtype: np.dtype) -> bool:
+    """Whether SciPy's sparse arrays support a floating dtype."""
+    return dtype.itemsize >= 4 and dtype.isnative
+
+
 def _index(value: Any) -> int:
     if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
         raise TypeError(f"a sketch is sliced by integers, got {value!r}")
@@ -264,7 +269,7 @@ class Sketch(SketchProducts):
 
         if np.dtype(dtype).kind != "f":
             raise TypeError(f"the entries are fractions: dtype must be floating, got {np.dtype(dtype)}")
-        if np.dtype(dtype).itemsize < 4 or not np.dtype(dtype).isnative:
+        if not _can_be_sparse(np.dtype(dtype)):
             raise TypeError(f"SciPy's sparse arrays do not support dtype {np.dtype(dtype)}: use float32 or float64")
         codes, indptr, scale = cpu_backend(self.spec).columns(self.spec)  # rows ascend in each column
         index = np.int32 if max(codes.size, *self.shape) <= np.iinfo(np.int32).max else np.int64
@@ -277,8 +282,8 @@ class Sketch(SketchProducts):
 
     def toarray(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
         """Return the sketch as a dense array of shape (n_components, n_features)."""
-        supported = np.dtype(dtype).kind != "f" or (np.dtype(dtype).itemsize >= 4 and np.dtype(dtype).isnative)
-        return np.asarray(self.to_scipy(dtype=dtype if supported else np.float64).toarray().astype(dtype, copy=False))
+        via = np.float64 if np.dtype(dtype).kind == "f" and not _can_be_sparse(np.dtype(dtype)) else dtype
+        return np.asarray(self.to_scipy(dtype=via).toarray().astype(dtype, copy=False))
 
 
 def project(

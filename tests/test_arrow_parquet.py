@@ -311,7 +311,7 @@ def test_batches_of_dictionary_encoded_texts_are_small(tmp_path):
 
 def test_compressible_columns_need_little_space(tmp_path, monkeypatch):
     write_repeated_texts(tmp_path / "x.parquet")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1 << 20})())
     notes = []
     files.project_parquet(tmp_path / "x.parquet", tmp_path / "y.parquet", 8, note=notes.append)
     sjlt.plan(tmp_path / "x.parquet", tmp_path / "out", 8, note=notes.append).run()

@@ -41,9 +41,8 @@ def check_output(
     for source in sources:
         if out.exists() and source.exists() and out.samefile(source):
             raise UserError(f"{out}: is the source {source}")
-    if force:
-        refuse_link(out)
     if len(hidden := os.fsencode(hidden_name(out.name))) > NAME_BYTES:
         raise UserError(f"{out}: the name is {len(hidden) - NAME_BYTES} bytes too long for that of a temporary file")
     if os.path.lexists(out) and not force:
         raise UserError(f"{out}: exists (--force replaces it)")
+    refuse_link(out)

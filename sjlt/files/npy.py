@@ -15,15 +15,20 @@ MAGIC: bytes = np.lib.format.MAGIC_PREFIX
 
 def open_npy(path: Path, file: FileIO) -> RawMatrix:
     """Open the 2-D array in an ``.npy`` file."""
+    shape, fortran, dtype = read_npy_header(path, file)
+    return RawMatrix(path, file, shape, dtype, "F" if fortran else "C", file.tell())
+
+
+def read_npy_header(path: Path, file: FileIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """(shape, whether the order is Fortran's, dtype) of an ``.npy`` file, which is then read up to its data."""
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         version = np.lib.format.read_magic(file)
         if version not in read_header:
             raise ValueError(f"format version {version}, which only structured dtypes need")
-        shape, fortran, dtype = read_header[version](file)
+        return read_header[version](file)
     except Exception as e:  # NumPy's parser raises many types on malformed bytes
         raise UserError(f"{path}: not a readable .npy file: {one_line(e)}") from None
-    return RawMatrix(path, file, shape, dtype, "F" if fortran else "C", file.tell())
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +85,8 @@ class ParquetVectors(Source):
                         encoded += chunk.total_uncompressed_size
                         stored += chunk.total_compressed_size
             self._pages = VectorPages(file, metadata, self.column, self.shape[1], self.dtype)
-            decoded = self._decoded_bytes()
             self._opened = opened.pop_all()
-        self.stored_bytes = stored // max(1, metadata.num_rows)
-        self.carried_bytes = max(decoded, encoded // max(1, metadata.num_rows))
-        self.row_bytes = self.carried_bytes + self.shape[1] * self.dtype.itemsize
+        self.stored_bytes, self._encoded_bytes = (size // max(1, metadata.num_rows) for size in (stored, encoded))
 
     def _chosen(self, column: str | None) -> str:
         fitting = []
@@ -122,7 +120,13 @@ class ParquetVectors(Source):
                 return int(arrow.vectors_of(self.column, batch.column(self.column), None, 0).shape[1])
         return 0
 
-    def _decoded_bytes(self) -> int:
+    @cached_property
+    def row_bytes(self) -> int:  # type: ignore[override]  # only some callers need it, and it reads from the file
+        """Decoded bytes per row, over all columns."""
+        return self.carried_bytes + self.shape[1] * self.dtype.itemsize
+
+    @cached_property
+    def carried_bytes(self) -> int:
         """Decoded bytes per row, without the vectors, of the first rows of some row groups, whichever need the most.
 
         A dictionary-encoded text may take a byte per row in the file, and thousands in memory.
@@ -130,12 +134,12 @@ class ParquetVectors(Source):
         import pyarrow as pa
 
         columns = [f.name for f in self.schema if f.name != self.column and not pa.types.is_dictionary(f.type)]
-        groups, largest = len(self._starts) - 1, 0
+        groups, largest = len(self._starts) - 1, self._encoded_bytes
         for group in sorted({i * (groups - 1) // (SAMPLES - 1) for i in range(SAMPLES)}) if columns and groups else []:
             with self.explained():
                 batch = next(self._file.iter_batches(SAMPLE_ROWS, row_groups=[group], columns=columns), None)
             largest = max(largest, -(-batch.nbytes // len(batch)) if batch else 0)
-        return largest
+        return int(largest)
 
     def tables(self, start: int, stop: int, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield rows `start` to `stop` - 1 as record batches of at most `rows` rows; by default with all columns."""
@@ -155,8 +159,6 @@ class ParquetVectors(Source):
         if not width:
             return
         for batch in self._decoded(start, stop, min(rows, MAX_NUMBERS // width), others):
-            if batch.schema.names != others:  # pyarrow interprets a name with dots as a path
-                return
             content = pa.allocate_buffer(len(batch) * width * self.dtype.itemsize)  # pooled, so few page faults
             vectors = np.frombuffer(content, self.dtype).reshape(len(batch), width)
             if not self._pages.fill(start, vectors):

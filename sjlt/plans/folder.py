@@ -14,15 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..files.atomic import write_whole
 from ..files.attempts import PREFIX, lock, sweep, sync_folder
 from ..files.description import differences, to_json
 from ..files.errors import UserError
+from ..files.npy import read_npy_header
+from ..files.parquet_vectors import MAGIC as PARQUET_MAGIC
 from .records import MANIFEST, PLAN, check_parts, read_record
-
-PARQUET_END = b"PAR1"
 
 
 def is_committed(target: Path, record: dict[str, Any]) -> bool:
@@ -125,18 +123,15 @@ def missing(target: Path, record: dict[str, Any]) -> list[int]:
 
 def _size_of_whole(part: Path) -> int:
     """The size of a part in bytes. Raise UserError if it is truncated."""
-    size = part.stat().st_size
-    with open(part, "rb") as file:
+    size, whole = part.stat().st_size, False
+    with open(part, "rb", buffering=0) as file:
         if part.suffix == ".npy":
-            try:
-                np.lib.format.read_magic(file)
-                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            with contextlib.suppress(UserError):
+                shape, _, dtype = read_npy_header(part, file)
                 whole = size == file.tell() + math.prod(shape) * dtype.itemsize
-            except ValueError:
-                whole = False
-        else:
-            file.seek(-min(size, len(PARQUET_END)), os.SEEK_END)
-            whole = file.read() == PARQUET_END
+        else:  # ends as it begins
+            file.seek(-min(size, len(PARQUET_MAGIC)), os.SEEK_END)
+            whole = file.read() == PARQUET_MAGIC
     if not whole:
         raise UserError(f"{part}: is damaged, with {size} bytes: remove it to have it projected again")
     return size

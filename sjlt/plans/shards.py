@@ -103,7 +103,7 @@ def describe(paths: list[Path], column: str | None, note: Callable[[str], None])
     for path in paths:
         with open_source(path, note if path is paths[0] else _silent, column) as opened:
             described = opened.description()
-            shard = Shard(opened, described.get("column"))
+            shard = Shard(opened, described.get("column"), measure=first is None or not first.n_features)
         if first is None or (not first.n_features and not first.differs_from(shard)):
             first, first_path = shard, path
         elif difference := first.differs_from(shard):
@@ -143,14 +143,15 @@ class Shard:
     column : str or None
         The column, tensor, dataset or array that holds the vectors; None if a file is a single matrix.
     row_bytes, stored_bytes, chunk_rows : int
-        As in `Source` and `ParquetVectors`.
+        As in `Source` and `ParquetVectors`. Sources may read the file for row_bytes, which is 0 unless `measure`.
     """
 
-    def __init__(self, source: Source, column: str | None) -> None:
+    def __init__(self, source: Source, column: str | None, measure: bool) -> None:
         from ..files.parquet_vectors import ParquetVectors
 
         self.path, self.n_features, self.dtype = source.path, source.shape[1], source.dtype
-        self.row_bytes, self.chunk_rows, self.stored_bytes = source.row_bytes, source.chunk_rows, 0
+        self.row_bytes = source.row_bytes if measure else 0
+        self.chunk_rows, self.stored_bytes = source.chunk_rows, 0
         self.column, self.kind, self.columns = column, "npy", list[str]()
         self._obstacle = source.gpu_obstacle()
         if isinstance(source, ParquetVectors):

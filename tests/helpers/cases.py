@@ -119,7 +119,9 @@ def _parametrized(
 
     few, rest = cover(places, None if allowed is None else lambda *case: allowed(*values(case)))
     params = []
-    for cases, extra in ((few, ()), ((() if leaves_out_exhaustive else rest), (pytest.mark.exhaustive,))):
+    if leaves_out_exhaustive:
+        rest = []
+    for cases, extra in ((few, ()), (rest, (pytest.mark.exhaustive,))):
         for case in cases:
             own = [mark for a, i in enumerate(case) for mark in marks[a].get(i, ())]
             params.append(pytest.param(*values(case), marks=(*own, *extra)))
