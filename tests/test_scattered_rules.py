@@ -180,7 +180,8 @@ def test_large_products_are_not_searched(monkeypatch):
         ({"x_strides": (7_000_000, 1), "device": HOPPER}, False),
         ({"x_strides": (7_000_000, 1), "k": 300, "nnz": 5, "device": HOPPER}, False),
         ({"x_strides": (7_000_000, 1), "nnz": 4, "k": 16, "device": HOPPER, "n": 60}, True),  # too few bytes per code
-        ({"nnz": 1}, False),
+        ({"nnz": 1}, True),
+        ({"nnz": 1, "device": HOPPER}, False),
     ],
 )
 def test_eligible_products_of_more_vectors(case, takes):

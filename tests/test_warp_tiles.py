@@ -24,6 +24,26 @@ EMULATED = HOPPER._replace(multiprocessors=2, hopper=False, programmatic_launch=
 A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
 
 
+@pytest.mark.parametrize(
+    ("n", "d", "k", "nnz", "columns", "chosen"),
+    [
+        (100, 6_302_279, 22, 8, False, True),
+        (395, 583_863, 29, 8, False, True),
+        (65, 172_839, 115, 4, True, True),
+        (100, 1_285_427, 125, 8, True, False),  # from codes
+        (100, 118_421, 29, 4, False, False),
+        (100, 6_302_279, 128, 8, False, False),  # a power-of-two geometry
+        (100, 6_302_279, 300, 8, False, False),  # three tiles
+        (600, 583_863, 29, 8, False, False),
+    ],
+)
+def test_choice_for_several_blocks(n, d, k, nnz, columns, chosen):
+    strides = (1, n) if columns else (d, 1)
+    product = exact_product(n, d, k, nnz, x_strides=strides, dtype="float16", device=HOPPER._replace(hopper=False))
+    assert isinstance(choose(product), warp_tiles.WarpTiles) == chosen
+    assert not isinstance(choose(product._replace(device=HOPPER)), warp_tiles.WarpTiles)
+
+
 @given(
     n=st.integers(1, 300), d=st.integers(1, (1 << 30) - 1), k=st.integers(1, 20_000), nnz=st.integers(1, 8),
     layout=st.sampled_from(["rows", "odd rows", "columns", "odd columns"]),
@@ -98,7 +118,7 @@ def test_products_that_it_cannot_run(change):
     assert not warp_tiles.can_run(product._replace(**change))
 
 
-CASES = [(16, 4, 9), (22, 8, 40), (45, 3, 3), (100, 1, 8), (128, 2, 16), (130, 5, 13), (300, 4, 20), (700, 8, 8)]
+CASES = [(16, 4, 9), (22, 8, 40), (30, 8, 150), (45, 3, 3), (100, 1, 8), (128, 2, 16), (130, 5, 13), (300, 4, 20), (700, 8, 8)]
 
 
 @pytest.fixture

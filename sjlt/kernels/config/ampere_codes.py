@@ -34,8 +34,9 @@ def eligible(product: Product) -> bool:
     That kernel is efficient if it can load several elements at a time and every group has a chunk of every tile. In
     microseconds on an H100, with tensor cores and from codes: X (180, 671215) -> 1792 with nnz 8 in fp16 795 and 263,
     A (593877, 1000) -> 1728 in fp16 1978 and 668, X (68394, 1000) -> 192 with nnz 8 in bf16 and an odd row stride 488
-    and 208, X (23026, 1536) -> 1344 in fp16 107 and 83; but X (18166, 3072) -> 2048 with nnz 8 in bf16 84 and 102, A
-    (1357485, 100) -> 1280 in fp32 436 and 536.
+    and 208, X (23026, 1536) -> 1344 in fp16 107 and 83; but X (18166, 3072) -> 2048 with nnz 8 in bf16 84 and 102.
+    On an H200, A (107768, 303) -> 2770 with nnz 4 in fp32 251 and 162, A (4096, 3911) -> 448 81 and 71, but A (1627349,
+    512) -> 4096 with nnz 3, with a power of two of tiles, 1598 and 1953.
     """
     if not _supports(product) or product.dtype == "float64" or product.precision == "medium":
         return False
@@ -88,12 +89,12 @@ def _gains(product: Product) -> bool:
     if _width(product) < ALIGNED_BYTES:
         if power_of_two and product.item_bytes == 2:
             return product.x_bytes >= MIN_SIMPLE_BYTES
-        return product.item_bytes == 2 or not contiguous or product.nnz > MAX_FEW_NNZ
+        return product.item_bytes == 2 or not contiguous or product.nnz > MAX_FEW_NNZ or not power_of_two
     if power_of_two or product.x_bytes < MIN_ALIGNED_BYTES:
         return False
     if product.item_bytes == 2 or product.nnz > MAX_FEW_NNZ:
         return True
-    return not contiguous and not has_power_of_two_tiles(product)
+    return not has_power_of_two_tiles(product)
 
 
 def can_run(product: Product) -> bool:

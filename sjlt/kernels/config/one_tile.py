@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...laws import exact as law
 from .arithmetic import BF16, BF16_TRIPLE, FP16_PAIR, MAX_CHUNKS, NATIVE, choose_mode
+from .gathers import MAX_SINGLE_BYTES
 from .product import (
     GROUPS_PER_STEP,
     SCRATCH_BYTES,
@@ -84,11 +85,13 @@ class OneTile:
 def eligible(product: Product) -> bool:
     """Whether the kernels can run a product and, judging by its size and geometry, are faster than others.
 
-    Others are faster for S A with nnz 1 and, in fp32 with k > 64, with nnz 2: (1000, 71003) -> 64 in bf16 with nnz 1
-    takes 2.1 memory floors here and 1.8 with `few_vectors`, (256, 38536) -> 69 in fp32 with nnz 2 3.6 and 2.8 (H100).
+    Others are faster for S A in fp32 with nnz 1 and, if k > 64, with nnz 2: (256, 38536) -> 69 with nnz 2 takes 3.6
+    memory floors here and 2.8 with `few_vectors` (H100). In 16 bits with nnz 1, (90592, 4096) -> 53 takes 216 us here,
+    361 with `few_vectors` and 215 from codes (H200).
     """
     wide = product.k > law.TILE_ROWS // 2 and product.dtype == "float32"
-    few_reads = product.nnz == 1 or (product.nnz == 2 and wide)
+    single = product.nnz == 1 and (product.item_bytes > 2 or product.x_bytes < MAX_SINGLE_BYTES)
+    few_reads = single or (product.nnz == 2 and wide)
     return (
         product.geometry.n_tiles == 1
         and not (few_reads and not product.adjoint and vectors_contiguous(product))

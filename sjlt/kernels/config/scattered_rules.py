@@ -39,12 +39,15 @@ MAX_CYCLES = {
     "one": 32,  # other rows in 16 bits with nnz 1; twice as many in fp32
     "tensor cores": 40,  # 64 rows, by `tensor_core`
     "simple": 12,  # 64 rows, by `tensor_core` with few instructions
-    "fp32 columns": 32,  # contiguous vectors in fp32
+    "fp32 columns": 32,  # up to 64 contiguous vectors in fp32
     "columns": 11.9,  # contiguous vectors in 16 bits
     "power-of-two columns": 10.5,  # contiguous vectors in 16 bits, in a power-of-two geometry
     "columns of many entries": 15,  # contiguous vectors in 16 bits, with nnz > MAX_COLUMN_ENTRIES
 }
 FEW_COMPONENT_ROWS, MAX_COLUMN_ENTRIES = 32, 7
+# The same of portable kernels for 64 contiguous vectors: with nnz 1 in fp32 and, for up to 64 vectors, in 16 bits; in
+# fp32 with one tile of more than 64 rows, with a power of two of tiles, and with other numbers of tiles.
+MAX_PORTABLE_CYCLES = {"one": 24, "one in 16 bits": 14, "tile": 34, "power of two": 36, "tiles": 44}
 # Additional cycles, of all multiprocessors, before other kernels add: mostly to write codes, and if these are short or
 # not needed.
 START_CYCLES, SHORT_START_CYCLES = 3_000_000, 1_500_000
@@ -74,16 +77,13 @@ def eligible(product: Product) -> bool:
     blocks = -(-product.n // BLOCK_VECTORS)
     few_codes = product.item_bytes == 2 and product.nnz > 1 and is_power_of_two(product.k, product.nnz)
     start = SHORT_START_CYCLES if few_codes or blocks > 1 or not are_rows(product) else START_CYCLES
-    limit = _max_cycles(product) * blocks
+    limit = _max_cycles(product) * blocks if are_rows(product) else _max_column_cycles(product)
     return limit > 0 and _gains(product) and column_cycles(product) <= limit + start / product.d
 
 
 def _max_cycles(product: Product) -> float:
-    """The estimated cycles of other kernels for a block of more than MAX_VECTORS vectors; 0 if they are faster."""
+    """The estimated cycles of other kernels for a block of more than MAX_VECTORS rows; 0 if they are faster."""
     hopper, fp32 = product.device.hopper, product.dtype == "float32"
-    if not are_rows(product):
-        few = fp32 and product.n <= BLOCK_VECTORS // 2 and not is_power_of_two(product.k, product.nnz)
-        return MAX_CYCLES["fp32 columns"] if few else 0
     if not _are_long_rows(product):
         return 0
     if not hopper and loaded_bytes(product) <= 8:
@@ -99,6 +99,30 @@ def _max_cycles(product: Product) -> float:
     few = product.n <= BLOCK_VECTORS // 2
     suits_tensor_cores = product.geometry.n_tiles <= 2 or (few and has_power_of_two_tiles(product))
     return 0 if suits_tensor_cores else MAX_CYCLES["aligned"]
+
+
+def _max_column_cycles(product: Product) -> float:
+    """The estimated cycles of other kernels for more than MAX_VECTORS contiguous vectors; 0 if they are faster.
+
+    Those of portable kernels grow with the number of vectors. In microseconds on an H200, with the fastest of them and
+    here, in fp32: A (226727, 1024) -> 1600 with nnz 2 579 and 333, A (12210, 19362) -> 384 with nnz 3 726 and 504, A
+    (429226, 300) -> 679 with nnz 4 413 and 336, A (142117, 1000) -> 730 with nnz 1 357 and 240; but A (1627349, 512) ->
+    4096 with nnz 3 1598 and 2443, A (107768, 303) -> 2770, whose elements are loaded one by one, 162 and 366, A (71669,
+    1000) -> 47 with nnz 2 105 and 118. In 16 bits with nnz 1, A (3829028, 40) -> 576 293 and 212.
+    """
+    half_blocks = -(-product.n // (BLOCK_VECTORS // 2))
+    fp32, few = product.dtype == "float32", half_blocks == 1 and not is_power_of_two(product.k, product.nnz)
+    if product.device.hopper or (fp32 and few and product.nnz > 1 and product.geometry.n_tiles == 1):
+        return MAX_CYCLES["fp32 columns"] if fp32 and few else 0
+    if not fp32:
+        return MAX_PORTABLE_CYCLES["one in 16 bits"] if few and product.nnz == 1 else 0
+    if product.nnz == 1:
+        kind = "one"
+    elif product.geometry.n_tiles == 1:
+        return MAX_PORTABLE_CYCLES["tile"] * half_blocks if product.k > MAX_MANY_ROWS else 0
+    else:
+        kind = "power of two" if has_power_of_two_tiles(product) else "tiles"
+    return MAX_PORTABLE_CYCLES[kind] * half_blocks
 
 
 def are_slower_than_codes(product: Product) -> bool:
@@ -238,6 +262,9 @@ def _are_columns(product: Product) -> bool:
     5054743) -> 320 in fp16 5.3 and 2.1. In microseconds, A (1170658, 50) -> 832 in fp32 takes 322 and 187, (205364, 50)
     -> 192 43 and 40, but (97299, 48) -> 448 22 and 26 (H200).
     """
-    gathered = product.item_bytes > 2 if product.n <= MAX_VECTORS else vector_alignment(product) > 2
+    if product.n <= MAX_VECTORS:
+        gathered = product.item_bytes > 2
+    else:
+        gathered = product.device.hopper and vector_alignment(product) > 2
     single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2 and gathered
     return vectors_contiguous(product) and product.x_strides[0] == 1 and not single
