@@ -119,13 +119,15 @@ def test_constants(k, nnz, n, columns, dtype, shared):
     p = p._replace(device=p.device._replace(shared_memory=shared))
     launch = ampere_codes.launch(p)
     kernel, item = launch.kernel, p.item_bytes
-    slot = 32 * kernel.vectors * item + 128 * max(1, 32 >> kernel.log_block)
-    assert launch.resident * kernel.slots * slot <= shared
+    codes, data = kernel.rows * max(1, 32 >> kernel.log_block), 32 * kernel.vectors * item
+    staged = kernel.staged_bytes + data if kernel.line_bytes else kernel.slots * data
+    assert launch.resident * (staged + kernel.slots * codes) <= shared
     assert kernel.slots >= ampere_kernel.MIN_SLOTS
     assert kernel.rows >= k // -(-k // 128)
     assert kernel.vectors % (16 * kernel.warps) == 0
     assert kernel.rows % (8 * (4 // kernel.warps)) == 0
-    assert kernel.copies == (kernel.vector * item >= 4)
+    assert kernel.copies == (kernel.vector * item >= 4 or kernel.line_bytes > 0)
+    assert (kernel.line_bytes > 0) == (item == 2 and kernel.log_block >= 3 and not columns)  # rows of odd length
     assert 1 << kernel.log_block >= kernel.vector or columns
 
 
@@ -163,9 +165,27 @@ def test_more_products_than_programs(n, d, k, dtype, calls):
 
 
 @pytest.mark.gpu
-@pairwise(k=[60, 300], x_in=list(LAYOUTS), out_in=list(LAYOUTS), dtype=["float32", "bfloat16"])
-def test_layouts(k, x_in, out_in, dtype, calls):
-    check_project(Sketch(700, k, nnz=4, seed=1), 200, dtype, device="cuda", x_in=x_in, out_in=out_in)
+@pairwise(k=[60, 300], n=[200, 201], x_in=list(LAYOUTS), out_in=list(LAYOUTS), dtype=["float32", "bfloat16"])
+def test_layouts(k, n, x_in, out_in, dtype, calls):
+    check_project(Sketch(700, k, nnz=4, seed=1), n, dtype, device="cuda", x_in=x_in, out_in=out_in)
+    assert calls
+
+
+@pytest.mark.gpu
+@pairwise(
+    sketch=[(40, 3), (64, 1), (300, 4), (300, 8), (1000, 2), (2048, 1)], n=[33, 64, 101, 700], d=[31, 500, 4099],
+    displaced=[0, 1, 4, 7], spacing=[0, 1, 2], contiguous=[False, True],
+)  # fmt: skip
+def test_staged_slices(sketch, n, d, displaced, spacing, contiguous, calls):
+    """Lines of 16-bit data that begin at any element, between elements that are not numbers."""
+    k, nnz = sketch
+    S = Sketch(d, k, nnz=nnz, seed=4)
+    lines, width = (d, n) if contiguous else (n, d)
+    whole = torch.full((lines * (width + spacing) + displaced + 16,), torch.nan, device="cuda", dtype=torch.float16)
+    x = whole.as_strided((lines, width), (width + spacing, 1), displaced)
+    x.copy_(torch.randint(-9, 10, (lines, width), device="cuda"))
+    x = x.T if contiguous else x
+    torch.testing.assert_close(S.project(x).cpu().double(), S.project(x.cpu().double()), rtol=6e-4, atol=1e-6)
     assert calls
 
 

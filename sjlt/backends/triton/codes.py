@@ -280,7 +280,8 @@ def _project(
     def constants() -> dict[str, Any]:
         common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, "num_warps": 4, "launch_pdl": programmatic}
         if isinstance(kernel, AmpereKernel):
-            return {**common, "PROGRAMMATIC_LAUNCH": programmatic}
+            staged = {"SHARED_BYTES": kernel.staged_bytes, "extern_libs": LIBRARIES}
+            return {**common, "PROGRAMMATIC_LAUNCH": programmatic, **staged}
         shared = kernel.slots * slot_bytes(kernel)
         return {**common, "DTYPE": getattr(gl, dtype), "SHARED_BYTES": shared, "extern_libs": LIBRARIES}
 

@@ -18,6 +18,8 @@ from ..hopper.common import barrier, inverse, largest_of, pair_of, scale_of, wai
 from ..hopper.entries_first import pair_of_code, place_pairs
 from ..hopper.produce_codes import parts_of
 from ..hopper.store_sums import store_sums
+from ..nvidia.shared_memory import shared_begin
+from .staged_slices import copy_slice_lines, first_columns, load_pairs, pair_addresses, slice_units, unit_columns
 
 SLICE = gl.constexpr(ampere_kernel.SLICE_COLUMNS)
 WARPS = gl.constexpr(ampere_kernel.WARPS)
@@ -79,12 +81,13 @@ def _next(x, product, number, current, lists, block_v, stride_v, CHOSEN: gl.cons
 
 
 @gluon.jit
-def _slice_columns(columns, number, capacity, f, CHOSEN: gl.constexpr):
-    """The columns f of a slice; arbitrary numbers past the last block."""
-    position = number * SLICE + f
-    i = position >> CHOSEN.log_block
-    column = gl.load(columns + i, mask=i < capacity, other=0)
-    return column + (position & ((1 << CHOSEN.log_block) - 1))
+def _slice_columns(columns, number, capacity, indices, CHOSEN: gl.constexpr):
+    """The columns of a slice that a thread copies; arbitrary numbers past the last block."""
+    if CHOSEN.line_bytes > 0:
+        j = first_columns(columns, number, capacity, indices, CHOSEN)
+    else:
+        j = unit_columns(columns, number, capacity, indices[1], CHOSEN)
+    return j
 
 
 @gluon.jit
@@ -97,33 +100,37 @@ def _copy_next(slots, slot, x, ahead, lists, indices, sizes, CHOSEN: gl.constexp
     indices : of the vectors in their block and of the columns in their slice.  sizes : (n, d, stride_v, stride_f).
     """
     product, number, j, current = ahead
-    block_v, f = indices
-    n, d, stride_v, stride_f = sizes
-    loaded = _copy_slice(slots, slot, current, f, j, number, n, d, stride_f, CHOSEN)
+    loaded = _copy_slice(slots, slot, x, current, indices, j, number, sizes, CHOSEN)
     if CHOSEN.several:
-        product, number, current = _next(x, product, number, current, lists, block_v, stride_v, CHOSEN)
+        block_v = 0 if CHOSEN.line_bytes > 0 else indices[0]
+        product, number, current = _next(x, product, number, current, lists, block_v, sizes[2], CHOSEN)
     else:
         number += 1
-    return (product, number, _slice_columns(current[2], number, lists[3], f, CHOSEN), current), loaded
+    return (product, number, _slice_columns(current[2], number, lists[3], indices, CHOSEN), current), loaded
 
 
 @gluon.jit
-def _copy_slice(slots, slot, current, f, j, number, n, d, stride_f, CHOSEN: gl.constexpr):
+def _copy_slice(slots, slot, x, current, indices, j, number, sizes, CHOSEN: gl.constexpr):
     """Start to copy columns j of slice `number`, and their codes, to a slot; see `_copy_next`."""
-    xs, tiles = slots
+    xs, raw, tiles = slots
     v, rows, _, codes, count, _ = current
-    VECTOR: gl.constexpr = CHOSEN.vector
-    BYTES: gl.constexpr = VECTOR * xs.dtype.primitive_bitwidth // 8
-    mask = (number * SLICE + f < (count << CHOSEN.log_block)) & (j >= 0) & (j < d) & (v < n)
-    pointers = rows + j.to(gl.int64) * stride_f
-    if VECTOR > 1:
-        pointers = gl.max_contiguous(gl.multiple_of(pointers, [1, BYTES]), [1, VECTOR])
-        mask = gl.max_constancy(mask, [1, VECTOR])
+    n, d, stride_v, stride_f = sizes
     loaded = 0
-    if CHOSEN.copies:
-        async_copy.async_copy_global_to_shared(xs.index(slot), pointers, mask=mask)
+    if CHOSEN.line_bytes > 0:
+        address = x.to(gl.int64, bitcast=True)
+        copy_slice_lines(raw, slot, address, v, indices, j, number, count, n, d, stride_v, stride_f, CHOSEN)
     else:
-        loaded = gl.load(pointers, mask=mask, other=0.0)
+        VECTOR: gl.constexpr = CHOSEN.vector
+        BYTES: gl.constexpr = VECTOR * xs.dtype.primitive_bitwidth // 8
+        mask = (number * SLICE + indices[1] < (count << CHOSEN.log_block)) & (j >= 0) & (j < d) & (v < n)
+        pointers = rows + j.to(gl.int64) * stride_f
+        if VECTOR > 1:
+            pointers = gl.max_contiguous(gl.multiple_of(pointers, [1, BYTES]), [1, VECTOR])
+            mask = gl.max_constancy(mask, [1, VECTOR])
+        if CHOSEN.copies:
+            async_copy.async_copy_global_to_shared(xs.index(slot), pointers, mask=mask)
+        else:
+            loaded = gl.load(pointers, mask=mask, other=0.0)
     layout: gl.constexpr = gl.BlockedLayout([CODE_VECTOR], [32], [WARPS], [0])
     i = (number * SLICE >> CHOSEN.log_block) * CHOSEN.rows
     i += gl.arange(0, blocks_of(CHOSEN) * CHOSEN.rows, layout=layout)
@@ -179,6 +186,7 @@ def project_codes_ampere(
     CHOSEN: gl.constexpr,
     ACCUMULATE: gl.constexpr,
     PROGRAMMATIC_LAUNCH: gl.constexpr,
+    SHARED_BYTES: gl.constexpr,
 ):
     """out[split, v, r] = scale * sum over the split's columns j of x[v, j] S[r, j].
 
@@ -197,23 +205,31 @@ def project_codes_ampere(
     entries_operand: gl.constexpr = gl.DotOperandLayout(1, sums_layout, 2)
     HEIGHT: gl.constexpr = SLICE if CHOSEN.vectors_contiguous else VECTORS
     WIDTH: gl.constexpr = VECTORS if CHOSEN.vectors_contiguous else SLICE
-    xs = gl.allocate_shared_memory(INPUT, [SLOTS, HEIGHT, WIDTH], data_layout(INPUT.primitive_bitwidth // 8, CHOSEN))
+    STAGED: gl.constexpr = CHOSEN.line_bytes > 0
+    xs = gl.allocate_shared_memory(INPUT, [1 if STAGED else SLOTS, HEIGHT, WIDTH], data_layout(INPUT.primitive_bitwidth // 8, CHOSEN))
     codes_shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.uint8, [SLOTS, CHOSEN.rows * blocks_of(CHOSEN)], codes_shared)
     LANES: gl.constexpr = min(32, WIDTH // CHOSEN.vector)
     copy_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    row = gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, copy_layout))[:, None]
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, copy_layout))[None, :]
-    f = row if CHOSEN.vectors_contiguous else column
-    block_v = column if CHOSEN.vectors_contiguous else row
+    if STAGED:
+        raw = shared_begin(SHARED_BYTES) & -16
+        line_stride = stride_f if CHOSEN.vectors_contiguous else stride_v
+        addresses = pair_addresses(raw, x.to(gl.int64, bitcast=True), line_stride, HEIGHT, WIDTH, CHOSEN)
+        indices, block_v = slice_units(CHOSEN), 0
+    else:
+        raw = 0
+        row = gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, copy_layout))[:, None]
+        column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, copy_layout))[None, :]
+        block_v = column if CHOSEN.vectors_contiguous else row
+        indices = (block_v, row if CHOSEN.vectors_contiguous else column)
     if PROGRAMMATIC_LAUNCH:
         wait_for_previous_kernel()
 
     lists = (products, splits, n_tiles, capacity, columns, codes, counts)
     product = gl.program_id(0)
-    slots, indices, sizes = (xs, tiles), (block_v, f), (n, d, stride_v, stride_f)
+    slots, sizes = (xs, raw, tiles), (n, d, stride_v, stride_f)
     current = _start(x, product, lists, block_v, stride_v, CHOSEN)
-    ahead = (product, 0, _slice_columns(current[2], 0, capacity, f, CHOSEN), current)  # SLOTS - 1 slices ahead
+    ahead = (product, 0, _slice_columns(current[2], 0, capacity, indices, CHOSEN), current)  # SLOTS - 1 slices ahead
     held = gl.zeros([HEIGHT, WIDTH], INPUT, layout=copy_layout)  # the last slice that was loaded through registers
     for slot in range(SLOTS - 1):
         ahead, loaded = _copy_next(slots, slot, x, ahead, lists, indices, sizes, CHOSEN)
@@ -235,8 +251,10 @@ def project_codes_ampere(
             ahead, loaded = _copy_next(slots, held_slot, x, ahead, lists, indices, sizes, CHOSEN)
             if not CHOSEN.copies:
                 held = loaded
+            if STAGED:
+                xs.index(0).store(load_pairs(addresses, slot, INPUT, CHOSEN))
             entries = _entries(tiles.index(slot), number, entries_operand, DTYPE, CHOSEN)
-            data = xs.index(slot)
+            data = xs.index(0 if STAGED else slot)
             if CHOSEN.vectors_contiguous:
                 data = data.permute((1, 0))
             part = data.load(data_operand)

@@ -72,6 +72,8 @@ class KernelChoice:
     entries_first: bool
     windows: bool
 
+    step_columns, program_vectors = STEP_COLUMNS, PROGRAM_VECTORS
+
     @property
     def log_run(self) -> int:
         """The binary logarithm of the number of blocks of codes in a run."""
@@ -117,7 +119,7 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         1 if tma_store else store_width(product, splits, windows),
         rows_of(product),
         slots=6 if entries_first else 3 if fp32 else 4,
-        line_bytes=_line_bytes(contiguous, item << log_panel, item) if loader == STAGE else 0,
+        line_bytes=line_bytes(contiguous, item << log_panel, item, PROGRAM_VECTORS, STEP_COLUMNS) if loader == STAGE else 0,
         entries_first=entries_first,
         windows=windows,
     )
@@ -132,7 +134,7 @@ def rows_of(product: Product) -> int:
 def reaches(product: Product) -> bool:
     """Whether a loader can compute the addresses of all rows of a block: COPY and LOAD have 32 bits for them."""
     log_block = _log_block(product)
-    return not _is_far(product) or _stages(product, log_block) or _tma_loads_boxes(product, log_block)
+    return not _is_far(product) or stages(product, log_block) or _tma_loads_boxes(product, log_block)
 
 
 def _is_far(product: Product) -> bool:
@@ -177,7 +179,7 @@ def _loader(product: Product, log_block: int, log_panel: int, tma_store: bool) -
         return TMA, 1
     vector = copy_width(product, log_block)
     copies = vector * item >= (VECTOR_BYTES if item == 4 or contiguous or tma_store else 4)
-    if (far or not copies) and _stages(product, log_block):
+    if (far or not copies) and stages(product, log_block):
         return STAGE, 1
     return (COPY, vector) if vector * item >= 4 else (LOAD, 1)
 
@@ -193,7 +195,7 @@ def _gains_by_tma(product: Product, row_bytes: int) -> bool:
     return row_bytes >= ROW_BYTES or (row_bytes == ROW_BYTES // 2 and product.d >= least)
 
 
-def _stages(product: Product, log_block: int) -> bool:
+def stages(product: Product, log_block: int) -> bool:
     """Whether STAGE can load the data.
 
     It needs adjacent elements, blocks that do not begin before the data, and blocks that begin at multiples of a unit's
@@ -206,13 +208,13 @@ def _stages(product: Product, log_block: int) -> bool:
     return near == 1 and in_units and product.offset % (1 << product.geometry.log_chunk) == 0
 
 
-def _line_bytes(contiguous: bool, panel_bytes: int, item: int) -> int:
-    """Bytes between two lines of a slot in shared memory, if the loader is STAGE.
+def line_bytes(contiguous: bool, panel_bytes: int, item: int, vectors: int, columns: int) -> int:
+    """Bytes between two staged lines of a slot in shared memory, which holds `vectors` vectors and `columns` columns.
 
     Each panel has room for one unit of 16 bytes more than its elements take; if vectors are contiguous, a line is one
     panel of all vectors. The number of units is odd, so that lines begin in different banks.
     """
-    panel, panels = (PROGRAM_VECTORS * item, 1) if contiguous else (panel_bytes, STEP_COLUMNS * item // panel_bytes)
+    panel, panels = (vectors * item, 1) if contiguous else (panel_bytes, columns * item // panel_bytes)
     return VECTOR_BYTES * (panels * (panel // VECTOR_BYTES + 1) | 1)
 
 

@@ -32,7 +32,8 @@ MIN_ADDITION_CYCLES = 2  # for 32 additions, which read and write as many sums
 MAX_CYCLES = {
     "codes": 45,  # rows in fp32, loaded by 4 bytes, with Hopper's kernels
     "staged": 25,  # rows in 16 bits, loaded by 2 or 4 bytes, with Hopper's kernels
-    "no codes": 90,  # rows loaded by 2 to 8 bytes, without Hopper's kernels
+    "no codes": 90,  # rows loaded by 2 to 8 bytes, without Hopper's kernels: in fp32, or with chunks below 8 columns
+    "portable codes": 45,  # others
     "few components": 115,  # the same with k <= FEW_COMPONENT_ROWS, for whose columns codes are as long as for k = 128
     "fp32": 40,  # other rows in fp32
     "aligned": 22.5,  # other rows in 16 bits
@@ -87,6 +88,8 @@ def _max_cycles(product: Product) -> float:
     if not _are_long_rows(product):
         return 0
     if not hopper and loaded_bytes(product) <= 8:
+        if product.item_bytes == 2 and product.geometry.log_chunk >= 3:
+            return MAX_CYCLES["portable codes"]
         return MAX_CYCLES["no codes" if product.k > FEW_COMPONENT_ROWS else "few components"]
     if hopper and loaded_bytes(product) <= 4:
         return MAX_CYCLES["codes" if fp32 else "staged"]

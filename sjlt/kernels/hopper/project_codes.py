@@ -133,7 +133,9 @@ def _sum_of_blocks(
         mbarrier.wait(full.index(slot), phase)
         tile = tiles.index(slot)._reinterpret(DTYPE, [ROWS, STEP], tile_shared).permute((1, 0))
         if CHOSEN.loader == STAGE:
-            addresses = element_addresses(raw, address, line_stride, operand_layout, ITEM, CHOSEN, CONSUMER)
+            v = CONSUMER * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, operand_layout))[:, None]
+            f = gl.arange(0, STEP, layout=gl.SliceLayout(0, operand_layout))[None, :]
+            addresses = element_addresses(raw, address, line_stride, v, f, ITEM, CHOSEN)
             data = load_lines(addresses, slot, INPUT, CHOSEN)
         else:
             data = xs.index((slot * 2 + CONSUMER) * BOXES)  # the boxes of a half have the layout of one swizzled tile

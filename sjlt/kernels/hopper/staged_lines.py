@@ -16,13 +16,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ..config import hopper, product
+from ..config import product
 from ..nvidia import shared_memory
 from ..portable import chunk_codes
 
 _copy_async = gluon.jit(shared_memory.copy_async.fn)
-HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
-STEP = gl.constexpr(hopper.STEP_COLUMNS)
+_copy_async_where = gluon.jit(shared_memory.copy_async_where.fn)
 NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
 UNIT = gl.constexpr(product.VECTOR_BYTES)  # bytes of a unit
 MANY = gl.constexpr(1 << 20)  # more elements than a line of a slot has
@@ -31,19 +30,19 @@ MANY = gl.constexpr(1 << 20)  # more elements than a line of a slot has
 @gluon.constexpr_function
 def lines_of(CHOSEN):
     """The number of lines of a slot."""
-    return STEP.value if CHOSEN.vectors_contiguous else 2 * HALF.value
+    return CHOSEN.step_columns if CHOSEN.vectors_contiguous else CHOSEN.program_vectors
 
 
 @gluon.constexpr_function
 def panels_of(CHOSEN):
     """The number of panels of a line."""
-    return 1 if CHOSEN.vectors_contiguous else STEP.value >> CHOSEN.log_panel
+    return 1 if CHOSEN.vectors_contiguous else CHOSEN.step_columns >> CHOSEN.log_panel
 
 
 @gluon.constexpr_function
 def panel_units(item, CHOSEN):
     """The number of units that a panel's elements of `item` bytes take in an aligned line."""
-    return (2 * HALF.value if CHOSEN.vectors_contiguous else 1 << CHOSEN.log_panel) * item // UNIT.value
+    return (CHOSEN.program_vectors if CHOSEN.vectors_contiguous else 1 << CHOSEN.log_panel) * item // UNIT.value
 
 
 @gluon.jit
@@ -75,10 +74,11 @@ def line_columns(columns, done, count, start, line, panel, CHOSEN: gl.constexpr)
 
 
 @gluon.jit
-def _copy_units(
-    raw, address, first, line, panel, within, j, n, d, stride_v, stride_f, ITEM: gl.constexpr, CHOSEN: gl.constexpr
-):
-    """Start to copy a unit for each element of `line`, `panel` and `within`.
+def copy_units(
+    raw, address, first, line, panel, within, j, n, d, stride_v, stride_f, ITEM: gl.constexpr, CHOSEN: gl.constexpr,
+    keep=None,
+):  # fmt: skip
+    """Start to copy a unit for each element of `line`, `panel` and `within`, or of those where `keep`.
 
     Elements beyond the end of a line, and lines that do not exist, are filled with zeros.
     """
@@ -101,7 +101,10 @@ def _copy_units(
     target = raw + line * LINE + panel * PANEL + within * UNIT
     # (In machine code, the size of a partial unit is given by an address within the unit. For memory that does not come
     # from torch's caching allocator, compute-sanitizer takes this, in the data's last unit, for a read past its end.)
-    _copy_async(target, source, size, UNIT)
+    if keep is None:
+        _copy_async(target, source, size, UNIT)
+    else:
+        _copy_async_where(target, source, size, keep, UNIT)
 
 
 @gluon.jit
@@ -115,24 +118,20 @@ def copy_lines(
     """
     raw += slot * (lines_of(CHOSEN) * CHOSEN.line_bytes)
     line, panel, within = units
-    _copy_units(raw, address, first, line, panel, within, j, n, d, stride_v, stride_f, ITEM, CHOSEN)
+    copy_units(raw, address, first, line, panel, within, j, n, d, stride_v, stride_f, ITEM, CHOSEN)
     line, panel, within = last_units
-    _copy_units(raw, address, first, line, panel, within, last_j, n, d, stride_v, stride_f, ITEM, CHOSEN)
+    copy_units(raw, address, first, line, panel, within, last_j, n, d, stride_v, stride_f, ITEM, CHOSEN)
     async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
 
 
 @gluon.jit
-def element_addresses(
-    raw, address, stride, layout: gl.constexpr, ITEM: gl.constexpr, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr
-):
-    """The addresses in slot 0 of the elements [HALF, STEP] of a consumer's vectors.
+def element_addresses(raw, address, stride, v, f, ITEM: gl.constexpr, CHOSEN: gl.constexpr):
+    """The addresses in slot 0 of the elements of vectors v and columns f of a step.
 
     stride : between lines, in elements.
     """
     LINE: gl.constexpr = CHOSEN.line_bytes
     PANEL: gl.constexpr = UNIT * (panel_units(ITEM, CHOSEN) + 1)
-    v = CONSUMER * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))[:, None]
-    f = gl.arange(0, STEP, layout=gl.SliceLayout(0, layout))[None, :]
     begin, step = (address & (UNIT - 1)).to(gl.int32), (ITEM * stride & (UNIT - 1)).to(gl.int32)
     if CHOSEN.vectors_contiguous:
         return raw + (f * LINE + ((begin + f * step) & (UNIT - 1))) + ITEM * v

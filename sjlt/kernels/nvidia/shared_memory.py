@@ -44,6 +44,16 @@ def copy_async(address, source, count, BYTES: tl.constexpr):
 
 
 @triton.jit
+def copy_async_where(address, source, count, keep, BYTES: tl.constexpr):
+    """As `copy_async`, where `keep`. BYTES : 16."""
+    tl.static_assert(BYTES == 16)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $4, 0; @p cp.async.cg.shared.global [$1], [$2], 16, $3; mov.u32 $0, 0; }",
+        "=r,r,l,r,r", [address, source, count, keep.to(tl.int32)], tl.int32, False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
 def commit_copies(anything):
     """Close the group of copies started since the last call. `anything` : any integer tensor; not used."""
     tl.inline_asm_elementwise("cp.async.commit_group; mov.u32 $0, $1;", "=r,r", [anything], tl.int32, False, 1)
