@@ -35,7 +35,8 @@ def product(n, d, k, nnz, dtype, columns=False, stride=None, **changes):
         ((135_793, 768, 512, 3, "float32"), False),
         ((512, 1_627_349, 4096, 3, "float32", True), False),
         ((303, 107_768, 2770, 4, "float32", True), True),
-        ((303, 107_768, 2048, 4, "float32", True), False),
+        ((303, 107_768, 2048, 4, "float32", True), True),
+        ((303, 27_768, 512, 4, "float32", True), False),
         ((196_068, 512, 1344, 1, "bfloat16", True), True),
         ((1500, 1000, 4000, 4, "float16"), False),
         ((500, 2000, 3900, 8, "float16", False, 2013), True),  # elements loaded one by one

@@ -5,7 +5,8 @@ multiplies one slice at a time on tensor cores by `mma.sync`, whose operands lie
 codes of its rows there, so no entries pass through shared memory. fp32 data is multiplied as pairs of fp16 numbers, as
 in `hopper.project_codes`.
 
-Data is copied in asynchronous copies of 4 to 16 bytes; single 16-bit elements pass through registers.
+Data is copied in asynchronous copies of 4 to 16 bytes. 16-bit data whose lines begin at any element is copied in
+aligned units (`staged_slices`) or, in blocks of fewer than 8 columns, through registers.
 """
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
@@ -82,8 +83,8 @@ def _next(x, product, number, current, lists, block_v, stride_v, CHOSEN: gl.cons
 
 @gluon.jit
 def _slice_columns(columns, number, capacity, indices, CHOSEN: gl.constexpr):
-    """The columns of a slice that a thread copies; arbitrary numbers past the last block."""
-    if CHOSEN.line_bytes > 0:
+    """The columns of a slice that a thread copies; arbitrary numbers past the last block. indices : see `_copy_next`."""
+    if CHOSEN.staged:
         j = first_columns(columns, number, capacity, indices, CHOSEN)
     else:
         j = unit_columns(columns, number, capacity, indices[1], CHOSEN)
@@ -96,13 +97,14 @@ def _copy_next(slots, slot, x, ahead, lists, indices, sizes, CHOSEN: gl.constexp
 
     The slice is copied to a slot. The copies close a group; data and codes past the last block are zeros.
 
-    slots : of data and of codes.  ahead : (product, number of the slice, its columns, `_start` of the product).
-    indices : of the vectors in their block and of the columns in their slice.  sizes : (n, d, stride_v, stride_f).
+    slots : of data, the address of those of staged lines, and of codes.  ahead : (product, number of the slice, its
+    columns, `_start` of the product).  indices : of the vectors in their block and of the columns in their slice or, if
+    lines are staged, from `slice_units`.  sizes : (n, d, stride_v, stride_f).
     """
     product, number, j, current = ahead
     loaded = _copy_slice(slots, slot, x, current, indices, j, number, sizes, CHOSEN)
     if CHOSEN.several:
-        block_v = 0 if CHOSEN.line_bytes > 0 else indices[0]
+        block_v = 0 if CHOSEN.staged else indices[0]
         product, number, current = _next(x, product, number, current, lists, block_v, sizes[2], CHOSEN)
     else:
         number += 1
@@ -116,7 +118,7 @@ def _copy_slice(slots, slot, x, current, indices, j, number, sizes, CHOSEN: gl.c
     v, rows, _, codes, count, _ = current
     n, d, stride_v, stride_f = sizes
     loaded = 0
-    if CHOSEN.line_bytes > 0:
+    if CHOSEN.staged:
         address = x.to(gl.int64, bitcast=True)
         copy_slice_lines(raw, slot, address, v, indices, j, number, count, n, d, stride_v, stride_f, CHOSEN)
     else:
@@ -192,7 +194,7 @@ def project_codes_ampere(
 
     Grid: any number of programs or, unless CHOSEN.several, one for each of the `products`; 4 warps.
 
-    Arguments are as in `project_codes_hopper`.
+    SHARED_BYTES : of staged lines.  Other arguments are as in `project_codes_hopper`.
     """
     INPUT: gl.constexpr = x.dtype.element_ty
     SPLIT_FP32: gl.constexpr = gl.float32 == INPUT
@@ -205,13 +207,13 @@ def project_codes_ampere(
     entries_operand: gl.constexpr = gl.DotOperandLayout(1, sums_layout, 2)
     HEIGHT: gl.constexpr = SLICE if CHOSEN.vectors_contiguous else VECTORS
     WIDTH: gl.constexpr = VECTORS if CHOSEN.vectors_contiguous else SLICE
-    STAGED: gl.constexpr = CHOSEN.line_bytes > 0
-    xs = gl.allocate_shared_memory(INPUT, [1 if STAGED else SLOTS, HEIGHT, WIDTH], data_layout(INPUT.primitive_bitwidth // 8, CHOSEN))
+    x_shared: gl.constexpr = data_layout(INPUT.primitive_bitwidth // 8, CHOSEN)
+    xs = gl.allocate_shared_memory(INPUT, [1 if CHOSEN.staged else SLOTS, HEIGHT, WIDTH], x_shared)
     codes_shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.uint8, [SLOTS, CHOSEN.rows * blocks_of(CHOSEN)], codes_shared)
     LANES: gl.constexpr = min(32, WIDTH // CHOSEN.vector)
     copy_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    if STAGED:
+    if CHOSEN.staged:
         raw = shared_begin(SHARED_BYTES) & -16
         line_stride = stride_f if CHOSEN.vectors_contiguous else stride_v
         addresses = pair_addresses(raw, x.to(gl.int64, bitcast=True), line_stride, HEIGHT, WIDTH, CHOSEN)
@@ -251,10 +253,10 @@ def project_codes_ampere(
             ahead, loaded = _copy_next(slots, held_slot, x, ahead, lists, indices, sizes, CHOSEN)
             if not CHOSEN.copies:
                 held = loaded
-            if STAGED:
+            if CHOSEN.staged:
                 xs.index(0).store(load_pairs(addresses, slot, INPUT, CHOSEN))
             entries = _entries(tiles.index(slot), number, entries_operand, DTYPE, CHOSEN)
-            data = xs.index(0 if STAGED else slot)
+            data = xs.index(0 if CHOSEN.staged else slot)
             if CHOSEN.vectors_contiguous:
                 data = data.permute((1, 0))
             part = data.load(data_operand)

@@ -29,7 +29,10 @@ def unit_columns(columns, number, capacity, f, CHOSEN: gl.constexpr):
 
 @gluon.jit
 def slice_units(CHOSEN: gl.constexpr):
-    """((lines, panels, units), the same of the last unit of each panel and whether a thread copies it)."""
+    """The units that a thread copies: (lines, panels, units), the same for last units, and which of these it copies.
+
+    Every panel has a last unit, which only displaced lines need. If there are fewer than threads, some copy none.
+    """
     UNITS: gl.constexpr = panels_of(CHOSEN) * panel_units(ITEM, CHOSEN)
     LAST: gl.constexpr = lines_of(CHOSEN) * panels_of(CHOSEN)
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // UNITS, UNITS], [WARPS, 1], [1, 0])
@@ -50,8 +53,13 @@ def first_columns(columns, number, capacity, units, CHOSEN: gl.constexpr):
 
 
 @gluon.jit
-def copy_slice_lines(raw, slot, address, first, units, j, number, count, n, d, stride_v, stride_f, CHOSEN: gl.constexpr):
-    """Start to copy the lines of slice `number` of `count` blocks to a slot. j : from `first_columns`."""
+def copy_slice_lines(
+    raw, slot, address, first, units, j, number, count, n, d, stride_v, stride_f, CHOSEN: gl.constexpr
+):
+    """Start to copy the lines of slice `number` of `count` blocks to a slot of the memory at `raw`.
+
+    first : the first vector.  units : from `slice_units`.  j : from `first_columns`.
+    """
     raw += slot * (lines_of(CHOSEN) * CHOSEN.line_bytes)
     some, last, keep = units
     end = (count << CHOSEN.log_block) - number * SLICE

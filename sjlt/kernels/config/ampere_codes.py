@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .ampere_kernel import COPY_BYTES, block_vectors, kernel_of, resident_programs, rows_of
 from .codes import Codes, Programs, launch_of, split_of
+from .gathers import is_half_block
 from .product import (
     Product,
     has_power_of_two_tiles,
@@ -16,6 +17,7 @@ from .product import (
 MIN_VECTORS = 17  # for fewer, blocks of vectors are mostly empty
 MIN_BYTES, MIN_ALIGNED_BYTES, MIN_SIMPLE_BYTES = 4 << 20, 8 << 20, 16 << 20  # of X; see `eligible`
 MIN_SINGLE_BYTES = 1 << 20  # of X if single 16-bit elements are loaded, which takes `project_tensor_core` long
+MIN_SINGLE_FP32_BYTES = 64 << 20  # of A in fp32, in a power-of-two geometry, whose elements are loaded one by one
 ALIGNED_BYTES = 8
 MAX_FEW_NNZ = 4
 # For `eligible_few`: pairs (fewest vectors, fewest entries per column), most vectors, and bytes of rows.
@@ -35,8 +37,10 @@ def eligible(product: Product) -> bool:
     microseconds on an H100, with tensor cores and from codes: X (180, 671215) -> 1792 with nnz 8 in fp16 795 and 263,
     A (593877, 1000) -> 1728 in fp16 1978 and 668, X (68394, 1000) -> 192 with nnz 8 in bf16 and an odd row stride 488
     and 208, X (23026, 1536) -> 1344 in fp16 107 and 83; but X (18166, 3072) -> 2048 with nnz 8 in bf16 84 and 102.
-    On an H200, A (107768, 303) -> 2770 with nnz 4 in fp32 251 and 162, A (4096, 3911) -> 448 81 and 71, but A (1627349,
-    512) -> 4096 with nnz 3, with a power of two of tiles, 1598 and 1953.
+    On an H200, A (107768, 303) -> 2770 with nnz 4 in fp32 251 and 162, A (4096, 3911) -> 448 81 and 71, A (1000, 55539)
+    -> 4096 with nnz 2 921 and 581, but (1000, 10135) -> 512 with nnz 2 47 and 61, A (1627349,
+    512) -> 4096 with nnz 3, with a power of two of tiles, 1598 and 1953, X (64, 5161370) -> 256 with nnz 4 in fp16,
+    whose rows begin at multiples of 4 bytes, 372 and 444.
     """
     if not _supports(product) or product.dtype == "float64" or product.precision == "medium":
         return False
@@ -88,8 +92,10 @@ def _gains(product: Product) -> bool:
     contiguous, power_of_two = vectors_contiguous(product), is_power_of_two(product.k, product.nnz)
     if _width(product) < ALIGNED_BYTES:
         if power_of_two and product.item_bytes == 2:
-            return product.x_bytes >= MIN_SIMPLE_BYTES
-        return product.item_bytes == 2 or not contiguous or product.nnz > MAX_FEW_NNZ or not power_of_two
+            few = is_half_block(product) and product.nnz <= MAX_FEW_NNZ
+            return product.x_bytes >= MIN_SIMPLE_BYTES and not few
+        simple = power_of_two and contiguous and product.nnz <= MAX_FEW_NNZ
+        return product.item_bytes == 2 or not simple or product.x_bytes >= MIN_SINGLE_FP32_BYTES
     if power_of_two or product.x_bytes < MIN_ALIGNED_BYTES:
         return False
     if product.item_bytes == 2 or product.nnz > MAX_FEW_NNZ:

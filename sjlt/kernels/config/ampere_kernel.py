@@ -11,7 +11,6 @@ from .stores import store_width, stores_vectors
 SLICE_COLUMNS = 32  # columns that the kernel multiplies at a time
 WARPS = 4
 COPY_BYTES = 4  # the narrowest asynchronous copy
-STAGED_BYTES = 4  # per copy, up to which lines of 16-bit data are staged instead
 MIN_SLOTS, MAX_SLOTS = 3, 8
 RESERVED_BYTES = 1 << 10  # of shared memory, for each program
 MAX_RESULT_BYTES = 32 << 10  # of shared memory, through which a program's sums pass before they are stored
@@ -76,6 +75,11 @@ class AmpereKernel:
         return self.vectors
 
     @property
+    def staged(self) -> bool:
+        """Whether lines of the data are staged."""
+        return self.line_bytes > 0
+
+    @property
     def staged_bytes(self) -> int:
         """Bytes of the staged lines of all slots."""
         return self.slots * self.line_bytes * (SLICE_COLUMNS if self.vectors_contiguous else self.vectors)
@@ -106,14 +110,14 @@ def _copies(product: Product) -> bool:
 
 
 def _stages(product: Product) -> bool:
-    """Whether lines of the data are staged: in 16 bits, if elements would be copied one by one or two at a time.
+    """Whether lines of the data are staged: in 16 bits, if elements would be loaded one by one.
 
-    Blocks of codes then need at least a unit's columns. Of 44 such products, those of contiguous vectors with odd
-    strides take 0.61 to 1.04 of the time without staging (0.80 on average), such rows 0.58 to 1.0 (0.82), and lines
-    that begin at multiples of 4 bytes 0.91 to 1.04 (0.97; H200). With blocks of 128 instead of 64 vectors, rows 0.92.
+    Blocks of codes then need at least a unit's columns. Of 38 such products, contiguous vectors take 0.61 to 1.04 of
+    the time without staging (0.80 on average), rows 0.58 to 1.0 (0.82), or 0.92 with blocks of 128 vectors. Lines that
+    begin at multiples of 4 bytes take 0.91 to 1.15 of the time of copies (7 products, H200).
     """
-    item, narrow = product.item_bytes, _vector(product) * product.item_bytes <= STAGED_BYTES
-    log_block = _log_block(product)
+    item, log_block = product.item_bytes, _log_block(product)
+    narrow = _vector(product) * item < COPY_BYTES
     return item == 2 and narrow and item << log_block >= VECTOR_BYTES and stages(product, log_block)
 
 

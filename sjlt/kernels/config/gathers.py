@@ -25,6 +25,7 @@ MAX_READS = 4  # of an element by `row_gather`; twice as many for fp32 projectio
 # Bytes of A in fp32 for `favors_few_vectors`, and from which on tensor cores are faster than `few_vectors` with nnz 2.
 MIN_DENSE_BYTES, MAX_GATHERED_BYTES = 8 << 20, 64 << 20
 MAX_SINGLE_BYTES = 8 << 20  # of A in 16 bits with nnz 1
+MAX_LOADED_SINGLY = 32 << 20  # bytes of A in fp32 with nnz 1 whose elements are loaded one by one
 MAX_EXPANSION = 2  # components per feature; see `_expands`
 TINY_BYTES = 1 << 20  # of A in fp32, below which `row_gather` is used in all geometries
 MIN_LOADED_BYTES = 4  # that a thread loads at once; see `is_half_block`
@@ -93,12 +94,12 @@ def _expands(product: Product) -> bool:
 def favors_few_reads(product: Product) -> bool:
     """Whether `few_vectors` is faster for S A than other kernels that generate entries.
 
-    It is with nnz 1 in fp32, in 16 bits only for little data, and in fp32 with nnz 2 for few columns or little data. In
-    memory floors on an H100, with nnz 2 in fp32, tensor cores -> `few_vectors`: (64, 316715) -> 768 3.1 -> 2.2; (1640,
-    3072) -> 512 4.3 -> 2.4; but (256, 132613) -> 1600 2.6 -> 3.7, and (57, 263153) -> 120, whose elements are loaded
-    one by one, 3.8 -> 5.1. In microseconds on an H200, with nnz 1 in 16 bits, tensor cores, codes and `few_vectors`:
-    (1210, 214965) -> 576 464, 336 and 753; (100, 1467092) -> 448 231, 220 and 241; (1024, 21066) -> 448 34, 41 and 49;
-    in power-of-two geometries (289261, 512) -> 256 236, 339 and 393, but (8981, 1536) -> 128 37, 57 and 32.
+    It is with nnz 1, except for much data in 16 bits or whose elements are loaded one by one, and in fp32 with nnz 2
+    for few columns or little data. In memory floors on an H100, with nnz 2 in fp32, tensor cores -> `few_vectors`: (64,
+    316715) -> 768 3.1 -> 2.2; (1640, 3072) -> 512 4.3 -> 2.4; but (256, 132613) -> 1600 2.6 -> 3.7, and (57, 263153) ->
+    120, whose elements are loaded one by one, 3.8 -> 5.1. In microseconds on an H200, with nnz 1, codes -> here:
+    (11227, 1000) -> 1536 in fp32 77 -> 137; in 16 bits (1210, 214965) -> 576 336 -> 753, (100, 1467092) -> 448 220 -> 241; in
+    power-of-two geometries (289261, 512) -> 256 339 -> 393, but (8981, 1536) -> 128 57 -> 32.
     """
     if product.adjoint or not vectors_contiguous(product) or is_small_and_narrow(product):
         return False
@@ -107,7 +108,9 @@ def favors_few_reads(product: Product) -> bool:
     if product.nnz == 1 and product.item_bytes == 2:
         most = MAX_GATHERED_BYTES if is_power_of_two(product.k, product.nnz) else MAX_SINGLE_BYTES
         return product.stacks > 1 or product.x_bytes < most
-    return product.nnz == 1 or (product.nnz == 2 and product.stacks == 1 and wide_fp32 and small)
+    if product.nnz == 1:
+        return product.stacks > 1 or vector_alignment(product) > 1 or product.x_bytes < MAX_LOADED_SINGLY
+    return product.nnz == 2 and product.stacks == 1 and wide_fp32 and small
 
 
 def favors_row_gather(product: Product) -> bool:

@@ -119,11 +119,15 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         1 if tma_store else store_width(product, splits, windows),
         rows_of(product),
         slots=6 if entries_first else 3 if fp32 else 4,
-        line_bytes=line_bytes(contiguous, item << log_panel, item, PROGRAM_VECTORS, STEP_COLUMNS) if loader == STAGE else 0,
+        line_bytes=0,
         entries_first=entries_first,
         windows=windows,
     )
-    return replace(kernel, slots=_fitting_slots(product, kernel, splits)) if loader == STAGE else kernel
+    if loader != STAGE:
+        return kernel
+    line = line_bytes(contiguous, item << log_panel, item, PROGRAM_VECTORS, STEP_COLUMNS)
+    kernel = replace(kernel, line_bytes=line)
+    return replace(kernel, slots=_fitting_slots(product, kernel, splits))
 
 
 def rows_of(product: Product) -> int:

@@ -85,13 +85,13 @@ class OneTile:
 def eligible(product: Product) -> bool:
     """Whether the kernels can run a product and, judging by its size and geometry, are faster than others.
 
-    Others are faster for S A in fp32 with nnz 1 and, if k > 64, with nnz 2: (256, 38536) -> 69 with nnz 2 takes 3.6
-    memory floors here and 2.8 with `few_vectors` (H100). In 16 bits with nnz 1, (90592, 4096) -> 53 takes 216 us here,
-    361 with `few_vectors` and 215 from codes (H200).
+    Others are faster for S A with nnz 1 if there is little data and, in fp32 with k > 64, with nnz 1 or 2: (256, 38536)
+    -> 69 with nnz 2 takes 3.6 memory floors here and 2.8 with `few_vectors` (H100). In microseconds on an H200, with
+    the fastest other portable kernel and here, with nnz 1: (90592, 4096) -> 53 in bf16 215 and 216, (35180, 5545) -> 40
+    in fp32 325 and 279, (1024, 69310) -> 16 93 and 88.
     """
     wide = product.k > law.TILE_ROWS // 2 and product.dtype == "float32"
-    single = product.nnz == 1 and (product.item_bytes > 2 or product.x_bytes < MAX_SINGLE_BYTES)
-    few_reads = single or (product.nnz == 2 and wide)
+    few_reads = (product.nnz == 1 and product.x_bytes < MAX_SINGLE_BYTES) or (product.nnz <= 2 and wide)
     return (
         product.geometry.n_tiles == 1
         and not (few_reads and not product.adjoint and vectors_contiguous(product))

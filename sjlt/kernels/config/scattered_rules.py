@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import one_tile
 from .gathers import MIN_BLOCK_VECTORS, SHORT_ROW, favors_half_block, is_half_block, is_small_gather
 from .product import (
     Product,
@@ -47,7 +48,7 @@ MAX_CYCLES = {
 }
 FEW_COMPONENT_ROWS, MAX_COLUMN_ENTRIES = 32, 7
 # The same of portable kernels for 64 contiguous vectors: with nnz 1 in fp32 and, for up to 64 vectors, in 16 bits; in
-# fp32 with one tile of more than 64 rows, with a power of two of tiles, and with other numbers of tiles.
+# fp32 with one tile that `one_tile` does not suit, with a power of two of tiles, and with other numbers of tiles.
 MAX_PORTABLE_CYCLES = {"one": 24, "one in 16 bits": 14, "tile": 34, "power of two": 36, "tiles": 44}
 # Additional cycles, of all multiprocessors, before other kernels add: mostly to write codes, and if these are short or
 # not needed.
@@ -119,10 +120,12 @@ def _max_column_cycles(product: Product) -> float:
         return MAX_CYCLES["fp32 columns"] if fp32 and few else 0
     if not fp32:
         return MAX_PORTABLE_CYCLES["one in 16 bits"] if few and product.nnz == 1 else 0
+    if product.k <= MAX_MANY_ROWS and one_tile.eligible(product):
+        return 0
     if product.nnz == 1:
         kind = "one"
     elif product.geometry.n_tiles == 1:
-        return MAX_PORTABLE_CYCLES["tile"] * half_blocks if product.k > MAX_MANY_ROWS else 0
+        kind = "tile"
     else:
         kind = "power of two" if has_power_of_two_tiles(product) else "tiles"
     return MAX_PORTABLE_CYCLES[kind] * half_blocks
@@ -159,6 +162,8 @@ def eligible_small(product: Product) -> bool:
     if product.n <= MAX_VECTORS or product.item_bytes > 4 or product.x_bytes > MAX_SMALL_BYTES:
         return False
     if product.item_bytes == 2 and (product.nnz == 1 or is_power_of_two(product.k, product.nnz)):
+        return False
+    if not product.device.hopper and _are_short_columns(product):
         return False
     limit = _small_cycles(product)
     additions = product.n * product.d * product.nnz / (LANES * product.device.multiprocessors)
@@ -251,7 +256,8 @@ def _are_long_rows(product: Product) -> bool:
 def _are_short_columns(product: Product) -> bool:
     """Whether `tensor_core` is faster for columns of A in 16 bits that are short compared with the result.
 
-    A (151648, 16) -> 2048 with nnz 3 takes 34 us here and 21 us there; A (243118, 20) -> 1600 42 and 56 (H200).
+    A (151648, 16) -> 2048 with nnz 3 takes 34 us here and 21 us there, A (57037, 100) -> 1344 with nnz 2 38 and 28; A
+    (243118, 20) -> 1600 42 and 56 (H200).
     """
     few_features = product.nnz > 1 and product.d < SHORT_ROW * product.k and product.stacks == 1
     fits = product.n >= MIN_BLOCK_VECTORS and product.item_bytes == 2 and few_features
