@@ -43,7 +43,9 @@ def add_gradient(a: Any, x: Any, b: Any, gradient: Any) -> Any:
         total += _add_rows(a[i], a[i + 1], a[i + 2], a[i + 3], x, b[i : i + ROWS], gradient)
     if whole < m:  # pad the last rows with zeros
         rest, rest_b = np.zeros((ROWS, x.size), a.dtype), np.zeros(ROWS)
-        rest[: m - whole] = a[whole:]
-        rest_b[: m - whole] = b[whole:]
+        for i in range(m - whole):  # assigning slices would take seconds to compile, for the texts of its errors
+            rest_b[i] = b[whole + i]
+            for j in range(x.size):
+                rest[i, j] = a[whole + i, j]
         total += _add_rows(rest[0], rest[1], rest[2], rest[3], x, rest_b, gradient)
     return total

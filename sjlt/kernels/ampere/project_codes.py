@@ -83,7 +83,7 @@ def _next(x, product, number, current, lists, block_v, stride_v, CHOSEN: gl.cons
 
 @gluon.jit
 def _slice_columns(columns, number, capacity, indices, CHOSEN: gl.constexpr):
-    """The columns of a slice that a thread copies; arbitrary numbers past the last block. indices : see `_copy_next`."""
+    """The columns of a slice that a thread copies; arbitrary past the last block. indices : as in `_copy_next`."""
     if CHOSEN.staged:
         j = first_columns(columns, number, capacity, indices, CHOSEN)
     else:

@@ -8,7 +8,6 @@ aligned lines, from which warps load their operands.
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ..config import ampere_kernel
 from ..hopper.staged_lines import copy_units, element_addresses, lines_of, panel_units, panels_of, unit_indices
@@ -45,7 +44,7 @@ def slice_units(CHOSEN: gl.constexpr):
 @gluon.jit
 def first_columns(columns, number, capacity, units, CHOSEN: gl.constexpr):
     """The columns of the first elements of the units' panels in a slice, for both kinds of units."""
-    some, last, keep = units
+    some, last, _ = units
     f = some[0] if CHOSEN.vectors_contiguous else some[1] << CHOSEN.log_panel
     last_f = last[0] if CHOSEN.vectors_contiguous else last[1] << CHOSEN.log_panel
     j = unit_columns(columns, number, capacity, f, CHOSEN)

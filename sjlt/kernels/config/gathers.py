@@ -98,8 +98,8 @@ def favors_few_reads(product: Product) -> bool:
     for few columns or little data. In memory floors on an H100, with nnz 2 in fp32, tensor cores -> `few_vectors`: (64,
     316715) -> 768 3.1 -> 2.2; (1640, 3072) -> 512 4.3 -> 2.4; but (256, 132613) -> 1600 2.6 -> 3.7, and (57, 263153) ->
     120, whose elements are loaded one by one, 3.8 -> 5.1. In microseconds on an H200, with nnz 1, codes -> here:
-    (11227, 1000) -> 1536 in fp32 77 -> 137; in 16 bits (1210, 214965) -> 576 336 -> 753, (100, 1467092) -> 448 220 -> 241; in
-    power-of-two geometries (289261, 512) -> 256 339 -> 393, but (8981, 1536) -> 128 57 -> 32.
+    (11227, 1000) -> 1536 in fp32 77 -> 137; in 16 bits (1210, 214965) -> 576 336 -> 753, (100, 1467092) -> 448 220 ->
+    241; in power-of-two geometries (289261, 512) -> 256 339 -> 393, but (8981, 1536) -> 128 57 -> 32.
     """
     if product.adjoint or not vectors_contiguous(product) or is_small_and_narrow(product):
         return False
