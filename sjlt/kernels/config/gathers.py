@@ -109,7 +109,8 @@ def favors_few_reads(product: Product) -> bool:
         most = MAX_GATHERED_BYTES if is_power_of_two(product.k, product.nnz) else MAX_SINGLE_BYTES
         return product.stacks > 1 or product.x_bytes < most
     if product.nnz == 1:
-        return product.stacks > 1 or vector_alignment(product) > 1 or product.x_bytes < MAX_LOADED_SINGLY
+        narrow = product.n <= NARROW_VECTORS or product.stacks > 1
+        return narrow or vector_alignment(product) > 1 or product.x_bytes < MAX_LOADED_SINGLY
     return product.nnz == 2 and product.stacks == 1 and wide_fp32 and small
 
 

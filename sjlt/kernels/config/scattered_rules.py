@@ -163,7 +163,7 @@ def eligible_small(product: Product) -> bool:
         return False
     if product.item_bytes == 2 and (product.nnz == 1 or is_power_of_two(product.k, product.nnz)):
         return False
-    if not product.device.hopper and _are_short_columns(product):
+    if not product.device.hopper and product.n <= BLOCK_VECTORS and _are_short_columns(product):
         return False
     limit = _small_cycles(product)
     additions = product.n * product.d * product.nnz / (LANES * product.device.multiprocessors)
