@@ -118,6 +118,8 @@ def _max_column_cycles(product: Product) -> float:
     fp32, few = product.dtype == "float32", half_blocks == 1 and not is_power_of_two(product.k, product.nnz)
     if product.device.hopper or (fp32 and few and product.nnz > 1 and product.geometry.n_tiles == 1):
         return MAX_CYCLES["fp32 columns"] if fp32 and few else 0
+    if not _is_long(product):
+        return 0
     if not fp32:
         return MAX_PORTABLE_CYCLES["one in 16 bits"] if few and product.nnz == 1 else 0
     if product.k <= MAX_MANY_ROWS and one_tile.eligible(product):
@@ -249,8 +251,12 @@ def is_in_registers(product: Product) -> bool:
 
 
 def _are_long_rows(product: Product) -> bool:
-    """Whether vectors are rows that are long enough to outweigh the time for setting up and adding sums."""
-    return are_rows(product) and product.d >= max(MIN_FEATURES, MIN_COLUMNS * product.k * product.stacks)
+    return are_rows(product) and _is_long(product)
+
+
+def _is_long(product: Product) -> bool:
+    """Whether vectors are long enough to outweigh the time for setting up and adding sums."""
+    return product.d >= max(MIN_FEATURES, MIN_COLUMNS * product.k * product.stacks)
 
 
 def _are_short_columns(product: Product) -> bool:
