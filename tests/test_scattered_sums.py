@@ -68,6 +68,9 @@ def test_launches_cover_the_product(n, d, k, nnz, stacks, dtype, columns, offset
     launches = [launch for launch in launches if launch is not None]
     if scattered_sums.can_run(product):
         check_launch(product, scattered_sums.launch(product))
+        times = [scattered_sums._time(product, launch) for launch in launches]
+        fastest = launches[times.index(min(times))]  # the first of those with the least estimate
+        assert scattered_sums._fastest(product) == fastest
     for launch in random.Random(seed).sample(launches, min(8, len(launches))):
         check_launch(product, launch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -131,9 +132,9 @@ def column_cycles(product: Product) -> float:
 def _choose(product: Product) -> ScatteredSums | None:
     """The launch with the layout that is the fastest for the first columns, or for these if that does not fit.
 
-    Estimating the times of all layouts takes several milliseconds, too long for every block of a stream of features, or
-    for batches of different sizes. Many rows therefore have the layout of a rounded number of rows. By the estimate,
-    they then take 1.005 times as long, on average (150 random products, at most 1.1 times).
+    The search takes up to 15 milliseconds, too long for every block of a stream of features, or for batches of
+    different sizes. Many rows therefore have the layout of a rounded number of rows. By the estimate, they then take
+    1.005 times as long, on average (150 random products, at most 1.1 times).
     """
     n = round_up(product.n, ROW_BITS) if product.n > MANY_ROWS and are_rows(product) else product.n
     first = _fastest(product._replace(n=n, offset=0, y_strides=(product.k, 1), plain=True))
@@ -143,10 +144,19 @@ def _choose(product: Product) -> ScatteredSums | None:
 
 @lru_cache(maxsize=4096)
 def _fastest(product: Product) -> ScatteredSums | None:
-    """The launch with the least estimated time; None if none fits in memory."""
-    launches = (_launch(product, layout) for layout in layouts(product))
-    timed = ((_time(product, each), each) for each in launches if each is not None)
-    return min(timed, key=lambda time_and_launch: time_and_launch[0], default=(0.0, None))[1]
+    """The launch with the least estimated time; None if none fits in memory.
+
+    Layouts are tried in the order of `_least_time`, until that exceeds the least time found.
+    """
+    bounds = sorted((_least_time(product, layout), i, layout) for i, layout in enumerate(layouts(product)))
+    least, fastest = (math.inf, 0), None
+    for bound, i, layout in bounds:
+        if bound > least[0]:
+            break
+        launch = _launch(product, layout)
+        if launch is not None and (found := (_time(product, launch), i)) < least:
+            least, fastest = found, launch
+    return fastest
 
 
 def _launch(product: Product, layout: Layout) -> ScatteredSums | None:
@@ -235,18 +245,33 @@ def _time(product: Product, chosen: ScatteredSums) -> float:
 
 
 def _addition(product: Product, kernel: ScatterConstants, warps: int) -> float:
-    """The estimated cycles for 32 additions, with so many warps per multiprocessor.
-
-    Shared memory and the load path take a cycle per line of 128 bytes, the schedulers one per four instructions.
-    """
+    """The estimated cycles for 32 additions, with so many warps per multiprocessor."""
     layout, rounds = kernel.layout, product.nnz * product.stacks // kernel.layout.team
+    lines, instructions = _work(product, layout)
+    latency = SUM_LATENCY / (kernel.rounds_together * kernel.together) + DATA_LATENCY / (kernel.loaded * rounds)
+    latency = (latency / layout.lane_vectors + ISSUE_LATENCY * instructions) / warps
+    return (lines**4 + (instructions / 4) ** 4 + latency**4) ** 0.25
+
+
+def _work(product: Product, layout: Layout) -> tuple[float, float]:
+    """(lines of 128 bytes, instructions) for 32 additions.
+
+    Shared memory and the load path take a cycle per line, the schedulers one per four instructions.
+    """
+    rounds = product.nnz * product.stacks // layout.team
     conflicts, rotations = bank_conflicts(product, layout)
     lines = 2 * conflicts * sum_bytes(product) / 4 + loaded_lines(product, layout) / rounds
     add, access, column, load = INSTRUCTIONS
     instructions = add + access / layout.unit + column / layout.lane_vectors + (load + rotations.bit_length()) / rounds
-    latency = SUM_LATENCY / (kernel.rounds_together * kernel.together) + DATA_LATENCY / (kernel.loaded * rounds)
-    latency = (latency / layout.lane_vectors + ISSUE_LATENCY * instructions) / warps
-    return (lines**4 + (instructions / 4) ** 4 + latency**4) ** 0.25
+    return lines, instructions
+
+
+def _least_time(product: Product, layout: Layout) -> float:
+    """A lower bound on `_time` with a layout: of the additions, without latencies."""
+    lines, instructions = _work(product, layout)
+    vectors = -(-product.n // layout.vectors) * layout.vectors
+    additions = vectors * product.d * product.nnz * product.stacks / (LANES * product.device.multiprocessors)
+    return 0.999 * additions * (lines**4 + (instructions / 4) ** 4) ** 0.25  # less than any rounding of `_time`
 
 
 def _resident(product: Product, kernel: ScatterConstants) -> int:
