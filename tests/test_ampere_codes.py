@@ -5,6 +5,7 @@ import torch
 from helpers.cases import pairwise
 from helpers.choices import H200, NO_WARP_TILES, changed_choices, exact_product
 from helpers.codes import STORES, check_lines, check_passes, check_stores, record_calls
+from helpers.data import integers
 from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
@@ -12,6 +13,7 @@ from sjlt.backends.triton import device, exact
 from sjlt.kernels.config import ampere_codes, ampere_kernel
 from sjlt.kernels.config.codes import Codes
 from sjlt.kernels.config.exact import TensorCore, choose
+from sjlt.kernels.config.hopper_loaders import slot_bytes
 from sjlt.kernels.config.scattered_sums import ScatteredSums
 
 A100 = H200._replace(multiprocessors=108, shared_memory=166912, programmatic_launch=False, asynchronous_copies=True)
@@ -121,7 +123,7 @@ def test_constants(k, nnz, n, columns, dtype, shared):
     launch = ampere_codes.launch(p)
     kernel, item = launch.kernel, p.item_bytes
     codes, data = kernel.rows * max(1, 32 >> kernel.log_block), 32 * kernel.vectors * item
-    staged = kernel.staged_bytes + data if kernel.line_bytes else kernel.slots * data
+    staged = kernel.slots * slot_bytes(kernel) + data if kernel.line_bytes else kernel.slots * data
     assert launch.resident * (staged + kernel.slots * codes) <= shared
     assert kernel.slots >= ampere_kernel.MIN_SLOTS
     assert kernel.rows >= k // -(-k // 128)
@@ -184,9 +186,9 @@ def test_staged_slices(sketch, n, d, displaced, spacing, contiguous, calls):
     lines, width = (d, n) if contiguous else (n, d)
     whole = torch.full((lines * (width + spacing) + displaced + 16,), torch.nan, device="cuda", dtype=torch.float16)
     x = whole.as_strided((lines, width), (width + spacing, 1), displaced)
-    x.copy_(torch.randint(-9, 10, (lines, width), device="cuda"))
-    x = x.T if contiguous else x
-    torch.testing.assert_close(S.project(x).cpu().double(), S.project(x.cpu().double()), rtol=6e-4, atol=1e-6)
+    array = integers((lines, width), "float64")
+    x.copy_(torch.from_numpy(array))
+    check_project(S, n, "float16", device="cuda", x=(array.T, x.T) if contiguous else (array, x))
     assert calls
 
 

@@ -278,12 +278,12 @@ def _project(
     key = (kernel, accumulate, kind(x), target.kind)
 
     def constants() -> dict[str, Any]:
-        common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, "num_warps": 4, "launch_pdl": programmatic}
+        shared = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel), "extern_libs": LIBRARIES}
+        options = {"num_warps": 4, "launch_pdl": programmatic}
+        common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, **shared, **options}
         if isinstance(kernel, AmpereKernel):
-            staged = {"SHARED_BYTES": kernel.staged_bytes, "extern_libs": LIBRARIES}
-            return {**common, "PROGRAMMATIC_LAUNCH": programmatic, **staged}
-        shared = kernel.slots * slot_bytes(kernel)
-        return {**common, "DTYPE": getattr(gl, dtype), "SHARED_BYTES": shared, "extern_libs": LIBRARIES}
+            return {**common, "PROGRAMMATIC_LAUNCH": programmatic}
+        return {**common, "DTYPE": getattr(gl, dtype)}
 
     if isinstance(kernel, AmpereKernel):
         grid = (programs if kernel.several else products, 1, 1)

@@ -10,7 +10,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..config import ampere_kernel
-from ..hopper.staged_lines import copy_units, element_addresses, lines_of, panel_units, panels_of, unit_indices
+from ..hopper.staged_lines import (
+    copy_units,
+    element_addresses,
+    lines_of,
+    panel_begin,
+    panel_units,
+    panels_of,
+    unit_indices,
+)
 
 SLICE = gl.constexpr(ampere_kernel.SLICE_COLUMNS)
 WARPS = gl.constexpr(ampere_kernel.WARPS)
@@ -45,10 +53,8 @@ def slice_units(CHOSEN: gl.constexpr):
 def first_columns(columns, number, capacity, units, CHOSEN: gl.constexpr):
     """The columns of the first elements of the units' panels in a slice, for both kinds of units."""
     some, last, _ = units
-    f = some[0] if CHOSEN.vectors_contiguous else some[1] << CHOSEN.log_panel
-    last_f = last[0] if CHOSEN.vectors_contiguous else last[1] << CHOSEN.log_panel
-    j = unit_columns(columns, number, capacity, f, CHOSEN)
-    return j, unit_columns(columns, number, capacity, last_f, CHOSEN)
+    j = unit_columns(columns, number, capacity, panel_begin(some[0], some[1], CHOSEN), CHOSEN)
+    return j, unit_columns(columns, number, capacity, panel_begin(last[0], last[1], CHOSEN), CHOSEN)
 
 
 @gluon.jit
@@ -62,11 +68,9 @@ def copy_slice_lines(
     raw += slot * (lines_of(CHOSEN) * CHOSEN.line_bytes)
     some, last, keep = units
     end = (count << CHOSEN.log_block) - number * SLICE
-    f = some[0] if CHOSEN.vectors_contiguous else some[1] << CHOSEN.log_panel
-    column = gl.where(f < end, j[0], -1)
+    column = gl.where(panel_begin(some[0], some[1], CHOSEN) < end, j[0], -1)
     copy_units(raw, address, first, some[0], some[1], some[2], column, n, d, stride_v, stride_f, ITEM, CHOSEN)
-    f = last[0] if CHOSEN.vectors_contiguous else last[1] << CHOSEN.log_panel
-    column = gl.where(f < end, j[1], -1)
+    column = gl.where(panel_begin(last[0], last[1], CHOSEN) < end, j[1], -1)
     copy_units(raw, address, first, last[0], last[1], last[2], column, n, d, stride_v, stride_f, ITEM, CHOSEN, keep)
 
 

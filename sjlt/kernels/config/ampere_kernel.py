@@ -8,7 +8,8 @@ from .hopper_loaders import copy_width, line_bytes, stages
 from .product import VECTOR_BYTES, Product, next_power_of_two, vectors_contiguous
 from .stores import store_width, stores_vectors
 
-SLICE_COLUMNS = 32  # columns that the kernel multiplies at a time
+LOG_SLICE = 5
+SLICE_COLUMNS = 1 << LOG_SLICE  # columns that the kernel multiplies at a time
 WARPS = 4
 COPY_BYTES = 4  # the narrowest asynchronous copy
 MIN_SLOTS, MAX_SLOTS = 3, 8
@@ -66,8 +67,8 @@ class AmpereKernel:
 
     @property
     def log_panel(self) -> int:
-        """Of a slice, 2^log_panel adjacent columns lie in one block."""
-        return min(self.log_block, SLICE_COLUMNS.bit_length() - 1)
+        """The binary logarithm of the number of adjacent columns of a slice that lie in one block."""
+        return min(self.log_block, LOG_SLICE)
 
     @property
     def program_vectors(self) -> int:
@@ -78,11 +79,6 @@ class AmpereKernel:
     def staged(self) -> bool:
         """Whether lines of the data are staged."""
         return self.line_bytes > 0
-
-    @property
-    def staged_bytes(self) -> int:
-        """Bytes of the staged lines of all slots."""
-        return self.slots * self.line_bytes * (SLICE_COLUMNS if self.vectors_contiguous else self.vectors)
 
     @property
     def part_rows(self) -> int:
@@ -125,14 +121,14 @@ def _line_bytes(product: Product) -> int:
     """`AmpereKernel.line_bytes`."""
     if not _stages(product):
         return 0
-    panel = product.item_bytes << min(_log_block(product), SLICE_COLUMNS.bit_length() - 1)
-    vectors = block_vectors(product)
-    return line_bytes(vectors_contiguous(product), panel, product.item_bytes, vectors, SLICE_COLUMNS)
+    item, vectors = product.item_bytes, block_vectors(product)
+    panel = item << min(_log_block(product), LOG_SLICE)
+    return line_bytes(vectors_contiguous(product), panel, item, vectors, SLICE_COLUMNS)
 
 
 def _vector(product: Product) -> int:
     """Elements that a thread copies or loads at a time, all of one block of codes."""
-    return copy_width(product, min(product.geometry.log_chunk, 5))
+    return copy_width(product, min(product.geometry.log_chunk, LOG_SLICE))
 
 
 def resident_programs(product: Product) -> int:
@@ -145,12 +141,13 @@ def resident_programs(product: Product) -> int:
 def _slots(product: Product, resident: int) -> int:
     """The number of slots of each of `resident` programs, beside what passes through shared memory."""
     vectors, log_block = block_vectors(product), _log_block(product)
-    data_bytes = vectors * SLICE_COLUMNS * product.item_bytes
-    lines = SLICE_COLUMNS if vectors_contiguous(product) else vectors
-    slice_bytes = lines * _line_bytes(product) or data_bytes
-    slice_bytes += rows_of(product) * max(1, SLICE_COLUMNS >> log_block)
+    slice_bytes = vectors * SLICE_COLUMNS * product.item_bytes
     results = min(MAX_RESULT_BYTES, 4 * vectors * rows_of(product))
-    available = product.device.shared_memory // resident - RESERVED_BYTES - results - data_bytes * _stages(product)
+    available = product.device.shared_memory // resident - RESERVED_BYTES - results
+    if _stages(product):  # besides, a slice of aligned lines
+        available -= slice_bytes
+        slice_bytes = _line_bytes(product) * (SLICE_COLUMNS if vectors_contiguous(product) else vectors)
+    slice_bytes += rows_of(product) * max(1, SLICE_COLUMNS >> log_block)
     return min(MAX_SLOTS, available // slice_bytes)
 
 
@@ -176,7 +173,7 @@ def kernel_of(product: Product, splits: int, columns_per_split: int) -> AmpereKe
         _warps_along_vectors(vectors, rows, product.item_bytes),
         _log_block(product),
         max(MIN_SLOTS, _slots(product, resident)),
-        1 if _stages(product) else _vector(product),
+        _vector(product),
         copies=_copies(product),
         line_bytes=_line_bytes(product),
         several=short and products >= MIN_PRODUCTS * product.device.multiprocessors * resident,

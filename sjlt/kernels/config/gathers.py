@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .product import (
     NARROW_VECTORS,
     Product,
@@ -105,13 +107,17 @@ def favors_few_reads(product: Product) -> bool:
         return False
     small = product.n <= NARROW_VECTORS or product.x_bytes < MAX_GATHERED_BYTES
     wide_fp32 = product.dtype == "float32" and vector_alignment(product) > 1
-    if product.nnz == 1 and product.item_bytes == 2:
-        most = MAX_GATHERED_BYTES if is_power_of_two(product.k, product.nnz) else MAX_SINGLE_BYTES
-        return product.stacks > 1 or product.x_bytes < most
     if product.nnz == 1:
-        narrow = product.n <= NARROW_VECTORS or product.stacks > 1
-        return narrow or vector_alignment(product) > 1 or product.x_bytes < MAX_LOADED_SINGLY
+        return product.stacks > 1 or product.x_bytes < _most_single_bytes(product)
     return product.nnz == 2 and product.stacks == 1 and wide_fp32 and small
+
+
+def _most_single_bytes(product: Product) -> float:
+    """The bytes of A up to which `few_vectors` is faster with nnz 1."""
+    if product.item_bytes == 2:
+        return MAX_GATHERED_BYTES if is_power_of_two(product.k, product.nnz) else MAX_SINGLE_BYTES
+    loaded_singly = product.n > NARROW_VECTORS and vector_alignment(product) == 1
+    return MAX_LOADED_SINGLY if loaded_singly else math.inf
 
 
 def favors_row_gather(product: Product) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ...laws import exact as law
 from .chunk_codes import LOG_RUN, MAX_LOG_BLOCK
 from .hopper import PROGRAM_VECTORS, STEP_COLUMNS
 from .product import VECTOR_BYTES, Product, vectors_contiguous
 from .stores import favors_windows, store_width, stores_vectors, tma_stores
+
+if TYPE_CHECKING:
+    from .ampere_kernel import AmpereKernel
 
 TMA, COPY, LOAD, STAGE = range(4)  # how data is loaded
 ROW_BYTES = 128  # per row of a TMA box that is loaded fastest
@@ -104,6 +108,7 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
     if loader in (COPY, LOAD):
         log_panel = 5 if fp32 else 6
     entries_first = loader == TMA and _favors_entries_first(product)
+    line = line_bytes(contiguous, item << log_panel, item, PROGRAM_VECTORS, STEP_COLUMNS)
     expanders = 0 if entries_first else 2 if loader == TMA and contiguous and item == 2 else 1
     kernel = KernelChoice(
         loader,
@@ -119,15 +124,11 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         1 if tma_store else store_width(product, splits, windows),
         rows_of(product),
         slots=6 if entries_first else 3 if fp32 else 4,
-        line_bytes=0,
+        line_bytes=line if loader == STAGE else 0,
         entries_first=entries_first,
         windows=windows,
     )
-    if loader != STAGE:
-        return kernel
-    line = line_bytes(contiguous, item << log_panel, item, PROGRAM_VECTORS, STEP_COLUMNS)
-    kernel = replace(kernel, line_bytes=line)
-    return replace(kernel, slots=_fitting_slots(product, kernel, splits))
+    return replace(kernel, slots=_fitting_slots(product, kernel, splits)) if loader == STAGE else kernel
 
 
 def rows_of(product: Product) -> int:
@@ -222,9 +223,9 @@ def line_bytes(contiguous: bool, panel_bytes: int, item: int, vectors: int, colu
     return VECTOR_BYTES * (panels * (panel // VECTOR_BYTES + 1) | 1)
 
 
-def slot_bytes(kernel: KernelChoice) -> int:
+def slot_bytes(kernel: KernelChoice | AmpereKernel) -> int:
     """The bytes of a slot's staged lines: features if vectors are contiguous, else vectors. 0 for other loaders."""
-    return kernel.line_bytes * (STEP_COLUMNS if kernel.vectors_contiguous else PROGRAM_VECTORS)
+    return kernel.line_bytes * (kernel.step_columns if kernel.vectors_contiguous else kernel.program_vectors)
 
 
 def _tma_loads(product: Product) -> bool:

@@ -63,9 +63,15 @@ def unit_indices(
 
 
 @gluon.jit
+def panel_begin(line, panel, CHOSEN: gl.constexpr):
+    """The column of a step at which each panel begins (each line if vectors are contiguous)."""
+    return line if CHOSEN.vectors_contiguous else panel << CHOSEN.log_panel
+
+
+@gluon.jit
 def line_columns(columns, done, count, start, line, panel, CHOSEN: gl.constexpr):
     """The column of each panel's first element (of each line if vectors are contiguous); see `boxes.panel_columns`."""
-    step_f = line if CHOSEN.vectors_contiguous else panel << CHOSEN.log_panel
+    step_f = panel_begin(line, panel, CHOSEN)
     if CHOSEN.one_tile:
         return start + (done << CHOSEN.log_block) + step_f
     i = done + (step_f >> CHOSEN.log_block)
@@ -104,7 +110,7 @@ def copy_units(
     if keep is None:
         _copy_async(target, source, size, UNIT)
     else:
-        _copy_async_where(target, source, size, keep, UNIT)
+        _copy_async_where(target, source, size, keep)
 
 
 @gluon.jit

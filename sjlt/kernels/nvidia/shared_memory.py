@@ -44,9 +44,8 @@ def copy_async(address, source, count, BYTES: tl.constexpr):
 
 
 @triton.jit
-def copy_async_where(address, source, count, keep, BYTES: tl.constexpr):
-    """As `copy_async`, where `keep`. BYTES : 16."""
-    tl.static_assert(BYTES == 16)
+def copy_async_where(address, source, count, keep):
+    """As `copy_async` of 16 bytes, where `keep`."""
     tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $4, 0; @p cp.async.cg.shared.global [$1], [$2], 16, $3; mov.u32 $0, 0; }",
         "=r,r,l,r,r", [address, source, count, keep.to(tl.int32)], tl.int32, False, 1,
