@@ -108,6 +108,11 @@ COLUMNS = {"x_strides": (1, 1 << 20), "y_strides": (1, 1 << 20)}
         ({"k": 64, "n": 100_001, "dtype": "bfloat16", "x_strides": (1, 100_001)}, 1),  # the TMA cannot load them
         ({"k": 384, "dtype": "bfloat16", **COLUMNS}, 0),  # consumers expand the codes
         ({"k": 384, **COLUMNS}, 1),
+        ({"k": 100, "nnz": 8, "dtype": "bfloat16"}, 2),  # many codes
+        ({"k": 100, "nnz": 8}, 1),
+        ({"k": 100, "nnz": 8, "dtype": "bfloat16", "n": 30_000}, 1),
+        ({"k": 60, "nnz": 8, "dtype": "bfloat16"}, 1),
+        ({"k": 100, "nnz": 4, "dtype": "bfloat16"}, 1),
     ],
 )
 def test_number_of_expanders(product, expanders):

@@ -50,9 +50,11 @@ _permutation = gluon_functions(
     portable_law.permute,
 )
 seed_words = gluon.jit(portable_law.seed_words.fn)
-largest_of, scale_of, inverse, pair_of = (
-    gluon.jit(f.fn) for f in (fp32_split.largest_of, fp32_split.scale_of, fp32_split.inverse, fp32_split.pair_of)
+largest_of, scale_of, inverse = (
+    gluon.jit(f.fn) for f in (fp32_split.largest_of, fp32_split.scale_of, fp32_split.inverse)
 )
+_split = gluon_functions(fp32_split.high_of, fp32_split.low_of, fp32_split.pair_of)
+high_of, low_of, pair_of = _split.high_of, _split.low_of, _split.pair_of
 _tile_place, _select_word = _law.tile_place, _law.select_word
 _chunk_keys, _chunk_signs = _law.chunk_keys, _law.chunk_signs
 _inverse_keys, _permute = _permutation.inverse_keys, _permutation.permute

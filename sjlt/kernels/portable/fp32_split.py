@@ -50,11 +50,22 @@ def has_overflow(sums):
 
 
 @triton.jit
+def high_of(x, scale):
+    """x * scale, rounded to fp16."""
+    return (x * scale[:, None]).to(tl.float16)
+
+
+@triton.jit
+def low_of(x, scale, high):
+    """The rest of x * scale, whose `high_of` is known, rounded to fp16."""
+    return (x * scale[:, None] - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
 def pair_of(x, scale):
     """x * scale as a pair of fp16 numbers, high + low."""
-    scaled = x * scale[:, None]
-    high = scaled.to(tl.float16)
-    return high, (scaled - high.to(tl.float32)).to(tl.float16)
+    high = high_of(x, scale)
+    return high, low_of(x, scale, high)
 
 
 @triton.jit(do_not_specialize=["n", "d"], do_not_specialize_on_alignment=["stride_xf"])
