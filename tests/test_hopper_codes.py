@@ -9,22 +9,19 @@ import triton
 from helpers.cases import pairwise
 from helpers.choices import (
     HOPPER,
-    NONE_GENERATED,
     all_tensors_on,
     changed_choices,
     chosen,
     exact_product,
     in_three_passes,
 )
-from helpers.codes import STORES, check_lines, check_passes, check_stores, record_calls
+from helpers.codes import STORES, all_sizes_on_hopper, check_lines, check_passes, check_stores, record_calls
 from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
 from sjlt.backends.triton import device
 from sjlt.kernels.config import codes, hopper_codes
 from sjlt.kernels.config.product import count_groups
-
-SIZES = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS")
 
 
 @pytest.mark.skipif(not triton.__version__.startswith(device.GLUON_VERSIONS), reason="Gluon differs in this version")
@@ -63,8 +60,9 @@ def test_splits_cover_the_columns(k, nnz, n, d):
 @pytest.mark.parametrize(
     ("n", "d", "k", "dtype", "splits"),
     [
-        (3651, 39_325, 576, "float16", 4),  # 145 programs: two rounds, the second nearly empty
-        (18_000, 4096, 100, "float32", 3),  # 141 programs
+        (3651, 39_325, 576, "float16", 1),  # 145 products: two rounds, and programs share those of the second
+        (18_000, 4096, 100, "float32", 1),  # 141 products
+        (10_000, 4096, 100, "float32", 3),  # 79 programs
         (18_000, 900, 100, "float32", 1),  # sums too short to be split
         (16_896, 4096, 100, "float32", 1),  # 132 programs, one on each multiprocessor
         (1427, 4096, 832, "float16", 1),  # 84 programs, for which partial sums would take longer
@@ -152,10 +150,10 @@ def test_partial_sums_of_passes(n, d, k, nnz, order, accumulate, monkeypatch):
         def __init__(self, chosen, part, spec, x, target, scale, accumulate):
             self.part, self.target = part, target
 
-        def start(self, addresses, prefetched):
+        def start(self, addresses, *numbers):
             return False
 
-        def search(self, tensors, prefetched):
+        def search(self, tensors, *numbers):
             data, sums, *_ = tensors
             assert data.data_ptr() == x[:, self.part.begin :].data_ptr()
             if self.part.begin == 0:
@@ -187,12 +185,8 @@ def test_partial_sums_of_passes(n, d, k, nnz, order, accumulate, monkeypatch):
 
 @pytest.fixture
 def kernel_calls(monkeypatch):
-    """Record the shape of X for each product the kernel runs; products of all sizes are eligible."""
-    if not device.describe(torch.device("cuda")).hopper:
-        pytest.skip("needs a GPU of compute capability 9")
-    sizes = {f"hopper_codes.{name}": 0 for name in SIZES}
-    sizes |= NONE_GENERATED | {"gathers.MIN_SMALL": 1 << 60, "scattered_rules.MIN_BYTES": 1 << 60}
-    with changed_choices(sizes):  # no other kernel for small products
+    """The shape of X for each product the kernel runs, which is chosen for products of all sizes."""
+    with all_sizes_on_hopper():
         yield record_calls(monkeypatch)
 
 

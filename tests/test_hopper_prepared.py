@@ -26,7 +26,7 @@ def test_prepared_calls_equal_unprepared_calls():
     kinds = {(loader, f"store={store}", "codes") for loader in LOADERS for store in (True, False)}
     assert {kind[:3] for kind in found} == kinds | {("TMA", "store=True", "project"), ("TMA", "store=True", "adjoint")}
     for which in ("codes", "project"):
-        assert {kind[3] for kind in found if kind[2] == which} == {"one", "splits"}
+        assert {kind[3] for kind in found if kind[2] == which} == {"one", "splits", *(["shares"] * (which == "codes"))}
     assert {kind[4] for kind in found} == {"overwrites", "adds"}
 
 
@@ -150,7 +150,7 @@ def expected_codes(chosen, spec, x, out, add, memory):
     n_tiles, width = geometry.n_tiles, geometry.log_group + geometry.log_chunk
     lists = splits * n_tiles
     room = lists * chosen.capacity
-    sums_bytes = 4 * splits * n * k if splits > 1 else 0
+    sums_bytes = 4 * splits * n * k if splits > 1 else 4 * chosen.sharers * (n - first_shared(chosen, n_tiles, n)) * k
     log_rows = 6 if k <= 64 else 7
     _, codes, columns, counts = parts(memory, sums_bytes, room << log_rows, 4 * room, 4 * lists)
     codes = codes, columns.view(torch.int32), counts.view(torch.int32)
@@ -181,14 +181,21 @@ def expected_codes(chosen, spec, x, out, add, memory):
             lists_of_rows = target.transpose(0, 1).unflatten(2, (n_tiles, rows)).flatten(1, 2)
             result = blocks(lists_of_rows, kernel.part_vectors, 1, kernel.part_rows)
     scale = spec.nnz**-0.5 if splits == 1 else 1.0
-    sizes = (n, d, k, chosen.products * splits, splits, n_tiles, chosen.capacity)
+    tasks = chosen.whole + (chosen.products - chosen.whole) * chosen.sharers
+    sizes = (n, d, k, tasks * splits, chosen.whole * splits, chosen.sharers, splits, n_tiles, chosen.capacity)
     constants = {"DTYPE": getattr(gl, str(x.dtype)[6:]), "CHOSEN": kernel, "ACCUMULATE": add and splits == 1}
+    constants |= {"SHARED": chosen.sharers > 1}
     arguments = (data, result, *codes, *sizes, *x.stride(), *target.stride(), scale)
     width = chosen.groups_per_split << geometry.log_group + geometry.log_chunk
-    arguments += (width, x.data_ptr() if chosen.prefetch else 0)
+    arguments += (width, x.data_ptr() if chosen.prefetch else 0, memory.data_ptr())
     constants |= {"SHARED_BYTES": kernel.slots * slot_bytes(kernel), "num_warps": 4, "launch_pdl": True}
     constants |= {"extern_libs": LIBRARIES}
-    yield "project_codes_hopper", (min(chosen.products * splits, 132), 1, 1), arguments, constants
+    yield "project_codes_hopper", (min(tasks * splits, 132), 1, 1), arguments, constants
+
+
+def first_shared(chosen, n_tiles, n):
+    """The first vector whose products are shared."""
+    return n if chosen.sharers == 1 else chosen.whole // n_tiles * 128
 
 
 def expected_exact(chosen, spec, data, out, adjoint, memory):
@@ -241,6 +248,7 @@ def check_calls(launches, case):
         (adjoint if back else project)(Sketch(offset + d, k, nnz=nnz, seed=seed)[:, offset:], data, out, add)
         memory = launches.allocated[-1] if launches.allocated else None
         codes = isinstance(chosen, Codes)
+        shared = codes and chosen.sharers > 1
         passes = 2 if call == 0 else 1  # the first call also runs in order to find what to compile
         assert len(launches.allocated) == passes * (codes or chosen.splits > 1), "one allocation at most"
         expect = expected_codes if codes else expected_exact
@@ -248,10 +256,14 @@ def check_calls(launches, case):
         check(launches, expected, call)
         if chosen.splits > 1:
             check_sum(launches, call, sums_in(memory, chosen.splits, out), out, nnz**-0.5, add)
+        if shared:
+            rest = out[first_shared(chosen, -(-k // 128), n) :]
+            check_sum(launches, call, sums_in(memory, chosen.sharers, rest), rest, nnz**-0.5, add)
     kernel = getattr(chosen, "kernel", None)
     loader = LOADERS[kernel.loader] if kernel else "TMA"
     store, which = kernel.tma_store if kernel else True, "codes" if codes else "adjoint" if back else "project"
-    print(loader, f"store={store}", which, "splits" if chosen.splits > 1 else "one", "adds" if add else "overwrites")
+    parts = "splits" if chosen.splits > 1 else "shares" if shared else "one"
+    print(loader, f"store={store}", which, parts, "adds" if add else "overwrites")
 
 
 def check(launches, expected, call):
@@ -302,6 +314,9 @@ CASES = [  # (n, d, k, nnz, offset, dtypes and layouts of X and Y, direction)
     (200, 333, 300, 4, 0, BF16, ROWS, "add"),
     (200, 512, 64, 4, 0, BF16, ("every second column", "rows"), "write"),
     (200, 9000, 64, 4, 0, WIDENED, ROWS, "write"),
+    (20_000, 1000, 64, 4, 0, SAME, ROWS, "write"),
+    (20_000, 1000, 64, 4, 0, SAME, ROWS, "add"),
+    (6000, 3000, 300, 4, 0, SAME, COLUMNS, "write"),
     (256, 768, 256, 4, 0, SAME, ROWS, "write"),
     (256, 768, 256, 4, 1 << 40, SAME, ROWS, "write"),
     (256, 768, 256, 4, 0, SAME, ("aligned part", "aligned part"), "write"),

@@ -1,12 +1,14 @@
 """Products from codes on a GPU, for the tests of both kernels that read them."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
-from helpers.choices import changed_choices, in_three_passes
+from helpers.choices import NONE_GENERATED, changed_choices, in_three_passes
 from helpers.kernels import LAYOUTS, check_project, launches_run
 from sjlt import Sketch
-from sjlt.backends.triton import exact
+from sjlt.backends.triton import device, exact
 
 # For data of integers, whose sums are exact: results are only scaled and rounded to the dtype.
 RTOL = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-22}
@@ -25,6 +27,17 @@ def record_calls(monkeypatch):
 
     monkeypatch.setattr(ProjectCodes, "__call__", record)
     return shapes
+
+
+@contextmanager
+def all_sizes_on_hopper():
+    """Choose `project_codes_hopper` for products of all sizes; skips tests on other devices."""
+    if not device.describe(torch.device("cuda")).hopper:
+        pytest.skip("needs a GPU of compute capability 9")
+    names = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS")
+    sizes = NONE_GENERATED | {f"hopper_codes.{name}": 0 for name in names}
+    with changed_choices(sizes | {"gathers.MIN_SMALL": 1 << 60, "scattered_rules.MIN_BYTES": 1 << 60}):
+        yield
 
 
 def check_lines(k, nnz, steps, beyond, begin, contiguous, dtype):

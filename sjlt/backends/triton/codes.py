@@ -41,18 +41,19 @@ def prepare(chosen: Codes, spec: SketchSpec, x: Tensor, out: Tensor, accumulate:
     """The `Call` that writes X Sᵀ to `out`, or adds it if `accumulate`, for any k and strides."""
     splits, scale = chosen.splits, kernel_geometry(spec.n_components, spec.nnz).scale
     n_tiles, parts = _count_tiles(spec), list(_parts(chosen, spec, x.shape[1]))
-    if splits == 1:
-        memory, target = _memory(chosen, n_tiles, 0), Target(out.dtype, kind(out), (0, *out.stride()))
-        reductions: Sequence[Reduction | None] = [None]
-    else:
+    target, elements = Target(out.dtype, kind(out), (0, *out.stride())), 0
+    reductions: Sequence[Reduction | None] = [None]
+    if splits > 1:
         reductions, sums = _reductions(parts, scale, x, out, accumulate)
-        memory = _memory(chosen, n_tiles, math.prod(sums.shape))
         scale, accumulate, target = 1.0, False, Target(sums.dtype, (sums.dtype, 0), sums.strides)
+        elements = math.prod(sums.shape)
+    elif chosen.sharers > 1:
+        reductions, elements = _reduction_of_shares(chosen, n_tiles, scale, x, out, accumulate)
     passes = []
     for part, reduce in zip(parts, reductions, strict=True):
         project = _project(chosen, part, spec, x, target, scale, accumulate)
         passes.append(Pass(part.begin * x.stride(1), _encode(chosen, part, spec, x), project, reduce))
-    return ProjectCodes(memory, chosen.prefetch, tuple(passes))
+    return ProjectCodes(_memory(chosen, n_tiles, elements), chosen.prefetch, splits > 1, tuple(passes))
 
 
 class Part(NamedTuple):
@@ -100,10 +101,13 @@ class Reduction(NamedTuple):
     total : int or None
         Where the sums of this pass and of those before it are written, in elements of the partial sums; None for the
         result of the product.
+    first : int
+        Where the reduced part of the result begins, in elements of the result.
     """
 
     launch: Launch
     total: int | None
+    first: int = 0
 
 
 def _reductions(
@@ -123,6 +127,17 @@ def _reductions(
     shape = splits + several, *out.shape
     found.append(Reduction(reduction(scale, shape, sums.strides, sums.dtype, out, accumulate), None))
     return found, sums
+
+
+def _reduction_of_shares(
+    chosen: Codes, n_tiles: int, scale: float, x: Tensor, out: Tensor, accumulate: bool
+) -> tuple[list[Reduction], int]:
+    """(the reduction, number of partial sums) of the last vectors, whose products are shared."""
+    first = chosen.whole // n_tiles * chosen.kernel.program_vectors
+    rest = out[first:]
+    sums = sums_of(chosen.sharers, x, rest)
+    launch = reduction(scale, (chosen.sharers, *rest.shape), sums.strides, sums.dtype, rest, accumulate)
+    return [Reduction(launch, None, first * out.stride(0))], math.prod(sums.shape)
 
 
 class Memory(NamedTuple):
@@ -171,9 +186,9 @@ class Pass(NamedTuple):
         Of (codes, columns, counts) and the seed.
     project : Launch
         Of (x, target, codes, columns, counts) and, on Hopper, the address of the data, or 0 if its elements are not
-        adjacent.
+        adjacent, and the address of partial sums.
     reduce : Reduction or None
-        None if the target is the result.
+        None if there are no partial sums.
     """
 
     data: int
@@ -192,12 +207,15 @@ class ProjectCodes:
         The layout of the memory that a call allocates.
     prefetch : bool or None
         Whether the data is prefetched; None if the kernel does not need its address.
+    split : bool
+        Whether the target consists of partial sums; otherwise, it is the result, and only shares are partial sums.
     passes : tuple of Pass
         In order. They use the same memory.
     """
 
     memory: Memory
     prefetch: bool | None
+    split: bool
     passes: tuple[Pass, ...]
 
     def __call__(self, spec: SketchSpec, x: Tensor, out: Tensor) -> None:
@@ -205,10 +223,10 @@ class ProjectCodes:
         memory = x.new_empty(size, dtype=torch.float32)
         start, first, result = memory.data_ptr(), x.data_ptr(), out.data_ptr()
         addresses = start + codes, start + columns, start + counts
+        sums, target = (memory, start) if self.split else (out, result)
         for data, encode, project, reduce in self.passes:
-            sums, target = (out, result) if reduce is None else (memory, start)
             address = first + data * x.element_size()
-            numbers = () if self.prefetch is None else (address if self.prefetch else 0,)
+            numbers = () if self.prefetch is None else (address if self.prefetch else 0, start)
             if not encode.start(addresses, spec.seed):
                 encode.search(self.memory.views(memory), spec.seed)
             if not project.start((address, target, *addresses), *numbers):
@@ -216,8 +234,11 @@ class ProjectCodes:
                 part = x.as_strided((1,), (1,), x.storage_offset() + data) if data else x
                 project.search((part, sums, *self.memory.views(memory)), *numbers)
             if reduce is not None:
-                launch, total = reduce
-                launch((memory, out if total is None else memory[total:]))
+                launch, total, rest = reduce
+                if total is not None:
+                    launch((memory, memory[total:]))
+                elif not launch.start((start, result + rest * out.element_size())):
+                    launch.search((memory, out.as_strided((1,), (1,), out.storage_offset() + rest)))
 
 
 class Target(NamedTuple):
@@ -271,26 +292,26 @@ def _project(
 ) -> Launch:
     """The launch of the kernel for some columns."""
     kernel, n, d, k, n_tiles = chosen.kernel, len(x), part.end - part.begin, spec.n_components, _count_tiles(spec)
-    products, programmatic, dtype = chosen.products * part.splits, _is_programmatic(x), DTYPE_NAMES[x.dtype]
-    programs = min(products, chosen.resident * device.describe(x.device).multiprocessors)
-    sizes = (n, d, k, products, part.splits, n_tiles, chosen.capacity)
-    before = (*sizes, *x.stride(), *target.strides, scale)
-    key = (kernel, accumulate, kind(x), target.kind)
+    programmatic, dtype, tasks = _is_programmatic(x), DTYPE_NAMES[x.dtype], chosen.tasks * part.splits
+    programs, shared = min(tasks, chosen.resident * device.describe(x.device).multiprocessors), chosen.sharers > 1
+    after = (part.splits, n_tiles, chosen.capacity, *x.stride(), *target.strides, scale)
+    key = (kernel, accumulate, shared, kind(x), target.kind)
 
     def constants() -> dict[str, Any]:
-        shared = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel), "extern_libs": LIBRARIES}
+        memory = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel), "extern_libs": LIBRARIES}
         options = {"num_warps": 4, "launch_pdl": programmatic}
-        common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, **shared, **options}
+        common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, **memory, **options}
         if isinstance(kernel, AmpereKernel):
             return {**common, "PROGRAMMATIC_LAUNCH": programmatic}
-        return {**common, "DTYPE": getattr(gl, dtype)}
+        return {**common, "DTYPE": getattr(gl, dtype), "SHARED": shared}
 
     if isinstance(kernel, AmpereKernel):
-        grid = (programs if kernel.several else products, 1, 1)
+        grid, before = (programs if kernel.several else tasks, 1, 1), (n, d, k, tasks, *after)
         return Launch(project_codes_ampere, grid, x.get_device(), before, (), key, constants)
     x_blocks = _x_blocks(kernel, x, d) if kernel.loader == TMA else None
     blocks = _target_blocks(kernel, target, n, k, part.splits, n_tiles) if kernel.tma_store else None
-    grid, both, before = (programs, 1, 1), (x_blocks, blocks), (*before, chosen.columns_per_split)
+    before = (n, d, k, tasks, chosen.whole * part.splits, chosen.sharers, *after, chosen.columns_per_split)
+    grid, both = (programs, 1, 1), (x_blocks, blocks)
     return Launch(project_codes_hopper, grid, x.get_device(), before, (), key, constants, both)
 
 

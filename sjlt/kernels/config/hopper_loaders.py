@@ -94,8 +94,8 @@ class KernelChoice:
         return PROGRAM_VECTORS if self.entries_first else PROGRAM_VECTORS // 2
 
 
-def kernel_choice(product: Product, splits: int) -> KernelChoice:
-    """The constants for an eligible product whose sums are split."""
+def kernel_choice(product: Product, splits: int, shared: bool = False) -> KernelChoice:
+    """The constants for an eligible product whose sums are split.  shared : whether programs share products."""
     geometry, item, contiguous = product.geometry, product.item_bytes, vectors_contiguous(product)
     one_tile, fp32 = geometry.n_tiles == 1, item == 4
     log_block = _log_block(product)
@@ -127,7 +127,7 @@ def kernel_choice(product: Product, splits: int) -> KernelChoice:
         entries_first=entries_first,
         windows=windows,
     )
-    return replace(kernel, slots=_fitting_slots(product, kernel, splits)) if loader == STAGE else kernel
+    return replace(kernel, slots=_fitting_slots(product, kernel, splits, shared)) if loader == STAGE else kernel
 
 
 def rows_of(product: Product) -> int:
@@ -151,10 +151,11 @@ def _log_block(product: Product) -> int:
     return min(product.geometry.log_chunk, 5 if product.item_bytes == 4 or product.geometry.n_tiles == 1 else 6)
 
 
-def _fitting_slots(product: Product, kernel: KernelChoice, splits: int) -> int:
+def _fitting_slots(product: Product, kernel: KernelChoice, splits: int, shared: bool) -> int:
     """The number of slots with staged lines that fit in shared memory, at most those of the kernel."""
     # Threads, too, store results by way of shared memory.
-    results = kernel.rows * PROGRAM_VECTORS * (product.item_bytes if product.plain and splits == 1 else 4)
+    item = product.item_bytes if product.plain and splits == 1 and not shared else 4
+    results = kernel.rows * PROGRAM_VECTORS * item
     slot = slot_bytes(kernel) + 2 * kernel.rows * STEP_COLUMNS
     return min(kernel.slots, (product.device.shared_memory - BARRIER_BYTES - results) // slot)
 

@@ -15,6 +15,7 @@ from .boxes import copy_boxes, load_boxes, load_boxes_by_tma, panel_columns, sto
 from .common import TILE, barrier, next_slot, wait_for_previous_kernel
 from .entries_first import copy_codes
 from .expand import codes_of, expand, first_codes, held_codes, load_codes
+from .shared_products import blocks_of_share, share_of
 from .staged_lines import copy_lines, line_columns, panel_units, panels_of, unit_indices
 
 HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
@@ -44,13 +45,13 @@ def parts_of(product, splits, n_tiles):
 
 
 @gluon.jit
-def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
+def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARED: gl.constexpr):
     """The loader: fill slots with data and, if the entries are the first operand, with codes; one step per slot.
 
     xs, raw : the slots' memory for data: boxes or, if CHOSEN.loader is STAGE, the address of the lines.
     """
-    (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles, capacity,
-     n, d, stride_v, stride_f) = arguments  # fmt: skip
+    (x, address, xs, raw, tiles, full, empty, codes, columns, counts, tasks, whole, sharers, splits, n_tiles,
+     capacity, n, d, stride_v, stride_f) = arguments  # fmt: skip
     ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
     PANELS: gl.constexpr = STEP >> CHOSEN.log_panel
     BOX0: gl.constexpr = xs.shape[1]
@@ -73,28 +74,30 @@ def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
     last_units = unit_indices(last_layout, LAST_UNITS, True, ITEM, CHOSEN)
     wait_for_previous_kernel()
     slot, phase = 0, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
-    product = gl.program_id(0)
-    while product < products:
+    task = gl.program_id(0)
+    while task < tasks:
+        product, share, shares = share_of(task, whole, sharers, SHARED)
         m, split, vector_block = parts_of(product, splits, n_tiles)
         first = vector_block * (2 * HALF)
         count = gl.load(counts + split * n_tiles + m)
         list_begin = (split * n_tiles + m).to(gl.int64) * capacity
         list_columns = columns + list_begin
         start = gl.load(list_columns)
+        begin, end = blocks_of_share(count, share, shares, CHOSEN, SHARED)
         base = x
         rows: gl.tuple = (box_v, box_v)
         if CHOSEN.loader == STAGE:
-            next_j = line_columns(list_columns, 0, count, start, units[0], units[1], CHOSEN)
-            next_last_j = line_columns(list_columns, 0, count, start, last_units[0], last_units[1], CHOSEN)
+            next_j = line_columns(list_columns, begin, count, start, units[0], units[1], CHOSEN)
+            next_last_j = line_columns(list_columns, begin, count, start, last_units[0], last_units[1], CHOSEN)
         elif CHOSEN.loader != TMA:
-            next_columns = panel_columns(list_columns, 0, count, start, box_f, CHOSEN, PANELS)
+            next_columns = panel_columns(list_columns, begin, count, start, box_f, CHOSEN, PANELS)
             if not CHOSEN.vectors_contiguous:  # rows past the last are replaced by the last; their sums are not stored
                 base = x + first.to(gl.int64) * stride_v
                 last = n - 1 - first
                 low, high = gl.minimum(box_v, last), gl.minimum(box_v + HALF, last)
                 rows = ((low * stride_v).to(gl.int32), (high * stride_v).to(gl.int32))
         # Addresses computed before the loop would exceed the registers, and L1 has little room for spilled ones.
-        for done in tl.range(0, count, BLOCKS, disable_licm=CHOSEN.loader == STAGE):
+        for done in tl.range(begin, end, BLOCKS, disable_licm=CHOSEN.loader == STAGE):
             if CHOSEN.loader == TMA:
                 column = gl.full([WARPS * LIST], 0, gl.int32, layout=list_layout)
                 if not CHOSEN.one_tile:
@@ -134,7 +137,7 @@ def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
                         CHOSEN, SIDES, PANELS,
                     )  # fmt: skip
             slot, phase = next_slot(slot, phase, CHOSEN.slots)
-        product += gl.num_programs(0)
+        task += gl.num_programs(0)
 
 
 @gluon.jit
@@ -152,31 +155,34 @@ def _fill_slot(tiles, full, empty, slot, phase, code, CHOSEN: gl.constexpr, DTYP
 
 
 @gluon.jit
-def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, EXPANDER: gl.constexpr):
+def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARED: gl.constexpr, EXPANDER: gl.constexpr):
     """An expander: fill slots with entries, one step per slot. Two expanders fill slots alternately.
 
     The codes of long lists come from the L2 cache, which takes longer than a step in 16 bits. If few registers hold
     those of a step, they are loaded two steps ahead, to registers whose previous codes have been expanded. (Loads to
     registers that a loop copies at its end are waited for there.)
     """
-    tiles, full, empty, codes, counts, products, splits, n_tiles, capacity = arguments
+    tiles, full, empty, codes, counts, tasks, whole, sharers, splits, n_tiles, capacity = arguments
     BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
     EXPANDERS: gl.constexpr = CHOSEN.expanders
     STRIDE: gl.constexpr = BLOCKS * EXPANDERS
     AHEAD: gl.constexpr = 2 if held_codes(CHOSEN) <= MAX_HELD else 1
     wait_for_previous_kernel()
     slot, phase = EXPANDER, 1
-    begin = EXPANDER * BLOCKS  # this expander's first block of the product
-    product = gl.program_id(0)
-    while product < products:
+    before = EXPANDER * BLOCKS  # blocks of the task before this expander's first
+    task = gl.program_id(0)
+    while task < tasks:
+        product, share, shares = share_of(task, whole, sharers, SHARED)
         m, split, _ = parts_of(product, splits, n_tiles)
         count = gl.load(counts + split * n_tiles + m)
+        task_begin, end = blocks_of_share(count, share, shares, CHOSEN, SHARED)
+        begin = task_begin + before
         list_begin = (split * n_tiles + m).to(gl.int64) * capacity
         first = first_codes(codes + list_begin * CHOSEN.rows, CHOSEN)
         code = load_codes(first, begin, count, CHOSEN)
         if AHEAD == 2:
             second_code = load_codes(first, begin + STRIDE, count, CHOSEN)
-        for done in range(begin, count, AHEAD * STRIDE):
+        for done in range(begin, end, AHEAD * STRIDE):
             if AHEAD == 1:
                 next_code = load_codes(first, done + STRIDE, count, CHOSEN)
             slot, phase = _fill_slot(tiles, full, empty, slot, phase, code, CHOSEN, DTYPE)
@@ -184,10 +190,10 @@ def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, EXPANDER
                 code = next_code
             else:
                 code = load_codes(first, done + 2 * STRIDE, count, CHOSEN)
-                if done + STRIDE < count:
+                if done + STRIDE < end:
                     slot, phase = _fill_slot(tiles, full, empty, slot, phase, second_code, CHOSEN, DTYPE)
                     second_code = load_codes(first, done + 3 * STRIDE, count, CHOSEN)
         if EXPANDERS == 2:  # an odd number of steps exchanges the expanders' roles
-            steps = (count + BLOCKS - 1) // BLOCKS
-            begin = (begin // BLOCKS + steps) % 2 * BLOCKS
-        product += gl.num_programs(0)
+            steps = (end - task_begin + BLOCKS - 1) // BLOCKS
+            before = (before // BLOCKS + steps) % 2 * BLOCKS
+        task += gl.num_programs(0)

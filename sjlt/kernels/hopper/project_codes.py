@@ -49,12 +49,13 @@ from .common import (
 )
 from .entries_first import sum_by_rows
 from .produce_codes import COPY, HALF, STAGE, STEP, TMA, WARPS, load_data, parts_of, write_entries
+from .shared_products import blocks_of_share, share_of
 from .staged_lines import element_addresses, load_lines
-from .store_sums import store_sums
+from .store_sums import store_share, store_sums
 
 SEGMENT = gl.constexpr(512)  # bytes that a thread prefetches at a time
-INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
-INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address"]
+INTEGERS = ["n", "d", "k", "tasks", "whole", "sharers", "splits", "n_tiles", "capacity", "scale"]
+INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address", "sums"]
 
 
 @gluon.constexpr_function
@@ -86,19 +87,19 @@ def arrivals(CHOSEN):
 
 @gluon.jit
 def _prefetch(
-    address, n, d, splits, n_tiles, columns_per_split, stride_v, stride_f,
+    product, address, n, d, splits, n_tiles, columns_per_split, stride_v, stride_f,
     DTYPE: gl.constexpr, VECTORS_CONTIGUOUS: gl.constexpr,
 ):  # fmt: skip
     """Start to copy what the program reads first of the data at `address` to the L2 cache, up to 64 KiB.
 
-    Each tile reads some of the first columns. Of the vectors of the program's first product, tile m prefetches the m-th
-    SEGMENT of bytes or, if vectors are contiguous, the m-th 128 columns. Prefetches begin and end at multiples of 16
-    bytes, and no memory page ends between these.
+    Each tile reads some of the first columns. Of the vectors of `product`, the program's first, tile m prefetches the
+    m-th SEGMENT of bytes or, if vectors are contiguous, the m-th 128 columns. Prefetches begin and end at multiples of
+    16 bytes, and no memory page ends between these.
     """
     ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     thread = gl.arange(0, 128, layout=layout)
-    m, split, vector_block = parts_of(gl.program_id(0), splits, n_tiles)
+    m, split, vector_block = parts_of(product, splits, n_tiles)
     v, j = (vector_block * (2 * HALF)).to(gl.int64), split.to(gl.int64) * columns_per_split
     if VECTORS_CONTIGUOUS:
         row, rows, stride = j + m * 128 + thread, d, stride_f * ITEM
@@ -194,17 +195,22 @@ def _sum_of_blocks(
 
 
 @gluon.jit
-def _consume(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr):
+def _consume(
+    arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, SHARED: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):  # fmt: skip
     """Consumer 0 or 1: multiply its half of each slot's vectors, or entries, by the other operand; store the sums."""
-    (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, products, splits, n_tiles,
-     stride_os, stride_ov, stride_or, scale) = arguments  # fmt: skip
+    (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, tasks, whole, sharers,
+     splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale) = arguments  # fmt: skip
     wait_for_previous_kernel()
     slot, phase = 0, 0
     turn = 1 - CONSUMER  # waiting for phase 1 of a new barrier returns at once: the first turn is consumer 0's
-    product = gl.program_id(0)
-    while product < products:
+    task = gl.program_id(0)
+    while task < tasks:
+        product, share, shares = share_of(task, whole, sharers, SHARED)
         m, split, vector_block = parts_of(product, splits, n_tiles)
-        count = gl.load(counts + split * n_tiles + m)
+        begin, end = blocks_of_share(gl.load(counts + split * n_tiles + m), share, shares, CHOSEN, SHARED)
+        count = end - begin
         if CHOSEN.entries_first:
             v = vector_block * (2 * HALF)
             acc, slot, phase = sum_by_rows(xs, tiles, full, empty, count, slot, phase, DTYPE, CHOSEN, CONSUMER)
@@ -214,11 +220,18 @@ def _consume(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: g
                 xs, raw, address, line_stride, tiles, full, empty, turns, turn, count, slot, phase,
                 DTYPE, CHOSEN, CONSUMER,
             )  # fmt: skip
-        store_sums(
-            acc * scale, out, outs, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or,
-            CHOSEN, ACCUMULATE, CONSUMER,
-        )  # fmt: skip
-        product += gl.num_programs(0)
+        if SHARED and task >= whole:
+            first_v = whole // n_tiles * (2 * HALF)
+            store_share(
+                acc, sums.to(gl.pointer_type(gl.float32)), outs, m, share, shares, v - first_v, n - first_v, k, n_tiles,
+                CHOSEN, CONSUMER,
+            )  # fmt: skip
+        else:
+            store_sums(
+                acc * scale, out, outs, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or,
+                CHOSEN, ACCUMULATE, CONSUMER,
+            )  # fmt: skip
+        task += gl.num_programs(0)
     if CHOSEN.tma_store:
         tma.store_wait(0)
 
@@ -233,7 +246,9 @@ def project_codes_hopper(
     n: gl.int32,
     d: gl.int32,
     k: gl.int32,
-    products: gl.int32,
+    tasks: gl.int32,
+    whole: gl.int32,
+    sharers: gl.int32,
     splits: gl.int32,
     n_tiles: gl.int32,
     capacity: gl.int32,
@@ -245,9 +260,11 @@ def project_codes_hopper(
     scale: gl.float32,
     columns_per_split: gl.int32,
     address: gl.int64,
+    sums: gl.int64,
     DTYPE: gl.constexpr,
     CHOSEN: gl.constexpr,
     ACCUMULATE: gl.constexpr,
+    SHARED: gl.constexpr,
     SHARED_BYTES: gl.constexpr,
 ):
     """out[split, v, r] = scale * sum over the split's columns j of x[v, j] S[r, j]. Grid: any number of programs.
@@ -255,13 +272,26 @@ def project_codes_hopper(
     x : a tensor descriptor of boxes if CHOSEN.loader is TMA, else a pointer.  out : if CHOSEN.tma_store, a descriptor
     of boxes [HALF, 1, rows] of a tensor (n, splits * n_tiles, rows of a tile), whose vectors' axis is last if they are
     contiguous; else a pointer.  codes, columns, counts, capacity : as `encode_chunks` writes them, with blocks of
-    2^log_block columns.  products : n_tiles * splits * blocks of vectors.  columns_per_split : of whole groups of
-    chunks.  address : of the data, for prefetching and for staged lines; 0 if its elements are not adjacent in memory.
-    DTYPE : of x.  SHARED_BYTES : of the staged lines of all slots, else 0.
+    2^log_block columns.  tasks : the number of whole products, and of shares of the others. There are n_tiles * splits
+    * blocks of vectors products. If SHARED, those from `whole` on, a multiple of n_tiles, have `sharers` shares.
+    columns_per_split : of whole groups of chunks.  address : of the data, for prefetching and for staged lines; 0 if
+    its elements are not adjacent in memory.  sums : address of the unscaled partial sums of shares, fp32.  DTYPE : of
+    x.  SHARED_BYTES : of the staged lines of all slots, else 0.
     """
     if address != 0:
+        product, _, _ = share_of(gl.program_id(0), whole, sharers, SHARED)
         _prefetch(
-            address, n, d, splits, n_tiles, columns_per_split, stride_v, stride_f, DTYPE, CHOSEN.vectors_contiguous
+            product,
+            address,
+            n,
+            d,
+            splits,
+            n_tiles,
+            columns_per_split,
+            stride_v,
+            stride_f,
+            DTYPE,
+            CHOSEN.vectors_contiguous,
         )
     BITS: gl.constexpr = DTYPE.primitive_bitwidth
     ROWS: gl.constexpr = CHOSEN.rows
@@ -301,17 +331,17 @@ def project_codes_hopper(
         mbarrier.init(empty.index(s), count=2)
     fence_async_shared()
     barrier()
-    consumed = (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, products,
-                splits, n_tiles, stride_os, stride_ov, stride_or, scale)  # fmt: skip
-    loaded = (x, address, xs, raw, tiles, full, empty, codes, columns, counts, products, splits, n_tiles,
+    consumed = (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, tasks,
+                whole, sharers, splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale)  # fmt: skip
+    loaded = (x, address, xs, raw, tiles, full, empty, codes, columns, counts, tasks, whole, sharers, splits, n_tiles,
               capacity, n, d, stride_v, stride_f)  # fmt: skip
-    written = tiles, full, empty, codes, counts, products, splits, n_tiles, capacity
+    written = tiles, full, empty, codes, counts, tasks, whole, sharers, splits, n_tiles, capacity
     if CHOSEN.expanders == 0:
         gl.warp_specialize(
             [
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 0)),
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 1)),
-                (load_data, (loaded, DTYPE, CHOSEN)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 1)),
+                (load_data, (loaded, DTYPE, CHOSEN, SHARED)),
             ],
             [4, WARPS],
             registers(BITS, CHOSEN),
@@ -319,10 +349,10 @@ def project_codes_hopper(
     elif CHOSEN.expanders == 1:
         gl.warp_specialize(
             [
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 0)),
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 1)),
-                (load_data, (loaded, DTYPE, CHOSEN)),
-                (write_entries, (written, DTYPE, CHOSEN, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 1)),
+                (load_data, (loaded, DTYPE, CHOSEN, SHARED)),
+                (write_entries, (written, DTYPE, CHOSEN, SHARED, 0)),
             ],
             [4, WARPS, WARPS],
             registers(BITS, CHOSEN),
@@ -330,11 +360,11 @@ def project_codes_hopper(
     else:
         gl.warp_specialize(
             [
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 0)),
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, 1)),
-                (load_data, (loaded, DTYPE, CHOSEN)),
-                (write_entries, (written, DTYPE, CHOSEN, 0)),
-                (write_entries, (written, DTYPE, CHOSEN, 1)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 1)),
+                (load_data, (loaded, DTYPE, CHOSEN, SHARED)),
+                (write_entries, (written, DTYPE, CHOSEN, SHARED, 0)),
+                (write_entries, (written, DTYPE, CHOSEN, SHARED, 1)),
             ],
             [4, WARPS, WARPS, WARPS],
             registers(BITS, CHOSEN),

@@ -1,4 +1,4 @@
-"""Stores of the sums of a tile, by the TMA or by threads."""
+"""Stores of the sums of a tile, by the TMA or by threads, and of shares of these sums."""
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
 from triton.experimental import gluon
@@ -12,16 +12,69 @@ _tile_start = gluon.jit(chunk_codes.tile_start.fn)
 _multiple = gluon.jit(program.known_multiple.fn)
 
 
+@gluon.constexpr_function
+def _store_layout(width, CHOSEN):
+    """The layout of sums [vectors, rows] for stores by threads of `width` adjacent elements."""
+    lanes = min(32, (CHOSEN.part_vectors if CHOSEN.out_vectors_contiguous else CHOSEN.part_rows) // width)
+    if CHOSEN.out_vectors_contiguous:
+        return gl.BlockedLayout([width, 1], [lanes, 32 // lanes], [2, 2], [0, 1])
+    return gl.BlockedLayout([1, width], [32 // lanes, lanes], [4, 1], [1, 0])
+
+
+@gluon.jit
+def _store_by_threads(
+    acc, out, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or, WIDTH: gl.constexpr, ADJACENT: gl.constexpr,
+    ACCUMULATE: gl.constexpr, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr,
+):  # fmt: skip
+    """Store sums as `store_sums` does, WIDTH elements at a time.  ADJACENT : as in CHOSEN."""
+    ROWS: gl.constexpr = CHOSEN.part_rows
+    VECTORS: gl.constexpr = CHOSEN.part_vectors
+    FIRST_ROW: gl.constexpr = CONSUMER * ROWS if CHOSEN.rows > ROWS else 0
+    layout: gl.constexpr = _store_layout(WIDTH, CHOSEN)
+    if CHOSEN.windows:
+        first_row = m * TILE + FIRST_ROW
+        rows = gl.minimum(k - first_row, TILE)
+    else:
+        first_row = _tile_start(m, k, n_tiles).to(gl.int32) + FIRST_ROW
+        rows = _tile_start(m + 1, k, n_tiles).to(gl.int32) - first_row
+    # In forms that tell the compiler that WIDTH elements can be stored at once.
+    if CHOSEN.out_vectors_contiguous:
+        n, stride_or, stride_os = _multiple(n, WIDTH), _multiple(stride_or, WIDTH), _multiple(stride_os, WIDTH)
+    else:
+        first_row, rows = _multiple(first_row, WIDTH), _multiple(rows, WIDTH)
+        stride_ov, stride_os = _multiple(stride_ov, WIDTH), _multiple(stride_os, WIDTH)
+    i = gl.arange(0, VECTORS, layout=gl.SliceLayout(1, layout))
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
+    # The compiler folds what it can of these masks and addresses, and cannot compute them before the loop over
+    # products, which would take more registers than there are.
+    FULL: gl.constexpr = 0 if CHOSEN.windows else CHOSEN.rows - 64 - FIRST_ROW  # rows that every tile has
+    keep = (i < n - v)[:, None] & ((r < rows) | (r < FULL))[None, :]
+    out += split * stride_os
+    if not ADJACENT:
+        along_v, along_r = (v.to(gl.int64) + i) * stride_ov, (first_row + r) * stride_or
+        pointers = (out + along_v)[:, None] + along_r[None, :]
+    elif CHOSEN.out_vectors_contiguous:
+        pointers = (out + v + (first_row + r) * stride_or)[None, :] + i[:, None]
+    else:
+        pointers = (out + first_row + (v.to(gl.int64) + i) * stride_ov)[:, None] + r[None, :]
+    if ACCUMULATE:
+        acc = gl.convert_layout(acc, layout)
+        acc += gl.load(pointers, mask=keep, other=0.0).to(gl.float32)
+        gl.store(pointers, acc.to(out.dtype.element_ty), mask=keep)
+    else:
+        gl.store(pointers, gl.convert_layout(acc.to(out.dtype.element_ty), layout), mask=keep)
+
+
 @gluon.jit
 def store_sums(
     acc, out, outs, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or,
     CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Store the sums [vectors, rows] of the vectors from v on and of a consumer's part of the tile's rows."""
-    ROWS: gl.constexpr = CHOSEN.part_rows
-    VECTORS: gl.constexpr = CHOSEN.part_vectors
-    FIRST_ROW: gl.constexpr = CONSUMER * ROWS if CHOSEN.rows > ROWS else 0
     if CHOSEN.tma_store:
+        ROWS: gl.constexpr = CHOSEN.part_rows
+        VECTORS: gl.constexpr = CHOSEN.part_vectors
+        FIRST_ROW: gl.constexpr = CONSUMER * ROWS if CHOSEN.rows > ROWS else 0
         part = outs.index(CONSUMER)
         tma.store_wait(0)
         barrier()
@@ -40,40 +93,31 @@ def store_sums(
             part = part._reinterpret(out.dtype, [VECTORS, 1, ROWS], out.layout)
             tma.async_copy_shared_to_global(out, [v, at[0], at[1]], part)
     else:
-        WIDTH: gl.constexpr = CHOSEN.store_width
-        LANES: gl.constexpr = min(32, (VECTORS if CHOSEN.out_vectors_contiguous else ROWS) // WIDTH)
-        by_rows: gl.constexpr = gl.BlockedLayout([1, WIDTH], [32 // LANES, LANES], [4, 1], [1, 0])
-        by_columns: gl.constexpr = gl.BlockedLayout([WIDTH, 1], [LANES, 32 // LANES], [2, 2], [0, 1])
-        layout: gl.constexpr = by_columns if CHOSEN.out_vectors_contiguous else by_rows
-        if CHOSEN.windows:
-            first_row = m * TILE + FIRST_ROW
-            rows = gl.minimum(k - first_row, TILE)
-        else:
-            first_row = _tile_start(m, k, n_tiles).to(gl.int32) + FIRST_ROW
-            rows = _tile_start(m + 1, k, n_tiles).to(gl.int32) - first_row
-        # In forms that tell the compiler that WIDTH elements can be stored at once.
+        _store_by_threads(
+            acc, out, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or, CHOSEN.store_width, CHOSEN.adjacent,
+            ACCUMULATE, CHOSEN, CONSUMER,
+        )  # fmt: skip
+
+
+@gluon.jit
+def store_share(acc, sums, outs, m, share, shares, v, n, k, n_tiles, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr):
+    """Store the sums [vectors, rows] of a share, in fp32, as partial sums of n vectors; v is the first of them.
+
+    sums : with the layout of `backends.triton.partial_sums.sums_of`.  outs : as for `store_sums`. If it has room for
+    fp32 sums, they are exchanged between threads there, because there is not enough other memory.
+    """
+    if CHOSEN.tma_store and outs.dtype == gl.float32:
+        part = outs.index(CONSUMER)
         if CHOSEN.out_vectors_contiguous:
-            n, stride_or, stride_os = _multiple(n, WIDTH), _multiple(stride_or, WIDTH), _multiple(stride_os, WIDTH)
-        else:
-            first_row, rows = _multiple(first_row, WIDTH), _multiple(rows, WIDTH)
-            stride_ov, stride_os = _multiple(stride_ov, WIDTH), _multiple(stride_os, WIDTH)
-        i = gl.arange(0, VECTORS, layout=gl.SliceLayout(1, layout))
-        r = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
-        # The compiler folds what it can of these masks and addresses, and cannot compute them before the loop over
-        # products, which would take more registers than there are.
-        FULL: gl.constexpr = 0 if CHOSEN.windows else CHOSEN.rows - 64 - FIRST_ROW  # rows that every tile has
-        keep = (i < n - v)[:, None] & ((r < rows) | (r < FULL))[None, :]
-        out += split * stride_os
-        if not CHOSEN.adjacent:
-            along_v, along_r = (v.to(gl.int64) + i) * stride_ov, (first_row + r) * stride_or
-            pointers = (out + along_v)[:, None] + along_r[None, :]
-        elif CHOSEN.out_vectors_contiguous:
-            pointers = (out + v + (first_row + r) * stride_or)[None, :] + i[:, None]
-        else:
-            pointers = (out + first_row + (v.to(gl.int64) + i) * stride_ov)[:, None] + r[None, :]
-        if ACCUMULATE:
-            acc = gl.convert_layout(acc, layout)
-            acc += gl.load(pointers, mask=keep, other=0.0).to(gl.float32)
-            gl.store(pointers, acc.to(out.dtype.element_ty), mask=keep)
-        else:
-            gl.store(pointers, gl.convert_layout(acc.to(out.dtype.element_ty), layout), mask=keep)
+            part = part.permute((1, 0))
+        tma.store_wait(0)
+        barrier()
+        part.store(acc)
+        barrier()
+        acc = part.load(_store_layout(1, CHOSEN))
+    shares, one, k, n64 = shares.to(gl.int64), gl.to_tensor(1).to(gl.int64), k.to(gl.int64), n.to(gl.int64)
+    strides = (k * n64, one, n64) if CHOSEN.out_vectors_contiguous else (k, shares * k, one)
+    _store_by_threads(
+        acc, sums, m, share, v, n, k.to(gl.int32), n_tiles, strides[0], strides[1], strides[2], 1, True,
+        False, CHOSEN, CONSUMER,
+    )  # fmt: skip
