@@ -81,6 +81,10 @@ ON_HOPPER = [  # the same, for one, two and more tiles, with and without splits
     (1 << 16, 1 << 10, 128, {"nnz": 2}, "float32", "columns"),
     (512, 1 << 18, 1024, {"nnz": 8}, "bfloat16", "columns"),
     (1 << 16, 1 << 10, 128, {"nnz": 1}, "float16", "columns"),
+    # Shared products, whose sums are exchanged in the memory of results or in other shared memory.
+    (20_000, 768, 96, {"nnz": 4}, "float32", "rows"),
+    (17_000, 6144, 200, {"nnz": 4}, "float16", "columns"),
+    (52_000, 1537, 100, {"nnz": 2}, "float16", "rows"),
 ]
 
 ADDED_ON_HOPPER = [  # accumulated into an fp32 result; loads are as wide as for the others
