@@ -1,7 +1,7 @@
 """The choice of a kernel for the exact law: pure functions of a `Product`.
 
 The thresholds come from the times of all kernels that can run a product, on an H100 and an H200: see "The kernel chosen
-and the fastest one" in kernels/README.md.
+and the fastest one" in kernels/MEASUREMENTS.md.
 """
 
 from __future__ import annotations
