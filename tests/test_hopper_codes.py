@@ -185,7 +185,7 @@ def test_partial_sums_of_passes(n, d, k, nnz, order, accumulate, monkeypatch):
 
 @pytest.fixture
 def kernel_calls(monkeypatch):
-    """The shape of X for each product the kernel runs, which is chosen for products of all sizes."""
+    """The shapes of X of the products that the kernel runs; it is chosen for all sizes."""
     with all_sizes_on_hopper():
         yield record_calls(monkeypatch)
 

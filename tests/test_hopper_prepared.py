@@ -181,10 +181,10 @@ def expected_codes(chosen, spec, x, out, add, memory):
             lists_of_rows = target.transpose(0, 1).unflatten(2, (n_tiles, rows)).flatten(1, 2)
             result = blocks(lists_of_rows, kernel.part_vectors, 1, kernel.part_rows)
     scale = spec.nnz**-0.5 if splits == 1 else 1.0
-    tasks = chosen.whole + (chosen.products - chosen.whole) * chosen.sharers
-    sizes = (n, d, k, tasks * splits, chosen.whole * splits, chosen.sharers, splits, n_tiles, chosen.capacity)
+    tasks = chosen.unshared + (chosen.products - chosen.unshared) * chosen.sharers
+    sizes = (n, d, k, tasks * splits, chosen.unshared * splits, chosen.sharers, splits, n_tiles, chosen.capacity)
     constants = {"DTYPE": getattr(gl, str(x.dtype)[6:]), "CHOSEN": kernel, "ACCUMULATE": add and splits == 1}
-    constants |= {"SHARED": chosen.sharers > 1}
+    constants |= {"SHARES_PRODUCTS": chosen.sharers > 1}
     arguments = (data, result, *codes, *sizes, *x.stride(), *target.stride(), scale)
     width = chosen.groups_per_split << geometry.log_group + geometry.log_chunk
     arguments += (width, x.data_ptr() if chosen.prefetch else 0, memory.data_ptr())
@@ -195,7 +195,7 @@ def expected_codes(chosen, spec, x, out, add, memory):
 
 def first_shared(chosen, n_tiles, n):
     """The first vector whose products are shared."""
-    return n if chosen.sharers == 1 else chosen.whole // n_tiles * 128
+    return n if chosen.sharers == 1 else chosen.unshared // n_tiles * 128
 
 
 def expected_exact(chosen, spec, data, out, adjoint, memory):

@@ -85,6 +85,7 @@ ON_HOPPER = [  # the same, for one, two and more tiles, with and without splits
     (20_000, 768, 96, {"nnz": 4}, "float32", "rows"),
     (17_000, 6144, 200, {"nnz": 4}, "float16", "columns"),
     (52_000, 1537, 100, {"nnz": 2}, "float16", "rows"),
+    (40_000, 12_001, 720, {"nnz": 3}, "float16", "rows"),
 ]
 
 ADDED_ON_HOPPER = [  # accumulated into an fp32 result; loads are as wide as for the others

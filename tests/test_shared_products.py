@@ -32,33 +32,35 @@ def test_choice(dtype):
         rounds, rest = divmod(launch.products, 132)
         chosen.append(launch.sharers > 1)
         if launch.sharers == 1:
-            assert launch.tasks == launch.whole == launch.products
+            assert launch.tasks == launch.unshared == launch.products
             continue
         assert launch.splits == 1
-        assert 0 < launch.products - launch.whole < rest + tiles
-        assert launch.whole % tiles == 0
+        assert 0 < launch.products - launch.unshared < rest + tiles
+        assert launch.unshared % tiles == 0
         assert 132 * rounds < launch.tasks <= 132 * (rounds + 1)
         assert launch.sharers * 2 * 64 * tiles < d + 2 * 64 * tiles
         codes = tiles * launch.capacity * (launch.kernel.rows + 4)
-        sums = 4 * launch.sharers * (launch.products - launch.whole) // tiles * 128 * k
+        sums = 4 * launch.sharers * (launch.products - launch.unshared) // tiles * 128 * k
         assert codes + sums <= 64 << 20
     assert 20 < sum(chosen) < len(chosen) // 2
 
 
 @pytest.mark.skipif(not triton.__version__.startswith(device.GLUON_VERSIONS), reason="Gluon differs in this version")
-@pytest.mark.parametrize(("products", "whole", "sharers"), [(300, 264, 3), (133, 132, 66), (10, 10, 1), (145, 130, 8)])
+@pytest.mark.parametrize(
+    ("products", "unshared", "sharers"), [(300, 264, 3), (133, 132, 66), (10, 10, 1), (145, 130, 8)]
+)
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100, 771])
-def test_shares_cover_all_blocks(products, whole, sharers, count, monkeypatch):
-    """Tasks have every block of every product once, in steps of 8 blocks."""
+def test_shares_cover_all_blocks(products, unshared, sharers, count, monkeypatch):
+    """Tasks cover every block of every product exactly once, in steps of 8 blocks."""
     from sjlt.kernels.hopper import shared_products
 
     monkeypatch.setattr(shared_products.gl, "where", lambda condition, yes, no: yes if condition else no)
     monkeypatch.setattr(shared_products.gl, "maximum", max)
     monkeypatch.setattr(shared_products.gl, "minimum", min)
-    monkeypatch.setattr(shared_products, "STEP", 64)
+    monkeypatch.setattr(shared_products, "STEP_COLUMNS", 64)
     kernel, shared, blocks = SimpleNamespace(log_block=3), sharers > 1, [[] for _ in range(products)]
-    for task in range(whole + (products - whole) * sharers):
-        product, share, shares = shared_products.share_of.fn(task, whole, sharers, shared)
+    for task in range(unshared + (products - unshared) * sharers):
+        product, share, shares = shared_products.share_of.fn(task, unshared, sharers, shared)
         begin, end = shared_products.blocks_of_share.fn(count, share, shares, kernel, shared)
         assert begin % 8 == 0
         assert end % 8 == 0 or end == count
@@ -83,7 +85,7 @@ def test_partial_sums_of_shares(k, nnz, order, accumulate, monkeypatch):
     product = exact_product(n, d, k, nnz, y_strides=out.stride(), device=HOPPER._replace(multiprocessors=6))
     with changed_choices(ALWAYS):
         launch = hopper_codes.launch(product)
-    first = launch.whole // product.geometry.n_tiles * 128
+    first = launch.unshared // product.geometry.n_tiles * 128
     assert launch.sharers > 1
     assert 0 < first < n
 
@@ -123,22 +125,58 @@ def test_partial_sums_of_shares(k, nnz, order, accumulate, monkeypatch):
     torch.testing.assert_close(out, want, rtol=2**-22, atol=2**-18)
 
 
+@pytest.fixture
+def reductions(monkeypatch):
+    """The partial sums that are added; memory is filled with NaN first."""
+    from sjlt.backends.triton import codes as backend
+
+    new_empty, reduce, found = torch.Tensor.new_empty, backend._reduction_of_shares, []
+
+    def poisoned(*arguments, **options):
+        memory = new_empty(*arguments, **options)
+        return memory.fill_(float("nan")) if memory.is_floating_point() else memory
+
+    def note(*arguments):
+        found.append(arguments)
+        return reduce(*arguments)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    monkeypatch.setattr(backend, "_reduction_of_shares", note)
+    return found
+
+
 @pytest.mark.gpu
 @pairwise(
     dtype=["float32", "float16", "bfloat16"],
+    out_dtype=[None, "float32"],
     x_in=["rows", "columns", "padded rows"],
     out_in=["rows", "columns", "aligned part"],
     add=[False, True],
     rounds=[1, 2],
-    beyond=[1, 133, 16 * 128],
+    beyond=[1, 128, 900],
+    more=[0, 1],
+    offset=[0, 1024],
     k=[20, 64, 100, 300, 600],
     nnz=[1, 4, 8],
 )
-def test_exact_results(dtype, x_in, out_in, add, rounds, beyond, k, nnz, monkeypatch):
-    tiles = -(-k // 128)
-    n, d = rounds * 132 // tiles * 128 + beyond, 600 * tiles
-    sketch = Sketch(d, k, nnz=nnz, seed=beyond)
+def test_exact_results(
+    dtype, out_dtype, x_in, out_in, add, rounds, beyond, more, offset, k, nnz, reductions, monkeypatch
+):
+    """more : features after a multiple of 8, so that rows begin anywhere."""
+    tiles, programs = -(-k // 128), device.describe(torch.device("cuda")).multiprocessors
+    n, d = rounds * programs // tiles * 128 + beyond, 600 * tiles + more
+    sketch = Sketch(offset + d, k, nnz=nnz, seed=beyond)[:, offset:]
     with all_sizes_on_hopper(), changed_choices(ALWAYS):
         calls = record_calls(monkeypatch)
-        check_project(sketch, n, dtype, device="cuda", x_in=x_in, out_in=out_in, add=add)
+        check_project(sketch, n, dtype, out_dtype, device="cuda", x_in=x_in, out_in=out_in, add=add)
         assert calls == [(n, d)]
+    assert reductions
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exact_results_of_stacks(dtype, reductions, monkeypatch):
+    n, sketch = 33 * 128 + 100, Sketch(1201, 480, nnz=8, stacks=4, seed=1)
+    with all_sizes_on_hopper(), changed_choices(ALWAYS):
+        check_project(sketch, n, dtype, device="cuda")
+    assert reductions or device.describe(torch.device("cuda")).multiprocessors != 132

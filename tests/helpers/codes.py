@@ -31,7 +31,7 @@ def record_calls(monkeypatch):
 
 @contextmanager
 def all_sizes_on_hopper():
-    """Choose `project_codes_hopper` for products of all sizes; skips tests on other devices."""
+    """Choose `project_codes_hopper` for products of all sizes; skip the test on other devices."""
     if not device.describe(torch.device("cuda")).hopper:
         pytest.skip("needs a GPU of compute capability 9")
     names = ("MIN_BYTES", "MIN_VECTORS", "MIN_BYTES_PER_CODE", "MIN_COLUMNS")

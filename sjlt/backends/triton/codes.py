@@ -1,4 +1,4 @@
-"""Launches of kernels that read codes, of the encoding before them and, if sums are split, of the reduction after them.
+"""Launches of kernels that read codes, of the encoding before them, and of the reduction of partial sums after them.
 
 Import this module only if `device.GLUON` is true.
 """
@@ -101,13 +101,13 @@ class Reduction(NamedTuple):
     total : int or None
         Where the sums of this pass and of those before it are written, in elements of the partial sums; None for the
         result of the product.
-    first : int
+    begin : int
         Where the reduced part of the result begins, in elements of the result.
     """
 
     launch: Launch
     total: int | None
-    first: int = 0
+    begin: int = 0
 
 
 def _reductions(
@@ -133,7 +133,7 @@ def _reduction_of_shares(
     chosen: Codes, n_tiles: int, scale: float, x: Tensor, out: Tensor, accumulate: bool
 ) -> tuple[list[Reduction], int]:
     """(the reduction, number of partial sums) of the last vectors, whose products are shared."""
-    first = chosen.whole // n_tiles * chosen.kernel.program_vectors
+    first = chosen.unshared // n_tiles * chosen.kernel.program_vectors
     rest = out[first:]
     sums = sums_of(chosen.sharers, x, rest)
     launch = reduction(scale, (chosen.sharers, *rest.shape), sums.strides, sums.dtype, rest, accumulate)
@@ -208,7 +208,8 @@ class ProjectCodes:
     prefetch : bool or None
         Whether the data is prefetched; None if the kernel does not need its address.
     split : bool
-        Whether the target consists of partial sums; otherwise, it is the result, and only shares are partial sums.
+        Whether the kernel writes partial sums of splits. Otherwise it writes the result, and partial sums only of
+        shared products.
     passes : tuple of Pass
         In order. They use the same memory.
     """
@@ -234,11 +235,11 @@ class ProjectCodes:
                 part = x.as_strided((1,), (1,), x.storage_offset() + data) if data else x
                 project.search((part, sums, *self.memory.views(memory)), *numbers)
             if reduce is not None:
-                launch, total, rest = reduce
+                launch, total, begin = reduce
                 if total is not None:
                     launch((memory, memory[total:]))
-                elif not launch.start((start, result + rest * out.element_size())):
-                    launch.search((memory, out.as_strided((1,), (1,), out.storage_offset() + rest)))
+                elif not launch.start((start, result + begin * out.element_size())):
+                    launch.search((memory, out.as_strided((1,), (1,), out.storage_offset() + begin)))
 
 
 class Target(NamedTuple):
@@ -303,14 +304,14 @@ def _project(
         common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, **memory, **options}
         if isinstance(kernel, AmpereKernel):
             return {**common, "PROGRAMMATIC_LAUNCH": programmatic}
-        return {**common, "DTYPE": getattr(gl, dtype), "SHARED": shared}
+        return {**common, "DTYPE": getattr(gl, dtype), "SHARES_PRODUCTS": shared}
 
     if isinstance(kernel, AmpereKernel):
         grid, before = (programs if kernel.several else tasks, 1, 1), (n, d, k, tasks, *after)
         return Launch(project_codes_ampere, grid, x.get_device(), before, (), key, constants)
     x_blocks = _x_blocks(kernel, x, d) if kernel.loader == TMA else None
     blocks = _target_blocks(kernel, target, n, k, part.splits, n_tiles) if kernel.tma_store else None
-    before = (n, d, k, tasks, chosen.whole * part.splits, chosen.sharers, *after, chosen.columns_per_split)
+    before = (n, d, k, tasks, chosen.unshared * part.splits, chosen.sharers, *after, chosen.columns_per_split)
     grid, both = (programs, 1, 1), (x_blocks, blocks)
     return Launch(project_codes_hopper, grid, x.get_device(), before, (), key, constants, both)
 

@@ -23,7 +23,7 @@ MAX_SPLITS = 256  # for each program that a multiprocessor runs at a time
 PASS_SPLITS = 4  # splits per pass are a multiple of this, so that the sums of earlier passes are aligned, too
 PASS_TIME = 8.0  # of the launches of a pass, in microseconds
 MORE_PASSES = 8  # numbers of passes considered, from the fewest possible on
-SHARE_TIME, MIN_SHARED_STEPS = 5.5, 2  # of the last products in shares; steps of a share
+SHARE_TIME, MIN_SHARED_STEPS = 5.5, 2  # microseconds for adding the sums of shares; fewest steps of a share
 ALIGNED = 8  # columns, at multiples of which passes begin, so that the data of all is aligned alike
 
 
@@ -43,9 +43,9 @@ class Codes:
         Number of blocks that a list of codes has room for.
     products : int
         Number of pairs of a tile and a block of vectors, for each split.
-    whole, sharers : int
-        Number of products, for each split, that are computed by one program, and number of programs that share each of
-        the others.
+    unshared, sharers : int
+        Number of products, for each split, that one program computes, and number of programs that share each of the
+        others.
     columns_per_split : int
     resident : int
         Programs that a multiprocessor runs at a time.
@@ -60,7 +60,7 @@ class Codes:
     splits_per_pass: int
     capacity: int
     products: int
-    whole: int
+    unshared: int
     sharers: int
     columns_per_split: int
     resident: int
@@ -73,8 +73,8 @@ class Codes:
 
     @property
     def tasks(self) -> int:
-        """The number of whole products and of shares, for each split."""
-        return self.whole + (self.products - self.whole) * self.sharers
+        """The number of unshared products and of shares, for each split."""
+        return self.unshared + (self.products - self.unshared) * self.sharers
 
 
 class Programs(NamedTuple):
@@ -112,7 +112,7 @@ def launch_of(product: Product, programs: Programs, kernel_of: KernelOf, prefetc
     splits, groups_per_split, splits_per_pass, _ = found
     columns_per_split = groups_per_split << geometry.log_group << geometry.log_chunk
     kernel = kernel_of(product, splits, columns_per_split)
-    whole, sharers = shares_of(product, programs, splits)
+    unshared, sharers = shares_of(product, programs, splits)
     return Codes(
         kernel,
         splits,
@@ -120,7 +120,7 @@ def launch_of(product: Product, programs: Programs, kernel_of: KernelOf, prefetc
         splits_per_pass,
         groups_per_split << (geometry.log_chunk - kernel.log_block + kernel.windows),
         _count_products(product, programs),
-        whole,
+        unshared,
         sharers,
         columns_per_split,
         programs.resident,
@@ -209,54 +209,51 @@ def _time(product: Product, programs: Programs, steps: int, splits: int) -> floa
 
 
 def shares_of(product: Product, programs: Programs, splits: int) -> tuple[int, int]:
-    """(`whole`, `sharers`) of `Codes`.
+    """(`unshared`, `sharers`) of `Codes`.
 
     If sums are not split, and programs would be idle in the last round, they share the products of the last vectors,
-    for all tiles. In microseconds on an H200, before and now: X (21000, 1536) -> 127 in fp32 with an odd row stride 93
-    and 70, (6000, 4096) -> 320 73 and 57, (36000, 2048) -> 100 120 and 103, (17000, 6144) -> 200 in fp16, contiguous
-    vectors, 95 and 78, (35000, 1001) -> 33 in bf16 50 and 44, (85459, 1000) -> 54 118 and 111, (20000, 768) -> 96 39
-    and 38.
+    for all tiles. kernels/MEASUREMENTS.md has measured times.
     """
     sharing = _sharing(product, programs)
     if splits > 1 or sharing is None:
         return _count_products(product, programs), 1
-    return sharing.whole, sharing.sharers
+    return sharing.unshared, sharing.sharers
 
 
 class Sharing(NamedTuple):
-    """How programs share products, as in `Codes`.
+    """The sharing of products among programs, as in `Codes`.
 
     Attributes
     ----------
-    whole, sharers : int
+    unshared, sharers : int
     saved_steps : int
         Steps of a program that are saved.
     time : float
         Estimated time of the kernel that adds the sums of shares, in microseconds.
     """
 
-    whole: int
+    unshared: int
     sharers: int
     saved_steps: int
     time: float
 
 
 def _sharing(product: Product, programs: Programs) -> Sharing | None:
-    """How programs share the products of the last round; None if they cannot, or if nothing is gained."""
+    """The sharing of the products of the last round; None if the kernel cannot share them or nothing is gained."""
     products, at_a_time = _count_products(product, programs), _at_a_time(product, programs)
     tiles = product.stacks * product.geometry.n_tiles
-    whole = products // at_a_time * at_a_time // tiles * tiles
-    if not programs.share or whole in (0, products):
+    unshared = products // at_a_time * at_a_time // tiles * tiles
+    if not programs.share or unshared in (0, products):
         return None
-    shared, rounds = products - whole, -(-products // at_a_time)
+    shared, rounds = products - unshared, -(-products // at_a_time)
     steps = -(-product.d // (STEP_COLUMNS * product.geometry.n_tiles))
-    sharers = min((rounds * at_a_time - whole) // shared, steps // MIN_SHARED_STEPS)
+    sharers = min((rounds * at_a_time - unshared) // shared, steps // MIN_SHARED_STEPS)
     sum_bytes = 4 * sharers * shared // tiles * programs.vectors * product.k * product.stacks
     if sharers < 2 or _code_bytes(product, programs) + sum_bytes > SCRATCH_BYTES:
         return None
     saved, time = steps - -(-steps // sharers), SHARE_TIME + 2 * sum_bytes / CACHE_RATE
     # (Steps of a single program take less than STEP_TIME in 16 bits.)
-    return Sharing(whole, sharers, saved, time) if saved * STEP_TIME * product.item_bytes / 4 > time else None
+    return Sharing(unshared, sharers, saved, time) if saved * STEP_TIME * product.item_bytes / 4 > time else None
 
 
 def _at_a_time(product: Product, programs: Programs) -> int:

@@ -95,7 +95,10 @@ class KernelChoice:
 
 
 def kernel_choice(product: Product, splits: int, shared: bool = False) -> KernelChoice:
-    """The constants for an eligible product whose sums are split.  shared : whether programs share products."""
+    """The constants for an eligible product whose sums have `splits` parts.
+
+    shared : whether programs share products.
+    """
     geometry, item, contiguous = product.geometry, product.item_bytes, vectors_contiguous(product)
     one_tile, fp32 = geometry.n_tiles == 1, item == 4
     log_block = _log_block(product)
@@ -153,7 +156,8 @@ def _log_block(product: Product) -> int:
 
 def _fitting_slots(product: Product, kernel: KernelChoice, splits: int, shared: bool) -> int:
     """The number of slots with staged lines that fit in shared memory, at most those of the kernel."""
-    # Threads, too, store results by way of shared memory.
+    # Results that the TMA stores, and the memory in which threads exchange sums before they store them, take at most
+    # 4 bytes per sum together: half of the sums of a share are exchanged at a time.
     item = product.item_bytes if product.plain and splits == 1 and not shared else 4
     results = kernel.rows * PROGRAM_VECTORS * item
     slot = slot_bytes(kernel) + 2 * kernel.rows * STEP_COLUMNS
@@ -173,7 +177,7 @@ def _favors_entries_first(product: Product) -> bool:
 
 
 def _count_expanders(product: Product, loader: int, log_block: int) -> int:
-    """The number of expanders: two, one of which would limit the speed, for 16-bit data that the TMA loads.
+    """The number of expanders: two for 16-bit data loaded by the TMA where a single one would limit the speed.
 
     They are used for contiguous vectors, which take 1.12 times as long with one expander if there is one tile, and for
     much data with one tile, 128 rows, and blocks of at most 8 columns, which have many codes: X (254266, 3072) -> 74

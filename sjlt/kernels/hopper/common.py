@@ -25,6 +25,7 @@ GROUPS_PER_STEP = gl.constexpr(product.GROUPS_PER_STEP)
 TILE = gl.constexpr(law.TILE_ROWS)
 WARPGROUP_VECTORS = gl.constexpr(hopper.WARPGROUP_VECTORS)
 MAX_COLUMNS = gl.constexpr(hopper.MAX_COLUMNS)
+STEP_COLUMNS = gl.constexpr(hopper.STEP_COLUMNS)
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 and 3.6
 

@@ -45,12 +45,12 @@ def parts_of(product, splits, n_tiles):
 
 
 @gluon.jit
-def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARED: gl.constexpr):
+def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARES_PRODUCTS: gl.constexpr):
     """The loader: fill slots with data and, if the entries are the first operand, with codes; one step per slot.
 
     xs, raw : the slots' memory for data: boxes or, if CHOSEN.loader is STAGE, the address of the lines.
     """
-    (x, address, xs, raw, tiles, full, empty, codes, columns, counts, tasks, whole, sharers, splits, n_tiles,
+    (x, address, xs, raw, tiles, full, empty, codes, columns, counts, tasks, unshared, sharers, splits, n_tiles,
      capacity, n, d, stride_v, stride_f) = arguments  # fmt: skip
     ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
     PANELS: gl.constexpr = STEP >> CHOSEN.log_panel
@@ -76,14 +76,14 @@ def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARED: gl.c
     slot, phase = 0, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
     task = gl.program_id(0)
     while task < tasks:
-        product, share, shares = share_of(task, whole, sharers, SHARED)
+        product, share, shares = share_of(task, unshared, sharers, SHARES_PRODUCTS)
         m, split, vector_block = parts_of(product, splits, n_tiles)
         first = vector_block * (2 * HALF)
         count = gl.load(counts + split * n_tiles + m)
         list_begin = (split * n_tiles + m).to(gl.int64) * capacity
         list_columns = columns + list_begin
         start = gl.load(list_columns)
-        begin, end = blocks_of_share(count, share, shares, CHOSEN, SHARED)
+        begin, end = blocks_of_share(count, share, shares, CHOSEN, SHARES_PRODUCTS)
         base = x
         rows: gl.tuple = (box_v, box_v)
         if CHOSEN.loader == STAGE:
@@ -155,14 +155,16 @@ def _fill_slot(tiles, full, empty, slot, phase, code, CHOSEN: gl.constexpr, DTYP
 
 
 @gluon.jit
-def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARED: gl.constexpr, EXPANDER: gl.constexpr):
+def write_entries(
+    arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARES_PRODUCTS: gl.constexpr, EXPANDER: gl.constexpr
+):
     """An expander: fill slots with entries, one step per slot. Two expanders fill slots alternately.
 
     The codes of long lists come from the L2 cache, which takes longer than a step in 16 bits. If few registers hold
     those of a step, they are loaded two steps ahead, to registers whose previous codes have been expanded. (Loads to
     registers that a loop copies at its end are waited for there.)
     """
-    tiles, full, empty, codes, counts, tasks, whole, sharers, splits, n_tiles, capacity = arguments
+    tiles, full, empty, codes, counts, tasks, unshared, sharers, splits, n_tiles, capacity = arguments
     BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
     EXPANDERS: gl.constexpr = CHOSEN.expanders
     STRIDE: gl.constexpr = BLOCKS * EXPANDERS
@@ -172,10 +174,10 @@ def write_entries(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARED: 
     before = EXPANDER * BLOCKS  # blocks of the task before this expander's first
     task = gl.program_id(0)
     while task < tasks:
-        product, share, shares = share_of(task, whole, sharers, SHARED)
+        product, share, shares = share_of(task, unshared, sharers, SHARES_PRODUCTS)
         m, split, _ = parts_of(product, splits, n_tiles)
         count = gl.load(counts + split * n_tiles + m)
-        task_begin, end = blocks_of_share(count, share, shares, CHOSEN, SHARED)
+        task_begin, end = blocks_of_share(count, share, shares, CHOSEN, SHARES_PRODUCTS)
         begin = task_begin + before
         list_begin = (split * n_tiles + m).to(gl.int64) * capacity
         first = first_codes(codes + list_begin * CHOSEN.rows, CHOSEN)

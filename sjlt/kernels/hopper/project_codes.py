@@ -2,8 +2,8 @@
 
 As in `project_hopper`, some warps of a program (producers) fill slots in shared memory with data and entries, and two
 groups of 4 warps (consumers) multiply, each for half of the vectors; fp32 data is multiplied as pairs of fp16 numbers,
-and the consumers take turns, so that one multiplies while the other converts data.
-One producer loads data; none, one or two others write entries (`produce_codes`).
+and the consumers take turns, so that one multiplies while the other converts data. One producer loads data; none, one
+or two others write entries (`produce_codes`).
 Here entries come from codes, so k, nnz and the number of tiles are ordinary arguments; a step of STEP_COLUMNS columns
 combines blocks of several chunks; and data that the tensor memory accelerator (TMA) cannot load is loaded in other ways
 (`boxes`, `staged_lines`). CHOSEN.loader is
@@ -54,7 +54,7 @@ from .staged_lines import element_addresses, load_lines
 from .store_sums import store_share, store_sums
 
 SEGMENT = gl.constexpr(512)  # bytes that a thread prefetches at a time
-INTEGERS = ["n", "d", "k", "tasks", "whole", "sharers", "splits", "n_tiles", "capacity", "scale"]
+INTEGERS = ["n", "d", "k", "tasks", "unshared", "sharers", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address", "sums"]
 
 
@@ -94,7 +94,8 @@ def _prefetch(
 
     Each tile reads some of the first columns. Of the vectors of `product`, the program's first, tile m prefetches the
     m-th SEGMENT of bytes or, if vectors are contiguous, the m-th 128 columns. Prefetches begin and end at multiples of
-    16 bytes, and no memory page ends between these.
+    16 bytes, and no memory page ends between these. If the program begins with a share, these are the columns of the
+    product's first share.
     """
     ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -119,16 +120,18 @@ def _prefetch(
 
 @gluon.jit
 def _multiply_pairs(part, scale, tile, z, turns, turn, CONSUMER: gl.constexpr):
-    """part * scale, fp32, times a tile of entries, when it is the consumer's turn; then it is the other consumer's.
+    """The product of part * scale, fp32, and a tile of entries. Waits for the consumer's turn, and passes the turn on.
 
-    Low parts are computed while tensor cores multiply high ones, and the turn ends before they have finished. All fp32
-    products took 0.90 to 1.04 times as long as without turns, 0.97 on average (18 products, H200).  z : zeros.
+    Low parts are computed while tensor cores multiply the high ones; the turn is passed on before tensor cores have
+    finished. Products in fp32 take 0.90 to 1.04 of the time without turns, 0.97 on average (18 products, H200).
+    z : zeros.
     """
     high = high_of(part, scale)
     mbarrier.wait(turns.index(CONSUMER), turn)
     z = warpgroup_mma(high, tile, z, use_acc=False, is_async=True)
     low = low_of(part, scale, high)
     z = warpgroup_mma(low, tile, z, is_async=True)
+    barrier()  # all warps have seen this turn before the other consumer can start the one after the next
     mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
     z, high, low = warpgroup_mma_wait(0, deps=(z, high, low))  # until then, tensor cores read all three
     return z
@@ -196,20 +199,20 @@ def _sum_of_blocks(
 
 @gluon.jit
 def _consume(
-    arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, SHARED: gl.constexpr,
+    arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, ACCUMULATE: gl.constexpr, SHARES_PRODUCTS: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Consumer 0 or 1: multiply its half of each slot's vectors, or entries, by the other operand; store the sums."""
-    (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, tasks, whole, sharers,
+    (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, tasks, unshared, sharers,
      splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale) = arguments  # fmt: skip
     wait_for_previous_kernel()
     slot, phase = 0, 0
     turn = 1 - CONSUMER  # waiting for phase 1 of a new barrier returns at once: the first turn is consumer 0's
     task = gl.program_id(0)
     while task < tasks:
-        product, share, shares = share_of(task, whole, sharers, SHARED)
+        product, share, shares = share_of(task, unshared, sharers, SHARES_PRODUCTS)
         m, split, vector_block = parts_of(product, splits, n_tiles)
-        begin, end = blocks_of_share(gl.load(counts + split * n_tiles + m), share, shares, CHOSEN, SHARED)
+        begin, end = blocks_of_share(gl.load(counts + split * n_tiles + m), share, shares, CHOSEN, SHARES_PRODUCTS)
         count = end - begin
         if CHOSEN.entries_first:
             v = vector_block * (2 * HALF)
@@ -220,8 +223,8 @@ def _consume(
                 xs, raw, address, line_stride, tiles, full, empty, turns, turn, count, slot, phase,
                 DTYPE, CHOSEN, CONSUMER,
             )  # fmt: skip
-        if SHARED and task >= whole:
-            first_v = whole // n_tiles * (2 * HALF)
+        if SHARES_PRODUCTS and task >= unshared:
+            first_v = unshared // n_tiles * (2 * HALF)
             store_share(
                 acc, sums.to(gl.pointer_type(gl.float32)), outs, m, share, shares, v - first_v, n - first_v, k, n_tiles,
                 CHOSEN, CONSUMER,
@@ -247,7 +250,7 @@ def project_codes_hopper(
     d: gl.int32,
     k: gl.int32,
     tasks: gl.int32,
-    whole: gl.int32,
+    unshared: gl.int32,
     sharers: gl.int32,
     splits: gl.int32,
     n_tiles: gl.int32,
@@ -264,7 +267,7 @@ def project_codes_hopper(
     DTYPE: gl.constexpr,
     CHOSEN: gl.constexpr,
     ACCUMULATE: gl.constexpr,
-    SHARED: gl.constexpr,
+    SHARES_PRODUCTS: gl.constexpr,
     SHARED_BYTES: gl.constexpr,
 ):
     """out[split, v, r] = scale * sum over the split's columns j of x[v, j] S[r, j]. Grid: any number of programs.
@@ -272,14 +275,15 @@ def project_codes_hopper(
     x : a tensor descriptor of boxes if CHOSEN.loader is TMA, else a pointer.  out : if CHOSEN.tma_store, a descriptor
     of boxes [HALF, 1, rows] of a tensor (n, splits * n_tiles, rows of a tile), whose vectors' axis is last if they are
     contiguous; else a pointer.  codes, columns, counts, capacity : as `encode_chunks` writes them, with blocks of
-    2^log_block columns.  tasks : the number of whole products, and of shares of the others. There are n_tiles * splits
-    * blocks of vectors products. If SHARED, those from `whole` on, a multiple of n_tiles, have `sharers` shares.
-    columns_per_split : of whole groups of chunks.  address : of the data, for prefetching and for staged lines; 0 if
-    its elements are not adjacent in memory.  sums : address of the unscaled partial sums of shares, fp32.  DTYPE : of
-    x.  SHARED_BYTES : of the staged lines of all slots, else 0.
+    2^log_block columns.  tasks : the number of products that one program computes and of shares of the others. There
+    are n_tiles * splits * blocks of vectors products. If SHARES_PRODUCTS, splits is 1, and products from `unshared` on,
+    a multiple of n_tiles, have `sharers` shares each, whose unscaled fp32 sums are written to the address `sums`
+    instead of `out`.  columns_per_split : of whole groups of chunks.  address : of the data, for prefetching and for
+    staged lines; 0 if its elements are not adjacent in memory.  DTYPE : of x.  SHARED_BYTES : of the staged lines of
+    all slots, else 0.
     """
     if address != 0:
-        product, _, _ = share_of(gl.program_id(0), whole, sharers, SHARED)
+        product, _, _ = share_of(gl.program_id(0), unshared, sharers, SHARES_PRODUCTS)
         _prefetch(
             product,
             address,
@@ -332,16 +336,16 @@ def project_codes_hopper(
     fence_async_shared()
     barrier()
     consumed = (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, tasks,
-                whole, sharers, splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale)  # fmt: skip
-    loaded = (x, address, xs, raw, tiles, full, empty, codes, columns, counts, tasks, whole, sharers, splits, n_tiles,
-              capacity, n, d, stride_v, stride_f)  # fmt: skip
-    written = tiles, full, empty, codes, counts, tasks, whole, sharers, splits, n_tiles, capacity
+                unshared, sharers, splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale)  # fmt: skip
+    loaded = (x, address, xs, raw, tiles, full, empty, codes, columns, counts, tasks, unshared, sharers, splits,
+              n_tiles, capacity, n, d, stride_v, stride_f)  # fmt: skip
+    written = tiles, full, empty, codes, counts, tasks, unshared, sharers, splits, n_tiles, capacity
     if CHOSEN.expanders == 0:
         gl.warp_specialize(
             [
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 0)),
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 1)),
-                (load_data, (loaded, DTYPE, CHOSEN, SHARED)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 1)),
+                (load_data, (loaded, DTYPE, CHOSEN, SHARES_PRODUCTS)),
             ],
             [4, WARPS],
             registers(BITS, CHOSEN),
@@ -349,10 +353,10 @@ def project_codes_hopper(
     elif CHOSEN.expanders == 1:
         gl.warp_specialize(
             [
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 0)),
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 1)),
-                (load_data, (loaded, DTYPE, CHOSEN, SHARED)),
-                (write_entries, (written, DTYPE, CHOSEN, SHARED, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 1)),
+                (load_data, (loaded, DTYPE, CHOSEN, SHARES_PRODUCTS)),
+                (write_entries, (written, DTYPE, CHOSEN, SHARES_PRODUCTS, 0)),
             ],
             [4, WARPS, WARPS],
             registers(BITS, CHOSEN),
@@ -360,11 +364,11 @@ def project_codes_hopper(
     else:
         gl.warp_specialize(
             [
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 0)),
-                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARED, 1)),
-                (load_data, (loaded, DTYPE, CHOSEN, SHARED)),
-                (write_entries, (written, DTYPE, CHOSEN, SHARED, 0)),
-                (write_entries, (written, DTYPE, CHOSEN, SHARED, 1)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 0)),
+                (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 1)),
+                (load_data, (loaded, DTYPE, CHOSEN, SHARES_PRODUCTS)),
+                (write_entries, (written, DTYPE, CHOSEN, SHARES_PRODUCTS, 0)),
+                (write_entries, (written, DTYPE, CHOSEN, SHARES_PRODUCTS, 1)),
             ],
             [4, WARPS, WARPS, WARPS],
             registers(BITS, CHOSEN),

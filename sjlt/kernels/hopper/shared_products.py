@@ -1,39 +1,38 @@
-"""Products that several programs of `project_codes_hopper` share, so that no program is idle in the last round.
+"""Products that several programs of `project_codes_hopper` share, so that few programs are idle in the last round.
 
-Programs take products in rounds. In the last, there may be fewer products than programs: each product is then shared by
-several programs, which sum shares of its blocks. Their sums are partial sums of the last vectors.
+Programs compute products in rounds. If the last of several rounds has few products, each of these is shared: several
+programs sum parts (shares) of its blocks, and another kernel adds their sums. Shared products are those of the last
+vectors, for all tiles.
 """
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..config import hopper
-
-STEP = gl.constexpr(hopper.STEP_COLUMNS)
+from .common import STEP_COLUMNS
 
 
 @gluon.jit
-def share_of(task, whole, sharers, SHARED: gl.constexpr):
-    """(product, its share, number of shares) of a program's task. Products from `whole` on have `sharers` shares.
+def share_of(task, unshared, sharers, SHARES_PRODUCTS: gl.constexpr):
+    """(product, share, number of shares) of a program's task. Products from `unshared` on have `sharers` shares each.
 
-    SHARED : whether there are such products.
+    SHARES_PRODUCTS : whether there are such products.
     """
     product, share, shares = task, task * 0, task * 0 + 1
-    if SHARED:
-        beyond = gl.maximum(task - whole, 0)
-        product = gl.where(task < whole, task, whole + beyond // sharers)
-        share = gl.where(task < whole, 0, beyond % sharers)
-        shares = gl.where(task < whole, 1, sharers)
+    if SHARES_PRODUCTS:
+        beyond = gl.maximum(task - unshared, 0)
+        product = gl.where(task < unshared, task, unshared + beyond // sharers)
+        share = gl.where(task < unshared, 0, beyond % sharers)
+        shares = gl.where(task < unshared, 1, sharers)
     return product, share, shares
 
 
 @gluon.jit
-def blocks_of_share(count, share, shares, CHOSEN: gl.constexpr, SHARED: gl.constexpr):
-    """(first, end) of the blocks of a share, of a list of `count` blocks. All shares but the last have whole steps."""
-    BLOCKS: gl.constexpr = STEP >> CHOSEN.log_block
+def blocks_of_share(count, share, shares, CHOSEN: gl.constexpr, SHARES_PRODUCTS: gl.constexpr):
+    """(begin, end) of a share of a list of `count` blocks. Every share but the last consists of whole steps."""
+    BLOCKS: gl.constexpr = STEP_COLUMNS >> CHOSEN.log_block
     begin, end = count * 0, count
-    if SHARED:
+    if SHARES_PRODUCTS:
         steps = (count + BLOCKS - 1) // BLOCKS
         begin = share * steps // shares * BLOCKS
         end = gl.minimum((share + 1) * steps // shares * BLOCKS, count)

@@ -101,10 +101,10 @@ def store_sums(
 
 @gluon.jit
 def store_share(acc, sums, outs, m, share, shares, v, n, k, n_tiles, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr):
-    """Store the sums [vectors, rows] of a share, in fp32, as partial sums of n vectors; v is the first of them.
+    """Store the fp32 sums [vectors, rows] of a share as partial sums of n vectors, from vector v on.
 
-    sums : with the layout of `backends.triton.partial_sums.sums_of`.  outs : as for `store_sums`. If it has room for
-    fp32 sums, they are exchanged between threads there, because there is not enough other memory.
+    sums : with the layout of `backends.triton.partial_sums.sums_of`.  outs : as for `store_sums`. If it holds fp32,
+    threads exchange the sums there, because too little other shared memory is left.
     """
     if CHOSEN.tma_store and outs.dtype == gl.float32:
         part = outs.index(CONSUMER)
@@ -115,9 +115,8 @@ def store_share(acc, sums, outs, m, share, shares, v, n, k, n_tiles, CHOSEN: gl.
         part.store(acc)
         barrier()
         acc = part.load(_store_layout(1, CHOSEN))
-    shares, one, k, n64 = shares.to(gl.int64), gl.to_tensor(1).to(gl.int64), k.to(gl.int64), n.to(gl.int64)
-    strides = (k * n64, one, n64) if CHOSEN.out_vectors_contiguous else (k, shares * k, one)
+    shares, one, k64, n64 = shares.to(gl.int64), gl.to_tensor(1).to(gl.int64), k.to(gl.int64), n.to(gl.int64)
+    strides = (k64 * n64, one, n64) if CHOSEN.out_vectors_contiguous else (k64, shares * k64, one)
     _store_by_threads(
-        acc, sums, m, share, v, n, k.to(gl.int32), n_tiles, strides[0], strides[1], strides[2], 1, True,
-        False, CHOSEN, CONSUMER,
-    )  # fmt: skip
+        acc, sums, m, share, v, n, k, n_tiles, strides[0], strides[1], strides[2], 1, True, False, CHOSEN, CONSUMER
+    )
