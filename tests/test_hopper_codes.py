@@ -15,7 +15,16 @@ from helpers.choices import (
     exact_product,
     in_three_passes,
 )
-from helpers.codes import STORES, all_sizes_on_hopper, check_lines, check_passes, check_stores, record_calls
+from helpers.codes import (
+    STORES,
+    all_sizes_on_hopper,
+    check_lines,
+    check_passes,
+    check_stores,
+    integer_product,
+    no_encoding,
+    record_calls,
+)
 from helpers.kernels import LAYOUTS, check_project, large_first
 
 from sjlt import Sketch
@@ -136,11 +145,8 @@ def test_partial_sums_of_passes(n, d, k, nnz, order, accumulate, monkeypatch):
     from sjlt.backends.triton import codes as backend
 
     all_tensors_on(monkeypatch, HOPPER._replace(programmatic_launch=False))
-    S = Sketch(d, k, nnz=nnz, seed=1)
-    entries = torch.from_numpy(S.toarray() * nnz**0.5).float().T.round()
-    x = torch.randint(-2, 3, (n, d)).float()
-    before = torch.randint(-2, 3, (n, k)).float()
-    out = before.T.contiguous().T if order == "columns" else before.clone()
+    S, entries, x, out = integer_product(n, d, k, nnz, order)
+    before = out.clone()
     product = exact_product(n, d, k, nnz, y_strides=out.stride(), device=HOPPER)
     with changed_choices(in_three_passes()):
         launch = hopper_codes.launch(product)
@@ -164,15 +170,8 @@ def test_partial_sums_of_passes(n, d, k, nnz, order, accumulate, monkeypatch):
                 place = sums.as_strided((n, k), self.target.strides[1:], split * self.target.strides[0])
                 place.copy_(x[:, columns] @ entries[columns])
 
-    class Encode(Kernel):
-        def __init__(self, *_):
-            pass
-
-        def search(self, views, seed):
-            pass
-
     monkeypatch.setattr(backend, "_project", Kernel)
-    monkeypatch.setattr(backend, "_encode", Encode)
+    monkeypatch.setattr(backend, "_encode", no_encoding)
     call = backend.prepare(launch, S.spec, x, out, accumulate)
     assert len(call.passes) == 3
     call(S.spec, x, out)

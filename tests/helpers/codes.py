@@ -1,6 +1,7 @@
 """Products from codes on a GPU, for the tests of both kernels that read them."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,6 +39,22 @@ def all_sizes_on_hopper():
     sizes = NONE_GENERATED | {f"hopper_codes.{name}": 0 for name in names}
     with changed_choices(sizes | {"gathers.MIN_SMALL": 1 << 60, "scattered_rules.MIN_BYTES": 1 << 60}):
         yield
+
+
+def integer_product(n, d, k, nnz, order):
+    """(sketch, its unscaled entries (d, k), data, a result that holds integers), all of integers, in fp32.
+
+    order : of the result in memory, "rows" or "columns".
+    """
+    S = Sketch(d, k, nnz=nnz, seed=1)
+    entries = torch.from_numpy(S.toarray() * nnz**0.5).float().T.round()
+    x, out = torch.randint(-2, 3, (n, d)).float(), torch.randint(-2, 3, (n, k)).float()
+    return S, entries, x, out.T.contiguous().T if order == "columns" else out
+
+
+def no_encoding(*_):
+    """In place of `backends.triton.codes._encode`, for tests without the kernels: a launch that does nothing."""
+    return SimpleNamespace(start=lambda addresses, seed: True)
 
 
 def check_lines(k, nnz, steps, beyond, begin, contiguous, dtype):

@@ -98,16 +98,16 @@ class Reduction(NamedTuple):
     ----------
     launch : Launch
         Of (partial sums, target).
-    total : int or None
-        Where the sums of this pass and of those before it are written, in elements of the partial sums; None for the
-        result of the product.
+    final : bool
+        Whether the target belongs to the result of the product, not to the memory of partial sums, where the sums of
+        this pass and of those before it are kept.
     begin : int
-        Where the reduced part of the result begins, in elements of the result.
+        Where the target begins in the result or in that memory, in elements.
     """
 
     launch: Launch
-    total: int | None
-    begin: int = 0
+    final: bool
+    begin: int
 
 
 def _reductions(
@@ -123,9 +123,9 @@ def _reductions(
         target = x.new_empty(math.prod(sums.shape), dtype=sums.dtype).as_strided(out.shape, sums.strides[1:], total)
         for i, part in enumerate(parts[:-1]):
             shape = part.splits, *out.shape
-            found.append(Reduction(reduction(1.0, shape, sums.strides, sums.dtype, target, i > 0), total))
+            found.append(Reduction(reduction(1.0, shape, sums.strides, sums.dtype, target, i > 0), False, total))
     shape = splits + several, *out.shape
-    found.append(Reduction(reduction(scale, shape, sums.strides, sums.dtype, out, accumulate), None))
+    found.append(Reduction(reduction(scale, shape, sums.strides, sums.dtype, out, accumulate), True, 0))
     return found, sums
 
 
@@ -137,7 +137,7 @@ def _reduction_of_shares(
     rest = out[first:]
     sums = sums_of(chosen.sharers, x, rest)
     launch = reduction(scale, (chosen.sharers, *rest.shape), sums.strides, sums.dtype, rest, accumulate)
-    return [Reduction(launch, None, first * out.stride(0))], math.prod(sums.shape)
+    return [Reduction(launch, True, first * out.stride(0))], math.prod(sums.shape)
 
 
 class Memory(NamedTuple):
@@ -231,15 +231,20 @@ class ProjectCodes:
             if not encode.start(addresses, spec.seed):
                 encode.search(self.memory.views(memory), spec.seed)
             if not project.start((address, target, *addresses), *numbers):
-                # Only addresses matter; x may be the transpose of the tensor that was prepared for.
-                part = x.as_strided((1,), (1,), x.storage_offset() + data) if data else x
-                project.search((part, sums, *self.memory.views(memory)), *numbers)
+                project.search((_at(x, data), sums, *self.memory.views(memory)), *numbers)
             if reduce is not None:
-                launch, total, begin = reduce
-                if total is not None:
-                    launch((memory, memory[total:]))
-                elif not launch.start((start, result + begin * out.element_size())):
-                    launch.search((memory, out.as_strided((1,), (1,), out.storage_offset() + begin)))
+                launch, final, begin = reduce
+                to, address = (out, result) if final else (memory, start)
+                if not launch.start((start, address + begin * to.element_size())):
+                    launch.search((memory, _at(to, begin)))
+
+
+def _at(t: Tensor, begin: int) -> Tensor:
+    """A tensor that begins at an element of another, for launches, to which only addresses matter.
+
+    (The other may be the transpose of the tensor that was prepared for.)
+    """
+    return t.as_strided((1,), (1,), t.storage_offset() + begin)
 
 
 class Target(NamedTuple):

@@ -84,7 +84,7 @@ class ErrorBound(NamedTuple):
 def error_bound(product: Product, launch: Launch) -> ErrorBound:
     """The bound for a launch that `exact.choose` or `iid.choose` returned for this product.
 
-    If programs share products (`codes.shares_of`), additions of shares replace additions of steps, so the bound still
+    If programs share products (`codes.Sharing`), additions of shares replace additions of steps, so the bound still
     holds.
 
     With stacks, the bound is that of one stack; an adjoint adds the stacks, with one rounding each, or all at once by

@@ -27,7 +27,7 @@ FEW_ROWS, MAX_FEW_ROWS, MIN_ROWS_BYTES = ((28, 4), (40, 3)), 64, 48 << 20
 
 def launch(product: Product) -> Codes:
     """The launch for an eligible product."""
-    return launch_of(product, _programs(product), kernel_of, prefetch=None)
+    return launch_of(product, _programs(product), lambda p, splits, columns, _: kernel_of(p, splits, columns), None)
 
 
 def eligible(product: Product) -> bool:

@@ -98,30 +98,31 @@ class Programs(NamedTuple):
     share: bool = False
 
 
-KernelOf = Callable[[Product, int, int], KernelChoice | AmpereKernel]
+KernelOf = Callable[[Product, int, int, bool], KernelChoice | AmpereKernel]
 
 
 def launch_of(product: Product, programs: Programs, kernel_of: KernelOf, prefetch: bool | None) -> Codes:
     """The launch for a product that can be split.
 
-    ``kernel_of(product, splits, columns_per_split)`` returns the kernel's constants.
+    ``kernel_of(product, splits, columns_per_split, shares_products)`` returns the kernel's constants.
     """
     geometry = product.geometry
     found = split_of(product, programs)
     assert found is not None
     splits, groups_per_split, splits_per_pass, _ = found
     columns_per_split = groups_per_split << geometry.log_group << geometry.log_chunk
-    kernel = kernel_of(product, splits, columns_per_split)
-    unshared, sharers = shares_of(product, programs, splits)
+    sharing = _sharing(product, programs) if splits == 1 else None
+    kernel = kernel_of(product, splits, columns_per_split, sharing is not None)
+    products = _count_products(product, programs)
     return Codes(
         kernel,
         splits,
         groups_per_split,
         splits_per_pass,
         groups_per_split << (geometry.log_chunk - kernel.log_block + kernel.windows),
-        _count_products(product, programs),
-        unshared,
-        sharers,
+        products,
+        sharing.unshared if sharing else products,
+        sharing.sharers if sharing else 1,
         columns_per_split,
         programs.resident,
         prefetch,
@@ -208,18 +209,6 @@ def _time(product: Product, programs: Programs, steps: int, splits: int) -> floa
     return time + REDUCE_TIME + 8 * splits * product.n * product.k * product.stacks / CACHE_RATE
 
 
-def shares_of(product: Product, programs: Programs, splits: int) -> tuple[int, int]:
-    """(`unshared`, `sharers`) of `Codes`.
-
-    If sums are not split, and programs would be idle in the last round, they share the products of the last vectors,
-    for all tiles. kernels/MEASUREMENTS.md has measured times.
-    """
-    sharing = _sharing(product, programs)
-    if splits > 1 or sharing is None:
-        return _count_products(product, programs), 1
-    return sharing.unshared, sharing.sharers
-
-
 class Sharing(NamedTuple):
     """The sharing of products among programs, as in `Codes`.
 
@@ -239,7 +228,11 @@ class Sharing(NamedTuple):
 
 
 def _sharing(product: Product, programs: Programs) -> Sharing | None:
-    """The sharing of the products of the last round; None if the kernel cannot share them or nothing is gained."""
+    """The sharing of products without splits; None if the kernel cannot share them or nothing is gained.
+
+    If programs would be idle in the last round, they share the products of the last vectors, for all tiles.
+    kernels/MEASUREMENTS.md has measured times.
+    """
     products, at_a_time = _count_products(product, programs), _at_a_time(product, programs)
     tiles = product.stacks * product.geometry.n_tiles
     unshared = products // at_a_time * at_a_time // tiles * tiles

@@ -6,9 +6,9 @@ It covers what `project_hopper` does not: any k, nnz and strides, accumulated re
 from __future__ import annotations
 
 from ...laws import exact as law
-from .codes import Codes, Programs, launch_of, shares_of, split_of
+from .codes import Codes, Programs, launch_of, split_of
 from .hopper import PROGRAM_VECTORS
-from .hopper_loaders import KernelChoice, kernel_choice, reaches, rows_of
+from .hopper_loaders import kernel_choice, reaches, rows_of
 from .product import (
     VECTOR_BYTES,
     Product,
@@ -34,12 +34,10 @@ MANY_ENTRIES, MIN_COLUMNS_OF_MANY = 8, 24  # per column of S: so many need fewer
 
 def launch(product: Product) -> Codes:
     """The launch for an eligible product."""
-    near, programs = product.x_strides[0 if vectors_contiguous(product) else 1], _programs(product)
-
-    def kernel_of(product: Product, splits: int, _: int) -> KernelChoice:
-        return kernel_choice(product, splits, shares_of(product, programs, splits)[1] > 1)
-
-    return launch_of(product, programs, kernel_of, prefetch=near == 1)
+    near = product.x_strides[0 if vectors_contiguous(product) else 1]
+    return launch_of(
+        product, _programs(product), lambda p, splits, _, shares: kernel_choice(p, splits, shares), near == 1
+    )
 
 
 def eligible(product: Product) -> bool:

@@ -94,10 +94,10 @@ class KernelChoice:
         return PROGRAM_VECTORS if self.entries_first else PROGRAM_VECTORS // 2
 
 
-def kernel_choice(product: Product, splits: int, shared: bool = False) -> KernelChoice:
+def kernel_choice(product: Product, splits: int, shares_products: bool) -> KernelChoice:
     """The constants for an eligible product whose sums have `splits` parts.
 
-    shared : whether programs share products.
+    shares_products : whether programs share products.
     """
     geometry, item, contiguous = product.geometry, product.item_bytes, vectors_contiguous(product)
     one_tile, fp32 = geometry.n_tiles == 1, item == 4
@@ -130,7 +130,9 @@ def kernel_choice(product: Product, splits: int, shared: bool = False) -> Kernel
         entries_first=entries_first,
         windows=windows,
     )
-    return replace(kernel, slots=_fitting_slots(product, kernel, splits, shared)) if loader == STAGE else kernel
+    if loader == STAGE:
+        kernel = replace(kernel, slots=_fitting_slots(product, kernel, splits, shares_products))
+    return kernel
 
 
 def rows_of(product: Product) -> int:
@@ -154,11 +156,11 @@ def _log_block(product: Product) -> int:
     return min(product.geometry.log_chunk, 5 if product.item_bytes == 4 or product.geometry.n_tiles == 1 else 6)
 
 
-def _fitting_slots(product: Product, kernel: KernelChoice, splits: int, shared: bool) -> int:
+def _fitting_slots(product: Product, kernel: KernelChoice, splits: int, shares_products: bool) -> int:
     """The number of slots with staged lines that fit in shared memory, at most those of the kernel."""
     # Results that the TMA stores, and the memory in which threads exchange sums before they store them, take at most
     # 4 bytes per sum together: half of the sums of a share are exchanged at a time.
-    item = product.item_bytes if product.plain and splits == 1 and not shared else 4
+    item = product.item_bytes if product.plain and splits == 1 and not shares_products else 4
     results = kernel.rows * PROGRAM_VECTORS * item
     slot = slot_bytes(kernel) + 2 * kernel.rows * STEP_COLUMNS
     return min(kernel.slots, (product.device.shared_memory - BARRIER_BYTES - results) // slot)

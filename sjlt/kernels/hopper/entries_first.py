@@ -10,10 +10,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from ..config import arithmetic, hopper, hopper_loaders
+from ..config import arithmetic, hopper_loaders
+from .common import STEP_COLUMNS as STEP
 from .common import TILE, barrier, next_slot
 
-STEP = gl.constexpr(hopper.STEP_COLUMNS)
 WARPS = gl.constexpr(hopper_loaders.PRODUCER_WARPS)
 CODE_VECTOR = gl.constexpr(16)  # codes that a thread copies at a time
 

@@ -8,13 +8,13 @@ columns that, loaded one by one, they took 40 % of the kernel's time for X (100,
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..config import arithmetic, hopper, hopper_loaders
+from ..config import arithmetic, hopper_loaders
 from ..portable import chunk_codes
+from .common import STEP_COLUMNS as STEP
 
 NO_ENTRY = gl.constexpr(chunk_codes.NO_ENTRY.value)
 NO_ENTRIES = gl.constexpr(chunk_codes.NO_ENTRY.value * 0x01010101)
 WORD = gl.constexpr(4)  # codes in a word
-STEP = gl.constexpr(hopper.STEP_COLUMNS)
 WARPS = gl.constexpr(hopper_loaders.PRODUCER_WARPS)
 
 

@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..config import hopper, hopper_loaders
 from ..portable import chunk_codes
 from .boxes import copy_boxes, load_boxes, load_boxes_by_tma, panel_columns, store_boxes
+from .common import STEP_COLUMNS as STEP
 from .common import TILE, barrier, next_slot, wait_for_previous_kernel
 from .entries_first import copy_codes
 from .expand import codes_of, expand, first_codes, held_codes, load_codes
@@ -19,7 +20,6 @@ from .shared_products import blocks_of_share, share_of
 from .staged_lines import copy_lines, line_columns, panel_units, panels_of, unit_indices
 
 HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
-STEP = gl.constexpr(hopper.STEP_COLUMNS)
 TMA, COPY, LOAD, STAGE = (
     gl.constexpr(loader)
     for loader in (hopper_loaders.TMA, hopper_loaders.COPY, hopper_loaders.LOAD, hopper_loaders.STAGE)

@@ -26,9 +26,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..config import hopper as config
 from .common import (
     GROUPS_PER_STEP,
+    STEP_COLUMNS,
     TILE,
     WARPGROUP_VECTORS,
     barrier,
@@ -43,8 +43,6 @@ from .common import (
     pair_of,
     scale_of,
 )
-
-STEP_COLUMNS = gl.constexpr(config.STEP_COLUMNS)
 
 
 @gluon.jit

@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..nvidia.shared_memory import shared_begin
+from .common import STEP_COLUMNS as STEP
 from .common import (
     TILE,
     barrier,
@@ -48,7 +49,7 @@ from .common import (
     wait_for_previous_kernel,
 )
 from .entries_first import sum_by_rows
-from .produce_codes import COPY, HALF, STAGE, STEP, TMA, WARPS, load_data, parts_of, write_entries
+from .produce_codes import COPY, HALF, STAGE, TMA, WARPS, load_data, parts_of, write_entries
 from .shared_products import blocks_of_share, share_of
 from .staged_lines import element_addresses, load_lines
 from .store_sums import store_share, store_sums
