@@ -44,7 +44,7 @@ def decode(
     lists = splits * n_tiles
     codes = torch.zeros((lists, capacity >> log_run, 1 << log_rows, 1 << log_run), dtype=torch.uint8, device=DEVICE)
     columns = torch.full((lists, capacity), -(1 << 20), dtype=torch.int32, device=DEVICE)
-    counts = torch.full((lists,), -1, dtype=torch.int32, device=DEVICE)
+    counts = torch.full((lists + 1,), -1, dtype=torch.int32, device=DEVICE)
     sub_blocks = encoding(1, nnz // stacks).sub_blocks
     grid = (-(-per_split // per_program), n_tiles << windows, splits)
     numbers = (
@@ -68,6 +68,7 @@ def decode(
     constants |= {"SHARED_BYTES": shared_bytes(sub_blocks), "extern_libs": LIBRARIES}
     run = Launch(encode_chunks, grid, codes.get_device(), (), numbers, (sub_blocks, windows), lambda: constants)
     run((codes, columns, counts), seed)
+    assert counts[-1] == 0  # a counter for the next kernel
     matrix = np.zeros((k, d), np.int64)
     codes = codes.transpose(2, 3).reshape(lists, capacity, 1 << log_rows)
     codes, columns, counts = codes.cpu().numpy(), columns.cpu().numpy(), counts.cpu().numpy()

@@ -28,6 +28,7 @@ def test_prepared_calls_equal_unprepared_calls():
     for which in ("codes", "project"):
         assert {kind[3] for kind in found if kind[2] == which} == {"one", "splits", *(["shares"] * (which == "codes"))}
     assert {kind[4] for kind in found} == {"overwrites", "adds"}
+    assert {kind[5] for kind in found} == {"staged", "direct"}
 
 
 # ------------------------------------------------------------------------------------- the program
@@ -152,7 +153,7 @@ def expected_codes(chosen, spec, x, out, add, memory):
     room = lists * chosen.capacity
     sums_bytes = 4 * splits * n * k if splits > 1 else 4 * chosen.sharers * (n - first_shared(chosen, n_tiles, n)) * k
     log_rows = 6 if k <= 64 else 7
-    _, codes, columns, counts = parts(memory, sums_bytes, room << log_rows, 4 * room, 4 * lists)
+    _, codes, columns, counts = parts(memory, sums_bytes, room << log_rows, 4 * room, 4 * (lists + 1))
     codes = codes, columns.view(torch.int32), counts.view(torch.int32)
     first = spec.feature_offset >> width
     groups = ((spec.feature_offset + d - 1) >> width) + 1 - first
@@ -188,8 +189,8 @@ def expected_codes(chosen, spec, x, out, add, memory):
     arguments = (data, result, *codes, *sizes, *x.stride(), *target.stride(), scale)
     width = chosen.groups_per_split << geometry.log_group + geometry.log_chunk
     arguments += (width, x.data_ptr() if chosen.prefetch else 0, memory.data_ptr())
-    constants |= {"SHARED_BYTES": kernel.slots * slot_bytes(kernel), "num_warps": 4, "launch_pdl": True}
-    constants |= {"extern_libs": LIBRARIES}
+    memory = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel) + kernel.result_bytes, "extern_libs": LIBRARIES}
+    constants |= {**memory, "num_warps": 4, "launch_pdl": True}
     yield "project_codes_hopper", (min(tasks * splits, 132), 1, 1), arguments, constants
 
 
@@ -263,7 +264,8 @@ def check_calls(launches, case):
     loader = LOADERS[kernel.loader] if kernel else "TMA"
     store, which = kernel.tma_store if kernel else True, "codes" if codes else "adjoint" if back else "project"
     parts = "splits" if chosen.splits > 1 else "shares" if shared else "one"
-    print(loader, f"store={store}", which, parts, "adds" if add else "overwrites")
+    staged = "staged" if kernel and kernel.result_line_bytes else "direct"
+    print(loader, f"store={store}", which, parts, "adds" if add else "overwrites", staged)
 
 
 def check(launches, expected, call):
@@ -311,6 +313,7 @@ CASES = [  # (n, d, k, nnz, offset, dtypes and layouts of X and Y, direction)
     (200, 333, 1000, 4, 0, BF16, ROWS, "write"),
     (2000, 160, 332, 1, 7, SAME, ("rows", "aligned part"), "write"),
     (200, 9001, 64, 3, 16, BF16, ROWS, "write"),
+    (20_000, 333, 1001, 4, 0, BF16, ROWS, "write"),
     (200, 333, 300, 4, 0, BF16, ROWS, "add"),
     (200, 512, 64, 4, 0, BF16, ("every second column", "rows"), "write"),
     (200, 9000, 64, 4, 0, WIDENED, ROWS, "write"),

@@ -169,7 +169,7 @@ def _memory(chosen: Codes, n_tiles: int, sums: int) -> Memory:
     """The layout of `sums` elements of partial sums and of the codes of a pass."""
     lists = min(chosen.splits, chosen.splits_per_pass) * n_tiles
     blocks, ends, end = lists * chosen.capacity, [], 0
-    for size in (4 * sums, chosen.kernel.rows * blocks, 4 * blocks, 4 * lists):
+    for size in (4 * sums, chosen.kernel.rows * blocks, 4 * blocks, 4 * (lists + 1)):
         end += -(-size // ALIGN) * ALIGN
         ends.append(end)
     return Memory(end // 4, *ends[:-1])
@@ -304,7 +304,8 @@ def _project(
     key = (kernel, accumulate, shared, kind(x), target.kind)
 
     def constants() -> dict[str, Any]:
-        memory = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel), "extern_libs": LIBRARIES}
+        results = kernel.result_bytes if isinstance(kernel, KernelChoice) else 0
+        memory = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel) + results, "extern_libs": LIBRARIES}
         options = {"num_warps": 4, "launch_pdl": programmatic}
         common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, **memory, **options}
         if isinstance(kernel, AmpereKernel):

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from ..config import ampere_kernel
 from ..hopper.common import barrier, inverse, largest_of, pair_of, scale_of, wait_for_previous_kernel
 from ..hopper.entries_first import pair_of_code, place_pairs
-from ..hopper.produce_codes import parts_of
+from ..hopper.rounds import parts_of
 from ..hopper.store_sums import store_sums
 from ..nvidia.shared_memory import shared_begin
 from .staged_slices import copy_slice_lines, first_columns, load_pairs, pair_addresses, slice_units, unit_columns

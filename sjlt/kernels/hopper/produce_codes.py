@@ -16,6 +16,7 @@ from .common import STEP_COLUMNS as STEP
 from .common import TILE, barrier, next_slot, wait_for_previous_kernel
 from .entries_first import copy_codes
 from .expand import codes_of, expand, first_codes, held_codes, load_codes
+from .rounds import MAX_POLLS, begin_round, parts_of
 from .shared_products import blocks_of_share, share_of
 from .staged_lines import copy_lines, line_columns, panel_units, panels_of, unit_indices
 
@@ -28,20 +29,6 @@ NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
 WARPS = gl.constexpr(hopper_loaders.PRODUCER_WARPS)  # of each producer
 MAX_HELD = gl.constexpr(8)  # registers for the codes of a step that may be loaded two steps ahead
 LIST = gl.constexpr(32)  # blocks whose columns a warp holds at a time, one per lane
-
-
-@gluon.jit
-def parts_of(product, splits, n_tiles):
-    """(tile, split, block of vectors) of a product.
-
-    Unless the number of tiles is a power of two, tiles have different numbers of chunks. If all products of a program
-    had the same tile, as they would where n_tiles divides the number of programs, programs would end at very different
-    times: in every round of products, a program therefore has the tile after its previous one.
-    """
-    programs = gl.num_programs(0)
-    rest = product // n_tiles
-    rounds = gl.where((n_tiles & (n_tiles - 1)) == 0, 0, rest * n_tiles // programs)
-    return (product - rounds * (programs - 1)) % n_tiles, rest % splits, rest // splits
 
 
 @gluon.jit
@@ -74,8 +61,11 @@ def load_data(arguments, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARES_PRODU
     last_units = unit_indices(last_layout, LAST_UNITS, True, ITEM, CHOSEN)
     wait_for_previous_kernel()
     slot, phase = 0, 1  # waiting for phase 1 of a new barrier returns at once: all slots are empty
+    polls = gl.program_id(0) * 0 + MAX_POLLS
     task = gl.program_id(0)
     while task < tasks:
+        if CHOSEN.in_step:
+            polls = begin_round(counts + splits * n_tiles, task, tasks, polls)
         product, share, shares = share_of(task, unshared, sharers, SHARES_PRODUCTS)
         m, split, vector_block = parts_of(product, splits, n_tiles)
         first = vector_block * (2 * HALF)

@@ -20,7 +20,8 @@ For contiguous 16-bit vectors and several tiles, slots have codes instead of ent
 While the codes are being written, programs copy the data that they read first to the L2 cache.
 
 Results are stored by the TMA if all tiles have the same number of rows, or codes are listed by windows, and their rows
-begin and end at multiples of 16 bytes; otherwise by threads, with neighbouring threads storing neighbours in memory.
+begin and end at multiples of 16 bytes; otherwise, in 16 bits, by other warps than the consumers (`staged_results`), or
+by consumers, with neighbouring threads storing neighbours in memory.
 """
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
@@ -49,12 +50,14 @@ from .common import (
     wait_for_previous_kernel,
 )
 from .entries_first import sum_by_rows
-from .produce_codes import COPY, HALF, STAGE, TMA, WARPS, load_data, parts_of, write_entries
+from .prefetch import prefetch
+from .produce_codes import COPY, HALF, STAGE, TMA, WARPS, load_data, write_entries
+from .rounds import parts_of
 from .shared_products import blocks_of_share, share_of
-from .staged_lines import element_addresses, load_lines
-from .store_sums import store_share, store_sums
+from .staged_lines import element_addresses, lines_of, load_lines
+from .staged_results import hand_over, store_results
+from .store_sums import first_vector, store_share, store_sums
 
-SEGMENT = gl.constexpr(512)  # bytes that a thread prefetches at a time
 INTEGERS = ["n", "d", "k", "tasks", "unshared", "sharers", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address", "sums"]
 
@@ -67,13 +70,17 @@ def swizzle_bytes(width, bits):
 
 @gluon.constexpr_function
 def registers(bits, CHOSEN):
-    """Registers per thread of the second consumer, the loader, and each expander. The first consumer gets the rest."""
+    """Registers per thread of the second consumer, the loader, each expander, and the storing warps.
+
+    The first consumer gets the rest.
+    """
+    storing = CHOSEN.result_line_bytes > 0
     if CHOSEN.entries_first:
-        return [168, 104]
+        return [168, 104, 72] if storing else [168, 104]
     if CHOSEN.expanders == 2:
         return [112, 64, 96, 96]
     if bits == 16:
-        return [168, 104, 72]
+        return [112, 104, 72, 80] if storing else [168, 104, 72]
     return [200, 40, 72] if CHOSEN.loader == TMA else [184, 96, 48]
 
 
@@ -84,39 +91,6 @@ def arrivals(CHOSEN):
     if CHOSEN.entries_first:
         return 1 + threads
     return 1 + (threads if CHOSEN.loader == COPY or CHOSEN.loader == STAGE else 1)
-
-
-@gluon.jit
-def _prefetch(
-    product, address, n, d, splits, n_tiles, columns_per_split, stride_v, stride_f,
-    DTYPE: gl.constexpr, VECTORS_CONTIGUOUS: gl.constexpr,
-):  # fmt: skip
-    """Start to copy what the program reads first of the data at `address` to the L2 cache, up to 64 KiB.
-
-    Each tile reads some of the first columns. Of the vectors of `product`, the program's first, tile m prefetches the
-    m-th SEGMENT of bytes or, if vectors are contiguous, the m-th 128 columns. Prefetches begin and end at multiples of
-    16 bytes, and no memory page ends between these. If the program begins with a share, these are the columns of the
-    product's first share.
-    """
-    ITEM: gl.constexpr = DTYPE.primitive_bitwidth // 8
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    thread = gl.arange(0, 128, layout=layout)
-    m, split, vector_block = parts_of(product, splits, n_tiles)
-    v, j = (vector_block * (2 * HALF)).to(gl.int64), split.to(gl.int64) * columns_per_split
-    if VECTORS_CONTIGUOUS:
-        row, rows, stride = j + m * 128 + thread, d, stride_f * ITEM
-        first, width, size = v * ITEM, n.to(gl.int64) * ITEM, 2 * HALF * ITEM
-    else:
-        row, rows, stride = v + thread, n, stride_v * ITEM
-        first, width, size = j * ITEM + m * SEGMENT, d.to(gl.int64) * ITEM, SEGMENT
-    size = gl.where(row < rows, gl.minimum(width - first, size).to(gl.int32), 0)
-    begin = address + row * stride + first
-    below = (begin & 15).to(gl.int32)
-    size = gl.where(size > 0, (below + size + 15) // 16 * 16, 0)
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r", [begin - below, size], gl.int32, False, 1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -205,9 +179,10 @@ def _consume(
 ):  # fmt: skip
     """Consumer 0 or 1: multiply its half of each slot's vectors, or entries, by the other operand; store the sums."""
     (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, tasks, unshared, sharers,
-     splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale) = arguments  # fmt: skip
+     splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale, results, handed, taken) = arguments  # fmt: skip
     wait_for_previous_kernel()
     slot, phase = 0, 0
+    taken_phase = 1
     turn = 1 - CONSUMER  # waiting for phase 1 of a new barrier returns at once: the first turn is consumer 0's
     task = gl.program_id(0)
     while task < tasks:
@@ -215,16 +190,18 @@ def _consume(
         m, split, vector_block = parts_of(product, splits, n_tiles)
         begin, end = blocks_of_share(gl.load(counts + split * n_tiles + m), share, shares, CHOSEN, SHARES_PRODUCTS)
         count = end - begin
+        v = first_vector(vector_block, CHOSEN, CONSUMER)
         if CHOSEN.entries_first:
-            v = vector_block * (2 * HALF)
             acc, slot, phase = sum_by_rows(xs, tiles, full, empty, count, slot, phase, DTYPE, CHOSEN, CONSUMER)
         else:
-            v = (vector_block * 2 + CONSUMER) * HALF
             acc, slot, phase, turn = _sum_of_blocks(
                 xs, raw, address, line_stride, tiles, full, empty, turns, turn, count, slot, phase,
                 DTYPE, CHOSEN, CONSUMER,
             )  # fmt: skip
-        if SHARES_PRODUCTS and task >= unshared:
+        if CHOSEN.result_line_bytes:
+            hand_over(acc * scale, out.dtype.element_ty, results, handed, taken, taken_phase, CHOSEN, CONSUMER)
+            taken_phase ^= 1
+        elif SHARES_PRODUCTS and task >= unshared:
             first_v = unshared // n_tiles * (2 * HALF)
             store_share(
                 acc, sums.to(gl.pointer_type(gl.float32)), outs, m, share, shares, v - first_v, n - first_v, k, n_tiles,
@@ -238,6 +215,17 @@ def _consume(
         task += gl.num_programs(0)
     if CHOSEN.tma_store:
         tma.store_wait(0)
+
+
+@gluon.jit
+def _work(
+    written, stored, DTYPE: gl.constexpr, CHOSEN: gl.constexpr, SHARES_PRODUCTS: gl.constexpr, WORKER: gl.constexpr
+):
+    """An expander or, after all expanders, the warps that store results."""
+    if CHOSEN.expanders > WORKER:
+        write_entries(written, DTYPE, CHOSEN, SHARES_PRODUCTS, WORKER)
+    else:
+        store_results(stored, CHOSEN)
 
 
 @gluon.jit(do_not_specialize=INTEGERS)
@@ -285,7 +273,7 @@ def project_codes_hopper(
     """
     if address != 0:
         product, _, _ = share_of(gl.program_id(0), unshared, sharers, SHARES_PRODUCTS)
-        _prefetch(
+        prefetch(
             product,
             address,
             n,
@@ -312,9 +300,9 @@ def project_codes_hopper(
     else:
         tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS, ROWS, STEP // 2], words_shared)
     xs, raw = tiles, 0  # placeholders; each loader uses one of them
-    if CHOSEN.loader == STAGE:
+    if SHARED_BYTES:
         raw = shared_begin(SHARED_BYTES) & -16
-    else:
+    if CHOSEN.loader != STAGE:
         xs = gl.allocate_shared_memory(DTYPE, [SLOTS * 2 * BOXES, BOX0, BOX1], box_shared)
     line_stride = stride_f if CHOSEN.vectors_contiguous else stride_v
     outs = tiles  # not used unless CHOSEN.tma_store
@@ -329,6 +317,13 @@ def project_codes_hopper(
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    handed, taken = turns, turns  # not used unless CHOSEN.result_line_bytes
+    if CHOSEN.result_line_bytes:
+        handed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        taken = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for c in gl.static_range(2):
+            mbarrier.init(handed.index(c), count=1)
+            mbarrier.init(taken.index(c), count=1)
     for c in gl.static_range(2):
         mbarrier.init(turns.index(c), count=1)
     for s in gl.static_range(SLOTS):
@@ -336,12 +331,16 @@ def project_codes_hopper(
         mbarrier.init(empty.index(s), count=2)
     fence_async_shared()
     barrier()
+    results = raw + SLOTS * (lines_of(CHOSEN) * CHOSEN.line_bytes)
     consumed = (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, tasks,
-                unshared, sharers, splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale)  # fmt: skip
+                unshared, sharers, splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale, results, handed,
+                taken)  # fmt: skip
     loaded = (x, address, xs, raw, tiles, full, empty, codes, columns, counts, tasks, unshared, sharers, splits,
               n_tiles, capacity, n, d, stride_v, stride_f)  # fmt: skip
     written = tiles, full, empty, codes, counts, tasks, unshared, sharers, splits, n_tiles, capacity
-    if CHOSEN.expanders == 0:
+    stored = results, handed, taken, out, n, k, tasks, splits, n_tiles, stride_ov, stride_or
+    WORKERS: gl.constexpr = CHOSEN.expanders + (CHOSEN.result_line_bytes > 0)
+    if WORKERS == 0:
         gl.warp_specialize(
             [
                 (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 0)),
@@ -351,13 +350,13 @@ def project_codes_hopper(
             [4, WARPS],
             registers(BITS, CHOSEN),
         )
-    elif CHOSEN.expanders == 1:
+    elif WORKERS == 1:
         gl.warp_specialize(
             [
                 (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 0)),
                 (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 1)),
                 (load_data, (loaded, DTYPE, CHOSEN, SHARES_PRODUCTS)),
-                (write_entries, (written, DTYPE, CHOSEN, SHARES_PRODUCTS, 0)),
+                (_work, (written, stored, DTYPE, CHOSEN, SHARES_PRODUCTS, 0)),
             ],
             [4, WARPS, WARPS],
             registers(BITS, CHOSEN),
@@ -368,8 +367,8 @@ def project_codes_hopper(
                 (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 0)),
                 (_consume, (consumed, DTYPE, CHOSEN, ACCUMULATE, SHARES_PRODUCTS, 1)),
                 (load_data, (loaded, DTYPE, CHOSEN, SHARES_PRODUCTS)),
-                (write_entries, (written, DTYPE, CHOSEN, SHARES_PRODUCTS, 0)),
-                (write_entries, (written, DTYPE, CHOSEN, SHARES_PRODUCTS, 1)),
+                (_work, (written, stored, DTYPE, CHOSEN, SHARES_PRODUCTS, 0)),
+                (_work, (written, stored, DTYPE, CHOSEN, SHARES_PRODUCTS, 1)),
             ],
             [4, WARPS, WARPS, WARPS],
             registers(BITS, CHOSEN),

@@ -5,11 +5,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from ..config import hopper
 from ..portable import chunk_codes, program
 from .common import TILE, barrier
 
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
 _multiple = gluon.jit(program.known_multiple.fn)
+HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 
 
 @gluon.constexpr_function
@@ -22,6 +24,23 @@ def _store_layout(width, CHOSEN):
 
 
 @gluon.jit
+def rows_of_part(m, k, n_tiles, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr):
+    """(first row, number of rows) of a consumer's part of tile or window m."""
+    FIRST_ROW: gl.constexpr = CONSUMER * CHOSEN.part_rows if CHOSEN.rows > CHOSEN.part_rows else 0
+    if CHOSEN.windows:
+        first_row = m * TILE + FIRST_ROW
+        return first_row, gl.minimum(k - first_row, TILE)
+    first_row = _tile_start(m, k, n_tiles).to(gl.int32) + FIRST_ROW
+    return first_row, _tile_start(m + 1, k, n_tiles).to(gl.int32) - first_row
+
+
+@gluon.jit
+def first_vector(vector_block, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr):
+    """The first vector of a consumer's part of a product."""
+    return vector_block * (2 * HALF) + (CONSUMER * HALF if CHOSEN.part_vectors == HALF else 0)
+
+
+@gluon.jit
 def _store_by_threads(
     acc, out, m, split, v, n, k, n_tiles, stride_os, stride_ov, stride_or, WIDTH: gl.constexpr, ADJACENT: gl.constexpr,
     ACCUMULATE: gl.constexpr, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr,
@@ -31,12 +50,7 @@ def _store_by_threads(
     VECTORS: gl.constexpr = CHOSEN.part_vectors
     FIRST_ROW: gl.constexpr = CONSUMER * ROWS if CHOSEN.rows > ROWS else 0
     layout: gl.constexpr = _store_layout(WIDTH, CHOSEN)
-    if CHOSEN.windows:
-        first_row = m * TILE + FIRST_ROW
-        rows = gl.minimum(k - first_row, TILE)
-    else:
-        first_row = _tile_start(m, k, n_tiles).to(gl.int32) + FIRST_ROW
-        rows = _tile_start(m + 1, k, n_tiles).to(gl.int32) - first_row
+    first_row, rows = rows_of_part(m, k, n_tiles, CHOSEN, CONSUMER)
     # In forms that tell the compiler that WIDTH elements can be stored at once.
     if CHOSEN.out_vectors_contiguous:
         n, stride_or, stride_os = _multiple(n, WIDTH), _multiple(stride_or, WIDTH), _multiple(stride_os, WIDTH)

@@ -156,9 +156,9 @@ def encode_chunks(
     """Write the codes of columns [offset, offset + d); grid (blocks of a split's groups, tiles of all stacks, splits).
 
     codes : uint8 (splits * tiles * capacity, 2^log_rows).  columns : int32 (splits * tiles * capacity,).
-    counts : int32 (splits * tiles,).  k, nnz, n_tiles : of one stack.  groups : the number of groups, of which the
-    first is first_group; each split has groups_per_split of them, each program groups_per_program.  log_run : of the
-    blocks in a run; capacity is a multiple of these.  log_rows : 7 with WINDOWS.
+    counts : int32 (splits * tiles + 1,); the last one becomes zero.  k, nnz, n_tiles : of one stack.  groups : the
+    number of groups, of which the first is first_group; each split has groups_per_split of them, each program
+    groups_per_program.  log_run : of the blocks in a run; capacity is a multiple of these.  log_rows : 7 with WINDOWS.
     groups_per_program, SUB_BLOCKS : from `config.chunk_codes.encoding`.  WINDOWS : whether lists are of windows instead
     of tiles; the second axis of the grid is then twice as long.
     """
@@ -195,6 +195,8 @@ def encode_chunks(
         tl.store(columns + begin + n * blocks + h, column + (h << log_block), mask=n < count)
     if is_last & (first + groups_per_program >= end):
         tl.store(counts + list_index, (before + count) * blocks)
+        if list_index == 0:
+            tl.store(counts + tl.num_programs(2) * (tl.num_programs(1) >> WINDOWS), 0)
 
     lines = shared_begin(SHARED_BYTES) & -ENTRY_BYTES
     table = lines + LINES * TILE

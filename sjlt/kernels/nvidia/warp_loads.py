@@ -137,7 +137,7 @@ def copy_step(
 
 
 @triton.jit
-def _shifted(words, shift, COUNT: tl.constexpr, ALIGN: tl.constexpr):
+def shifted(words, shift, COUNT: tl.constexpr, ALIGN: tl.constexpr):
     """COUNT of the words, without the first `shift` bytes, a multiple of ALIGN, modulo UNIT."""
     for bit in tl.static_range(3, 0, -1):
         if 1 << bit >= ALIGN:
@@ -171,7 +171,7 @@ def _own_of_row(
             words += load_words(slot + _unit_of_row(v, unit + i, RUNS * UNITS))
         if ALIGN < UNIT:
             shift = row_bits + column_at(starts, c + position, log_chunk) * ITEM
-            words = _shifted(words, shift, PIECE * ITEM // 4, ALIGN)
+            words = shifted(words, shift, PIECE * ITEM // 4, ALIGN)
         result += words
     return result
 
