@@ -166,7 +166,7 @@ class Memory(NamedTuple):
 
 
 def _memory(chosen: Codes, n_tiles: int, sums: int) -> Memory:
-    """The layout of `sums` elements of partial sums and of the codes of a pass."""
+    """The layout of `sums` elements of partial sums and of the codes of a pass; a counter follows the counts."""
     lists = min(chosen.splits, chosen.splits_per_pass) * n_tiles
     blocks, ends, end = lists * chosen.capacity, [], 0
     for size in (4 * sums, chosen.kernel.rows * blocks, 4 * blocks, 4 * (lists + 1)):
@@ -304,8 +304,8 @@ def _project(
     key = (kernel, accumulate, shared, kind(x), target.kind)
 
     def constants() -> dict[str, Any]:
-        results = kernel.result_bytes if isinstance(kernel, KernelChoice) else 0
-        memory = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel) + results, "extern_libs": LIBRARIES}
+        lines = kernel.slots * slot_bytes(kernel) + kernel.result_bytes
+        memory = {"SHARED_BYTES": lines, "extern_libs": LIBRARIES}
         options = {"num_warps": 4, "launch_pdl": programmatic}
         common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, **memory, **options}
         if isinstance(kernel, AmpereKernel):

@@ -63,7 +63,7 @@ class AmpereKernel:
     store_width: int
 
     tma_store = windows = one_tile = False
-    log_run, step_columns = 0, SLICE_COLUMNS
+    log_run, step_columns, result_bytes = 0, SLICE_COLUMNS, 0
 
     @property
     def log_panel(self) -> int:

@@ -20,7 +20,7 @@ ROW_BYTES = 128  # per row of a TMA box that is loaded fastest
 SWIZZLE_BYTES = 32  # the narrowest swizzle of shared memory
 PRODUCER_WARPS = 4  # of the loader and of each expander
 BARRIER_BYTES = 1024  # of shared memory, for barriers and alignment
-MIN_RESULTS, MIN_ROUNDS = 2.5, 100  # per element of the data; see `_keeps_in_step`
+MIN_RESULTS, MIN_ROUNDS = 2.5, 100  # results per element of the data, and rounds: see `_keeps_in_step`
 MAX_LOG_DENSE, MIN_DENSE_BYTES = 3, 64 << 20  # of blocks of codes; of X: see `_count_expanders`
 
 
@@ -136,7 +136,7 @@ def kernel_choice(product: Product, splits: int, shares_products: bool) -> Kerne
         out_contiguous,
         splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
         tma_store,
-        1 if tma_store else store_width(product, splits, windows),
+        1 if tma_store else store_width(product, splits),
         rows_of(product),
         slots=6 if entries_first else 3 if fp32 else 4,
         line_bytes=line if loader == STAGE else 0,
@@ -146,8 +146,8 @@ def kernel_choice(product: Product, splits: int, shares_products: bool) -> Kerne
     if splits == 1 and not shares_products:
         kernel = replace(kernel, in_step=_keeps_in_step(product, kernel))
         if _stages_results(product, kernel):
-            run = kernel.part_vectors if out_contiguous else kernel.part_rows
-            kernel = replace(kernel, result_line_bytes=line_bytes(True, 0, item, run, 0), store_width=1)
+            line = _padded_bytes(item * (kernel.part_vectors if out_contiguous else kernel.part_rows))
+            kernel = replace(kernel, result_line_bytes=line, store_width=1)
     if loader == STAGE:
         kernel = replace(kernel, slots=_fitting_slots(product, kernel, splits, shares_products))
     return kernel
@@ -197,10 +197,11 @@ def _favors_entries_first(product: Product) -> bool:
 
 
 def _stages_results(product: Product, kernel: KernelChoice) -> bool:
-    """Whether warps of their own store the result, as whole as possible, while consumers compute the next product.
+    """Whether warps of their own store the result, in whole units, while consumers compute the next product.
 
-    They do so in 16 bits if the TMA cannot: 0.77 to 1.0 times as long as if consumers store it (30 products, H200), but
-    1.2 times if each consumer has half of a tile's rows and these are contiguous. Two expanders leave no registers.
+    They do so in 16 bits if the TMA cannot: this takes 0.77 to 1.0 times as long as if consumers store the result (30
+    products, H200), but 1.2 times if each consumer has half of a tile's rows, and rows are contiguous. Two expanders
+    leave no registers for it.
     """
     halves = kernel.entries_first and not kernel.out_vectors_contiguous
     stores = not kernel.tma_store and kernel.adjacent and not halves and kernel.expanders < 2
@@ -215,7 +216,7 @@ def _keeps_in_step(product: Product, kernel: KernelChoice) -> bool:
     384) -> 1759 in fp32 738 and 933; but (300000, 768) -> 1537 in bf16 524 and 513, (60000, 1000) -> 3001 in fp16 with
     85 rounds 200 and 178. In fp32, contiguous vectors leave no registers for it.
     """
-    several = not kernel.one_tile and not kernel.tma_store and not kernel.windows
+    several = not kernel.one_tile and not kernel.tma_store
     products = product.stacks * product.geometry.n_tiles * -(-product.n // PROGRAM_VECTORS)
     large = product.k >= MIN_RESULTS * product.d and products >= MIN_ROUNDS * product.device.multiprocessors
     return several and large and not (product.item_bytes == 4 and kernel.vectors_contiguous)
@@ -282,8 +283,12 @@ def line_bytes(contiguous: bool, panel_bytes: int, item: int, vectors: int, colu
     Each panel has room for one unit of 16 bytes more than its elements take; if vectors are contiguous, a line is one
     panel of all vectors. The number of units is odd, so that lines begin in different banks.
     """
-    panel, panels = (vectors * item, 1) if contiguous else (panel_bytes, columns * item // panel_bytes)
-    return VECTOR_BYTES * (panels * (panel // VECTOR_BYTES + 1) | 1)
+    return _padded_bytes(vectors * item) if contiguous else _padded_bytes(panel_bytes, columns * item // panel_bytes)
+
+
+def _padded_bytes(panel_bytes: int, panels: int = 1) -> int:
+    """The bytes of an odd number of units that hold `panels` panels, each with room for one unit more."""
+    return VECTOR_BYTES * (panels * (panel_bytes // VECTOR_BYTES + 1) | 1)
 
 
 def slot_bytes(kernel: KernelChoice | AmpereKernel) -> int:

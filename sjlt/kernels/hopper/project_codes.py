@@ -269,7 +269,7 @@ def project_codes_hopper(
     a multiple of n_tiles, have `sharers` shares each, whose unscaled fp32 sums are written to the address `sums`
     instead of `out`.  columns_per_split : of whole groups of chunks.  address : of the data, for prefetching and for
     staged lines; 0 if its elements are not adjacent in memory.  DTYPE : of x.  SHARED_BYTES : of the staged lines of
-    all slots, else 0.
+    all slots and of the result.
     """
     if address != 0:
         product, _, _ = share_of(gl.program_id(0), unshared, sharers, SHARES_PRODUCTS)
@@ -299,7 +299,7 @@ def project_codes_hopper(
         tiles = gl.allocate_shared_memory(gl.uint8, [SLOTS, TILE * (STEP >> CHOSEN.log_block)], codes_shared)
     else:
         tiles = gl.allocate_shared_memory(gl.uint32, [SLOTS, ROWS, STEP // 2], words_shared)
-    xs, raw = tiles, 0  # placeholders; each loader uses one of them
+    xs, raw = tiles, 0  # placeholders, if there are no boxes or no staged lines
     if SHARED_BYTES:
         raw = shared_begin(SHARED_BYTES) & -16
     if CHOSEN.loader != STAGE:
