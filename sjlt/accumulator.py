@@ -25,8 +25,8 @@ class Accumulator:
     """The projection X S' of data whose features arrive in blocks, and a record of the features added so far.
 
     Blocks may arrive in any order and at several workers, whose accumulators are then merged. Adding a feature twice
-    raises an error, because it could not be subtracted afterwards. The same updates and merges in the same order give
-    bitwise equal sums.
+    raises an error, because it would count twice. The same updates and merges in the same order give bitwise equal
+    sums.
 
     Parameters
     ----------
@@ -48,6 +48,8 @@ class Accumulator:
     ------
     TypeError, ValueError
         If an argument has the wrong type or dtype.
+    RuntimeError
+        By all methods, after an exception has interrupted an update or a merge: return to the last saved state.
 
     Examples
     --------

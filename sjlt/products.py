@@ -92,10 +92,11 @@ class SketchProducts(Operator):
         On the CPU, component r of the result is within c u sum_j |S_rj x_j| of its exact value if no element exceeds
         1/64 of the largest finite number in magnitude, nor, for fp64, sqrt(nnz) sum_j |S_rj x_j| that number: sums are
         scaled last. u is the unit roundoff of the sums (2^-24, or 2^-53 for fp64), and c = 68 for dense data (derived
-        in `sjlt.backends.cpu.dense_kernels`). On ordinary data the largest error measured, on GPUs as well, is below
-        1e-6 ||x|| for fp32 and 1e-14 ||x|| for fp64. CPU results are bitwise independent of the number of threads and
-        of which rows are projected together. A non-finite element affects exactly the nnz components of its feature.
-        (With independent entries it may affect all components of its data vector, on every device.)
+        in `sjlt.backends.cpu.dense_kernels`); a 16-bit result has one more rounding. On ordinary data the largest error
+        measured, on GPUs as well, is below 1e-6 ||x|| for fp32 and 1e-14 ||x|| for fp64. CPU results are bitwise
+        independent of the number of threads and of which rows are projected together. A non-finite element affects
+        exactly the nnz components of its feature. (With independent entries it may affect all components of its data
+        vector, on every device.)
 
         CUDA tensors are projected on their device, in the current stream, with the same entries. On one device, results
         for data of the same shape and layout are bitwise reproducible. fp32 is as accurate as on the CPU unless
@@ -126,7 +127,7 @@ class SketchProducts(Operator):
 
         Parameters
         ----------
-        y : {ndarray, tensor, CSR or CSC matrix or array} of shape (..., n_components)
+        y : {ndarray, tensor, CSR or CSC matrix or array, dask array} of shape (..., n_components)
         out : {ndarray, tensor on y's device} of shape (..., n_features), fp16, bf16, fp32 or fp64, optional
         accumulate : bool, default False
             As in `project`; so are the supported dtypes, devices and strides, and the errors.
@@ -157,7 +158,7 @@ class SketchProducts(Operator):
             whatever its strides. The first tensor is multiplied by the columns ``S[:, :t.numel()]``, the next by the
             following ones. (A tensor whose elements are not evenly spaced in that order, such as a transposed one, is
             read in several pieces.) DTensors (FSDP2, tensor parallelism; sharded evenly or not, replicated, or partial
-            sums) are accepted: each rank projects the part that it holds, and partial sketches are added in rank order,
+            sums) are accepted: each rank projects the part that it holds, and partial results are added in rank order,
             so that the results of all ranks are bitwise equal. Every rank of the mesh must make the call. Sparse
             tensors are accepted as in `project`.
         out : tensor of shape (n_components,) or (batch, n_components), optional
@@ -180,7 +181,7 @@ class SketchProducts(Operator):
         return project_tree(self.spec, tensors, out, batched)  # type: ignore[no-any-return]
 
     def adjoint_tree(self, y: torch.Tensor, like: Any, *, batched: bool = False) -> Any:
-        """Apply the adjoint to a sketch of several tensors: the transpose of `project_tree`.
+        """Apply the adjoint to the projection of several tensors: the transpose of `project_tree`.
 
         Parameters
         ----------
@@ -196,7 +197,7 @@ class SketchProducts(Operator):
         tree of dicts, lists and tuples
             ``y @ S``, split into tensors with the shapes and dtypes of those in `like`. For a DTensor, each rank
             computes the part that it holds; partial placements become replicated. Every rank of the mesh must make the
-            call: the ranks compare their sketches.
+            call: the ranks compare their arguments.
 
         Raises
         ------

@@ -31,11 +31,12 @@ def dropout(
 ) -> Data:
     """Set each element of x to 0 with probability p, and scale the others by 1 / (1 - p).
 
-    The mask depends only on (seed, step) and the logical index of an element. It is recomputed whenever it is needed
-    (in forward, in backward, in a recomputed forward) and is the same on every device, for every dtype and memory
-    layout. For x viewed as 2-D, (product of leading dimensions, last dimension), element (row, col) has the index
-    ``offset + row * row_stride + col``. A shard of a larger tensor thus gets the mask of that tensor if it passes the
-    index of its first element (`offset`) and, for a shard of columns, the row length of the full tensor (`row_stride`).
+    For given p and bits, the mask depends only on (seed, step) and the logical index of an element. It is recomputed
+    whenever it is needed (in forward, in backward, in a recomputed forward) and is the same on every device, for every
+    dtype and memory layout. For x viewed as 2-D, (product of leading dimensions, last dimension), element (row, col)
+    has the index ``offset + row * row_stride + col``. A shard of a larger tensor thus gets the mask of that tensor if
+    it passes the index of its first element (`offset`) and, for a shard of columns, the row length of the full tensor
+    (`row_stride`).
 
     Parameters
     ----------

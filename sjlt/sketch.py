@@ -69,8 +69,9 @@ class Sketch(SketchProducts):
     n_components : int, 1 to 8,388,480
         Number of rows of S: the length of a projected vector.
     nnz : int or "auto", default "auto"
-        Nonzeros per column (s in the literature), from 1 to floor(k / ceil(k/128)) for k = n_components.
-        "auto" is 4, or that upper bound if it is smaller. nnz=1 is the CountSketch.
+        Nonzeros per column (s in the literature), from 1 to floor(k / ceil(k/128)) for k = n_components; with stacks,
+        to `stacks` times this for k = n_components / stacks. "auto" is 4, or that upper bound if it is smaller. nnz=1
+        is the CountSketch.
     stacks : int, default 1
         Number of independent sketches of which S is the vertical concatenation, each with n_components / stacks rows
         and nnz / stacks nonzeros per column. Must divide n_components and nnz. Use 4 to preserve a whole subspace
@@ -80,7 +81,8 @@ class Sketch(SketchProducts):
     density : float in (0, 1] or "auto", optional
         Draw independent entries, an alternative to nnz: +-sqrt(1/(k density)) with probability density/2 each and
         otherwise 0, the distribution of scikit-learn's random projections. "auto" is 1/sqrt(n_features); 1 gives no
-        zeros. The density is rounded to a multiple of 2^-7, or of 2^-15 below 1/16; below 2^-16 it is rejected.
+        zeros. The density is rounded to a multiple of 2^-7, or of 2^-15 below 1/16; below 2^-16 it is rejected, and so
+        are stacks.
     seed : int, -2^63 to 2^64 - 1, default 0
         Reduced mod 2^64.
     feature_offset : int, default 0
@@ -297,8 +299,9 @@ def project(
 ) -> Data:
     """Project the last axis of `x` to `n_components`: ``Sketch(x.shape[-1], n_components, ...).project(x)``.
 
-    For the parameters and the result see `Sketch` and `Sketch.project`: an array gives an array, and a CUDA tensor a
-    tensor of the same dtype on the same device.
+    For the parameters, the result of shape (..., n_components) and the errors see `Sketch` and `Sketch.project`: an
+    array gives an array, a tensor a tensor on its device, of the same dtype (fp64 for integer arrays), and sparse data
+    a dense array. Data without axes raises a ValueError.
 
     Examples
     --------

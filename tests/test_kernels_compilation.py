@@ -86,6 +86,13 @@ ON_HOPPER = [  # the same, for one, two and more tiles, with and without splits
     (17_000, 6144, 200, {"nnz": 4}, "float16", "columns"),
     (52_000, 1537, 100, {"nnz": 2}, "float16", "rows"),
     (40_000, 12_001, 720, {"nnz": 3}, "float16", "rows"),
+    # Results in shared memory, programs that keep in step, and both.
+    (472_599, 384, 1759, {"nnz": 4}, "float16", "rows"),
+    (200_000, 401, 901, {"nnz": 4}, "float16", "rows"),
+    (400_001, 300, 1001, {"nnz": 4}, "bfloat16", "columns"),
+    (50_000, 768, 1999, {"nnz": 4}, "bfloat16", "columns"),
+    (322_899, 235, 49, {"nnz": 4}, "float16", "rows"),
+    (236_299, 384, 1759, {"nnz": 4}, "float32", "rows"),
 ]
 
 ADDED_ON_HOPPER = [  # accumulated into an fp32 result; loads are as wide as for the others

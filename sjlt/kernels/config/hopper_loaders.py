@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...laws import exact as law
 from .chunk_codes import LOG_RUN, MAX_LOG_BLOCK
 from .hopper import PROGRAM_VECTORS, STEP_COLUMNS
-from .product import VECTOR_BYTES, Product, vectors_contiguous
+from .product import SECTOR_BYTES, VECTOR_BYTES, Product, vectors_contiguous
 from .stores import favors_windows, store_width, stores_vectors, tma_stores
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TMA, COPY, LOAD, STAGE = range(4)  # how data is loaded
 ROW_BYTES = 128  # per row of a TMA box that is loaded fastest
 SWIZZLE_BYTES = 32  # the narrowest swizzle of shared memory
-PRODUCER_WARPS = 4  # of the loader and of each expander
+PRODUCER_WARPS = 4  # of the loader, of each expander, and of those that only store results
 BARRIER_BYTES = 1024  # of shared memory, for barriers and alignment
 MIN_RESULTS, MIN_ROUNDS = 2.5, 100  # results per element of the data, and rounds: see `_keeps_in_step`
 MAX_LOG_DENSE, MIN_DENSE_BYTES = 3, 64 << 20  # of blocks of codes; of X: see `_count_expanders`
@@ -46,7 +46,7 @@ class KernelChoice:
     tma_store : bool
         Whether the TMA stores the result.
     store_width : int
-        Adjacent elements of the result that a thread stores at a time; 1 if the TMA stores it.
+        Adjacent elements of the result that a consumer's thread stores at a time; 1 if consumers do not store it.
     rows : {64, 128}
         Rows per tile, rounded up.
     slots : int
@@ -59,10 +59,10 @@ class KernelChoice:
     windows : bool
         Whether codes are listed by windows of rows instead of tiles.
     result_line_bytes : int
-        The distance between lines of the result in shared memory, if other warps than the consumers store it from
-        there, else 0. See `_stages_results`.
+        The distance between lines of the result in shared memory, if warps that do nothing else store it from there,
+        else 0. See `_stages_results`.
     in_step : bool
-        Whether programs begin rounds at about the same time. See `_keeps_in_step`.
+        Whether programs begin every fourth round together. See `_keeps_in_step`.
     """
 
     loader: int
@@ -102,9 +102,19 @@ class KernelChoice:
         return PROGRAM_VECTORS if self.entries_first else PROGRAM_VECTORS // 2
 
     @property
+    def part_lines(self) -> int:
+        """Lines of the result, of adjacent elements, in each consumer's part of a product."""
+        return self.part_rows if self.out_vectors_contiguous else self.part_vectors
+
+    @property
+    def part_run(self) -> int:
+        """Elements of such a line."""
+        return self.part_vectors if self.out_vectors_contiguous else self.part_rows
+
+    @property
     def result_bytes(self) -> int:
-        """The bytes of the result's lines in shared memory."""
-        return 2 * self.result_line_bytes * (self.part_rows if self.out_vectors_contiguous else self.part_vectors)
+        """The bytes of the lines of both consumers in shared memory."""
+        return 2 * self.part_lines * self.result_line_bytes
 
 
 def kernel_choice(product: Product, splits: int, shares_products: bool) -> KernelChoice:
@@ -136,7 +146,7 @@ def kernel_choice(product: Product, splits: int, shares_products: bool) -> Kerne
         out_contiguous,
         splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
         tma_store,
-        1 if tma_store else store_width(product, splits),
+        1 if tma_store else store_width(product, splits, windows),
         rows_of(product),
         slots=6 if entries_first else 3 if fp32 else 4,
         line_bytes=line if loader == STAGE else 0,
@@ -146,8 +156,7 @@ def kernel_choice(product: Product, splits: int, shares_products: bool) -> Kerne
     if splits == 1 and not shares_products:
         kernel = replace(kernel, in_step=_keeps_in_step(product, kernel))
         if _stages_results(product, kernel):
-            line = _padded_bytes(item * (kernel.part_vectors if out_contiguous else kernel.part_rows))
-            kernel = replace(kernel, result_line_bytes=line, store_width=1)
+            kernel = replace(kernel, result_line_bytes=_padded_bytes(item * kernel.part_run), store_width=1)
     if loader == STAGE:
         kernel = replace(kernel, slots=_fitting_slots(product, kernel, splits, shares_products))
     return kernel
@@ -197,11 +206,11 @@ def _favors_entries_first(product: Product) -> bool:
 
 
 def _stages_results(product: Product, kernel: KernelChoice) -> bool:
-    """Whether warps of their own store the result, in whole units, while consumers compute the next product.
+    """Whether warps that do nothing else store the result, in whole units, while consumers compute the next product.
 
-    They do so in 16 bits if the TMA cannot: this takes 0.77 to 1.0 times as long as if consumers store the result (30
-    products, H200), but 1.2 times if each consumer has half of a tile's rows, and rows are contiguous. Two expanders
-    leave no registers for it.
+    They do so for plain products in 16 bits if the TMA cannot: this takes 0.77 to 1.0 times as long as if consumers
+    store the result (30 products, H200), but 1.2 times if each consumer has half of a tile's rows, and rows are
+    contiguous. Two expanders leave no registers for it.
     """
     halves = kernel.entries_first and not kernel.out_vectors_contiguous
     stores = not kernel.tma_store and kernel.adjacent and not halves and kernel.expanders < 2
@@ -209,17 +218,20 @@ def _stages_results(product: Product, kernel: KernelChoice) -> bool:
 
 
 def _keeps_in_step(product: Product, kernel: KernelChoice) -> bool:
-    """Whether programs begin rounds at about the same time, so that sectors of two tiles are completed in the L2 cache.
+    """Whether programs begin every fourth round together, so that shared sectors are completed in the L2 cache.
 
-    This is faster for large results of many rounds whose tiles begin anywhere: with and without, in microseconds on an
-    H200, X (472599, 384) -> 1759 in fp16 813 and 1006, (504792, 384) -> 1345 with nnz 3 in bf16 686 and 839, (236299,
-    384) -> 1759 in fp32 738 and 933; but (300000, 768) -> 1537 in bf16 524 and 513, (60000, 1000) -> 3001 in fp16 with
-    85 rounds 200 and 178. In fp32, contiguous vectors leave no registers for it.
+    Sectors are shared by two tiles or, if vectors are contiguous, by two blocks of vectors. This is faster for large
+    plain results of many rounds: with and without, in microseconds on an H200, X (472599, 384) -> 1759 in fp16 813 and
+    1006, (504792, 384) -> 1345 with nnz 3 in bf16 686 and 839, (236299, 384) -> 1759 in fp32 738 and 933; but (300000,
+    768) -> 1537 in bf16 524 and 513, (60000, 1000) -> 3001 in fp16 with 85 rounds 200 and 178. In fp32, contiguous
+    vectors leave no registers for it.
     """
-    several = not kernel.one_tile and not kernel.tma_store
+    whole_sectors = kernel.out_vectors_contiguous and product.y_strides[1] * product.item_bytes % SECTOR_BYTES == 0
+    possible = product.plain and kernel.adjacent and not (kernel.one_tile or kernel.tma_store or whole_sectors)
     products = product.stacks * product.geometry.n_tiles * -(-product.n // PROGRAM_VECTORS)
-    large = product.k >= MIN_RESULTS * product.d and products >= MIN_ROUNDS * product.device.multiprocessors
-    return several and large and not (product.item_bytes == 4 and kernel.vectors_contiguous)
+    large = product.k * product.stacks >= MIN_RESULTS * product.d
+    many_rounds = products >= MIN_ROUNDS * product.device.multiprocessors
+    return possible and large and many_rounds and not (product.item_bytes == 4 and kernel.vectors_contiguous)
 
 
 def _count_expanders(product: Product, loader: int, log_block: int) -> int:

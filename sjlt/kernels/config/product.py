@@ -11,6 +11,7 @@ from ...laws import exact as law
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 VECTOR_BYTES = 16  # the widest memory access of a thread
+SECTOR_BYTES = 32  # that the L2 cache writes at a time
 NARROW_VECTORS, NARROW_BYTES = 64, 32 << 20  # of the data; see `is_small_and_narrow`
 MIN_HALF_BYTES, MANY_TILES, LONG_COLUMN = 8 << 20, 5, 192  # features per component; see `suits_half_blocks`
 SCRATCH_BYTES = 64 << 20  # limit on the memory of partial sums
@@ -70,7 +71,7 @@ class Product(NamedTuple):
         "highest", "high" or "medium", as in `torch.get_float32_matmul_precision`; "highest" unless dtype is float32.
     plain : bool
         Whether data and result have the same dtype and begin at multiples of 16 bytes, and the result is overwritten
-        rather than accumulated. `Hopper` launches and the TMA stores of `Codes` require this.
+        rather than accumulated. `Hopper` launches require this, and `Codes` unless consumers store the result.
     device : Device
     stacks : int
         Number of stacked sketches that one launch computes; k and nnz are those of one of them.

@@ -10,6 +10,7 @@ from ...laws import exact as law
 from . import one_tile
 from .product import (
     SCRATCH_BYTES,
+    SECTOR_BYTES,
     VECTOR_BYTES,
     Product,
     alignment,
@@ -53,7 +54,6 @@ NOT_OVERLAPPED, ALONE = 0.15, 0.6
 # (Memory floors, additional cycles) of other kernels in general, in power-of-two geometries and, there, in 16 bits with
 # nnz <= 4, and in fp64.
 OTHERS, OTHERS_POWER_OF_TWO, OTHERS_16_BITS, OTHERS_FP64 = (3.5, 16_000), (1.6, 8000), (2.2, 16_000), (1.5, 8000)
-SECTOR_BYTES = 32  # that the L2 cache writes at a time
 SMALL_ROWS = {0: 0, 4: 16, 8: 32, 16: 32}  # by bytes of a copy: rows up to so many bytes are copied in small pieces
 SINGLE_CYCLES = 3  # in which the vectors of a component are read one by one, in addition
 SECTOR_CYCLES = 1  # in which a piece of a sector or less is copied, in addition

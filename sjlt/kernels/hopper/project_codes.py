@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..config import hopper_loaders
 from ..nvidia.shared_memory import shared_begin
 from .common import STEP_COLUMNS as STEP
 from .common import (
@@ -54,12 +55,15 @@ from .prefetch import prefetch
 from .produce_codes import COPY, HALF, STAGE, TMA, WARPS, load_data, write_entries
 from .rounds import parts_of
 from .shared_products import blocks_of_share, share_of
-from .staged_lines import element_addresses, lines_of, load_lines
+from .staged_lines import element_addresses, load_lines
 from .staged_results import hand_over, store_results
 from .store_sums import first_vector, store_share, store_sums
 
 INTEGERS = ["n", "d", "k", "tasks", "unshared", "sharers", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or", "columns_per_split", "address", "sums"]
+
+
+_slot_bytes = gluon.constexpr_function(hopper_loaders.slot_bytes)
 
 
 @gluon.constexpr_function
@@ -331,7 +335,7 @@ def project_codes_hopper(
         mbarrier.init(empty.index(s), count=2)
     fence_async_shared()
     barrier()
-    results = raw + SLOTS * (lines_of(CHOSEN) * CHOSEN.line_bytes)
+    results = raw + SLOTS * _slot_bytes(CHOSEN)
     consumed = (xs, raw, address, line_stride, tiles, full, empty, turns, out, outs, counts, n, k, tasks,
                 unshared, sharers, splits, n_tiles, sums, stride_os, stride_ov, stride_or, scale, results, handed,
                 taken)  # fmt: skip

@@ -1,11 +1,11 @@
-"""The rounds of `project_codes_hopper`: products that all programs compute at the same time."""
+"""The rounds of kernels that read codes: products that all programs compute at the same time."""
 
 # (No `from __future__ import annotations`: Gluon would not see the annotations of kernel arguments.)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 EVERY = gl.constexpr(4)  # rounds
-MAX_POLLS = gl.constexpr(1 << 10)  # of a counter, about one millisecond
+MAX_POLLS = gl.constexpr(1 << 8)  # of a counter, about 200 microseconds
 
 
 @gluon.jit
@@ -26,11 +26,12 @@ def parts_of(product, splits, n_tiles):
 def begin_round(started, task, tasks, polls):
     """In every fourth round, wait until all programs have begun it: the number of polls for the next round.
 
-    Neighbouring tiles share sectors of the result's lines. If the two programs that write a sector do so at different
-    times, it leaves the L2 cache in between, and memory is read to complete it.
+    Neighbouring tiles share sectors of the result's lines, as do neighbouring blocks of contiguous vectors. If the two
+    programs that write a sector do so at different times, it may leave the L2 cache in between, and memory is read to
+    complete it.
 
-    started : a counter, at first zero, of such rounds that programs have begun.  polls : MAX_POLLS. If this many do not
-    suffice, not all programs run at the same time, and this one waits no more.
+    started : a counter, initially zero, of how often a program has begun such a round.  polls : MAX_POLLS. If this many
+    do not suffice, not all programs run at the same time, and this one waits no more.
     """
     programs = gl.num_programs(0)
     done = task // programs

@@ -1,11 +1,11 @@
 """Results of `project_codes_hopper` that other warps than the consumers store, in units of 16 bytes.
 
-These are 16-bit results of which tiles or lines begin off multiples of 16 bytes, so that the TMA cannot store them. A
-line is what is contiguous in memory: the components of a vector or, if vectors are contiguous, the vectors of a
-component. If consumers store such results themselves, element by element, they do so for up to two thirds of the time.
-Here, they write their sums to shared memory, line by line, and compute the next product while other warps load the
-lines, shift them by their displacement in the result (the address modulo 16 bytes), and store whole units; the ends of
-lines, whose units belong to two tiles or vectors, are stored as elements.
+These are 16-bit results whose tiles or lines do not all begin and end at multiples of 16 bytes, so that the TMA cannot
+store them. A line is what is contiguous in memory: the components of a vector or, if vectors are contiguous, the
+vectors of a component. If consumers store such results themselves, element by element, they do so for up to two thirds
+of the time. Here, they write their sums to shared memory, line by line, and compute the next product while other warps
+load the lines, shift them by their displacement in the result (the address modulo 16 bytes), and store whole units; the
+ends of lines, whose units belong to two tiles or vectors, are stored as elements.
 
 Lines lie in shared memory that Triton does not know of (`kernels.nvidia.shared_memory`).
 """
@@ -29,20 +29,13 @@ ITEM = gl.constexpr(2)  # bytes of an element
 WARPS = gl.constexpr(hopper_loaders.PRODUCER_WARPS)  # that store results
 
 
-@gluon.constexpr_function
-def shape_of(CHOSEN):
-    """(lines, elements per line) of a consumer's part of a product."""
-    shape = CHOSEN.part_vectors, CHOSEN.part_rows
-    return shape[::-1] if CHOSEN.out_vectors_contiguous else shape
-
-
 @gluon.jit
 def hand_over(acc, dtype: gl.constexpr, results, handed, taken, phase, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr):
     """Write a consumer's sums [vectors, rows] to its lines at `results`, as soon as the previous ones have been taken.
 
     A thread has pairs of adjacent sums: of one line, or the same elements of two lines.
     """
-    LINES: gl.constexpr = shape_of(CHOSEN)[0]
+    LINES: gl.constexpr = CHOSEN.part_lines
     ONE_LINE: gl.constexpr = CHOSEN.out_vectors_contiguous == CHOSEN.entries_first
     v = gl.arange(0, CHOSEN.part_vectors, layout=gl.SliceLayout(1, acc.type.layout))[:, None]
     r = gl.arange(0, CHOSEN.part_rows, layout=gl.SliceLayout(0, acc.type.layout))[None, :]
@@ -81,8 +74,8 @@ def _store_lines(out, results, stride, count, length, CHOSEN: gl.constexpr):
 
     In the result, the bytes of a line are numbered from the beginning of its first unit.
     """
-    LINES: gl.constexpr = shape_of(CHOSEN)[0]
-    UNITS: gl.constexpr = shape_of(CHOSEN)[1] * ITEM // UNIT
+    LINES: gl.constexpr = CHOSEN.part_lines
+    UNITS: gl.constexpr = CHOSEN.part_run * ITEM // UNIT
     LINE: gl.constexpr = CHOSEN.result_line_bytes
     whole: gl.constexpr = gl.BlockedLayout([1, 1], [32 // UNITS, UNITS], [WARPS, 1], [1, 0])
     AT_A_TIME: gl.constexpr = 32 * WARPS // UNITS
@@ -117,7 +110,7 @@ def _store_lines(out, results, stride, count, length, CHOSEN: gl.constexpr):
 def store_results(arguments, CHOSEN: gl.constexpr):
     """Store the lines of all products of this program."""
     results, handed, taken, out, n, k, tasks, splits, n_tiles, stride_ov, stride_or = arguments
-    LINES: gl.constexpr = shape_of(CHOSEN)[0]
+    LINES: gl.constexpr = CHOSEN.part_lines
     phase = 0
     task = gl.program_id(0)
     while task < tasks:

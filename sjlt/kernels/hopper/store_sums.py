@@ -5,13 +5,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ..config import hopper
 from ..portable import chunk_codes, program
 from .common import TILE, barrier
+from .common import WARPGROUP_VECTORS as HALF
 
 _tile_start = gluon.jit(chunk_codes.tile_start.fn)
 _multiple = gluon.jit(program.known_multiple.fn)
-HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 
 
 @gluon.constexpr_function
@@ -23,10 +22,16 @@ def _store_layout(width, CHOSEN):
     return gl.BlockedLayout([1, width], [32 // lanes, lanes], [4, 1], [1, 0])
 
 
+@gluon.constexpr_function
+def first_row_of_part(CHOSEN, CONSUMER):
+    """The first row of a consumer's part of a tile, within the tile."""
+    return CONSUMER * CHOSEN.part_rows if CHOSEN.rows > CHOSEN.part_rows else 0
+
+
 @gluon.jit
 def rows_of_part(m, k, n_tiles, CHOSEN: gl.constexpr, CONSUMER: gl.constexpr):
     """(first row, number of rows) of a consumer's part of tile or window m."""
-    FIRST_ROW: gl.constexpr = CONSUMER * CHOSEN.part_rows if CHOSEN.rows > CHOSEN.part_rows else 0
+    FIRST_ROW: gl.constexpr = first_row_of_part(CHOSEN, CONSUMER)
     if CHOSEN.windows:
         first_row = m * TILE + FIRST_ROW
         return first_row, gl.minimum(k - first_row, TILE)
@@ -48,7 +53,7 @@ def _store_by_threads(
     """Store sums as `store_sums` does, WIDTH elements at a time.  ADJACENT : as in CHOSEN."""
     ROWS: gl.constexpr = CHOSEN.part_rows
     VECTORS: gl.constexpr = CHOSEN.part_vectors
-    FIRST_ROW: gl.constexpr = CONSUMER * ROWS if CHOSEN.rows > ROWS else 0
+    FIRST_ROW: gl.constexpr = first_row_of_part(CHOSEN, CONSUMER)
     layout: gl.constexpr = _store_layout(WIDTH, CHOSEN)
     first_row, rows = rows_of_part(m, k, n_tiles, CHOSEN, CONSUMER)
     # In forms that tell the compiler that WIDTH elements can be stored at once.
@@ -88,7 +93,7 @@ def store_sums(
     if CHOSEN.tma_store:
         ROWS: gl.constexpr = CHOSEN.part_rows
         VECTORS: gl.constexpr = CHOSEN.part_vectors
-        FIRST_ROW: gl.constexpr = CONSUMER * ROWS if CHOSEN.rows > ROWS else 0
+        FIRST_ROW: gl.constexpr = first_row_of_part(CHOSEN, CONSUMER)
         part = outs.index(CONSUMER)
         tma.store_wait(0)
         barrier()
