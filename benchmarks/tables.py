@@ -66,7 +66,7 @@ def headline() -> str:
         )
     )
     about = f"CPU: {threads} cores of an {chip}; GPU: {gpu['environment']['gpu']}.\n\n"
-    return about + markdown(("case", "sjlt", "× floor", "rival (time over sjlt's)"), rows)
+    return about + markdown(("case", "sjlt", "× floor", "rival (ratio to sjlt)"), rows)
 
 
 # ------------------------------------------------------------------------------------- CPU

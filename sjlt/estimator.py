@@ -161,7 +161,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, tensor} of shape (n_samples, n_features)
+        X : {array-like, sparse matrix, tensor, dask array} of shape (n_samples, n_features)
             Only its shape and dtype are used, and with compute_inverse_components=True its device.
         y : ignored
 
@@ -273,7 +273,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, tensor} of shape (n_samples, n_components)
+        X : {array-like, sparse matrix, tensor, dask array} of shape (n_samples, n_components)
 
         Returns
         -------

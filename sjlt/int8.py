@@ -38,7 +38,7 @@ def load_int8(
     ------
     ValueError
         If a file has other contents; the message names it.
-    UserError, OSError
+    sjlt.files.errors.UserError, OSError
         If a folder is not committed, or a file cannot be read.
 
     Notes

@@ -107,6 +107,16 @@ class SketchProducts(Operator):
         of `torch.func`, `torch.compile` (with dynamic shapes, a change of seed, slice or number of rows does not
         recompile), `torch.export`, CUDA graphs and autocast, like a matrix product. No tensor is saved for the backward
         pass.
+
+        Examples
+        --------
+        >>> import numpy as np, sjlt
+        >>> S, X = sjlt.Sketch(1000, 64, seed=1), np.ones((3, 1000))
+        >>> Y = np.zeros((3, 64))
+        >>> for a in range(0, 1000, 250):
+        ...     _ = S[:, a : a + 250].project(X[:, a : a + 250], out=Y, accumulate=True)
+        >>> bool(np.allclose(Y, S.project(X)))
+        True
         """
         return project(self.spec, x, out, accumulate, dense_output)
 
@@ -141,6 +151,13 @@ class SketchProducts(Operator):
         As for `project`, with sums of nnz terms: on the CPU, c = nnz + 3 if no element exceeds 1/nnz of the largest
         finite number. A non-finite element affects the features with a nonzero in its component; on a GPU it may affect
         other features of the same data vector.
+
+        Examples
+        --------
+        >>> import numpy as np, sjlt
+        >>> S, x, y = sjlt.Sketch(1000, 64, seed=1), np.ones(1000), np.ones(64)
+        >>> bool(np.isclose(y @ S.project(x), S.project_adjoint(y) @ x))
+        True
         """
         return project_adjoint(self.spec, y, out, accumulate)
 
@@ -177,6 +194,13 @@ class SketchProducts(Operator):
             As in `project`, and if the tensors do not have n_features elements in total or are on several devices.
         RuntimeError
             If `out` is given and a tensor requires a gradient.
+
+        Examples
+        --------
+        >>> import torch, sjlt
+        >>> layer, S = torch.nn.Linear(30, 10), sjlt.Sketch(310, 64, seed=1)
+        >>> S.project_tree(dict(layer.named_parameters())).shape
+        torch.Size([64])
         """
         return project_tree(self.spec, tensors, out, batched)  # type: ignore[no-any-return]
 

@@ -245,8 +245,16 @@ class Sketch(SketchProducts):
 
         Raises
         ------
-        ValueError
-            If entries are independent: columns then differ in their number of nonzeros.
+        TypeError, ValueError
+            If `start` or `stop` is not an integer from 0 to n_features, with start <= stop, or if entries are
+            independent: columns then differ in their number of nonzeros.
+
+        Examples
+        --------
+        >>> import sjlt
+        >>> rows, signs = sjlt.Sketch(1000, 64, nnz=2, seed=1).entries(10, 13)
+        >>> rows.shape, signs.shape
+        ((2, 3), (2, 3))
         """
         from .backends.cpu import exact
 
@@ -264,7 +272,13 @@ class Sketch(SketchProducts):
         return rows, signs
 
     def to_scipy(self, format: Literal["csc", "csr", "coo"] = "csc", dtype: DTypeLike = np.float64) -> Any:
-        """Return the sketch as a `scipy.sparse` array of shape (n_components, n_features), with sorted indices."""
+        """Return the sketch as a `scipy.sparse` array of shape (n_components, n_features), with sorted indices.
+
+        Raises
+        ------
+        TypeError
+            If SciPy's sparse arrays do not support the dtype, or it is not floating.
+        """
         import scipy.sparse
 
         from .backends import cpu_backend
@@ -283,7 +297,14 @@ class Sketch(SketchProducts):
         return matrix.asformat(format)
 
     def toarray(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
-        """Return the sketch as a dense array of shape (n_components, n_features)."""
+        """Return the sketch as a dense array of shape (n_components, n_features), with a floating dtype.
+
+        Examples
+        --------
+        >>> import sjlt
+        >>> sjlt.Sketch(4, 2, nnz=1, seed=1).toarray().shape
+        (2, 4)
+        """
         via = np.float64 if np.dtype(dtype).kind == "f" and not _can_be_sparse(np.dtype(dtype)) else dtype
         return np.asarray(self.to_scipy(dtype=via).toarray().astype(dtype, copy=False))
 

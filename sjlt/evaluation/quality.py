@@ -112,7 +112,7 @@ def quality(
     TypeError, ValueError
         For invalid arguments, fewer than neighbours + 2 rows, a NaN or infinity in a row that is used (the message
         gives its position), and, with `laws`, a sample that contains only duplicates.
-    UserError, OSError
+    sjlt.files.errors.UserError, OSError
         If a file cannot be read.
 
     References

@@ -31,7 +31,7 @@ class LstsqResult:
     x : {ndarray, tensor} of shape (n,) or (n, columns of b), float64
         The solution of minimum norm if A's rank is below n. If `damp` is a sequence, x has a leading axis for its
         values.
-    residuals : {ndarray, tensor}, float64
+    residuals : {ndarray, tensor} of shape () or (columns of b,), with the leading axis of x if it has one, float64
         Squared norm of b - A x for each solution; infinite if it overflows.
     rank : int
         Numerical rank of A: the number of singular values above rcond times the largest.

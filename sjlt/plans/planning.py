@@ -84,7 +84,7 @@ class Plan:
 
         Raises
         ------
-        UserError
+        sjlt.files.errors.UserError
             If another process is running the plan, the folder holds something else or damaged parts, the source has
             changed, the disk is too small, the data is bad, a part keeps failing, or the executor is lost. Finished
             parts are kept, and a later run continues with the others.
@@ -115,7 +115,7 @@ class Plan:
 
         Raises
         ------
-        UserError, OSError
+        sjlt.files.errors.UserError, OSError
             As for `run`, except that other processes may run other parts at the same time.
         """
         index = integer("index", index, 0, len(self) - 1)
@@ -130,7 +130,7 @@ class Plan:
 
         Raises
         ------
-        UserError
+        sjlt.files.errors.UserError
             If parts are missing or damaged, or another process is running the plan.
         """
         self.committed  # noqa: B018  # raises if the folder belongs to something else
@@ -335,7 +335,7 @@ def load(target: str | Path) -> Plan:
 
     Raises
     ------
-    UserError
+    sjlt.files.errors.UserError
         If the folder does not belong to a plan.
     """
     target = Path(target).absolute()
