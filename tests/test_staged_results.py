@@ -55,6 +55,7 @@ def test_choice(changed, staged):
         ({}, True),
         ({"dtype": "float32"}, True),
         ({"dtype": "float32", "x_strides": (1, 472_599)}, False),
+        ({"x_strides": (1, 472_600)}, False),  # consumers store the result
         ({"k": 1792}, False),  # tiles are aligned
         ({"k": 1760}, False),  # windows
         ({"d": 768}, False),

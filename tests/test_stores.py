@@ -33,6 +33,16 @@ def test_windows(k, nnz, d, windows):
         assert kernel.tma_store
 
 
+@pytest.mark.parametrize(("n", "windows"), [(100_000, True), (100_001, False)])
+def test_windows_of_contiguous_vectors(n, windows):
+    """Consumers store them by threads if vectors are loaded by the TMA; otherwise tiles are staged."""
+    kernel = chosen(n=n, k=1340, nnz=3, d=384, dtype="bfloat16", x_strides=(1, n)).kernel
+    assert kernel.windows == windows
+    assert not kernel.tma_store
+    assert (kernel.result_line_bytes == 0) == windows
+    assert kernel.store_width == (4 if windows else 1)
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -127,13 +127,13 @@ def kernel_choice(product: Product, splits: int, shares_products: bool) -> Kerne
     log_block = _log_block(product)
     log_panel = (5 if fp32 else 6) if one_tile else log_block
     out_contiguous = stores_vectors(product)
-    staged = _loader(product, log_block, log_panel, True)[0] == STAGE and not contiguous
-    windows = favors_windows(product, splits, staged)
+    first_loader = _loader(product, log_block, log_panel, True)[0]
+    entries_first = first_loader == TMA and _favors_entries_first(product)
+    windows = favors_windows(product, splits, first_loader == STAGE and not contiguous, entries_first)
     tma_store = tma_stores(product, splits, windows)
     loader, vector = _loader(product, log_block, log_panel, tma_store)
     if loader in (COPY, LOAD):
         log_panel = 5 if fp32 else 6
-    entries_first = loader == TMA and _favors_entries_first(product)
     line = line_bytes(contiguous, item << log_panel, item, PROGRAM_VECTORS, STEP_COLUMNS)
     kernel = KernelChoice(
         loader,
@@ -154,9 +154,9 @@ def kernel_choice(product: Product, splits: int, shares_products: bool) -> Kerne
         windows=windows,
     )
     if splits == 1 and not shares_products:
-        kernel = replace(kernel, in_step=_keeps_in_step(product, kernel))
         if _stages_results(product, kernel):
             kernel = replace(kernel, result_line_bytes=_padded_bytes(item * kernel.part_run), store_width=1)
+        kernel = replace(kernel, in_step=_keeps_in_step(product, kernel))
     if loader == STAGE:
         kernel = replace(kernel, slots=_fitting_slots(product, kernel, splits, shares_products))
     return kernel
@@ -223,15 +223,18 @@ def _keeps_in_step(product: Product, kernel: KernelChoice) -> bool:
     Sectors are shared by two tiles or, if vectors are contiguous, by two blocks of vectors. This is faster for large
     plain results of many rounds: with and without, in microseconds on an H200, X (472599, 384) -> 1759 in fp16 813 and
     1006, (504792, 384) -> 1345 with nnz 3 in bf16 686 and 839, (236299, 384) -> 1759 in fp32 738 and 933; but (300000,
-    768) -> 1537 in bf16 524 and 513, (60000, 1000) -> 3001 in fp16 with 85 rounds 200 and 178. In fp32, contiguous
-    vectors leave no registers for it.
+    768) -> 1537 in bf16 524 and 513, (60000, 1000) -> 3001 in fp16 with 85 rounds 200 and 178. In 16 bits, it takes 1.0
+    to 1.1 times as long if consumers store the result. In fp32, contiguous vectors leave no registers for it.
     """
+    if product.item_bytes == 2:
+        possible = kernel.result_line_bytes > 0
+    else:
+        possible = product.plain and kernel.adjacent and not (kernel.tma_store or kernel.vectors_contiguous)
     whole_sectors = kernel.out_vectors_contiguous and product.y_strides[1] * product.item_bytes % SECTOR_BYTES == 0
-    possible = product.plain and kernel.adjacent and not (kernel.one_tile or kernel.tma_store or whole_sectors)
     products = product.stacks * product.geometry.n_tiles * -(-product.n // PROGRAM_VECTORS)
     large = product.k * product.stacks >= MIN_RESULTS * product.d
     many_rounds = products >= MIN_ROUNDS * product.device.multiprocessors
-    return possible and large and many_rounds and not (product.item_bytes == 4 and kernel.vectors_contiguous)
+    return possible and not (kernel.one_tile or whole_sectors) and large and many_rounds
 
 
 def _count_expanders(product: Product, loader: int, log_block: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .product import VECTOR_BYTES, Product, vectors_contiguous
+from .product import VECTOR_BYTES, Product
 
 # Pairs (log_chunk, columns): if chunks have at least 2^log_chunk columns, windows are faster up to so many columns of
 # the data per row of the sketch. The first pair that applies decides.
@@ -54,7 +54,7 @@ def stores_vectors(product: Product) -> bool:
     return product.n > 1 and product.y_strides[0] < product.y_strides[1]
 
 
-def favors_windows(product: Product, splits: int, staged: bool) -> bool:
+def favors_windows(product: Product, splits: int, staged: bool, entries_first: bool) -> bool:
     """Whether windows, whose rows are stored several at a time, are faster than tiles, whose data is loaded only once.
 
     They are where results outweigh data. With tiles and with windows, in microseconds on an H200: X (1009585, 384) ->
@@ -63,13 +63,15 @@ def favors_windows(product: Product, splits: int, staged: bool) -> bool:
     (87859, 1024) -> 1192 with nnz 4 in bf16 153 and 173, (397743, 1024) -> 1064 with nnz 8 724 and 970. Staged rows
     are loaded more slowly: (67101, 384) -> 2552 with nnz 3 233 and 171, but (150308, 1000) -> 1216 316 and 353. Of 84
     products with 0.1 to 2.5 columns per row of the sketch, 50 take 0.58 to 0.99 of the time. With tiles and
-    `staged_results`, four such products in 16 bits take 1.16 to 1.31 times as long as with windows. Where the TMA
-    cannot store windows, they are as fast or faster without, unless vectors are contiguous and results are not staged.
+    `staged_results`, four such products in 16 bits take 1.16 to 1.31 times as long as with windows; six whose windows
+    the TMA cannot store take 0.91 to 1.0 times as long.
 
     Parameters
     ----------
     staged : bool
         Whether rows of the data are loaded by STAGE.
+    entries_first : bool
+        As in `KernelChoice`: consumers then store results that the TMA cannot.
     """
     if splits > 1 or product.stacks > 1 or product.geometry.n_tiles == 1 or stores_vectors(product):
         return False
@@ -77,6 +79,6 @@ def favors_windows(product: Product, splits: int, staged: bool) -> bool:
         gains, limits = not tma_stores(product, 1), WINDOWS_STAGED if staged else WINDOWS
     else:
         wider = store_width(product, 1, windows=True) > store_width(product, 1)
-        gains, limits = wider and product.item_bytes == 2 and vectors_contiguous(product), WINDOWS_BY_THREADS
+        gains, limits = wider and entries_first, WINDOWS_BY_THREADS
     log_chunk = product.geometry.log_chunk
     return gains and product.d <= product.k * next(columns for least, columns in limits if log_chunk >= least)
