@@ -93,6 +93,15 @@ def test_entries_equal_the_reference(sketch):
     np.testing.assert_array_equal(signs, expected_signs)
 
 
+@pytest.mark.parametrize(("k", "nnz"), [(5, 4), (16, 8), (21, 5), (18, 4), (35, 3), (40, 4), (63, 7)])
+@pytest.mark.parametrize("start", [0, 5, 2**40 + 3])
+def test_entries_of_small_chunks_equal_the_reference(k, nnz, start):
+    """Chunks of 1 to 8 columns of one tile, many of which are generated together."""
+    assert law.geometry(k, nnz, 0).log_chunk <= 3
+    found, expected = (f(k, nnz, 9, start, start + 203) for f in (checked_entries, expected_entries))
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_long_run_of_entries_equals_the_reference():
     # Longer than one task of any backend, starting in the middle of a chunk.
     start, stop = 2**33 + 5, 2**33 + 70_000

@@ -263,6 +263,11 @@ class WordVector:
         return ir.Constant(ir.VectorType(ir.IntType(cls.bits), cls.width), numbers)
 
     @classmethod
+    def constant(cls, builder: Any, numbers: list[int]) -> Any:
+        """A vector of constants."""
+        return cls(builder, cls._constant(numbers))
+
+    @classmethod
     def splat(cls, builder: Any, scalar: Any) -> Any:
         """A vector of copies of a 64-bit scalar."""
         if cls.bits < 64:

@@ -30,7 +30,7 @@ from numba import types
 
 from .entries import CODES_STEP, generate_codes
 from .jit import CODES, DATA_2D, FLAGS, INT64S, LAW, OUT_2D, RANGE, TILE, TOTALS, kernel, leaf
-from .one_vector import accumulate_vector
+from .one_vector import accumulate_vector, vector_scratch
 from .tiles import gather, load_tile, scatter, store_tile
 
 TILE_FEATURES = 64  # rows of a tile of features: 8 KiB of the L1 cache with 32 vectors of fp32
@@ -141,12 +141,13 @@ def project_blocks(x, bounds, first_column, geometry, scratch):
     codes, tile, sums = scratch
     k = np.int64(geometry[0] * geometry[7])
     sums[:] = 0
+    features, of_vector = tile.reshape(-1), vector_scratch(geometry)
     for b in range(bounds.size - 1):
         for j in range(bounds[b], bounds[b + 1], CODES_STEP):
             nj = min(CODES_STEP, bounds[b + 1] - j)
             if sums.shape[1] == 1:
                 block = sums[b * k : (b + 1) * k].reshape(-1)
-                accumulate_vector(x, j, j + nj, first_column + np.uint64(j), geometry, tile.reshape(-1), block)
+                accumulate_vector(x, j, j + nj, first_column + np.uint64(j), geometry, features, of_vector, block)
                 continue
             generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
             _accumulate(x[:, j : j + nj], 0, x.shape[0], codes, 0, nj, k, tile, sums[b * k : (b + 1) * k])
@@ -157,10 +158,14 @@ def fold_blocks(sums, totals, ends, out, scale, accumulate):
     """Add the sums of `project_blocks` to the totals, in the order of the blocks. ends : as in `project_rows`."""
     n, k = out.shape
     first, last = ends
-    n_blocks = sums.shape[0] // k
+    size, n_blocks = k * sums.shape[1], sums.shape[0] // k
+    flat, total, compensation = sums.reshape(-1), totals[0].reshape(-1), totals[-1].reshape(-1)
     for b in range(n_blocks):
         begins, ends_ = first and b == 0, last and b == n_blocks - 1
-        fold(sums[b * k : (b + 1) * k], totals, 0, 0, n, 0, k, begins, ends_, out, scale, accumulate)
+        if begins or ends_:
+            fold(sums[b * k : (b + 1) * k], totals, 0, 0, n, 0, k, begins, ends_, out, scale, accumulate)
+        else:
+            add_to_totals(flat[b * size : (b + 1) * size], total, compensation, totals.shape[0] == 2)
 
 
 @leaf

@@ -23,11 +23,10 @@ part_start, select_word, sign_bit = _words.part_start, _words.select_word, _word
 chunk_tile, chunk_keys, chunk_signs = _words.chunk_tile, _words.chunk_keys, _words.chunk_signs
 row_in_sub_block, odd_inverse = _words.row_in_sub_block, _words.odd_inverse
 
-ONE, TWO, THREE = (np.uint64(v) for v in (1, 2, 3))
+ZERO, ONE, TWO, THREE = (np.uint64(v) for v in range(4))
 TILE, SIGNS, KEYS = 0, 1, 5  # first rows of each kind of word in a table for WIDTH chunks (see `fill_words`)
 LANES = HalfWordVector.width  # columns whose codes are computed together
 LOG_LANES = np.uint64(LANES.bit_length() - 1)
-LANE_WORDS = WIDTH * LANES // 2 + LANES  # words for the columns of WIDTH chunks of fewer columns, and padding
 
 
 # ------------------------------------------------------------------------------------- words of chunks
@@ -94,66 +93,69 @@ def word(table, row, i):
 # ------------------------------------------------------------------------------------- codes
 
 
-def _define_store_codes(one_chunk: bool) -> Any:
-    @intrinsic
-    def store_codes(typing_context, codes, at, position, p, sub_block, words):
-        """codes[at + i] = the code of column position + i of a chunk in one sub-block, for i < LANES.
+@intrinsic
+def _store_chunk_codes(typing_context, codes, at, position, p, sub_block, words):
+    """codes[at + i] = the code of column position + i of a chunk in one sub-block, for i < LANES.
 
+    sub_block : (first row, number of rows).  words : the key word and the sign word.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        codes, at, position, p, sub_block, words = arguments
+        first_row, rows, key, signs, p = (
+            HalfWordVector.splat(builder, scalar)
+            for scalar in (*cgutils.unpack_tuple(builder, sub_block), *cgutils.unpack_tuple(builder, words), p)
+        )
+        i = HalfWordVector.count_from(builder, position) & ((1 << p) - 1)
+        code = _code_of(i, key, signs, first_row, rows, p)
+        return store_vector(context, builder, signature.args[0], codes, at, code.value)
+
+    integer, word = types.int64, types.uint64
+    return types.void(codes, integer, integer, word, types.UniTuple(word, 2), types.UniTuple(word, 2)), codegen
+
+
+def _code_of(i: Any, key: Any, signs: Any, first_row: Any, rows: Any, p: Any) -> Any:
+    """The codes of columns i of chunks with these words, in a sub-block."""
+    row = first_row + law.row_in_sub_block(i, key, rows, p)
+    return (row << 1) | ((signs >> (i & 31)) & 1)
+
+
+def _define_store_lane_codes(log_chunk: int) -> Any:
+    @intrinsic
+    def store_lane_codes(typing_context, codes, at, table, key_row, sign_row, shift, sub_block):
+        """codes[at + j] = the code of column j of WIDTH chunks of 2^log_chunk columns in one sub-block.
+
+        key_row, sign_row : of the table of `fill_words`.  shift : the chunks' first bit in their sign words.
         sub_block : (first row, number of rows).
-        words : the key word and the sign word. With `one_chunk`, a pair of them; otherwise (array, i, j), where the
-            words of lane n are array[i + n] and array[j + n], and `position` counts from the first lane's chunk.
         """
 
         def codegen(context, builder, signature, arguments):
-            codes, at, position, p, sub_block, words = arguments
-            first_row, rows, p = (
-                HalfWordVector.splat(builder, scalar) for scalar in (*cgutils.unpack_tuple(builder, sub_block), p)
+            codes, at, table, key_row, sign_row, shift, sub_block = arguments
+            first_row, rows = (HalfWordVector.splat(builder, n) for n in cgutils.unpack_tuple(builder, sub_block))
+            width = ir.Constant(key_row.type, WIDTH)
+            keys, signs = (
+                _load_words(context, builder, signature.args[2], table, builder.mul(row, width))
+                for row in (key_row, sign_row)
             )
-            if one_chunk:
-                key, signs = (HalfWordVector.splat(builder, word) for word in cgutils.unpack_tuple(builder, words))
-            else:
-                lanes, *starts = cgutils.unpack_tuple(builder, words)
-                loads = (_load_words(context, builder, signature.args[5][0], lanes, at, LANES) for at in starts)
-                key, signs = (HalfWordVector(builder, word) for word in loads)
-            i = HalfWordVector.count_from(builder, position) & ((1 << p) - 1)
-            row = first_row + law.row_in_sub_block(i, key, rows, p)
-            sign = (signs >> (i & 31)) & 1
-            return store_vector(context, builder, signature.args[0], codes, at, ((row << 1) | sign).value)
+            signs = builder.lshr(signs, builder.trunc(WordVector.splat(builder, shift).value, signs.type))
+            p = HalfWordVector.constant(builder, [log_chunk] * LANES)
+            for first in range(0, max(WIDTH << log_chunk, LANES), LANES):
+                columns = range(first, first + LANES)
+                chunks = shuffle_mask([(j >> log_chunk) % WIDTH for j in columns])
+                i = HalfWordVector.constant(builder, [j & ((1 << log_chunk) - 1) for j in columns])
+                key, sign = (HalfWordVector(builder, builder.shuffle_vector(w, w, chunks)) for w in (keys, signs))
+                code = _code_of(i, key, sign, first_row, rows, p)
+                start = builder.add(at, ir.Constant(at.type, first))
+                store_vector(context, builder, signature.args[0], codes, start, code.value)
+            return context.get_dummy_value()
 
         integer, word = types.int64, types.uint64
-        return types.void(codes, integer, integer, word, types.UniTuple(word, 2), words), codegen
+        return types.void(codes, integer, table, integer, integer, word, types.UniTuple(word, 2)), codegen
 
-    return store_codes
-
-
-_store_chunk_codes, _store_lane_codes = _define_store_codes(True), _define_store_codes(False)
+    return store_lane_codes
 
 
-@intrinsic
-def _copy_words(typing_context, table, row, shift, lanes, at):
-    """lanes[at:at + WIDTH] = the words of a row of the table >> shift."""
-
-    def codegen(context, builder, signature, arguments):
-        table, row, shift, lanes, at = arguments
-        at_row = builder.mul(row, ir.Constant(row.type, WIDTH))
-        words = _load_words(context, builder, signature.args[0], table, at_row)
-        shifts = builder.trunc(WordVector.splat(builder, shift).value, words.type)
-        return store_vector(context, builder, signature.args[3], lanes, at, builder.lshr(words, shifts))
-
-    return types.void(table, types.int64, types.uint64, lanes, types.int64), codegen
-
-
-@intrinsic
-def _double_words(typing_context, lanes, source, target):
-    """lanes[target + 2 i] = lanes[target + 2 i + 1] = lanes[source + i] for i < WIDTH."""
-
-    def codegen(context, builder, signature, arguments):
-        lanes, source, target = arguments
-        words = _load_words(context, builder, signature.args[0], lanes, source)
-        doubled = builder.shuffle_vector(words, words, shuffle_mask([i // 2 for i in range(2 * WIDTH)]))
-        return store_vector(context, builder, signature.args[0], lanes, target, doubled)
-
-    return types.void(lanes, types.int64, types.int64), codegen
+_store_codes_of_1, _store_codes_of_2, _store_codes_of_4, _store_codes_of_8 = map(_define_store_lane_codes, range(4))
 
 
 def _load_words(context: Any, builder: Any, array_type: Any, array: Any, at: Any, count: int = WIDTH) -> Any:
@@ -168,14 +170,13 @@ def batch_columns(geometry):
 
 
 @leaf
-def generate_batch(table, begin, end, stack, geometry, lanes, codes):
+def generate_batch(table, begin, end, stack, geometry, codes):
     """codes[t * batch_columns + j] = the code of column j in sub-block t of a stack, for begin <= j < end.
 
     Columns are counted from the first chunk of the table (`fill_words`). codes : flat; others may be overwritten, too.
-    lanes : a buffer of 2 LANE_WORDS.
     """
     if geometry[2] == ONE and geometry[4] < LOG_LANES:
-        _generate_by_lane(table, begin, end, stack, geometry, lanes, codes)
+        _generate_by_lane(table, stack, geometry, codes)
     else:
         _generate_by_chunk(table, begin, end, stack, geometry, codes)
 
@@ -202,22 +203,23 @@ def _generate_by_chunk(table, begin, end, stack, geometry, codes):
 
 
 @leaf
-def _generate_by_lane(table, begin, end, stack, geometry, lanes, codes):
-    """`generate_batch` for one tile and small chunks: each lane of a vector gets the words of its chunk."""
-    s, p, columns = np.int64(geometry[1]), np.int64(geometry[4]), batch_columns(geometry)
+def _generate_by_lane(table, stack, geometry, codes):
+    """`generate_batch` for one tile and small chunks, all columns of the table at once."""
+    s, p, columns = np.int64(geometry[1]), geometry[4], batch_columns(geometry)
     block_row = np.uint64(0)
     for t in range(s):
-        e = t << p
+        e = t << np.int64(p)
         next_row = part_start(np.uint64(t + 1), geometry[0], geometry[1])
         sub_block = stack * geometry[0] + block_row, next_row - block_row
-        _copy_words(table, KEYS + t, np.uint64(0), lanes, 0)
-        _copy_words(table, SIGNS + (e >> 5), np.uint64(e & 31), lanes, LANE_WORDS)
-        for doubling in range(p):
-            for v in range((WIDTH << doubling) - WIDTH, -1, -WIDTH):
-                _double_words(lanes, v, 2 * v)
-                _double_words(lanes, LANE_WORDS + v, LANE_WORDS + 2 * v)
-        for v in range(begin & -LANES, end, LANES):
-            _store_lane_codes(codes, t * columns + v, v, geometry[4], sub_block, (lanes, v, LANE_WORDS + v))
+        at, key_row, sign_row, shift = t * columns, KEYS + t, SIGNS + (e >> 5), np.uint64(e & 31)
+        if p == ZERO:
+            _store_codes_of_1(codes, at, table, key_row, sign_row, shift, sub_block)
+        elif p == ONE:
+            _store_codes_of_2(codes, at, table, key_row, sign_row, shift, sub_block)
+        elif p == TWO:
+            _store_codes_of_4(codes, at, table, key_row, sign_row, shift, sub_block)
+        else:
+            _store_codes_of_8(codes, at, table, key_row, sign_row, shift, sub_block)
         block_row = next_row
 
 
@@ -230,7 +232,7 @@ def generate_codes(first_column, codes, geometry):
     if codes.shape[0] == 0:
         return
     s, p, columns = np.int64(geometry[1]), geometry[4], batch_columns(geometry)
-    table, lanes, batch = words_table(geometry), np.empty(2 * LANE_WORDS, np.uint32), np.empty(s * columns, np.int32)
+    table, batch = words_table(geometry), np.empty(s * columns, np.int32)
     end = ((first_column + np.uint64(codes.shape[0]) - ONE) >> p) + ONE
     for stack in range(geometry[7]):
         for c in range(first_column >> p, end, WIDTH):
@@ -238,7 +240,7 @@ def generate_codes(first_column, codes, geometry):
             fill_words(table, c, stack, geometry)
             first = int(np.int64((c << p) - first_column))  # may be negative
             begin, stop = max(0, -first), min(int(np.int64(count << p)), codes.shape[0] - first)
-            generate_batch(table, begin, stop, stack, geometry, lanes, batch)
+            generate_batch(table, begin, stop, stack, geometry, batch)
             for t in range(s):
                 source = batch[t * columns + begin : t * columns + stop]
                 target = codes[first + begin :, np.int64(stack) * s + t]

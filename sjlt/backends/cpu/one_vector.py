@@ -20,7 +20,6 @@ from ...laws import exact as law
 from .bits import WIDTH, HalfWordVector, decoded, has_feature, shuffle_mask
 from .entries import (
     KEYS,
-    LANE_WORDS,
     TILE,
     batch_columns,
     fill_words,
@@ -183,20 +182,27 @@ def _overload_load_features(x, begin, end, features, at):
 
 
 @leaf
-def accumulate_vector(x, begin, end, first_column, geometry, features, sums):
+def vector_scratch(geometry):
+    """The buffers of `accumulate_vector` for the words of chunks and for codes."""
+    return words_table(geometry), np.empty(np.int64(geometry[1]) * batch_columns(geometry), np.int32)
+
+
+@leaf
+def accumulate_vector(x, begin, end, first_column, geometry, features, scratch, sums):
     """sums[r] += the terms of x[0, begin:end].
 
     first_column : the law's index of x's column `begin`.
     features : a flat buffer of end - begin + PADDING elements.
+    scratch : from `vector_scratch`.
     sums : flat, one for each component.
     """
     before, count = PADDING // 2, end - begin
-    features[:before] = 0
-    features[before + count : PADDING + count] = 0
     _load_features(x, begin, end, features, before - begin)
     is_square, p = _has_square_sub_blocks(geometry, sums), geometry[4]
-    table, lanes = words_table(geometry), np.empty(2 * LANE_WORDS, np.uint32)
-    codes = np.empty(0 if is_square else np.int64(geometry[1]) * batch_columns(geometry), np.int32)
+    table, codes = scratch
+    if is_square:  # the first and the last chunk may begin or end beyond the features
+        features[:before] = 0
+        features[before + count : PADDING + count] = 0
     stop = ((first_column + np.uint64(count) - ONE) >> p) + ONE
     for stack in range(geometry[7]):
         for c in range(first_column >> p, stop, WIDTH):
@@ -208,7 +214,7 @@ def accumulate_vector(x, begin, end, first_column, geometry, features, sums):
                     _accumulate_chunk(before + start + (i << p), table, i, stack, geometry, features, sums)
             else:
                 j0, j1 = max(0, -start), min(chunks << p, count - start)
-                generate_batch(table, j0, j1, stack, geometry, lanes, codes)
+                generate_batch(table, j0, j1, stack, geometry, codes)
                 _accumulate_columns(features[before + start + j0 : before + start + j1], j0, codes, geometry, sums)
 
 
@@ -221,14 +227,35 @@ def _has_square_sub_blocks(geometry, sums):
 
 
 @leaf
+def _add_term(feature, code, sums):
+    """Add or subtract a feature, as its code says."""
+    code = np.uint32(code)
+    sums[code >> 1] += -feature if code & 1 else feature
+
+
+@leaf
 def _accumulate_columns(features, first, codes, geometry, sums):
-    """Add the terms of features that begin at column `first` of a batch of codes."""
-    columns = batch_columns(geometry)
-    for t in range(np.int64(geometry[1])):
-        part = codes[t * columns + first : t * columns + first + features.size]
-        for j in range(part.size):
-            code = np.uint32(part[j])
-            sums[code >> 1] += -features[j] if code & 1 else features[j]
+    """Add the terms of features that begin at column `first` of a batch of codes.
+
+    Sub-blocks have different components. Four at a time, so that an addition need not wait for the one before it, which
+    may be to the same component.
+    """
+    columns, s, size = batch_columns(geometry), np.int64(geometry[1]), features.size
+    whole = s & -4
+    for t in range(0, whole, 4):
+        at = t * columns + first
+        part0, part1 = codes[at : at + size], codes[at + columns : at + columns + size]
+        at += 2 * columns
+        part2, part3 = codes[at : at + size], codes[at + columns : at + columns + size]
+        for j in range(size):
+            _add_term(features[j], part0[j], sums)
+            _add_term(features[j], part1[j], sums)
+            _add_term(features[j], part2[j], sums)
+            _add_term(features[j], part3[j], sums)
+    for t in range(whole, s):
+        part = codes[t * columns + first : t * columns + first + size]
+        for j in range(size):
+            _add_term(features[j], part[j], sums)
 
 
 @leaf
