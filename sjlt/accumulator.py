@@ -111,6 +111,10 @@ class Accumulator:
         if is_tensor(block) != is_tensor(self._sum):
             kind = "tensors" if is_tensor(self._sum) else "arrays or SciPy matrices (tensors with device=)"
             raise TypeError(f"this accumulator sums {kind}, got {type(block).__name__}")
+        if is_tensor(block):
+            if block.device != self._sum.device:
+                raise ValueError(f"the sum is on {self._sum.device}, the block on {block.device}")
+            block = block.detach()  # sums are not differentiable
         size: Any = getattr(block, "shape", ())
         if len(size) != len(self.shape) + 1 or tuple(size[:-1]) != self.shape:
             wanted = ", ".join(map(str, (*self.shape, "features")))
@@ -179,14 +183,17 @@ class Accumulator:
         return accumulator
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the accumulator to a file, atomically: even after a crash, it has this state or the previous one."""
+        """Write the accumulator to a file, atomically: even after a crash, it has this state or the previous one.
+
+        If the path is a symbolic link, the file that it names is replaced.
+        """
         from .files.atomic import write_whole
 
         total = self._sum.cpu().numpy() if is_tensor(self._sum) else self._sum
         header = np.frombuffer(json.dumps(self._description()).encode(), np.uint8)
         content = io.BytesIO()
         np.savez(content, header=header, sum=total)
-        write_whole(Path(path), content.getvalue(), replace=True)
+        write_whole(Path(path).resolve(), content.getvalue(), replace=True)  # not a link to the file
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, device: Any = None) -> Accumulator:

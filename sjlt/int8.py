@@ -109,11 +109,19 @@ def _scaled(codes: np.ndarray, scale: np.ndarray, out: np.ndarray) -> None:
 class _Npy(_Int8):
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stored = np.load(path, mmap_mode="r", allow_pickle=False)
+        try:
+            self._stored = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError):  # NumPy's own messages recommend allow_pickle
+            raise ValueError(f"{path}: not a readable .npy file") from None
         dtype = getattr(self._stored, "dtype", None)
         if dtype is None or dtype.names != ("codes", "scale"):
             raise ValueError(f"{path}: holds {dtype or 'several arrays'}, not int8 codes with a scale")
-        self.shape = len(self._stored), int(dtype["codes"].shape[0])
+        codes, scale = dtype["codes"], dtype["scale"]
+        if self._stored.ndim != 1 or codes.base != np.int8 or len(codes.shape) != 1 or scale != np.float32:
+            raise ValueError(
+                f"{path}: holds {dtype} of shape {self._stored.shape}, not vectors of int8 codes with a scale"
+            )
+        self.shape = len(self._stored), int(codes.shape[0])
 
     def read(self, start: int, stop: int, out: np.ndarray) -> None:
         rows = self._stored[start:stop]

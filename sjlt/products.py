@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .frontends import adjoint_tree, multiply, project, project_adjoint, project_tree
+from .inputs.checks import flag
 from .operators import Operator
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class SketchProducts(Operator):
         >>> bool(np.allclose(Y, S.project(X)))
         True
         """
+        accumulate, dense_output = flag("accumulate", accumulate), flag("dense_output", dense_output)
         return project(self.spec, x, out, accumulate, dense_output)
 
     @overload
@@ -159,7 +161,7 @@ class SketchProducts(Operator):
         >>> bool(np.isclose(y @ S.project(x), S.project_adjoint(y) @ x))
         True
         """
-        return project_adjoint(self.spec, y, out, accumulate)
+        return project_adjoint(self.spec, y, out, flag("accumulate", accumulate))
 
     def project_tree(self, tensors: Any, *, out: torch.Tensor | None = None, batched: bool = False) -> torch.Tensor:
         """Project several tensors, such as a model's gradients, as if flattened and concatenated.
@@ -202,7 +204,7 @@ class SketchProducts(Operator):
         >>> S.project_tree(dict(layer.named_parameters())).shape
         torch.Size([64])
         """
-        return project_tree(self.spec, tensors, out, batched)  # type: ignore[no-any-return]
+        return project_tree(self.spec, tensors, out, flag("batched", batched))  # type: ignore[no-any-return]
 
     def adjoint_tree(self, y: torch.Tensor, like: Any, *, batched: bool = False) -> Any:
         """Apply the adjoint to the projection of several tensors: the transpose of `project_tree`.
@@ -239,4 +241,4 @@ class SketchProducts(Operator):
         >>> update["weight"].shape
         torch.Size([4, 5])
         """
-        return adjoint_tree(self.spec, y, like, batched)
+        return adjoint_tree(self.spec, y, like, flag("batched", batched))

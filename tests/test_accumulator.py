@@ -248,3 +248,22 @@ def test_refusals(tmp_path):
         path.write_bytes(content)
         refused(ValueError, "not a file that Accumulator.save wrote", Accumulator.load, path)
     refused(FileNotFoundError, "absent", Accumulator.load, tmp_path / "absent")
+
+
+def test_a_link_to_a_file_is_kept(tmp_path):
+    path, link = tmp_path / "real", tmp_path / "link"
+    a = Accumulator(S, (3,))
+    a.save(path)
+    link.symlink_to(path)
+    a.update(0, X)
+    a.save(link)
+    assert link.is_symlink()
+    np.testing.assert_array_equal(Accumulator.load(path).sum, a.sum)
+
+
+def test_tensors_that_require_a_gradient_and_other_devices():
+    a, x = Accumulator(S, (3,), device="cpu"), torch.from_numpy(X).requires_grad_()
+    a.update(0, x)
+    np.testing.assert_allclose(a.sum.numpy(), X @ S.T, rtol=1e-12)
+    with pytest.raises(ValueError, match="the sum is on cpu, the block on meta"):
+        Accumulator(S, (3,), device="cpu").update(0, torch.empty(3, 500, device="meta"))

@@ -344,3 +344,11 @@ def test_help_is_fast() -> None:
         f"import sys; from sjlt import cli; assert not {heavy} & set(sys.modules), sys.modules.keys()",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["project", "", "y.npy", "-k", 4], ["project", "x.npy", ""], ["info", ""]])
+def test_empty_arguments(run: Run, arguments: list[object]) -> None:
+    """As a path, an empty string would be the current folder."""
+    result = run(*arguments)
+    assert result.code == 2
+    assert result.err == "Error: an argument is empty: is a variable not set?\n"

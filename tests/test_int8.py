@@ -123,6 +123,29 @@ def test_folders(kind):
     np.testing.assert_array_equal(sjlt.load_int8("out", 35, 50), found[35:50])
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x93NUMPY",
+        np.zeros(3, [("codes", "i1"), ("scale", "f4")]),
+        np.zeros(3, [("codes", "f8", 4), ("scale", "f4")]),
+        np.zeros(3, [("codes", "i1", 4), ("scale", "U3")]),
+        np.zeros((), [("codes", "i1", 4), ("scale", "f4")]),
+        np.zeros((2, 3), [("codes", "i1", 4), ("scale", "f4")]),
+        np.zeros(3, [("codes", "i1", (4, 2)), ("scale", "f4")]),
+    ],
+)
+def test_damaged_npy_files_are_refused(content):
+    if isinstance(content, bytes):
+        Path("bad.npy").write_bytes(content)
+    else:
+        np.save("bad.npy", content)
+    with pytest.raises(ValueError, match=r"bad.npy: (not a readable|holds)") as refused:
+        sjlt.load_int8("bad.npy")
+    assert "allow_pickle" not in str(refused.value)
+
+
 def test_other_contents_are_refused():
     np.save("float.npy", np.ones((2, 3)))
     with pytest.raises(ValueError, match=r"float.npy: holds float64, not int8 codes with a scale"):

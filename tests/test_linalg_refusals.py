@@ -176,3 +176,25 @@ def test_files(tmp_path):
     np.save(tmp_path / "nan.npy", with_value(1234, 5, np.nan))
     with pytest.raises(ValueError, match=r"A\[1234, 5\] is nan"):
         lstsq(tmp_path / "nan.npy", b)
+
+
+@pytest.mark.parametrize("function", [qr, leverage_scores])
+@pytest.mark.parametrize("columns", [[2], range(6)])
+def test_columns_of_subnormal_numbers(function, columns):
+    """Their norms have no finite reciprocals; zero columns, and small normal ones, are allowed."""
+    bad = A.copy()
+    bad[:, columns] *= 1e-310
+    for small in (bad, bad[:40], torch.from_numpy(bad)):
+        with pytest.raises(ValueError, match=r"column \d of A has a norm of about \d.\de-3\d\d, and at least 4.5e-308"):
+            function(small)
+    zero, scaled = A.copy(), A * 1e-305
+    zero[:, columns] = 0
+    assert leverage_scores(zero).sum() == pytest.approx(6 - len(columns), abs=1e-9)
+    assert leverage_scores(scaled).sum() == pytest.approx(6)
+
+
+def test_subnormal_numbers_are_solved():
+    small, x = A * 1e-310, lstsq(A * 1e-310, A[:, 0] * 1e-310).x
+    np.testing.assert_allclose(x, [1, 0, 0, 0, 0, 0], atol=1e-12)
+    s = svd_lowrank(small, 2, n_iter=2)[1]
+    assert (0.9 * np.linalg.svd(A, compute_uv=False)[:2] < s * 1e155 * 1e155).all()

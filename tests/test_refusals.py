@@ -309,3 +309,22 @@ def test_thread_counts(n):
     with pytest.raises((TypeError, ValueError), match="threads"):
         sjlt.set_num_threads(n)
     assert sjlt.get_num_threads() == before
+
+
+@pytest.mark.parametrize("value", ["no", None, 1, 2.0])
+def test_flags(value):
+    x, out, S = np.ones((2, 30)), np.zeros((2, 8)), Sketch(30, 8)
+    message = re.escape(f"must be True or False, got {value!r} of type")
+    for call in (
+        lambda: S.project(x, out=out, accumulate=value),
+        lambda: S.project(torch.from_numpy(x), out=torch.from_numpy(out), accumulate=value),
+        lambda: S.project(x, dense_output=value),
+        lambda: S.project_adjoint(out, accumulate=value),
+        lambda: S.project_tree([torch.ones(30)], batched=value),
+        lambda: S.adjoint_tree(torch.ones(8), [torch.ones(30)], batched=value),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+    assert (out == 0).all()
+    S.project(x, out=out, accumulate=np.True_)
+    np.testing.assert_array_equal(out, S.project(x))

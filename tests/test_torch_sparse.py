@@ -215,3 +215,12 @@ def test_indices_out_of_range(damage):
     indices[3] = damage
     with pytest.raises(ValueError, match="malformed CSR: indices"):
         EXACT.project(torch.sparse_csr_tensor(x.crow_indices(), indices, x.values(), x.shape))
+
+
+@pytest.mark.parametrize("rows", [[0, 9], [-1, 1], [1, 0]])
+def test_rows_of_coalesced_tensors(rows):
+    """torch does not check tensors that are said to be coalesced."""
+    options = {"check_invariants": False, "is_coalesced": True}
+    x = torch.sparse_coo_tensor(torch.tensor([rows, [1, 2]]), torch.ones(2), (2, 100), **options)
+    with pytest.raises(ValueError, match="malformed COO: row indices must ascend from 0 to 1"):
+        Sketch(100, 16).project(x)

@@ -5,6 +5,7 @@ Each command is a function in its own module. Slow imports happen inside the com
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from typing import Annotated, cast
@@ -38,6 +39,8 @@ def main() -> None:
 
     open_standard_streams()
     try:
+        if any(not value and not before.startswith("-") for before, value in itertools.pairwise(sys.argv)):
+            raise UserError("an argument is empty: is a variable not set?")  # as a path, it would be the current folder
         sys.exit(app(prog_name="sjlt", standalone_mode=False))
     except typer.Abort:
         sys.exit(1)

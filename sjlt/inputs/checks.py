@@ -25,6 +25,15 @@ def integer(name: str, value: Any, low: int, high: int, condition: str = "") -> 
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """`value` as a bool; otherwise raise a TypeError that shows it."""
+    if value is True or value is False:
+        return value
+    if not isinstance(value, np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+    return bool(value)
+
+
 def below_one(name: str, value: Any) -> float:
     """`value` as a float in [0, 1); otherwise raise a TypeError or ValueError that shows it."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):

@@ -17,6 +17,7 @@ from .sums import Gram, Sum
 from .triangular import r_factor, solve_right
 from .whitening import EPS, MAX_TRIANGULAR_CONDITION, NOISE, Whitening, cholesky, rounding_level
 
+MIN_NORM = 2.0**-1021  # of a column: the reciprocal of smaller numbers may be infinite
 MAX_DEVIATION = 0.9  # of the squared column norms of A R^-1 from 1; a sketch keeps it below 0.75
 
 
@@ -146,7 +147,20 @@ def _sketched_factor(matrix: Matrix, seed: int) -> tuple[Any, float]:
     S = embedding(m, n, 4 * n, seed)
     SA = matrix.dense() if S is None else matrix.sketch(S)
     check_finite(matrix, SA)
-    return r_factor(matrix.xp, SA), rounding_level((SA.shape[0], n), S is None)
+    R = r_factor(matrix.xp, SA)
+    _check_normal(matrix.xp, R)
+    return R, rounding_level((SA.shape[0], n), S is None)
+
+
+def _check_normal(xp: Any, R: Any) -> None:
+    """Raise ValueError if a column, unless it is zero, is so small that the reciprocal of its norm is not finite."""
+    norms = _column_norms(xp, R)
+    j = int(norms.argmin())
+    if float(norms[j]) < MIN_NORM:
+        raise ValueError(
+            f"column {j} of A has a norm of about {float(norms[j]):.1e}, and at least {MIN_NORM:.1e} is needed unless "
+            "it is zero: multiply A by a power of two"
+        )
 
 
 def _column_norms(xp: Any, R: Any) -> Any:

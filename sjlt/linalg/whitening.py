@@ -270,10 +270,10 @@ class Whitening:
 
 
 def power_of_two(value: float) -> float:
-    """Return the power of two just above a positive number, and 1 for 0."""
+    """Return the power of two just above a positive number, and 1 for 0; one whose reciprocal is finite."""
     if value == 0:
         return 1.0
-    return math.ldexp(1.0, min(math.frexp(value)[1], 1023))
+    return math.ldexp(1.0, max(-1021, min(math.frexp(value)[1], 1023)))
 
 
 def _column_norms(x: Any) -> np.ndarray:

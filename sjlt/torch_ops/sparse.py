@@ -131,7 +131,9 @@ def matrix(x: Tensor) -> SparseMatrix:
 
 
 def _pointers(rows: Tensor, n: int) -> Tensor:
-    """The row pointers of n rows, given the row of each nonzero in ascending order."""
+    """The row pointers of n rows, given the row of each nonzero in ascending order (checked on the CPU)."""
+    if rows.device.type == "cpu" and len(rows) and (rows[0] < 0 or rows[-1] >= n or (rows.diff() < 0).any()):
+        raise ValueError(f"malformed COO: row indices must ascend from 0 to {n - 1} in a tensor that is coalesced")
     return torch.searchsorted(rows.contiguous(), torch.arange(n + 1, device=rows.device))
 
 
