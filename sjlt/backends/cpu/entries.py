@@ -158,9 +158,9 @@ def _define_store_lane_codes(log_chunk: int) -> Any:
 _store_codes_of_1, _store_codes_of_2, _store_codes_of_4, _store_codes_of_8 = map(_define_store_lane_codes, range(4))
 
 
-def _load_words(context: Any, builder: Any, array_type: Any, array: Any, at: Any, count: int = WIDTH) -> Any:
+def _load_words(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
     data = builder.gep(context.make_array(array_type)(context, builder, array).data, [at])
-    return builder.load(builder.bitcast(data, ir.VectorType(ir.IntType(32), count).as_pointer()), align=4)
+    return builder.load(builder.bitcast(data, ir.VectorType(ir.IntType(32), WIDTH).as_pointer()), align=4)
 
 
 @leaf
