@@ -15,9 +15,9 @@ from .matrix import Matrix, Progress
 from .sketching import embedding
 from .sums import Gram, Sum
 from .triangular import r_factor, solve_right
-from .whitening import EPS, MAX_TRIANGULAR_CONDITION, NOISE, Whitening, cholesky, rounding_level
+from .whitening import EPS, MAX_TRIANGULAR_CONDITION, NOISE, Whitening, cholesky, power_of_two, rounding_level
 
-MIN_NORM = 2.0**-1021  # of a column: the reciprocal of smaller numbers may be infinite
+MIN_NORM = power_of_two(math.ulp(0.0))  # of a column: the reciprocal of smaller numbers may be infinite
 MAX_DEVIATION = 0.9  # of the squared column norms of A R^-1 from 1; a sketch keeps it below 0.75
 
 

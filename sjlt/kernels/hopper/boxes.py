@@ -11,11 +11,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ..config import hopper
 from ..portable import chunk_codes
+from .common import WARPGROUP_VECTORS as HALF
 from .common import lane_value
 
-HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 NO_COLUMN = gl.constexpr(chunk_codes.NO_COLUMN.value)
 
 

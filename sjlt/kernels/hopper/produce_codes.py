@@ -9,18 +9,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from ..config import hopper, hopper_loaders
+from ..config import hopper_loaders
 from ..portable import chunk_codes
 from .boxes import copy_boxes, load_boxes, load_boxes_by_tma, panel_columns, store_boxes
 from .common import STEP_COLUMNS as STEP
 from .common import TILE, barrier, next_slot, wait_for_previous_kernel
+from .common import WARPGROUP_VECTORS as HALF
 from .entries_first import copy_codes
 from .expand import codes_of, expand, first_codes, held_codes, load_codes
 from .rounds import MAX_POLLS, begin_round, parts_of
 from .shared_products import blocks_of_share, share_of
 from .staged_lines import copy_lines, line_columns, panel_units, panels_of, unit_indices
 
-HALF = gl.constexpr(hopper.WARPGROUP_VECTORS)
 TMA, COPY, LOAD, STAGE = (
     gl.constexpr(loader)
     for loader in (hopper_loaders.TMA, hopper_loaders.COPY, hopper_loaders.LOAD, hopper_loaders.STAGE)

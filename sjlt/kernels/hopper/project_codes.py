@@ -50,9 +50,10 @@ from .common import (
     scale_of,
     wait_for_previous_kernel,
 )
+from .common import WARPGROUP_VECTORS as HALF
 from .entries_first import sum_by_rows
 from .prefetch import prefetch
-from .produce_codes import COPY, HALF, STAGE, TMA, WARPS, load_data, write_entries
+from .produce_codes import COPY, STAGE, TMA, WARPS, load_data, write_entries
 from .rounds import parts_of
 from .shared_products import blocks_of_share, share_of
 from .staged_lines import element_addresses, load_lines
