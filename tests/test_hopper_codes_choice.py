@@ -19,7 +19,7 @@ def test_any_sketch_can_use_codes(k, nnz, dtype):
 
 
 def test_few_bytes_of_data_per_byte_of_codes():
-    assert isinstance(chosen(k=300, n=60, d=1 << 19, nnz=8, dtype="bfloat16"), Codes)
+    assert isinstance(chosen(k=300, n=60, d=1 << 18, nnz=8, dtype="bfloat16"), Codes)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ NONE_GENERATED = {f"one_tile.{name}": () for name in ("MAX_SMALL", "MAX_SMALL_AD
 NONE_GENERATED |= {"one_tile.MAX_NARROW_SUMS": 0}
 
 # Settings with which few vectors in 16 bits use the kernels that do without `warp_tiles`.
-NO_WARP_TILES = {"warp_tiles.MIN_BYTES": 1 << 60, "warp_tiles.MIN_BYTES_OF_MANY": 1 << 60}
+NO_WARP_TILES = {"warp_tiles.MAX_NNZ": 0}
 
 # Settings with which `few_vectors` is not chosen for S A because of a small nnz, except nnz 1.
 NO_FEW_READS = {"gathers.MAX_GATHERED_BYTES": 0, "gathers.NARROW_VECTORS": 0}

@@ -8,18 +8,26 @@ from functools import lru_cache
 
 from . import scattered_sums
 from .arithmetic import MAX_CHUNKS
-from .product import SCRATCH_BYTES, Product, count_groups, is_power_of_two, vectors_contiguous
+from .product import (
+    SCRATCH_BYTES,
+    Product,
+    count_groups,
+    has_power_of_two_tiles,
+    is_power_of_two,
+    vectors_contiguous,
+)
 from .scattered_layouts import TRITON_BYTES
 
 MIN_VECTORS, MAX_VECTORS, MIN_NNZ, MAX_NNZ, FEW_NNZ = 8, 64, 3, 8, 4
-MIN_BYTES, MANY_VECTORS, MIN_BYTES_OF_MANY = 16 << 20, 33, 128 << 20  # of X
+MIN_BYTES, MAX_FEW_VECTORS, MAX_HALF_VECTORS = 16 << 20, 32, 47  # of X; vectors, see `_least_bytes`
+LEAST_BYTES, LEAST_BYTES_OF_TILES, MIN_SHARE = 128 << 20, 40 << 20, 0.55
 # For `_eligible_blocks`: most vectors; rows of narrow and of wide tiles; and by how much the estimate is too short.
 MAX_BLOCKED_VECTORS, NARROW_ROWS, WIDE_ROWS, NARROW_FACTOR, FACTOR = 512, 64, 96, 1.5, 1.1
 ALIGNED_BYTES = 4
-# Cycles of a multiprocessor for a step: in any case, for each block of 16 rows and 8 vectors, for each entry of a
-# column, for each entry of a chunk, and if runs do not begin at multiples of 16 bytes or vectors are contiguous.
-STEP_CYCLES, BLOCK_CYCLES, ENTRY_CYCLES, CHUNK_CYCLES, SHIFT_CYCLES, COLUMN_CYCLES = 22, 10, 18.6, 0.8, 48, 31
-START_CYCLES, SUM_BYTES_PER_CYCLE = 25_400, 13  # to begin and end; of partial sums, written and read
+# Cycles of a multiprocessor for a step: for each block of 16 rows and 8 vectors, for each entry of a column, for each
+# sub-block of a batch, and if runs do not begin at multiples of 16 bytes or vectors are contiguous.
+BLOCK_CYCLES, ENTRY_CYCLES, BATCH_CYCLES, SHIFT_CYCLES, COLUMN_CYCLES = 10.5, 1.85, 77, 116, 50
+START_CYCLES = 37_900  # to begin and end
 
 LANES, STEP_COLUMNS, UNIT_BYTES, SLOTS = 32, 64, 16, 3
 MIN_RUN = 8  # columns that are adjacent in the data, 16 bytes
@@ -97,14 +105,34 @@ def eligible(product: Product) -> bool:
         return False
     if product.n > MAX_VECTORS:
         return _eligible_blocks(product)
-    many = product.n >= MANY_VECTORS
-    if product.x_bytes < (MIN_BYTES_OF_MANY if many else MIN_BYTES) or not can_run(product):
+    if product.x_bytes < _least_bytes(product) or not can_run(product):
         return False
-    suits_codes = many and vectors_contiguous(product) and product.geometry.n_tiles > 1
+    suits_codes = product.n > MAX_FEW_VECTORS and vectors_contiguous(product) and product.geometry.n_tiles > 1
     suits_tensor_core = is_power_of_two(product.k, product.nnz) and launch(product).kernel.align >= ALIGNED_BYTES
     if suits_codes or (product.nnz <= FEW_NNZ and suits_tensor_core):
         return False
     return scattered_sums.can_run(product) and cycles(product) < scattered_sums.cycles(product)
+
+
+def _least_bytes(product: Product) -> int:
+    """The bytes of X from which on the kernel may be the fastest.
+
+    Codes have blocks of 64 or 128 vectors. From codes and here, in microseconds on an H200, X (48, 1186515) -> 1700
+    with nnz 4 takes 182 and 112, (64, 557305) -> 1044 with odd rows 90 and 74, (48, 685408) -> 2519 with nnz 8 106 and
+    77; but (64, 177028) -> 1857 with nnz 8 47 and 58, (48, 357779) -> 1702 75 and 78. A warp needs longer if its tile
+    meets few groups of chunks: (64, 422489) -> 3750 with nnz 8 96 and 111. For fewer vectors, only portable kernels use
+    codes, and only for more data: (40, 344169) -> 690 with nnz 8 takes 72 here, and 153 with tensor cores.
+    """
+    if product.n <= MAX_FEW_VECTORS:
+        return MIN_BYTES
+    if has_power_of_two_tiles(product) or _share_of_groups(product) < MIN_SHARE:
+        return LEAST_BYTES
+    return MIN_BYTES if product.n <= MAX_HALF_VECTORS else LEAST_BYTES_OF_TILES
+
+
+def _share_of_groups(product: Product) -> float:
+    """The share of the groups of chunks that meet a tile, on average."""
+    return (1 << product.geometry.log_group) / product.geometry.n_tiles
 
 
 def _eligible_blocks(product: Product) -> bool:
@@ -125,15 +153,14 @@ def _eligible_blocks(product: Product) -> bool:
 
 
 def cycles(product: Product) -> float:
-    """The estimated time in cycles, apart from launches; within 20 % (root mean square) of 75 times on an H200."""
-    chosen = launch(product)
-    kernel, geometry, multiprocessors = chosen.kernel, product.geometry, product.device.multiprocessors
-    step: float = STEP_CYCLES + BLOCK_CYCLES * kernel.row_blocks * kernel.vector_blocks
-    step += product.nnz * (ENTRY_CYCLES + CHUNK_CYCLES * STEP_COLUMNS / (1 << geometry.log_chunk))
+    """The estimated time in cycles, apart from launches; within 10 % (root mean square) of 50 times on an H200."""
+    kernel = launch(product).kernel
+    batch_columns = LANES * _share_of_groups(product) * (1 << product.geometry.log_chunk)
+    step = BLOCK_CYCLES * kernel.row_blocks * kernel.vector_blocks
+    step += product.nnz * (ENTRY_CYCLES + BATCH_CYCLES * STEP_COLUMNS / batch_columns)
     step += SHIFT_CYCLES * (kernel.align < UNIT_BYTES) + COLUMN_CYCLES * kernel.vectors_contiguous
     steps = product.d / STEP_COLUMNS * -(-product.n // (8 * kernel.vector_blocks))
-    partial = 4 * chosen.splits * product.n * product.k
-    return START_CYCLES + (steps * step + partial / SUM_BYTES_PER_CYCLE) / multiprocessors
+    return START_CYCLES + steps * step / product.device.multiprocessors
 
 
 def can_run(product: Product) -> bool:
@@ -197,6 +224,6 @@ def _constants(product: Product) -> WarpConstants:
     log_parts = max(0, geometry.log_chunk - 5)
     slot = UNIT_BYTES * units * (STEP_COLUMNS if contiguous else 8 * vector_blocks * (STEP_COLUMNS // run))
     table = product.nnz * (LANES << log_parts) * UNIT_BYTES
-    shared = 16 * row_blocks * STEP_COLUMNS + table + SLOTS * slot + 4 * LANES + UNIT_BYTES
+    shared = (16 * row_blocks + 1) * STEP_COLUMNS + table + SLOTS * slot + 4 * LANES + UNIT_BYTES
     registers = next(REGISTERS[blocks] for blocks in REGISTERS if row_blocks * vector_blocks <= blocks)
     return WarpConstants(row_blocks, vector_blocks, log_parts, run, units, align, contiguous, registers, shared)

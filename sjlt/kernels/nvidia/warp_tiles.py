@@ -40,10 +40,11 @@ INTEGERS += ["stride_ts", "stride_tv", "stride_tk", "seed"]
 
 @triton.jit
 def _list_chunks(starts, m, g, inside, d, offset, n_tiles, log_group, log_chunk, k0, k1):
-    """List the first columns of the chunks of groups g, one per lane, that meet tile m, then columns that do not exist.
+    """List the first columns of the chunks of groups g, one per lane, that meet tile m.
 
-    If there is one tile, all are adjacent, even those that do not exist, so that all chunks of a run have one shift.
-    The result is (chunk and position in the list of each lane, number of chunks, whether one is at the data's edge).
+    The others are replaced by the first of these; or, if there is one tile, remain adjacent to them, so that all chunks
+    of a run have one shift. The result is (chunk and position in the list of each lane, number of chunks that meet the
+    tile, whether one is at the data's edge).
     """
     place = (g * 0).to(tl.uint32)
     if n_tiles > 1:
@@ -59,16 +60,20 @@ def _list_chunks(starts, m, g, inside, d, offset, n_tiles, log_group, log_chunk,
     before = count_bits(chosen & ((1 << lane) - 1))
     count = tl.max(count_bits(chosen), 0)
     position = tl.where(inside, before, count + lane - before)
-    start = tl.where(inside | (n_tiles == 1), start, (d + 7) & -8)  # aligned like chunks
-    store_word(starts + position * 4, start.to(tl.int32))
+    start = start.to(tl.int32)
+    first = tl.min(tl.where(inside, start, 0x7FFFFFFF), 0)
+    store_word(starts + position * 4, tl.where(inside | (n_tiles == 1), start, first))
     return c, position, count, tl.max(edge.to(tl.int32), 0) > 0
 
 
 @triton.jit
-def _write_words(table, place, c, rows, p, k0, k1, NNZ: tl.constexpr, LOG_PARTS: tl.constexpr):
+def _write_words(
+    table, place, count, c, rows, p, k0, k1, NNZ: tl.constexpr, LOG_PARTS: tl.constexpr, UNUSED_ROW: tl.constexpr
+):
     """Write the words of chunks c, one per lane, to their places in the table, which is ordered by sub-block.
 
-    A chunk has 2^LOG_PARTS entries per sub-block, one for every 32 columns.
+    A chunk has 2^LOG_PARTS entries per sub-block, one for every 32 columns. All entries of chunks that do not meet the
+    tile, whose places are `count` or more, lie in UNUSED_ROW.
     """
     PARTS: tl.constexpr = 1 << LOG_PARTS
     least = rows // NNZ  # rows of a sub-block; others have one more
@@ -81,6 +86,7 @@ def _write_words(table, place, c, rows, p, k0, k1, NNZ: tl.constexpr, LOG_PARTS:
         b = part_start(rows * 0 + (t + 1), rows, NNZ) - begin
         fraction = tl.where(b == least, step_of_least, step_of_others)
         first, second, row = words_of_rows(keys[t % 4], begin, b, fraction, p)
+        row = tl.where(place < count, row, UNUSED_ROW << 8 | 1)  # the first of a sub-block of one row
         for h in tl.static_range(PARTS):
             e = (rows * 0 + t << p) + h * LANES
             sign = select_word((e >> 5) & 3, signs[0], signs[1], signs[2], signs[3]) >> (e & 31)
@@ -187,13 +193,14 @@ def project_warp_tiles(
     ONE: tl.constexpr = 0x3F if BF16 else 0x3C  # the high byte of 1 in fp16, but of 1/2 in bf16
     SIDE: tl.constexpr = min(SIDE_BY_SIDE, ROW_BLOCKS)
     ENTRY_BYTES: tl.constexpr = 16 * ROW_BLOCKS * STEP
+    UNUSED_ROW: tl.constexpr = 16 * ROW_BLOCKS
     TABLE_BYTES: tl.constexpr = NNZ * (LANES << LOG_PARTS) * UNIT
     SLOT_BYTES: tl.constexpr = UNIT * UNITS * (STEP if VECTORS_CONTIGUOUS else 8 * VECTOR_BLOCKS * (STEP // RUN))
     start_dependents(PROGRAMMATIC_LAUNCH)
     seed0, seed1 = seed_words(seed)
     thread = tl.arange(0, LANES)
     entries = shared_begin(SHARED_BYTES) & -UNIT
-    table = entries + ENTRY_BYTES
+    table = entries + (ENTRY_BYTES + STEP)  # after the unused row
     slots = table + TABLE_BYTES
     starts = slots + SLOTS * SLOT_BYTES
     places = entries + thread[None, :] * UNIT + tl.arange(0, ENTRY_BYTES // (LANES * UNIT))[:, None] * (LANES * UNIT)
@@ -224,10 +231,12 @@ def project_warp_tiles(
             if ahead < steps:
                 copy_step(
                     x, slots + ahead * SLOT_BYTES, starts, ahead * STEP, lane, v0, n, d, stride_x, log_chunk,
-                    edge | (columns < (ahead + 1) * STEP), VECTOR_BLOCKS, RUN, UNITS, ALIGN, VECTORS_CONTIGUOUS,
+                    edge, VECTOR_BLOCKS, RUN, UNITS, ALIGN, VECTORS_CONTIGUOUS,
                 )  # fmt: skip
             commit_copies(lane)
-        _write_words(table, position, c, rows.to(tl.uint32), log_chunk.to(tl.uint32), k0, k1, NNZ, LOG_PARTS)
+        _write_words(
+            table, position, count, c, rows.to(tl.uint32), log_chunk.to(tl.uint32), k0, k1, NNZ, LOG_PARTS, UNUSED_ROW
+        )
         slot = 0
         for step in range(steps):
             lane = hide(thread)
@@ -243,7 +252,7 @@ def project_warp_tiles(
             if ahead < steps:
                 copy_step(
                     x, slots + free * SLOT_BYTES, starts, ahead * STEP, lane, v0, n, d, stride_x, log_chunk,
-                    edge | (columns < (ahead + 1) * STEP), VECTOR_BLOCKS, RUN, UNITS, ALIGN, VECTORS_CONTIGUOUS,
+                    edge, VECTOR_BLOCKS, RUN, UNITS, ALIGN, VECTORS_CONTIGUOUS,
                 )  # fmt: skip
             commit_copies(lane)
             operand = load_operand(
