@@ -304,12 +304,11 @@ def _project(
     key = (kernel, accumulate, shared, kind(x), target.kind)
 
     def constants() -> dict[str, Any]:
-        lines = kernel.slots * slot_bytes(kernel) + kernel.result_bytes
-        memory = {"SHARED_BYTES": lines, "extern_libs": LIBRARIES}
+        memory = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel) + kernel.other_bytes, "extern_libs": LIBRARIES}
         options = {"num_warps": 4, "launch_pdl": programmatic}
         common = {"CHOSEN": kernel, "ACCUMULATE": accumulate, **memory, **options}
         if isinstance(kernel, AmpereKernel):
-            return {**common, "PROGRAMMATIC_LAUNCH": programmatic}
+            return {**common, "PROGRAMMATIC_LAUNCH": programmatic, "maxnreg": kernel.registers}
         return {**common, "DTYPE": getattr(gl, dtype), "SHARES_PRODUCTS": shared}
 
     if isinstance(kernel, AmpereKernel):

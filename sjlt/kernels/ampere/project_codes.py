@@ -1,9 +1,8 @@
 """X Sᵀ and S A for any k, nnz and strides, from the codes of `chunk_codes`, on compute capability 8 and later.
 
-A program copies slices of SLICE columns of its vectors, and the slices' codes, to a ring of slots in shared memory, and
-multiplies one slice at a time on tensor cores by `mma.sync`, whose operands lie in registers. Each warp expands the
-codes of its rows there, so no entries pass through shared memory. fp32 data is multiplied as pairs of fp16 numbers, as
-in `hopper.project_codes`.
+A program copies slices of SLICE columns of its vectors, and the slices' codes, to a ring of slots in shared memory,
+writes the entries that the codes name to shared memory, one slice ahead (`slice_entries`), and multiplies one slice at
+a time on tensor cores by `mma.sync`. fp32 data is multiplied as pairs of fp16 numbers, as in `hopper.project_codes`.
 
 Data is copied in asynchronous copies of 4 to 16 bytes. 16-bit data whose lines begin at any element is copied in
 aligned units (`staged_slices`) or, in blocks of fewer than 8 columns, through registers.
@@ -16,23 +15,18 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..config import ampere_kernel
 from ..hopper.common import barrier, inverse, largest_of, pair_of, scale_of, wait_for_previous_kernel
-from ..hopper.entries_first import pair_of_code, place_pairs
 from ..hopper.rounds import parts_of
 from ..hopper.store_sums import store_sums
 from ..nvidia.shared_memory import shared_begin
+from .slice_entries import blocks_of, clear_entries, first_addresses, load_codes, load_entries, write_entries
 from .staged_slices import copy_slice_lines, first_columns, load_pairs, pair_addresses, slice_units, unit_columns
 
 SLICE = gl.constexpr(ampere_kernel.SLICE_COLUMNS)
+ENTRY_LINE_BYTES = gl.constexpr(ampere_kernel.ENTRY_LINE_BYTES)
 WARPS = gl.constexpr(ampere_kernel.WARPS)
 CODE_VECTOR = gl.constexpr(4)  # codes that a thread copies at a time
 INTEGERS = ["n", "d", "k", "products", "splits", "n_tiles", "capacity", "scale"]
 INTEGERS += ["stride_v", "stride_f", "stride_os", "stride_ov", "stride_or"]
-
-
-@gluon.constexpr_function
-def blocks_of(CHOSEN):
-    """The number of blocks of codes that a slice needs."""
-    return max(1, SLICE.value >> CHOSEN.log_block)
 
 
 @gluon.constexpr_function
@@ -144,25 +138,14 @@ def _copy_slice(slots, slot, x, current, indices, j, number, sizes, CHOSEN: gl.c
 
 
 @gluon.jit
-def _entries(codes, number, layout: gl.constexpr, DTYPE: gl.constexpr, CHOSEN: gl.constexpr):
-    """The entries [SLICE, rows] of a slice, two per register, from its codes.
-
-    The columns of a register lie among 8 adjacent ones in all lanes. If blocks have at least 8 columns, the compiler
-    therefore knows the block of each register.
-    """
-    BLOCKS: gl.constexpr = blocks_of(CHOSEN)
-    word = gl.arange(0, SLICE, layout=gl.SliceLayout(1, layout))[:, None] >> 1
-    place = gl.full([SLICE, CHOSEN.rows], 0, gl.int32, layout=layout)
-    pair = place
-    for b in gl.static_range(BLOCKS):
-        code = codes.slice(b * CHOSEN.rows, CHOSEN.rows, 0).load(gl.SliceLayout(0, layout)).to(gl.int32)
-        column = ((code & 127) >> 1) + (b << CHOSEN.log_block) // 2
-        if (1 << CHOSEN.log_block) > SLICE:
-            column -= number % 2 * (SLICE // 2)
-        in_block = (word >> (CHOSEN.log_block - 1) == b) | (BLOCKS == 1)
-        place = gl.where(in_block, column[None, :], place)
-        pair = gl.where(in_block, pair_of_code(code, DTYPE)[None, :], pair)
-    return place_pairs(place, word, pair, DTYPE)
+def _joined(sums, PARTS: gl.constexpr):
+    """The sums [vectors, rows] of all parts of the rows."""
+    gl.static_assert(PARTS <= 2)
+    acc = sums[0]
+    if PARTS == 2:
+        acc = gl.permute(gl.join(sums[0], sums[1]), (0, 2, 1))
+        acc = gl.reshape(acc, [acc.shape[0], 2 * acc.shape[2]])
+    return acc
 
 
 @gluon.jit(do_not_specialize=INTEGERS)
@@ -194,13 +177,15 @@ def project_codes_ampere(
 
     Grid: any number of programs or, unless CHOSEN.several, one for each of the `products`; 4 warps.
 
-    SHARED_BYTES : of staged lines.  Other arguments are as in `project_codes_hopper`.
+    SHARED_BYTES : of entries and staged lines.  Other arguments are as in `project_codes_hopper`.
     """
     INPUT: gl.constexpr = x.dtype.element_ty
     SPLIT_FP32: gl.constexpr = gl.float32 == INPUT
     DTYPE: gl.constexpr = gl.float16 if SPLIT_FP32 else INPUT
     VECTORS: gl.constexpr = CHOSEN.vectors
     ROWS: gl.constexpr = CHOSEN.rows
+    PARTS: gl.constexpr = CHOSEN.parts
+    PART_ROWS: gl.constexpr = ROWS // PARTS
     SLOTS: gl.constexpr = CHOSEN.slots
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [CHOSEN.warps, WARPS // CHOSEN.warps], [16, 8])
     data_operand: gl.constexpr = gl.DotOperandLayout(0, sums_layout, 2)
@@ -211,10 +196,13 @@ def project_codes_ampere(
     xs = gl.allocate_shared_memory(INPUT, [1 if CHOSEN.staged else SLOTS, HEIGHT, WIDTH], x_shared)
     codes_shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.uint8, [SLOTS, CHOSEN.rows * blocks_of(CHOSEN)], codes_shared)
+    ENTRY_BYTES: gl.constexpr = ROWS * ENTRY_LINE_BYTES  # of a slice
+    lines = shared_begin(SHARED_BYTES) & -16  # the entries of two slices, in turns
+    clear_entries(lines, CHOSEN)
     LANES: gl.constexpr = min(32, WIDTH // CHOSEN.vector)
     copy_layout: gl.constexpr = gl.BlockedLayout([1, CHOSEN.vector], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     if CHOSEN.staged:
-        raw = shared_begin(SHARED_BYTES) & -16
+        raw = lines + 2 * ENTRY_BYTES
         line_stride = stride_f if CHOSEN.vectors_contiguous else stride_v
         addresses = pair_addresses(raw, x.to(gl.int64, bitcast=True), line_stride, HEIGHT, WIDTH, CHOSEN)
         indices, block_v = slice_units(CHOSEN), 0
@@ -238,14 +226,22 @@ def project_codes_ampere(
         if not CHOSEN.copies:
             xs.index(slot).store(loaded)
             held = loaded
+    async_copy.wait_group(SLOTS - 2)
+    barrier()
+    previous, this = first_addresses(lines + ENTRY_BYTES, CHOSEN), 0
+    latest = write_entries(lines, first_addresses(lines, CHOSEN), load_codes(tiles.index(0)), 0, DTYPE, CHOSEN)
     slot, held_slot = 0, SLOTS - 2
     while product < products:
         m, split, vector_block = parts_of(product, splits, n_tiles)
-        acc = gl.zeros((VECTORS, ROWS), gl.float32, layout=sums_layout)
+        zeros = gl.zeros((VECTORS, PART_ROWS), gl.float32, layout=sums_layout)
+        sums: gl.tuple = ()
+        for _ in gl.static_range(PARTS):
+            sums += (zeros,)
         largest = gl.zeros([VECTORS], gl.uint32, layout=gl.SliceLayout(1, data_operand))
         factor = scale_of(largest, 14)
-        for number in range(slices_of(gl.load(counts + split * n_tiles + m), CHOSEN)):
-            async_copy.wait_group(SLOTS - 2)
+        slices = slices_of(gl.load(counts + split * n_tiles + m), CHOSEN)
+        for number in range(slices):
+            async_copy.wait_group(SLOTS - 3)  # this slice and the next
             barrier()
             if not CHOSEN.copies:
                 xs.index(held_slot).store(held)
@@ -255,7 +251,8 @@ def project_codes_ampere(
                 held = loaded
             if CHOSEN.staged:
                 xs.index(0).store(load_pairs(addresses, slot, INPUT, CHOSEN))
-            entries = _entries(tiles.index(slot), number, entries_operand, DTYPE, CHOSEN)
+            next_slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
+            code = load_codes(tiles.index(next_slot))
             data = xs.index(0 if CHOSEN.staged else slot)
             if CHOSEN.vectors_contiguous:
                 data = data.permute((1, 0))
@@ -265,14 +262,24 @@ def project_codes_ampere(
                 before = inverse(factor)
                 factor = scale_of(largest, 14)
                 high, low = pair_of(part, factor)
-                z = mma_v2(high, entries, gl.zeros((VECTORS, ROWS), gl.float32, layout=sums_layout))
-                z = mma_v2(low, entries, z)
-                acc = acc * gl.convert_layout(factor * before, gl.SliceLayout(1, sums_layout))[:, None] + z
-            else:
-                acc = mma_v2(part, entries, acc)
-            slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
+                factors = gl.convert_layout(factor * before, gl.SliceLayout(1, sums_layout))[:, None]
+            after: gl.tuple = ()
+            for p in gl.static_range(PARTS):
+                part_lines = lines + this + p * PART_ROWS * ENTRY_LINE_BYTES
+                entries = load_entries(part_lines, entries_operand, DTYPE, PART_ROWS)
+                if SPLIT_FP32:
+                    after += (sums[p] * factors + mma_v2(low, entries, mma_v2(high, entries, zeros)),)
+                else:
+                    after += (mma_v2(part, entries, sums[p]),)
+            sums = after
+            # Only now, while tensor cores are busy: entries that were written first would delay them.
+            this = ENTRY_BYTES - this
+            next_number = gl.where(number == slices - 1, 0, number + 1)
+            written = write_entries(lines + this, previous, code, next_number, DTYPE, CHOSEN)
+            previous, latest, slot = latest, written, next_slot
+        acc = _joined(sums, PARTS)
         if SPLIT_FP32:
-            acc *= gl.convert_layout(inverse(factor), gl.SliceLayout(1, sums_layout))[:, None]
+            acc *= gl.convert_layout(inverse(factor), gl.SliceLayout(1, acc.type.layout))[:, None]
         store_sums(
             acc * scale, out, out, m, split, vector_block * VECTORS, n, k, n_tiles, stride_os, stride_ov, stride_or,
             CHOSEN, ACCUMULATE, 0,

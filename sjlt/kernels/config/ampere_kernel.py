@@ -11,10 +11,15 @@ from .stores import store_width, stores_vectors
 LOG_SLICE = 5
 SLICE_COLUMNS = 1 << LOG_SLICE  # columns that the kernel multiplies at a time
 WARPS = 4
+ENTRY_LINE_BYTES = 2 * SLICE_COLUMNS  # of the entries of a row
 COPY_BYTES = 4  # the narrowest asynchronous copy
-MIN_SLOTS, MAX_SLOTS = 3, 8
+MIN_SLOTS, MAX_SLOTS = 4, 8
 RESERVED_BYTES = 1 << 10  # of shared memory, for each program
-MAX_RESULT_BYTES = 32 << 10  # of shared memory, through which a program's sums pass before they are stored
+MAX_RESULT_BYTES = 16 << 10  # of shared memory, through which a program's sums pass before they are stored
+MAX_SUMS = 64 * 128  # of a program that are multiplied at a time, so that registers hold their operands, too
+# Programs that share the registers of a multiprocessor, by bytes of an element and vectors of a block.
+RESIDENT = {2: {32: 4, 64: 3, 128: 2}, 4: {32: 4, 64: 2}}
+ALL_REGISTERS, MAX_REGISTERS = 1 << 16, 255  # of a multiprocessor, of a thread
 # A program multiplies several products if each has at most MAX_SLICES slices, and each program at least MIN_PRODUCTS.
 MAX_SLICES, MIN_PRODUCTS = 16, 3
 
@@ -46,6 +51,8 @@ class AmpereKernel:
     vectors_contiguous, out_vectors_contiguous, adjacent : bool
     store_width : int
         As in `KernelChoice`.
+    registers : int
+        Limit per thread.
     """
 
     vectors: int
@@ -61,9 +68,20 @@ class AmpereKernel:
     out_vectors_contiguous: bool
     adjacent: bool
     store_width: int
+    registers: int
 
     tma_store = windows = one_tile = False
-    log_run, step_columns, result_bytes = 0, SLICE_COLUMNS, 0
+    log_run, step_columns = 0, SLICE_COLUMNS
+
+    @property
+    def other_bytes(self) -> int:
+        """The bytes of the entries of two slices in shared memory."""
+        return 2 * self.rows * ENTRY_LINE_BYTES
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of a tile's rows that are multiplied one after the other."""
+        return max(1, self.vectors * self.rows // MAX_SUMS)
 
     @property
     def log_panel(self) -> int:
@@ -133,21 +151,20 @@ def _vector(product: Product) -> int:
 
 def resident_programs(product: Product) -> int:
     """The number of programs that a multiprocessor runs at a time, as registers and shared memory allow."""
-    few_registers = product.item_bytes == 2 and _copies(product)
-    most = {32: 4 if few_registers else 3, 64: 3 if few_registers else 2, 128: 2}[block_vectors(product)]
+    most = RESIDENT[product.item_bytes][block_vectors(product)]
     return next((resident for resident in range(most, 1, -1) if _slots(product, resident) >= MIN_SLOTS), 1)
 
 
 def _slots(product: Product, resident: int) -> int:
     """The number of slots of each of `resident` programs, beside what passes through shared memory."""
-    vectors, log_block = block_vectors(product), _log_block(product)
+    vectors, rows, log_block = block_vectors(product), rows_of(product), _log_block(product)
     slice_bytes = vectors * SLICE_COLUMNS * product.item_bytes
-    results = min(MAX_RESULT_BYTES, 4 * vectors * rows_of(product))
-    available = product.device.shared_memory // resident - RESERVED_BYTES - results
+    results = min(MAX_RESULT_BYTES, 4 * vectors * rows)
+    available = product.device.shared_memory // resident - RESERVED_BYTES - results - 2 * rows * ENTRY_LINE_BYTES
     if _stages(product):  # besides, a slice of aligned lines
         available -= slice_bytes
         slice_bytes = _line_bytes(product) * (SLICE_COLUMNS if vectors_contiguous(product) else vectors)
-    slice_bytes += rows_of(product) * max(1, SLICE_COLUMNS >> log_block)
+    slice_bytes += rows * max(1, SLICE_COLUMNS >> log_block)
     return min(MAX_SLOTS, available // slice_bytes)
 
 
@@ -170,7 +187,7 @@ def kernel_of(product: Product, splits: int, columns_per_split: int) -> AmpereKe
     return AmpereKernel(
         vectors,
         rows,
-        _warps_along_vectors(vectors, rows, product.item_bytes),
+        _warps_along_vectors(vectors, rows, _stages(product)),
         _log_block(product),
         max(MIN_SLOTS, _slots(product, resident)),
         _vector(product),
@@ -181,13 +198,12 @@ def kernel_of(product: Product, splits: int, columns_per_split: int) -> AmpereKe
         out_vectors_contiguous=out_contiguous,
         adjacent=splits > 1 or product.y_strides[0 if out_contiguous else 1] == 1,
         store_width=store_width(product, splits),
+        registers=min(MAX_REGISTERS, ALL_REGISTERS // (32 * WARPS * resident) // 8 * 8),
     )
 
 
-def _warps_along_vectors(vectors: int, rows: int, item_bytes: int) -> int:
-    """`AmpereKernel.warps`: each warp expands the codes of its rows, and loads or splits the data of its vectors."""
-    if rows < 64:
-        return WARPS if vectors >= 64 else 2
-    if item_bytes == 2 and vectors <= 64 and rows > 64:
+def _warps_along_vectors(vectors: int, rows: int, staged: bool) -> int:
+    """`AmpereKernel.warps`: each warp loads the entries of its rows, and the data of its vectors."""
+    if staged and vectors == 64 and rows == 128:
         return 1
-    return 2
+    return WARPS if rows < 64 <= vectors else 2

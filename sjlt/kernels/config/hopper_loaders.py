@@ -112,6 +112,11 @@ class KernelChoice:
         return self.part_vectors if self.out_vectors_contiguous else self.part_rows
 
     @property
+    def other_bytes(self) -> int:
+        """The bytes of shared memory that the kernel addresses itself, apart from slots."""
+        return self.result_bytes
+
+    @property
     def result_bytes(self) -> int:
         """The bytes of the lines of both consumers in shared memory."""
         return 2 * self.part_lines * self.result_line_bytes

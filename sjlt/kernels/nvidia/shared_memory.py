@@ -111,6 +111,25 @@ def store_byte_where(address, word, keep):
 
 
 @triton.jit
+def store_half(address, word):
+    """Store the lower 16 bits of a 32-bit word to each `address`."""
+    tl.inline_asm_elementwise(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, $2; st.shared.b16 [$1], low; mov.u32 $0, 0; }",
+        "=r,r,r", [address, word], tl.int32, False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_half_where(address, word, keep):
+    """Store the lower 16 bits of a 32-bit word to each `address` where `keep`."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b16 low, high; mov.b32 {low, high}, $2; setp.ne.s32 p, $3, 0; "
+        "@p st.shared.b16 [$1], low; mov.u32 $0, 0; }",
+        "=r,r,r,r", [address, word, keep.to(tl.int32)], tl.int32, False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
 def store_number(address, value):
     """Store an fp32 or fp64 number to each `address`."""
     if value.dtype == tl.float64:
