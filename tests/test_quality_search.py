@@ -234,6 +234,20 @@ def test_zero_rows_are_never_neighbours():
     assert all(0 < method.cosine <= 1 for method in sjlt.quality(x, Sketch(40, 16)).methods)
 
 
+@pytest.mark.parametrize("container", [np.asarray, torch.from_numpy, scipy.sparse.csr_array])
+def test_zero_rows_are_no_queries(container):
+    x = data()
+    x[::3] = 0
+    report = sjlt.quality(container(x), Sketch(40, 4), queries=300)
+    assert report.queries == 200
+    lowest = sjlt.quality(
+        container(x[x.any(axis=1)]), Sketch(40, 4), queries=200
+    )  # without rows that are never nearest
+    assert [method.cosine for method in report.methods] == [method.cosine for method in lowest.methods]
+    with pytest.raises(ValueError, match="all 200 rows sampled as queries are zero"):
+        sjlt.quality(container(np.zeros_like(x)), Sketch(40, 16))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("row", [0, 137, 299])
 def test_non_finite_values_are_located(value, row):
@@ -303,6 +317,14 @@ def test_command(run):
     assert ">sketch, int8</text>" in Path("out.svg").read_text(encoding="utf-8")
     report.plot("again.png")
     assert Path("again.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("option", ["--eps", "--rows", "--pairs", "--seeds"])
+def test_options_of_laws_alone(run, option):
+    np.save("x.npy", data())
+    result = run("quality", "x.npy", option, 100)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"Error: {option} has no effect without --laws\n"
 
 
 def test_table_fits_60_columns():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def quality(
+    context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="IN", help="A file of vectors, as for sjlt project.")],
     n_components: Annotated[
         list[int] | None,
@@ -70,6 +71,8 @@ def quality(
     from ..evaluation import report as tables
     from ..files.errors import printable
 
+    if not laws:
+        _check_options(context)
     if json is not None:
         check_output(json, [source], (".json",), force, "JSON file")
     if plot is not None:
@@ -84,6 +87,16 @@ def quality(
     if plot is not None:
         figures.plot(report, plot, f"{printable(source.name)}: {report.sampled}", replace=force)
         say(f"Plot: {plot}")
+
+
+def _check_options(context: typer.Context) -> None:
+    """Refuse options that only --laws uses, which would be ignored."""
+    from ..files.errors import UserError
+
+    for name in ("eps", "rows", "pairs", "seeds"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(f"--{name} has no effect without --laws")
 
 
 def _report(source: Path, column: str | None, **options: Any) -> Report | SearchReport:

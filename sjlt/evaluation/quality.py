@@ -92,8 +92,8 @@ def quality(
     rows, pairs : int, default 1000 and 10,000
         With `laws`: number of rows to sample, and number of distinct pairs of these rows.
     queries, neighbours : int, default 200 and 10
-        Number of rows sampled as queries, and number of nearest rows to find for each; `neighbours` is at most n - 2
-        (with `laws`, the number of sampled rows - 2).
+        Number of rows sampled as queries, of which rows of zeros are left out, and number of nearest rows to find for
+        each; `neighbours` is at most n - 2 (with `laws`, the number of sampled rows - 2).
     seeds : int >= 2, default 100
         With `laws`: number of matrices per sketch.
     seed : int >= 0, default 0
@@ -111,7 +111,7 @@ def quality(
     ------
     TypeError, ValueError
         For invalid arguments, fewer than neighbours + 2 rows, a NaN or infinity in a row that is used (the message
-        gives its position), and, with `laws`, a sample that contains only duplicates.
+        gives its position), queries that are all zero and, with `laws`, a sample that contains only duplicates.
     sjlt.files.errors.UserError, OSError
         If a file cannot be read.
 

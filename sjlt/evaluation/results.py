@@ -107,7 +107,7 @@ class SearchReport:
     version: ClassVar[int] = 1
 
     shape: tuple[int, int]  # of X
-    queries: int  # number of rows sampled as queries; a query does not find itself
+    queries: int  # number of rows sampled as queries, without rows of zeros; a query does not find itself
     neighbours: int
     shortlist: int  # length of the list of results that re-ranking would consider
     seed: int  # of the sampling

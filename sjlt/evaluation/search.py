@@ -68,8 +68,7 @@ def search_report(
     if n < neighbours + 2:
         raise ValueError(f"{neighbours} nearest neighbours need at least {neighbours + 2} rows, X has {n}")
     rng = np.random.default_rng(seed)
-    chosen = np.sort(rng.choice(n, min(queries, n), replace=False))
-    query_rows = rows_of(X, chosen)
+    chosen, query_rows = _queries(X, np.sort(rng.choice(n, min(queries, n), replace=False)))
     exponent = _typical_exponent(query_rows)
     query_rows = _scaled(query_rows, chosen, exponent)
     methods = _methods(X, d, sketches, exponent, rng)
@@ -93,6 +92,15 @@ def search_report(
         shape=(n, d), queries=len(chosen), neighbours=neighbours, shortlist=shortlist, seed=seed,
         original_bytes=exact.bytes, methods=found, advice=advice(found, exact.bytes, neighbours),
     )  # fmt: skip
+
+
+def _queries(X: Any, chosen: np.ndarray) -> tuple[np.ndarray, Any]:
+    """(indices, rows) of those of the rows `chosen` that are not zero. Of zeros, all rows are equally near."""
+    rows = rows_of(X, chosen)
+    nonzero = np.flatnonzero(_largest(rows))  # a NaN is refused later
+    if len(nonzero) == 0:
+        raise ValueError(f"all {len(chosen)} rows sampled as queries are zero: they have no nearest rows")
+    return (chosen, rows) if len(nonzero) == len(chosen) else (chosen[nonzero], rows[nonzero])
 
 
 # ------------------------------------------------------------------------------------- methods
