@@ -30,14 +30,16 @@ MAX_COLUMN_WIDTH, COLUMN_COMPONENTS = 2560, 128  # of a tile of sums where colum
 MAX_DIRECT_TERMS, CONFLICT_STRIDE = 3, 2048  # per feature; bytes between columns, in `reads_columns`
 
 
-def eligible(plan: ExactPlan, n: int) -> bool:
-    """Whether to project n rows of native data here: for kept sketches whose lists are neither mostly empty nor long.
+def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> bool:
+    """Whether to project native data here: with kept sketches whose lists are neither mostly empty nor long.
 
     Otherwise tiles are faster: on Zen 5, (7444, 109) to 764 with one nonzero per column would take 1.4 times as long
-    here as in tiles, (300, 16000) to 512 1.1 to 1.7 times.
+    here as in tiles, (300, 16000) to 512 1.1 to 1.7 times. But a tile of many components takes longer than reading and
+    writing columns in place: S A of (768, 11896) to 2048 with two nonzeros would take four times as long in tiles.
     """
-    fits = plan.d * MAX_WIDTH <= TILE_BYTES and plan.k <= plan.d * plan.s
-    return plan.keeps_codes and (fits or plan.is_small(n))
+    in_place = x.strides[0] == x.itemsize and out.strides[0] == out.itemsize
+    fits = plan.d * MAX_WIDTH <= TILE_BYTES and (in_place or plan.k <= plan.d * plan.s)
+    return plan.keeps_codes and (fits or plan.is_small(x.shape[0]))
 
 
 def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype) -> None:
