@@ -93,9 +93,36 @@ def test_adjoints_equal_row_major(sketch, n, dtypes, slices, order, memory, monk
     assert np.isfinite(whole).sum() == columns.size  # nothing is written around it
 
 
+@each_value(
+    n=[8, 15, 16, 17, 31, 129, 300],
+    sizes=[(900, 300, 4), (40, 2000, 3), (20_000, 100, 1)],
+    dtype=["float32", "float64"],
+    slices=["whole", "part", "backwards", "repeated"],
+    width=[1024, 128],
+    threads=[1, 3],
+)
+def test_components_are_read_in_place(n, sizes, dtype, slices, width, threads, monkeypatch):
+    d, k, nnz = sizes
+    monkeypatch.setattr(contiguous, "MAX_WIDTH", width)
+    S = sjlt.Sketch(d, k, nnz=nnz, seed=3)
+    rows = (3 * k, n + 13) if slices == "part" else (k, n)
+    B = sliced(np.random.default_rng(1).standard_normal(rows).astype(dtype), slices)
+    whole = np.full((d, n + 5), np.nan, dtype)
+    assert contiguous.reads_components(B.T, whole[:, :n].T, B.dtype) == (n >= 64 // B.itemsize)
+    before = sjlt.get_num_threads()
+    sjlt.set_num_threads(threads)
+    try:
+        S.project_adjoint(B.T, out=whole[:, :n].T)
+    finally:
+        sjlt.set_num_threads(before)
+    np.testing.assert_array_equal(whole[:, :n].T, S.project_adjoint(np.ascontiguousarray(B.T)))
+    assert np.isnan(whole[:, n:]).all()
+
+
+@pytest.mark.parametrize("n", [5, 21])
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.exhaustive)])
-def test_nothing_is_read_beyond_the_data(dtype):
+def test_nothing_is_read_beyond_the_data(dtype, n):
     """The data ends where a protected page begins."""
-    A = before_protected_page((5000, 5), dtype)
     S = sjlt.Sketch(5000, 64, nnz=4, seed=1)
-    assert not (S @ A).any()
+    assert not (S @ before_protected_page((5000, n), dtype)).any()
+    assert not (S.T @ before_protected_page((64, n), dtype)).any()

@@ -196,15 +196,29 @@ def load_components(y, components):
     load_tile(y, 0, y.shape[0], 0, y.shape[1], components, 0)
 
 
-@kernel(components=TILE, first_column=types.uint64, geometry=LAW, codes=CODES, out=OUT_2D, scale=types.float64)
-def gather_features(components, first_column, geometry, codes, out, scale):
-    """Compute all columns of out. first_column : the law's index of column 0.  codes : a buffer."""
+@kernel(
+    components=Array(COMPUTE, 2, "A", readonly=True), first_column=types.uint64, geometry=LAW, codes=CODES,
+    listed=types.boolean, out=OUT_2D, scale=types.float64,
+)  # fmt: skip
+def gather_features(components, first_column, geometry, codes, listed, out, scale):
+    """Compute all columns of out.
+
+    components : contiguous along its last axis.  first_column : the law's index of column 0.  codes : if `listed`, the
+    codes of all columns, else a buffer for those of some.
+    """
     s = codes.shape[1]
     for j in range(0, out.shape[1], codes.shape[0]):
         nj = min(codes.shape[0], out.shape[1] - j)
-        generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
+        if not listed:
+            generate_codes(first_column + np.uint64(j), codes[:nj], geometry)
         for i in range(nj):
             gather_row(codes, i * s, (i + 1) * s, components, out, j + i, scale)
+
+
+def reads_components(y: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
+    """Whether `adjoint_contiguous` reads the components of y in place: those of a row-major B, for a row-major S' B."""
+    in_rows = y.strides[0] == y.itemsize and out.strides[0] == out.itemsize
+    return in_rows and y.dtype == compute and len(y) >= SQUARE_BYTES // y.itemsize
 
 
 def adjoint_contiguous(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
@@ -217,22 +231,30 @@ def adjoint_contiguous(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute:
     """
     n, k = y.shape
     lanes = SQUARE_BYTES // compute.itemsize
-    max_group = min(MAX_WIDTH, SUMS_BYTES // (k * compute.itemsize)) // lanes * lanes
+    in_place = reads_components(y, out, compute)
+    max_group = MAX_WIDTH if in_place else min(MAX_WIDTH, SUMS_BYTES // (k * compute.itemsize)) // lanes * lanes
     if n < MIN_VECTORS or max_group < min(n, MIN_WIDTH) or out.strides[0] != out.itemsize:
         return False
-    load = compiled(load_components, data=y.dtype, compute=compute)
     gather = compiled(gather_features, compute=compute, out=out.dtype)
-    group = -(-n // -(-n // max_group))
-    components = aligned((k, -(-group // lanes) * lanes), compute)
-    codes = Scratch(lambda: (np.empty((CODES_STEP, plan.s), np.int32),))
-    workers = plan.workers(n, k, plan.d, compute.itemsize)
+    table = plan.codes[0] if plan.keeps_codes else None
+    codes = Scratch(lambda: (np.empty((CODES_STEP if table is None else 0, plan.s), np.int32),))
+    workers = plan.workers(n, k, plan.d, compute.itemsize, generates=table is None)
 
-    def task(begin: int, end: int, out: np.ndarray) -> None:
+    def task(begin: int, end: int, components: np.ndarray, out: np.ndarray) -> None:
         with codes.borrow() as (buffer,):
-            gather(components, plan.column(begin), plan.geometry, buffer, out[:, begin:end], plan.scale)
+            listed = buffer if table is None else table[begin:end]
+            arrays = listed, table is not None, out[:, begin:end]
+            gather(components, plan.column(begin), plan.geometry, *arrays, plan.scale)
 
-    for i in range(0, n, group):
-        load(y[i : i + group], components)
-        ranges = row_ranges(plan.d, 1, workers, components.shape[1] * (plan.s + STORE_WORK))
-        threads.run(task, [(*r, out[i : i + group]) for r in ranges], workers)
+    count = -(-n // max_group)  # of groups of vectors
+    groups = [slice(g * n // count, (g + 1) * n // count) for g in range(count)]
+    ranges = row_ranges(plan.d, 1, workers, n // count * (plan.s + STORE_WORK))
+    if in_place:
+        threads.run(task, [(*r, y[part].T, out[part]) for part in groups for r in ranges], workers)
+        return True
+    load = compiled(load_components, data=y.dtype, compute=compute)
+    components = aligned((k, -(-n // (count * lanes)) * lanes), compute)
+    for part in groups:
+        load(y[part], components)
+        threads.run(task, [(*r, components, out[part]) for r in ranges], workers)
     return True

@@ -24,7 +24,7 @@ from ... import threads
 from . import by_component, look_up, permuted
 from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
-from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous
+from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous, reads_components
 from .dense_kernels import TILE_FEATURES
 from .entries import CODES_STEP, LANES
 from .jit import compiled
@@ -212,7 +212,7 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
     vectors, workers = plan.vectors_and_workers(n, compute.itemsize, plan.workers(n, plan.k, d, compute.itemsize))
     if not accumulate and look_up.eligible(plan, y, out, compute):
         look_up.adjoint_by_look_up(plan, y, out, workers)
-    elif plan.is_small(n):
+    elif plan.is_small(n) and (accumulate or not reads_components(y, out, compute)):
         _adjoint_small(plan, y, out, accumulate, compute, vectors, workers)
     elif not accumulate and adjoint_contiguous(plan, y, out, compute):
         return

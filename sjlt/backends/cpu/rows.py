@@ -131,7 +131,9 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
     """out[v, j] = scale * (the sum of sign * components[row, v] over codes[begin:end]), for all v.
 
     codes is contiguous and indexed as if it were flat. out is contiguous along its first axis; results are rounded to
-    its dtype once, from fp64. Rows of components are as in `scatter_row`. Terms are added in the order of the codes.
+    its dtype once, from fp64. Terms are added in the order of the codes. Rows of components, contiguous, are as long as
+    a column of out and at least a vector of SQUARE_BYTES: if they are no whole number of vectors, the last vector
+    overlaps the one before it.
     """
     lanes = SQUARE_BYTES * 8 // components.dtype.bitwidth
 
@@ -142,7 +144,7 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
         codes = context.make_array(codes_type)(context, builder, codes).data
         components = context.make_array(components_type)(context, builder, components)
         out = context.make_array(out_type)(context, builder, out)
-        feature = line_pointer(builder, out, j, 1)
+        feature, count = line_pointer(builder, out, j, 1), builder.extract_value(out.shape, 0)
 
         def add(v, size, remaining):
             vector = ir.VectorType(element, size)
@@ -151,7 +153,18 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
             total, target = builder.load(totals[0]), builder.gep(feature, [v])
             store_scaled(builder, total, scale, target, out_type.dtype, remaining)
 
-        for_vectors(builder, builder.extract_value(out.shape, 0), lanes, add)
+        def add_last(v, size, remaining):
+            if remaining is None:
+                add(v, size, None)
+                return
+            before = builder.sub(count, ir.Constant(count.type, lanes))
+            with builder.if_else(builder.icmp_signed(">=", before, ir.Constant(count.type, 0))) as (several, single):
+                with several:
+                    add(before, size, None)
+                with single:
+                    add(v, size, remaining)
+
+        for_vectors(builder, count, lanes, add_last)
         return context.get_dummy_value()
 
     integer = types.int64
