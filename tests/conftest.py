@@ -15,12 +15,15 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         turned = ((int(worker.removeprefix("gw")) + i) % gpus for i in range(gpus))
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, turned)))
 
+import hypothesis
 import pytest
 import torch
 from helpers import cases
 
 if worker:
     torch.set_num_threads(1)
+hypothesis.settings.register_profile("sjlt", deadline=None)  # how long an example takes depends on other processes
+hypothesis.settings.load_profile("sjlt")
 
 CUDA = torch.cuda.is_available()
 if not CUDA:

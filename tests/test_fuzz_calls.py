@@ -17,7 +17,7 @@ from sjlt import Sketch
 from sjlt.files.errors import UserError
 
 pytestmark = pytest.mark.exhaustive
-budget = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+budget = settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
 
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 

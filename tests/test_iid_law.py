@@ -57,7 +57,7 @@ def test_golden_vectors(v):
 )
 @example(k=129, density=1.0, seed=2**64 - 1, start=LAST - 3)
 @example(k=65, density=float(BOUNDARY), seed=-1, start=2**32 - 2)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_entries_equal_the_reference(k, density, seed, start):
     S = Sketch(LAST, k, density=density, seed=seed)[:, start : start + 3]
     assert math.isclose(S.density, reference.realised(density), rel_tol=1e-15)
@@ -87,7 +87,6 @@ def test_stream_tags_are_distinct():
 
 
 @given(density=densities, n=st.integers(0, 10**6), k=st.integers(1, 1000), seed=st.integers(-(2**63), 2**64 - 1))
-@settings(deadline=None)
 def test_descriptions_round_trip(density, n, k, seed):
     S = Sketch(n, k, density=density, seed=seed)
     part = S[:, n // 3 : n // 2]

@@ -81,7 +81,7 @@ def sketches(draw):
     return k, nnz, seed, start, width
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(sketches())
 @example((reference.MAX_COMPONENTS, 128, 2**64 - 1, LAST - 4, 4))
 @example((1, 1, -(2**63), LAST - 4, 4))

@@ -7,7 +7,7 @@ from helpers.cases import each_value, each_value_then_pairs, pairwise
 from helpers.choices import HOPPER, STAGED_ADJOINTS, all_tensors_on, changed_choices, exact_product
 from helpers.kernels import check_adjoint, product_error
 from helpers.shared_memory import emulate
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from sjlt import Sketch
@@ -53,7 +53,6 @@ def test_eligible_products(case, takes):
         assert isinstance(exact.choose(product), exact.StagedAdjoint) == takes
 
 
-@settings(deadline=None)
 @given(
     n=st.integers(16, 5000), d=st.integers(1, 1 << 20), k=st.integers(1, 7000), nnz=st.integers(1, 9),
     stacks=st.sampled_from([1, 2]), columns=st.tuples(st.booleans(), st.booleans()), padding=st.integers(0, 16),
