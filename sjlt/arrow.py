@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .files.encoding import DTYPES, SCALE, Encoding
-from .inputs.checks import integer
+from .inputs.checks import flag, integer
 from .sketch import MAX_FEATURES, Sketch
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Projector:
         if list_type not in ("fixed", "list"):
             raise ValueError(f"list_type must be 'fixed' or 'list', got {list_type!r}")
         self.column, self.output_column = column, column if output_column is None else output_column
-        self.normalize, self.list_type = bool(normalize), list_type
+        self.normalize, self.list_type = flag("normalize", normalize), list_type
         self.dtype = None if dtype is None else np.dtype(dtype)
         self._arguments: dict[str, Any] = {
             "n_components": n_components,

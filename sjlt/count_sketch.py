@@ -216,7 +216,7 @@ class CountSketch:
             raise ValueError(f"a table must have shape {(self.rows, self.columns)}, got {tuple(table.shape)}")
         if _dtype_name(table) not in ("float32", "float64"):
             raise TypeError(f"a table must be float32 or float64, got {_dtype_name(table)}")
-        return table.detach() if isinstance(table, Tensor) else _as_tensor(table)
+        return table.detach().resolve_neg() if isinstance(table, Tensor) else _as_tensor(table)
 
     def _checked_indices(self, indices: Any) -> Tensor:
         """The indices as an int64 tensor."""

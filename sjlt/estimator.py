@@ -277,15 +277,16 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
         Returns
         -------
-        {ndarray, tensor} of shape (n_samples, n_features)
-            Always dense, in the dtype of X; a tensor on the device of X if X is a tensor.
+        {ndarray, tensor, dask array} of shape (n_samples, n_features)
+            Always dense; a tensor on the device of X if X is a tensor, and lazy if X is a dask array. Dtypes are as in
+            `transform`.
         """
         check_is_fitted(self)
         if is_tensor(X):
             _check_tensor(X)
             _check_finite(X)
         elif is_dask(X):
-            dask_arrays.check_matrix(X)
+            X = dask_arrays.dense_matrix(X)
         else:
             X = check_array(X, input_name="X", **_ACCEPTED)
         if X.shape[1] != self.n_components_:

@@ -10,7 +10,7 @@ import numpy as np
 from .laws.spec import SketchSpec
 from .sketch import Sketch
 
-MAX_ENTRIES = 2**29  # of a float32 constant: protobuf messages are limited to 2 GiB
+MAX_BYTES = 2**31  # of a constant: protobuf messages are limited to 2 GiB
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
@@ -29,7 +29,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
     Notes
     -----
-    The matrix has n_features * n_components entries. The export fails if these are more than 2^29.
+    The matrix has n_features * n_components entries, of float64 if the data is float64, otherwise of float32. The
+    export fails if they take more than 2 GiB.
 
     Examples
     --------
@@ -65,13 +66,14 @@ def translations() -> dict[Any, Callable[..., Any]]:
             axis: int,
             dtype: int | None = None,
         ) -> Any:
-            if n_features * n_components > MAX_ENTRIES:
+            stored = np.dtype(np.float64 if x.dtype == onnxscript.ir.DataType.DOUBLE else np.float32)
+            if n_features * n_components * stored.itemsize > MAX_BYTES:
                 raise ValueError(
-                    f"the matrix of a sketch of shape ({n_components}, {n_features}) has more than {MAX_ENTRIES} "
-                    "entries: it cannot be a constant of an ONNX graph"
+                    f"the matrix of a sketch of shape ({n_components}, {n_features}) has more than "
+                    f"{MAX_BYTES // stored.itemsize} entries of {stored}: it cannot be a constant of an ONNX graph"
                 )
             spec = SketchSpec(n_features, n_components, nnz, stacks, lane_bits, threshold, seed, feature_offset)
-            matrix = sketch_of(spec).toarray(np.float32)
+            matrix = sketch_of(spec).toarray(stored)
             operator = matrix if adjoint == (axis == -1) else np.ascontiguousarray(matrix.T)
             value = onnxscript.ir.tensor(operator)
             constant = op.CastLike(op.Constant(value=value), x)

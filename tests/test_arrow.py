@@ -247,6 +247,7 @@ def test_later_tables_must_match_the_first_width():
         ({"n_components": 2, "column": 3}, TypeError, "must be strings"),
         ({"n_components": 2, "list_type": "large"}, ValueError, "list_type"),
         ({"n_components": 2, "n_features": 0}, ValueError, "n_features must be from 1"),
+        ({"n_components": 2, "normalize": "no"}, TypeError, "normalize must be True or False, got 'no'"),
     ],
 )
 def test_bad_arguments_are_refused_early(arguments, error, message):

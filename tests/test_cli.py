@@ -352,3 +352,7 @@ def test_empty_arguments(run: Run, arguments: list[object]) -> None:
     result = run(*arguments)
     assert result.code == 2
     assert result.err == "Error: an argument is empty: is a variable not set?\n"
+
+
+def test_empty_name_of_the_output_column(run: Run) -> None:
+    assert_refused(run, "--output-column is empty", "x.npy", "y.npy", "-k", K, "--output-column", "")

@@ -189,3 +189,13 @@ def test_refusals():
     refused(ValueError, "k must be from 0 to 100, got 101", C.topk, table, 101)
     assert C.topk(table, 0)[0].shape == (0,)
     assert C.query(table, np.empty((2, 0), np.int64)).shape == (2, 0)
+
+
+def test_negated_views():
+    """Tensors with the negative bit, as of `z.conj().imag`, are negated when they are read."""
+    C = CountSketch(200, 3, 16, seed=1)
+    table = C.sketch(torch.randn(200))
+    negated = torch._neg_view(-table)
+    assert torch.equal(C.query(negated, torch.arange(9)), C.query(table, torch.arange(9)))
+    for found, expected in zip(C.topk(negated, 5), C.topk(table, 5), strict=True):
+        assert torch.equal(found, expected)

@@ -227,6 +227,28 @@ def test_transformer_refusals_are_immediate(no_compute):
         sjlt.SparseRandomProjection().fit(unknown)
 
 
+@pytest.mark.parametrize("compute_inverse_components", [False, True])
+@pytest.mark.parametrize("dtype", ["int64", "bool", "float16", "float32", "float64"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_inverse_transform(compute_inverse_components, dtype, sparse):
+    fitted = sjlt.SparseRandomProjection(K, random_state=0, compute_inverse_components=compute_inverse_components).fit(
+        np.ones((3, D))
+    )
+    y = (integers((N, K)) % 3).astype(dtype)
+    blocks = da.from_array(y, chunks=(20, -1))
+    if sparse:
+        if dtype == "float16":
+            return  # SciPy has no such matrices
+        blocks = blocks.map_blocks(scipy.sparse.csr_matrix)
+    expected, lazy = fitted.inverse_transform(y), fitted.inverse_transform(blocks)
+    assert lazy.dtype == expected.dtype
+    found = lazy.compute()
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="Input X contains NaN"):
+        fitted.inverse_transform(da.full((3, K), np.nan)).compute()
+
+
 # ------------------------------------------------------------------------------------- other containers
 
 
@@ -252,6 +274,8 @@ def test_xarray_and_polars():
     lazy = array.chunk(row=20).data @ S.T
     assert isinstance(lazy, da.Array)
     assert np.array_equal(S.project(pl.DataFrame(x)), S.project(x))
+    with pytest.raises(TypeError, match=r"polars's LazyFrame is not supported: collect it first"):
+        S.project(pl.DataFrame(x).lazy())
     with pytest.raises(TypeError, match="polars's Series is not supported"):
         S.project(pl.Series("v", x))
     frame = pl.DataFrame({"v": x}).to_arrow()

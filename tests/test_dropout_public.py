@@ -150,3 +150,13 @@ def test_docstring_examples():
 def test_module_does_not_shadow_the_function():
     module = importlib.import_module("sjlt.seeded_dropout")
     assert sjlt.dropout is module.dropout
+
+
+@pytest.mark.parametrize("columns", [1, 300])
+def test_masks_may_be_read_only(columns):
+    x, keep = np.ones((3, columns)), np.arange(3 * columns).reshape(3, columns) % 2 == 0
+    expected = sjlt.masked_dropout(x, keep, 0.5)
+    keep.setflags(write=False)
+    assert np.array_equal(sjlt.masked_dropout(x, keep, 0.5), expected)
+    row = np.broadcast_to(keep[:1], keep.shape)
+    assert np.array_equal(sjlt.masked_dropout(x, row, 0.5), np.where(row, 2 * x, 0))

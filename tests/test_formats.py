@@ -240,6 +240,15 @@ def test_normalized_results():
     np.testing.assert_allclose(lengths, np.where(np.any(y[fine], axis=1), 1, 0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e39, 1e-46, 1e-300])
+def test_normalized_results_of_vectors_beyond_the_stored_dtype(scale):
+    x = np.random.default_rng(0).normal(size=(N, D))
+    np.save("x.npy", x * scale)
+    project_file(Path("x.npy"), Path("unit.npy"), K, dtype="float32", normalize=True)
+    y = sjlt.Sketch(D, K).project(x)
+    np.testing.assert_allclose(np.load("unit.npy"), y / np.linalg.norm(y, axis=1, keepdims=True), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_not_finite_have_no_direction(value):
     x = np.ones((3, 50), np.float32)

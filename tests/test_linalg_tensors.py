@@ -316,3 +316,11 @@ def test_files_in_blocks_on_the_device_of_b(tmp_path, monkeypatch, m, order, dty
     for j in range(2):
         assert backward_error(A.astype(float), b[:, j], solution.x[:, j].cpu().numpy()) < 2e-16
     assert seen[-1] == (solution.iterations, m, m)
+
+
+def test_negated_views_and_byte_orders():
+    A, b = torch.randn(200, 5, dtype=torch.float64), torch.randn(200, dtype=torch.float64)
+    expected = lstsq(A, b).x
+    assert torch.equal(lstsq(torch._neg_view(-A), b).x, expected)
+    swapped = b.numpy().astype(">f8")
+    assert np.array_equal(lstsq(A.numpy(), swapped).x, expected.numpy())

@@ -19,6 +19,8 @@ def test_bad_sources(tmp_path):
     shards(tmp_path / "in")
     out = tmp_path / "out"
     (tmp_path / "empty").mkdir()
+    with pytest.raises(TypeError, match="normalize must be True or False, got 'no'"):
+        sjlt.plan(tmp_path / "in", out, K, normalize="no")
     with pytest.raises(UserError, match="empty: no files"):
         sjlt.plan(tmp_path / "empty", out, K)
     with pytest.raises(UserError, match="no files"):
@@ -146,6 +148,16 @@ def test_disk_space_is_checked_first(tmp_path, monkeypatch):
     monkeypatch.setattr("sjlt.files.names.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
     with pytest.raises(UserError, match=rf"needs {sum(ROWS) * K * 4} bytes, the file system has 10 free"):
         plan.run(workers=1)
+    assert not (tmp_path / "out").exists()  # nor anything that another plan would have to agree with
+
+
+def test_files_without_features(tmp_path):
+    shards(tmp_path / "in")
+    for name in ("0.npy", "zz.npy"):
+        np.save(tmp_path / "in" / name, np.zeros((5, 0), np.float32))
+        with pytest.raises(UserError, match=r"vectors of length \d+, not \d+ as in"):
+            sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+        (tmp_path / "in" / name).unlink()
 
 
 @pytest.mark.skipif(not os.path.isdir("/sys/kernel"), reason="Linux")

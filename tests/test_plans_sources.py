@@ -103,6 +103,7 @@ def test_attempt_checks_shape_and_dtype(tmp_path, replacement, message):
         ("in", "link/out", "link/out: is inside the source folder"),
         ("in/**/*.npy", "in/out", r"in/out: its files would match the source .*in/\*\*/\*\.npy"),
         ("**/*", "in/out", "its files would match the source"),
+        ("in/*/*.npy", "link/out", "its files would match the source"),
         ("*/*.npy", "out", "its files would match the source"),
     ],
 )

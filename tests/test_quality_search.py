@@ -327,6 +327,18 @@ def test_options_of_laws_alone(run, option):
     assert result.err == f"Error: {option} has no effect without --laws\n"
 
 
+def test_results_are_saved_before_they_are_shown(run, monkeypatch):
+    np.save("x.npy", data())
+
+    def broken(_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("sjlt.cli.quality.show", broken)
+    assert run("quality", "x.npy", "-k", 8, "--json", "out.json", "--plot", "out.png").code != 0
+    assert json.loads(Path("out.json").read_bytes())["methods"]
+    assert Path("out.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_table_fits_60_columns():
     text = str(sjlt.quality(data(300, 300), n_components=[8, 100]))
     assert max(map(len, text.splitlines())) <= 60

@@ -123,6 +123,10 @@ def test_frames_of_nullable_dtypes(dtype):
     result = S.project(frame)
     assert result.dtype == expected.dtype
     np.testing.assert_array_equal(result, expected)
+    same_names = frame.set_axis(["a"] * 4, axis=1)
+    np.testing.assert_array_equal(S.project(same_names), expected)
+    with pytest.raises(TypeError, match="column 'a' has dtype"):
+        S.project(same_names.assign(b="text").set_axis(["a"] * 5, axis=1))
     frame.loc[1, "c"] = pd.NA
     if dtype == "boolean":
         with pytest.raises(TypeError, match="column 'c' has dtype boolean"):

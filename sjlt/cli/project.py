@@ -132,12 +132,15 @@ def project(
     Values are not checked. On a CPU, a NaN or infinity affects only the components in which its feature has a nonzero;
     on a GPU it may affect other components of the same row.
     """
+    from ..files.errors import UserError
     from ..files.opening import refuse_dash
     from ..files.zarr import stored_size
     from .folders import Work, is_planned, project_folder
 
     for path in (source, out):
         refuse_dash(path)
+    if output_column == "":
+        raise UserError("--output-column is empty: is a variable not set?")
     set_threads(threads)
     options: dict[str, Any] = {
         "nnz": "auto" if nnz is None and density is None else nnz,  # None means independent entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
@@ -21,7 +22,7 @@ HINT_CACHE = (
 
 
 def open_standard_streams() -> None:
-    """Connect closed standard streams (``2>&-``) to the null device.
+    """Connect closed standard streams (``2>&-``) to the null device, and escape what standard output cannot encode.
 
     Otherwise the next file to be opened, perhaps a result, would become the standard error of the process.
     """
@@ -32,6 +33,8 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whose encoding may lack characters of a path
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def note(line: str) -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +19,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+
+from ..plans.running import Processes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -159,8 +159,8 @@ def _peak_bytes() -> int:
 
 def _alone(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call the function in a new process and return its result."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(function, *arguments).result()
+    with Processes(1) as process:
+        return process.submit(function, *arguments).result()  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------- the measures

@@ -31,7 +31,7 @@ def as_array(tensor: Any) -> np.ndarray:
     """Convert a tensor to a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
     import torch
 
-    held = tensor.detach().cpu()
+    held = tensor.detach().cpu().resolve_neg()
     array: np.ndarray = (held.float() if held.dtype == torch.bfloat16 else held).numpy()
     return array
 

@@ -80,6 +80,8 @@ class Encoding:
         computed = natural if name == "int8" else np.dtype(name)
         if normalize or name == "int8":
             computed = np.promote_types(computed, np.float32)
+        if normalize:  # a vector may exceed the range of the stored dtype, but not once it has unit length
+            computed = np.promote_types(computed, natural)
         return cls(n_components, computed, name, normalize)
 
     @property

@@ -54,6 +54,13 @@ def check_matrix(x: Any) -> None:
         raise ValueError(f"expected a dask array of numbers, got dtype {x.dtype}")
 
 
+def dense_matrix(x: Any) -> Any:
+    """A 2-D dask array with dense float32 or float64 blocks. NaN and infinity raise ValueError when it is computed."""
+    check_matrix(x)
+    dtype = x.dtype if x.dtype in (np.float32, np.float64) else np.dtype(np.float64)
+    return x.map_blocks(_dense_block, dtype, dtype=dtype, meta=np.empty((0, 0), dtype))
+
+
 def project_adjoint_dask(spec: SketchSpec, y: Any, out: Any, accumulate: bool) -> Any:
     """y S along the last axis of y; see `Sketch.project_adjoint`."""
     import dask.array
@@ -105,6 +112,12 @@ def _project_block(spec: SketchSpec, summing: np.dtype, dense_output: bool, fini
         return arrays.project_array(spec, block, None, False, False).astype(summing, copy=False)
     out = np.empty((*block.shape[:-1], spec.n_components), summing)
     return arrays.project_array(spec, block, out, False, True)
+
+
+def _dense_block(block: Any, dtype: np.dtype) -> np.ndarray:
+    _check_finite(block.data if is_sparse(block) else block)
+    dense: np.ndarray = (block.toarray() if is_sparse(block) else np.asarray(block)).astype(dtype, copy=False)
+    return dense
 
 
 def _check_finite(values: np.ndarray) -> None:

@@ -64,7 +64,8 @@ def refuse_foreign(x: Any) -> None:
         raise TypeError("masked arrays are not supported: the mask would be lost; fill it first (x.filled(0))")
     package, kind = type(x).__module__.partition(".")[0], type(x).__name__
     if package in _INSTEAD and not (package == "polars" and kind == "DataFrame"):
-        instead = "compute it first (x.compute())" if (package, kind) == ("dask", "Array") else _INSTEAD[package]
+        lazy = {"Array": "compute it first (x.compute())", "LazyFrame": "collect it first (x.collect())"}
+        instead = lazy.get(kind, _INSTEAD[package])
         raise TypeError(f"{package}'s {kind} is not supported: {instead}")
 
 
@@ -91,9 +92,10 @@ def _refuse_contents(x: Any, array: np.ndarray) -> None:
     columns = getattr(x, "columns", None)
     if columns is None or isinstance(x, np.ndarray):
         return
-    for name in columns:
-        dtype = getattr(x[name], "dtype", None)
-        if np.asarray(x[name]).dtype.kind not in "iubf":
+    # (pandas allows several columns of one name.)
+    for name, column in x.items() if hasattr(x, "items") else ((name, x[name]) for name in columns):
+        dtype = getattr(column, "dtype", None)
+        if np.asarray(column).dtype.kind not in "iubf":
             raise TypeError(f"column {name!r} has dtype {dtype}: a sketch accepts real numbers; select or convert it")
 
 

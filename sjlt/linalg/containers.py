@@ -37,7 +37,7 @@ def as_matrix(a: Any, name: str = "A", progress: Progress | None = None, device:
             return CudaMatrix(a, progress)
         if not a.is_cpu or str(a.layout) != "torch.strided":
             raise TypeError(f"{name} must be a dense CPU or CUDA tensor, got {a.layout} on {a.device}")
-        return DenseMatrix(a.detach().numpy(), progress)
+        return DenseMatrix(a.detach().resolve_neg().numpy(), progress)
     if is_sparse(a):
         check_matrix(name, a.shape, a.dtype)
         if a.format not in ("csr", "csc"):

@@ -185,7 +185,7 @@ def _right_hand_sides(matrix: Matrix, b: Any) -> tuple[Any, bool]:
         raise TypeError(f"b must be an array, got the path {os.fspath(b)!r}: load it with numpy.load")
     if not is_tensor(b):
         b = as_array("b", b)
-    kind = str(b.dtype)
+    kind = str(b.dtype) if is_tensor(b) else b.dtype.name  # whatever its byte order
     if "complex" in kind or not any(name in kind for name in ("float", "int", "bool")):
         raise TypeError(f"b must be real, dtype {kind} is refused")
     if b.ndim not in (1, 2) or b.shape[0] != matrix.shape[0] or 0 in b.shape:

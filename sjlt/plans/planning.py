@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from ..files.errors import UserError, explain
 from ..files.names import check_space
 from ..files.projection import default_batch_rows, note_poor_choices
 from ..files.source import Source
-from ..inputs.checks import integer
+from ..inputs.checks import flag, integer
 from ..sketch import Sketch
 from ..threads import get_num_threads
 from . import folder, records, shards
@@ -99,6 +100,8 @@ class Plan:
             total = sum(each["rows"] for each in self.record["inputs"])
             progress(total, total)
             return
+        if not self.target.exists():
+            self._create_folder()
         folder.begin(self.target, self.record)
         with folder.driving(self.target):
             absent = folder.missing(self.target, self.record)
@@ -169,6 +172,16 @@ class Plan:
         except (UserError, OSError, MemoryError) as e:
             left = len(folder.missing(self.target, self.record))
             raise UserError(f"{explain(e)}; {len(self) - left} of {len(self)} parts are done") from e
+
+    def _create_folder(self) -> None:
+        """Create the folder of the result, unless it would not have room for all parts."""
+        self.target.mkdir(exist_ok=True)
+        try:
+            self._check_space(list(range(len(self))))
+        except BaseException:
+            with contextlib.suppress(OSError):  # another process has written to it
+                self.target.rmdir()
+            raise
 
     def _check_space(self, absent: list[int]) -> None:
         rows = sum(self.record["parts"][i]["stop"] - self.record["parts"][i]["start"] for i in absent)
@@ -293,6 +306,7 @@ def plan(
     part_rows = None if part_rows is None else integer("part_rows", part_rows, 1, 2**62)
     batch_rows = None if batch_rows is None else integer("batch_rows", batch_rows, 1, 2**62)
     source, target = Path(source).absolute(), Path(target).absolute()
+    normalize = flag("normalize", normalize)
     shards.check_apart(source, target)
     paths = shards.find(source)
     shards.check_outside(paths, target)
@@ -366,7 +380,7 @@ def _result(
         "output_column": output_column,
         "given_dtype": dtype,
         "dtype": encoding.stored,
-        "normalize": bool(normalize),
+        "normalize": normalize,
         "row_bytes": int(row_bytes),
     }
 

@@ -65,8 +65,10 @@ def check_apart(source: Path, target: Path) -> None:
         if below and (is_zarr(source) or below[0][0] not in "._"):
             raise UserError(f"{target}: is inside the source folder {source}: put the result elsewhere")
     elif glob.has_magic(str(source)) and not source.exists():
+        wild = next(i for i, part in enumerate(source.parts) if glob.has_magic(part))
+        pattern = (*Path(*source.parts[:wild]).resolve().parts, *source.parts[wild:])
         for name in ("part-00000.npy", "part-00000.parquet", MANIFEST):
-            if _matches((target / name).parts, source.parts):
+            if _matches((target / name).parts, source.parts) or _matches((resolved / name).parts, pattern):
                 raise UserError(f"{target}: its files would match the source {source}: put the result elsewhere")
 
 
@@ -171,7 +173,8 @@ class Shard:
             return f"{other.kind} rows, not {self.kind}"
         if self.columns != other.columns:
             return f"columns ({', '.join(other.columns)}), not ({', '.join(self.columns)})"
-        if self.n_features != other.n_features and self.n_features and other.n_features:
+        known = self.kind == "npy" or (self.n_features and other.n_features)
+        if self.n_features != other.n_features and known:
             return f"vectors of length {other.n_features}, not {self.n_features}"
         if self.dtype != other.dtype:
             return f"dtype {other.dtype}, not {self.dtype}"

@@ -62,7 +62,7 @@ def check_sparse(x: Tensor, ndim: int | None = 2) -> None:
     check_device(x, "a sketch")
     if x.dense_dim():
         raise ValueError(
-            f"hybrid sparse tensors are not supported, got {x.dense_dim()} dense dimensions: pass x.to_dense()"
+            f"hybrid sparse tensors are not supported, got one with dense_dim() == {x.dense_dim()}: pass x.to_dense()"
         )
     if ndim is not None and x.ndim != ndim:
         raise ValueError(f"a sparse tensor must have {ndim} dimensions, got shape {tuple(x.shape)}")

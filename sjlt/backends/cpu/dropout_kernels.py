@@ -233,7 +233,7 @@ def drop_columns(x, y, out, origins, steps, task, seeds, rule, buffers, scale, a
 
 
 @kernel(
-    x=READ, kept=Array(types.uint8, 1, "A"), out=WRITTEN, origins=INT64S_2D, steps=INT64S_2D, task=TASK,
+    x=READ, kept=Array(types.uint8, 1, "A", readonly=True), out=WRITTEN, origins=INT64S_2D, steps=INT64S_2D, task=TASK,
     buffers=(BYTES, (BUFFER,) * 3), scale=types.float64,
 )  # fmt: skip
 def mask_rows(x, kept, out, origins, steps, task, buffers, scale):
