@@ -80,11 +80,12 @@ def quality(
     counts = {"rows": rows, "pairs": pairs, "queries": queries, "neighbours": neighbours, "seeds": seeds, "seed": seed}
     with status() as doing:
         report = _report(source, column, laws=laws, n_components=n_components, eps=eps, progress=doing, **counts)
+    table = tables.tables(report)
     if json is not None:
         tables.write_json({"source": source.name, **report.to_dict()}, json, replace=force)
     if plot is not None:
         figures.plot(report, plot, f"{printable(source.name)}: {report.sampled}", replace=force)
-    show(tables.tables(report))  # last: the reader of standard output may be gone
+    show(table)  # last: the reader of standard output may be gone
     for name, path in (("JSON", json), ("Plot", plot)):
         if path is not None:
             say(f"{name}: {path}")

@@ -18,6 +18,7 @@ from ..files.atomic import write_whole
 from ..files.attempts import PREFIX, lock, sweep, sync_folder
 from ..files.description import differences, to_json
 from ..files.errors import UserError
+from ..files.names import check_space
 from ..files.npy import read_npy_header
 from ..files.parquet_vectors import MAGIC as PARQUET_MAGIC
 from .records import MANIFEST, PLAN, check_parts, read_record
@@ -78,6 +79,17 @@ def check_committed(target: Path, record: dict[str, Any], index: int | None = No
     _check_same(target / MANIFEST, record)
     parts = read_record(target / MANIFEST)["parts"]
     check_parts(target, parts if index is None else parts[index : index + 1])
+
+
+def create(target: Path, needed: int) -> None:
+    """Create the folder, but only if its file system has `needed` bytes free."""
+    target.mkdir(exist_ok=True)
+    try:
+        check_space(target, needed)
+    except BaseException:
+        with contextlib.suppress(OSError):  # another process has written to it
+            target.rmdir()
+        raise
 
 
 def begin(target: Path, record: dict[str, Any]) -> None:

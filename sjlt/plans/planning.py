@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -101,11 +100,11 @@ class Plan:
             progress(total, total)
             return
         if not self.target.exists():
-            self._create_folder()
+            folder.create(self.target, self._bytes_of(range(len(self))))
         folder.begin(self.target, self.record)
         with folder.driving(self.target):
             absent = folder.missing(self.target, self.record)
-            self._check_space(absent)
+            check_space(self.target, self._bytes_of(absent))
             self._run_missing(absent, executor, workers, retries, progress)
             folder.commit(self.target, self.record)
 
@@ -173,19 +172,10 @@ class Plan:
             left = len(folder.missing(self.target, self.record))
             raise UserError(f"{explain(e)}; {len(self) - left} of {len(self)} parts are done") from e
 
-    def _create_folder(self) -> None:
-        """Create the folder of the result, unless it would not have room for all parts."""
-        self.target.mkdir(exist_ok=True)
-        try:
-            self._check_space(list(range(len(self))))
-        except BaseException:
-            with contextlib.suppress(OSError):  # another process has written to it
-                self.target.rmdir()
-            raise
-
-    def _check_space(self, absent: list[int]) -> None:
-        rows = sum(self.record["parts"][i]["stop"] - self.record["parts"][i]["start"] for i in absent)
-        check_space(self.target, rows * self.record["result"]["row_bytes"])
+    def _bytes_of(self, parts: Iterable[int]) -> int:
+        """The bytes that the results of some parts take."""
+        rows = sum(self.record["parts"][i]["stop"] - self.record["parts"][i]["start"] for i in parts)
+        return int(rows * self.record["result"]["row_bytes"])
 
     def _job(self) -> Job:
         result = self.record["result"]
