@@ -24,7 +24,7 @@ HINT_CACHE = (
 def open_standard_streams() -> None:
     """Connect closed standard streams (``2>&-``) to the null device, and escape what standard output cannot encode.
 
-    Otherwise the next file to be opened, perhaps a result, would become the standard error of the process.
+    If a stream stayed closed, the next file to be opened, perhaps a result, would take its descriptor.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

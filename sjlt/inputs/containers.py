@@ -64,11 +64,14 @@ def refuse_foreign(x: Any) -> None:
         raise TypeError("masked arrays are not supported: the mask would be lost; fill it first (x.filled(0))")
     package, kind = type(x).__module__.partition(".")[0], type(x).__name__
     if package in _INSTEAD and not (package == "polars" and kind == "DataFrame"):
-        lazy = {"Array": "compute it first (x.compute())", "LazyFrame": "collect it first (x.collect())"}
-        instead = lazy.get(kind, _INSTEAD[package])
+        instead = _LAZY.get((package, kind), _INSTEAD[package])
         raise TypeError(f"{package}'s {kind} is not supported: {instead}")
 
 
+_LAZY = {
+    ("dask", "Array"): "compute it first (x.compute())",
+    ("polars", "LazyFrame"): "collect it first (x.collect())",
+}
 _INSTEAD = {
     "xarray": "the names of its dimensions would be lost; call xarray.apply_ufunc(S.project, x, input_core_dims="
     '[["feature"]], output_core_dims=[["component"]]), or pass x.data',

@@ -86,7 +86,7 @@ def create(target: Path, needed: int) -> None:
     target.mkdir(exist_ok=True)
     try:
         check_space(target, needed)
-    except BaseException:
+    except (UserError, OSError):
         with contextlib.suppress(OSError):  # another process has written to it
             target.rmdir()
         raise
