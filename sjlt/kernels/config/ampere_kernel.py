@@ -15,7 +15,8 @@ ENTRY_LINE_BYTES = 2 * SLICE_COLUMNS  # of the entries of a row
 COPY_BYTES = 4  # the narrowest asynchronous copy
 MIN_SLOTS, MAX_SLOTS = 4, 8
 RESERVED_BYTES = 1 << 10  # of shared memory, for each program
-MAX_RESULT_BYTES = 16 << 10  # of shared memory, through which a program's sums pass before they are stored
+# Of shared memory, through which a program's sums pass before they are stored: usually, and at most.
+RESULT_BYTES, MAX_RESULT_BYTES = 16 << 10, 32 << 10
 MAX_SUMS = 64 * 128  # of a program that are multiplied at a time, so that registers hold their operands, too
 # Programs that share the registers of a multiprocessor, by bytes of an element and vectors of a block.
 RESIDENT = {2: {32: 4, 64: 3, 128: 2}, 4: {32: 4, 64: 2}}
@@ -156,11 +157,15 @@ def resident_programs(product: Product) -> int:
 
 
 def _slots(product: Product, resident: int) -> int:
-    """The number of slots of each of `resident` programs, beside what passes through shared memory."""
+    """The number of slots of each of `resident` programs, beside what passes through shared memory.
+
+    Where results need more than is usual, fewer programs are resident, but one always fits.
+    """
     vectors, rows, log_block = block_vectors(product), rows_of(product), _log_block(product)
     slice_bytes = vectors * SLICE_COLUMNS * product.item_bytes
-    results = min(MAX_RESULT_BYTES, 4 * vectors * rows)
-    available = product.device.shared_memory // resident - RESERVED_BYTES - results - 2 * rows * ENTRY_LINE_BYTES
+    memory, results = product.device.shared_memory, 4 * vectors * rows
+    available = min(memory // resident - min(RESULT_BYTES, results), memory - min(MAX_RESULT_BYTES, results))
+    available -= RESERVED_BYTES + 2 * rows * ENTRY_LINE_BYTES
     if _stages(product):  # besides, a slice of aligned lines
         available -= slice_bytes
         slice_bytes = _line_bytes(product) * (SLICE_COLUMNS if vectors_contiguous(product) else vectors)
