@@ -100,7 +100,7 @@ def test_on_a_gpu(tmp_path):
     assert np.array_equal(first.sum.cpu(), X @ S.T)
     first.save(tmp_path / "sum.npz")
     assert torch.equal(Accumulator.load(tmp_path / "sum.npz", device="cuda").sum, first.sum)
-    with pytest.raises(ValueError, match="must be on"):
+    with pytest.raises(ValueError, match="the sum is on cuda:0, the block on cpu"):
         Accumulator(S, (3,), device="cuda").update(0, x.cpu())
 
 

@@ -1,4 +1,4 @@
-"""Adjoints on the CPU that look up few components in registers: bitwise the same as by tiles."""
+"""Adjoints on the CPU that look up components in registers: bitwise the same as by tiles."""
 
 from itertools import product
 
@@ -15,6 +15,7 @@ from sjlt.backends.cpu.plan import ExactPlan, exact_plan
 
 SENTINEL = 777
 SIZES = [(16, 1, 1), (16, 8, 1), (21, 2, 1), (33, 1, 1), (61, 1, 1), (100, 3, 1), (128, 1, 1), (128, 8, 1), (128, 8, 4)]
+SIZES += [(129, 4, 1), (300, 4, 1), (301, 1, 1), (640, 8, 1), (1000, 3, 1), (1022, 6, 2), (5000, 2, 1)]  # several tiles
 
 
 def bits_of(dtype):
@@ -36,7 +37,7 @@ def random_bits(shape, dtype, seed):
     sizes=SIZES,
     dtype=["float32", "float16", "bfloat16"],
     layout=["rows", "padded rows", "columns"],
-    offset=[0, 12345],
+    offset=[0, 4112, 12345],
 )
 def test_results_are_bitwise_those_of_tiles(n, d, sizes, dtype, layout, offset, monkeypatch):
     k, nnz, stacks = sizes
@@ -86,23 +87,31 @@ def test_results_of_another_dtype(case):
 
 
 @pytest.mark.skipif(not look_up._HAS_LOOK_UPS, reason="needs AVX-512")
-def test_columns_beyond_one_table(monkeypatch):
+@pytest.mark.parametrize("k", [64, 500])
+def test_columns_beyond_one_table(k, monkeypatch):
     monkeypatch.setattr(look_up, "TABLE_CODES", 4 * 1000)
-    S = Sketch(2345, 64, nnz=4, seed=1)
-    y = np.random.default_rng(0).integers(-4, 5, (40, 64)).astype(np.float32)
+    S = Sketch(2345, k, nnz=4, seed=1)
+    y = np.random.default_rng(0).integers(-4, 5, (40, k)).astype(np.float32)
     out = np.full((40, 2345), np.nan, np.float32)
     look_up.adjoint_by_look_up(exact_plan(S.spec), y, out, 2)
     np.testing.assert_array_equal(out, (y.astype(float) @ S.toarray()).astype(np.float32))
 
 
 @pytest.mark.skipif(not look_up._HAS_LOOK_UPS, reason="needs AVX-512")
-def test_it_is_used_for_few_components_and_terms():
+def test_it_is_used_for_few_terms():
+    def is_eligible(S, y, out):
+        return look_up.eligible(exact_plan(S.spec), y, out, np.dtype(np.float32))
+
     y, out = np.zeros((32, 64), np.float32), np.zeros((32, 500), np.float32)
-    plan = exact_plan(Sketch(500, 64, nnz=4).spec)
-    for rows in (1, 32):
-        assert look_up.eligible(plan, y[:rows], out[:rows], np.dtype(np.float32))
-    assert not look_up.eligible(plan, y, out.T.copy().T, np.dtype(np.float32))
-    assert not look_up.eligible(exact_plan(Sketch(500, 200, nnz=4).spec), y, out, np.dtype(np.float32))
+    S = Sketch(500, 64, nnz=4)
+    assert is_eligible(S, y[:1], out[:1])
+    assert is_eligible(S, y, out)
+    assert not is_eligible(S, y, out.T.copy().T)
+    y = np.zeros((32, 1000), np.float32)
+    assert is_eligible(Sketch(500, 1000, nnz=4), y, out)
+    assert is_eligible(Sketch(548, 1000, nnz=4)[:, 48:], y, out)
+    assert not is_eligible(Sketch(508, 1000, nnz=4)[:, 8:], y, out)  # 16 adjacent columns may belong to two tiles
+    assert not is_eligible(Sketch(500, 1000, nnz=8), y, out)  # chunks of 8 columns
 
 
 @pytest.mark.skipif(not look_up._HAS_LOOK_UPS, reason="needs AVX-512")

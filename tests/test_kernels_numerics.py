@@ -220,11 +220,11 @@ def test_subnormal_values(scale, parts):
 )
 def test_precision_follows_torchs_setting(name, bound, parts, set_precision, kernels_on):
     set_precision(name)
-    for result, exact in products(SHORT, normal(66, 150), normal(66, 256), "float32", kernels_on):
-        error = errors(result, exact).max()
-        assert error <= bound
-        if name != "highest":
-            assert error > bound / 100  # no more precise than requested
+    results = products(SHORT, normal(66, 150), normal(66, 256), "float32", kernels_on)
+    projected, back = (errors(result, exact).max() for result, exact in results)
+    assert max(projected, back) <= bound
+    if name != "highest":
+        assert projected > bound / 100  # no more precise than requested; `staged_adjoint` always adds in fp32
     x, y = scaled_rows(normal(66, 150)), scaled_rows(normal(66, 256))
     for result, exact in products(SHORT, x, y, "float32", kernels_on):
         assert errors(result, exact).max() <= bound

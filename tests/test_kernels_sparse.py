@@ -14,7 +14,10 @@ from sjlt import Sketch
 from sjlt.backends import triton_backend
 from sjlt.backends.triton import device, sparse, sparse_shared
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC) tensor support is in beta state")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC) tensor support is in beta state"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled"),
+]
 
 LAWS = {
     "one": {"n_components": 70, "nnz": 1},

@@ -10,7 +10,7 @@ A projection takes one of five paths:
 - With few rows, a task is a run of features and generates its own codes.
 
 All of them add the same blocks of features in the same order, so their results are bitwise equal. Adjoints with few
-components and terms look components up in registers (`look_up`); others take the last three paths.
+terms look components up in registers (`look_up`); others take the last three paths.
 """
 
 from __future__ import annotations
