@@ -203,7 +203,7 @@ class SparseRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         if is_dask(X):
             dask_arrays.check_matrix(X)
             validate_data(self, X, reset=reset, skip_check_array=True)
-            return X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
+            return X.astype(dask_arrays.accepted_dtype(X))
         if not is_tensor(X):
             return validate_data(self, X, reset=reset, **_ACCEPTED)
         _check_tensor(X)

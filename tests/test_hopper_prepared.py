@@ -189,7 +189,7 @@ def expected_codes(chosen, spec, x, out, add, memory):
     arguments = (data, result, *codes, *sizes, *x.stride(), *target.stride(), scale)
     width = chosen.groups_per_split << geometry.log_group + geometry.log_chunk
     arguments += (width, x.data_ptr() if chosen.prefetch else 0, memory.data_ptr())
-    memory = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel) + kernel.result_bytes, "extern_libs": LIBRARIES}
+    memory = {"SHARED_BYTES": kernel.slots * slot_bytes(kernel) + kernel.other_bytes, "extern_libs": LIBRARIES}
     constants |= {**memory, "num_warps": 4, "launch_pdl": True}
     yield "project_codes_hopper", (min(tasks * splits, 132), 1, 1), arguments, constants
 

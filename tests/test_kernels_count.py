@@ -43,7 +43,7 @@ def count_kernels(hopper, seed):
     from sjlt.backends.triton import hopper as launches
     from sjlt.kernels.config.product import Device
 
-    described = Device(132, 227 << 10, hopper=hopper, programmatic_launch=True)
+    described = Device(132, 227 << 10, hopper=hopper, programmatic_launch=True, asynchronous_copies=True)
     device.describe = lambda _: described
     compiled = {}
 

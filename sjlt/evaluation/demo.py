@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..plans.running import Processes
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -159,6 +157,8 @@ def _peak_bytes() -> int:
 
 def _alone(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call the function in a new process and return its result."""
+    from ..plans.running import Processes
+
     with Processes(1) as process:
         return process.submit(function, *arguments).result()  # type: ignore[no-any-return]
 

@@ -78,10 +78,8 @@ class Encoding:
             raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {stored!r}")
         name = stored or natural.name
         computed = natural if name == "int8" else np.dtype(name)
-        if normalize or name == "int8":
-            computed = np.promote_types(computed, np.float32)
-        if normalize:  # a vector may exceed the range of the stored dtype, but not once it has unit length
-            computed = np.promote_types(computed, natural)
+        if normalize or name == "int8":  # a vector may exceed the range of a dtype that holds it at unit length
+            computed = np.result_type(computed, natural, np.float32)
         return cls(n_components, computed, name, normalize)
 
     @property

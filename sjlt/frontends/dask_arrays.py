@@ -54,10 +54,15 @@ def check_matrix(x: Any) -> None:
         raise ValueError(f"expected a dask array of numbers, got dtype {x.dtype}")
 
 
+def accepted_dtype(x: Any) -> np.dtype:
+    """The dtype to which scikit-learn would convert x: float64, unless it is float32."""
+    return np.dtype(np.float32 if x.dtype == np.float32 else np.float64)
+
+
 def dense_matrix(x: Any) -> Any:
     """A 2-D dask array with dense float32 or float64 blocks. NaN and infinity raise ValueError when it is computed."""
     check_matrix(x)
-    dtype = x.dtype if x.dtype in (np.float32, np.float64) else np.dtype(np.float64)
+    dtype = accepted_dtype(x)
     return x.map_blocks(_dense_block, dtype, dtype=dtype, meta=np.empty((0, 0), dtype))
 
 

@@ -102,6 +102,12 @@ def is_contiguous(x: np.ndarray, compute: np.dtype) -> bool:
     return x.strides[0] == x.itemsize and (x.dtype == compute or (x.itemsize == 2 and compute == np.float32))
 
 
+def _kept_codes(plan: ExactPlan) -> tuple[np.ndarray | None, Scratch]:
+    """The codes of all columns, if the plan keeps them, and otherwise buffers for those of some."""
+    table = plan.codes[0] if plan.keeps_codes else None
+    return table, Scratch(lambda: (np.empty((CODES_STEP if table is None else 0, plan.s), np.int32),))
+
+
 class _Partition(NamedTuple):
     """How `project_contiguous` divides vectors and blocks.
 
@@ -152,8 +158,7 @@ def project_contiguous(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumula
         return False
     scatter = compiled(scatter_blocks, data=x.dtype, compute=compute)
     fold = compiled(fold_components, compute=compute, out=out.dtype)
-    table = plan.codes[0] if plan.keeps_codes else None
-    codes = Scratch(lambda: (np.empty((CODES_STEP if table is None else 0, plan.s), np.int32),))
+    table, codes = _kept_codes(plan)
     sums = np.empty((partition.groups, partition.blocks, k, partition.width), compute)
     totals = np.empty((partition.groups, total_parts(compute), k if plan.n_blocks > 1 else 0, partition.width))
     step = max(1, STEP_WORK // (partition.width * plan.s))  # features between two checks for interrupts
@@ -236,8 +241,7 @@ def adjoint_contiguous(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute:
     if n < MIN_VECTORS or max_group < min(n, MIN_WIDTH) or out.strides[0] != out.itemsize:
         return False
     gather = compiled(gather_features, compute=compute, out=out.dtype)
-    table = plan.codes[0] if plan.keeps_codes else None
-    codes = Scratch(lambda: (np.empty((CODES_STEP if table is None else 0, plan.s), np.int32),))
+    table, codes = _kept_codes(plan)
     workers = plan.workers(n, k, plan.d, compute.itemsize, generates=table is None)
 
     def task(begin: int, end: int, components: np.ndarray, out: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from ..config import ampere_kernel, arithmetic
 from ..nvidia import shared_memory
 
-SLICE = gl.constexpr(ampere_kernel.SLICE_COLUMNS)
+SLICE, LOG_SLICE = gl.constexpr(ampere_kernel.SLICE_COLUMNS), gl.constexpr(ampere_kernel.LOG_SLICE)
 WARPS = gl.constexpr(ampere_kernel.WARPS)
 LINE = gl.constexpr(ampere_kernel.ENTRY_LINE_BYTES)
 _store_half = gluon.jit(shared_memory.store_half.fn)
@@ -79,7 +79,7 @@ def write_entries(lines, before, code, number, DTYPE: gl.constexpr, CHOSEN: gl.c
     column = code & ((1 << CHOSEN.log_block) - 1)
     exists = (code & 127) < (1 << CHOSEN.log_block)  # a code that names no column is larger
     if (1 << CHOSEN.log_block) > SLICE:
-        exists = exists & ((column >> 5) == number % 2)
+        exists = exists & ((column >> LOG_SLICE) == number % 2)
         column = column & (SLICE - 1)
     else:
         column += block << CHOSEN.log_block

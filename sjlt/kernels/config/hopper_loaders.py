@@ -113,12 +113,7 @@ class KernelChoice:
 
     @property
     def other_bytes(self) -> int:
-        """The bytes of shared memory that the kernel addresses itself, apart from slots."""
-        return self.result_bytes
-
-    @property
-    def result_bytes(self) -> int:
-        """The bytes of the lines of both consumers in shared memory."""
+        """The bytes of shared memory that the kernel addresses itself, apart from slots: results of both consumers."""
         return 2 * self.part_lines * self.result_line_bytes
 
 
@@ -193,7 +188,7 @@ def _fitting_slots(product: Product, kernel: KernelChoice, splits: int, shares_p
     # Results that the TMA stores, and the memory in which threads exchange sums before they store them, take at most
     # 4 bytes per sum together: half of the sums of a share are exchanged at a time.
     item = product.item_bytes if product.plain and splits == 1 and not shares_products else 4
-    results = kernel.result_bytes or kernel.rows * PROGRAM_VECTORS * item
+    results = kernel.other_bytes or kernel.rows * PROGRAM_VECTORS * item
     slot = slot_bytes(kernel) + 2 * kernel.rows * STEP_COLUMNS
     return min(kernel.slots, (product.device.shared_memory - BARRIER_BYTES - results) // slot)
 
