@@ -22,6 +22,11 @@ SIZES = [
     (64, 1, 1),
     (64, 8, 1),
     (128, 4, 1),
+    (17, 2, 1),
+    (19, 4, 1),
+    (39, 8, 1),
+    (100, 2, 1),
+    (100, 4, 1),
 ]
 FLOAT32 = np.dtype(np.float32)
 needs_avx512 = pytest.mark.skipif(not permuted._HAS_PERMUTATIONS, reason="needs AVX-512")
@@ -128,8 +133,8 @@ def test_words_of_larger_sketches(n, monkeypatch):
 
 
 @needs_avx512
-@pytest.mark.parametrize("sizes", [(17, 2), (100, 4), (128, 1), (256, 4)], ids=str)
+@pytest.mark.parametrize("sizes", [(128, 1, 3), (256, 4, 3), (39, 8, 32)], ids=str)
 def test_tiles_are_used_where_most_words_are_empty_or_chunks_are_long(sizes):
-    k, nnz = sizes
+    k, nnz, n = sizes
     plan = exact_plan(Sketch(500, k, nnz=nnz).spec)
-    assert not permuted.eligible(plan, np.zeros((3, 500), np.float32), np.zeros((3, k), np.float32), FLOAT32)
+    assert not permuted.eligible(plan, np.zeros((n, 500), np.float32), np.zeros((n, k), np.float32), FLOAT32)
