@@ -111,12 +111,12 @@ def test_where_columns_are_read():
     assert by_component.reads_columns(exact_plan(Sketch(1000, 100, nnz=1).spec), strided, single)
 
 
-def test_more_components_than_entries():
+def test_many_more_components_than_entries():
     """Most lists are empty, which takes long only where columns are not read and written in place."""
-    plan = exact_plan(Sketch(100, 300, nnz=2).spec)
-    columns, sums = np.empty((100, 20_000), np.float32).T, np.empty((300, 20_000), np.float32).T
-    rows, row_sums = np.empty((20_000, 100), np.float32), np.empty((20_000, 300), np.float32)
+    plan = exact_plan(Sketch(100, 900, nnz=2).spec)
+    columns, sums = np.empty((100, 20_000), np.float32).T, np.empty((900, 20_000), np.float32).T
+    rows, row_sums = np.empty((20_000, 100), np.float32), np.empty((20_000, 900), np.float32)
     assert by_component.eligible(plan, columns, sums)
     assert not by_component.eligible(plan, rows, row_sums)
     assert not by_component.eligible(plan, columns, row_sums)
-    assert by_component.eligible(exact_plan(Sketch(100, 200, nnz=2).spec), rows, row_sums)
+    assert by_component.eligible(exact_plan(Sketch(100, 800, nnz=2).spec), rows, row_sums[:, :800])
