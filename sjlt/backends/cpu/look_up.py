@@ -283,8 +283,8 @@ def _layout(n_components: int, nnz: int, stacks: int) -> _Layout:
 def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers: int) -> None:
     """Compute out (n, d) = y (n, k) S for a product that is `eligible`."""
     layout = _layout(plan.k, plan.s, plan.stacks)
-    kernel = look_up_rows if layout.n_tiles == 1 else look_up_rows_of_tiles
-    look_up = compiled(kernel, data=y.dtype, compute=np.float32, out=out.dtype)
+    rows_kernel = look_up_rows if layout.n_tiles == 1 else look_up_rows_of_tiles
+    look_up = compiled(rows_kernel, data=y.dtype, compute=np.float32, out=out.dtype)
 
     def task(begin: int, end: int, words: np.ndarray, places: np.ndarray, columns: np.ndarray) -> None:
         with Borrowed(ROWS_AT_ONCE * layout.width, np.dtype(np.float32)) as memory:
@@ -292,7 +292,8 @@ def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers:
             look_up(y, words, places, layout.starts, rows, layout.log_rows, components, columns, plan.scale)
 
     def look_up_all(words: np.ndarray, places: np.ndarray, columns: np.ndarray) -> None:
-        ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, (plan.s + STORE_WORK) * columns.shape[1])
+        work = (plan.s + STORE_WORK) * columns.shape[1] + layout.width
+        ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, work)
         threads.run(task, [(*r, words, places, columns) for r in ranges], workers)
 
     span = _span(plan)
