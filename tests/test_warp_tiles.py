@@ -125,7 +125,7 @@ def test_products_that_it_cannot_run(change):
     assert not warp_tiles.can_run(product._replace(**change))
 
 
-CASES = [(16, 4, 9), (22, 8, 40), (30, 8, 150), (45, 3, 3), (100, 1, 8)]
+CASES = [(16, 4, 9), (22, 8, 40), (30, 8, 70), (45, 3, 3), (100, 1, 8)]
 CASES += [(128, 2, 16), (130, 5, 13), (300, 4, 20), (700, 8, 8)]
 
 
@@ -161,7 +161,7 @@ def random_case(seed):
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
-@pytest.mark.parametrize("seed", exhaustive_except([1, 2], range(30)))
+@pytest.mark.parametrize("seed", exhaustive_except([2, 4], range(30)))
 def test_any_columns_emulated(monkeypatch, always, seed):
     S, n, dtype, x_in = random_case(seed)
     emulate(monkeypatch)
