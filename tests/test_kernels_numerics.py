@@ -223,8 +223,8 @@ def test_precision_follows_torchs_setting(name, bound, parts, set_precision, ker
     results = products(SHORT, normal(66, 150), normal(66, 256), "float32", kernels_on)
     projected, back = (errors(result, exact).max() for result, exact in results)
     assert max(projected, back) <= bound
-    if name != "highest":
-        assert projected > bound / 100  # no more precise than requested; `staged_adjoint` always adds in fp32
+    if name != "highest":  # no more precise than requested; but on CUDA, `staged_adjoint` adds in fp32
+        assert (projected if kernels_on == "cuda" else min(projected, back)) > bound / 100
     x, y = scaled_rows(normal(66, 150)), scaled_rows(normal(66, 256))
     for result, exact in products(SHORT, x, y, "float32", kernels_on):
         assert errors(result, exact).max() <= bound
