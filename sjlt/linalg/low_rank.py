@@ -217,7 +217,7 @@ class SVDSketch:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in ("header", "starts", "Y", "Z", "E")}
-        except Exception:  # of zipfile, zlib or NumPy, whose own messages recommend allow_pickle
+        except Exception:  # BadZipFile, KeyError, EOFError, TokenError, ...; NumPy's messages recommend allow_pickle
             raise ValueError(f"not an SVDSketch: {len(data)} bytes that to_bytes has not written, or damaged") from None
         try:
             header = json.loads(arrays.pop("header").tobytes())

@@ -46,10 +46,14 @@ def eligible(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype)
     """
     if plan.k > MAX_COMPONENTS or plan.s > MAX_TERMS or compute != np.float32 or not _HAS_LOOK_UPS:
         return False
-    if plan.k > plan.stacks * law.TILE_ROWS and (plan.log_chunk < LOG_ROWS or plan.offset % ROWS):
+    if _has_several_tiles(plan) and (plan.log_chunk < LOG_ROWS or plan.offset % ROWS):
         return False
     is_listed_once = plan.keeps_words and plan.d <= _span(plan)
     return (is_listed_once or y.shape[0] >= MIN_ROWS) and out.strides[1] == out.itemsize and out.itemsize <= 4
+
+
+def _has_several_tiles(plan: ExactPlan) -> bool:
+    return plan.k > plan.stacks * law.TILE_ROWS
 
 
 def _define_look_up_row(log_rows: int, several_tiles: bool) -> Any:
@@ -168,28 +172,23 @@ def _load_rows(y, i0, n, starts, log_rows, components):
                 load_few_rows(y.T, r, i0, y.shape[1] - r, 0, components, 0, (t << log_rows) + start)
 
 
-@kernel(codes=CODES, starts=INT64S, sizes=(types.int64,) * 4, words=Array(types.int32, 3), places=Array(types.int64, 3))
-def fill_words(codes, starts, sizes, words, places):
+@kernel(
+    codes=CODES, starts=INT64S, log_rows=types.int64, words=Array(types.int32, 3), places=Array(types.int64, 3)
+)  # fmt: skip
+def fill_words(codes, starts, log_rows, words, places):
     """words[c, t, j] = the row of code t of column j of part c, in its sub-block, with its sign in bit SIGN.
 
     codes : of the columns of these parts, (columns, terms).  starts : as in `_load_row`.
-    sizes : stacks; components and tiles of a stack; log_rows.
     places : [c, t, j div ROWS] is the index of the sub-block of ROWS adjacent columns, times 2^log_rows.
     """
-    (stacks, k, n_tiles, log_rows), s = sizes, codes.shape[1]
-    per_stack = s // stacks
     for part in range(words.shape[0]):
         begin = part * words.shape[2]
-        for t in range(s):
-            stack = t // per_stack
+        for t in range(codes.shape[1]):
             for j in range(min(words.shape[2], codes.shape[0] - begin)):
                 code = codes[begin + j, t]
                 row = code >> 1
                 if j % ROWS == 0:
-                    tile = stack * n_tiles + (row - stack * k) * n_tiles // k
-                    if row >= starts[(tile + 1) * per_stack]:  # tiles begin at rounded quotients
-                        tile += 1
-                    sub_block = tile * per_stack + t % per_stack
+                    sub_block = np.searchsorted(starts, row, side="right") - 1
                     places[part, t, j // ROWS] = sub_block << log_rows
                 words[part, t, j] = (row - starts[sub_block]) | (code << SIGN)
 
@@ -248,20 +247,11 @@ class _Layout(NamedTuple):
     Attributes
     ----------
     starts : the first components of all sub-blocks, of one tile after the other, and the number of components
-    sizes : stacks; components and tiles of a stack; log_rows
+    log_rows : each sub-block has room for 2^log_rows components
     """
 
     starts: np.ndarray
-    sizes: tuple[int, int, int, int]
-
-    @property
-    def n_tiles(self) -> int:
-        return self.sizes[2]
-
-    @property
-    def log_rows(self) -> int:
-        """Each sub-block has room for 2^log_rows components."""
-        return self.sizes[3]
+    log_rows: int
 
     @property
     def width(self) -> int:
@@ -277,13 +267,13 @@ def _layout(n_components: int, nnz: int, stacks: int) -> _Layout:
     of_stack = [begin + law.part_start(t, end - begin, s) for begin, end in tiles for t in range(s)]
     starts = np.array([stack * k + start for stack in range(stacks) for start in of_stack] + [n_components])
     log_rows = max(LOG_ROWS, int(np.diff(starts).max() - 1).bit_length())
-    return _Layout(starts, (stacks, k, n_tiles, log_rows))
+    return _Layout(starts, log_rows)
 
 
 def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers: int) -> None:
     """Compute out (n, d) = y (n, k) S for a product that is `eligible`."""
     layout = _layout(plan.k, plan.s, plan.stacks)
-    rows_kernel = look_up_rows if layout.n_tiles == 1 else look_up_rows_of_tiles
+    rows_kernel = look_up_rows_of_tiles if _has_several_tiles(plan) else look_up_rows
     look_up = compiled(rows_kernel, data=y.dtype, compute=np.float32, out=out.dtype)
 
     def task(begin: int, end: int, words: np.ndarray, places: np.ndarray, columns: np.ndarray) -> None:
@@ -318,11 +308,11 @@ def _words(plan: ExactPlan, j0: int, j1: int) -> tuple[np.ndarray, np.ndarray]:
     width = per_part * COLUMNS
     words = aligned((-(-groups // per_part), plan.s, width), np.dtype(np.int32))
     places = np.zeros((*words.shape[:2], width // ROWS), np.int64)
-    fill, (starts, sizes) = compiled(fill_words), _layout(plan.k, plan.s, plan.stacks)
+    fill, (starts, log_rows) = compiled(fill_words), _layout(plan.k, plan.s, plan.stacks)
 
     def use(j: int, codes: np.ndarray) -> None:
         parts = slice((j - j0) // width, (j - j0) // width + FILLED_PARTS)
-        fill(codes, starts, sizes, words[parts], places[parts])
+        fill(codes, starts, log_rows, words[parts], places[parts])
 
     plan.use_codes(j0, j1, FILLED_PARTS * width, use)
     return words, places

@@ -268,7 +268,8 @@ def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype)
     paths, except (up to 1.06) many 16-bit vectors with nnz 3 and 4; with twice as many words, 0.55 to 0.9 for few
     vectors, but 1.07 to 1.5 for many (Sapphire Rapids).
     """
-    n, is_listed = x.shape[0], plan.keeps_words or (plan.can_keep_words and x.shape[0] >= MIN_ROWS)
+    n = x.shape[0]
+    is_listed = plan.keeps_words or (plan.can_keep_words and n >= MIN_ROWS)
     if plan.k > law.TILE_ROWS or compute != np.float32 or not (is_listed and _HAS_PERMUTATIONS):
         return False
     layout, most = _layout(plan.k, plan.log_chunk), MAX_WORDS if n >= FEW_ROWS else 2 * MAX_WORDS

@@ -15,7 +15,7 @@ ENTRY_LINE_BYTES = 2 * SLICE_COLUMNS  # of the entries of a row
 COPY_BYTES = 4  # the narrowest asynchronous copy
 MIN_SLOTS, MAX_SLOTS = 4, 8
 RESERVED_BYTES = 1 << 10  # of shared memory, for each program
-# Of shared memory, through which a program's sums pass before they are stored: usually, and at most.
+# A program's sums pass through so many bytes of shared memory before they are stored: usually, and at most.
 RESULT_BYTES, MAX_RESULT_BYTES = 16 << 10, 32 << 10
 MAX_SUMS = 64 * 128  # of a program that are multiplied at a time, so that registers hold their operands, too
 # Programs that share the registers of a multiprocessor, by bytes of an element and vectors of a block.
