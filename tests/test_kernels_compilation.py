@@ -9,7 +9,7 @@ from helpers.compilation import TARGETS, check_compiled, compile_launches
 
 PORTABLE = {
     *(f"{way}_{kernel}" for way in ("project", "adjoint") for kernel in ("tensor_core", "row_gather", "few_vectors")),
-    *("write_entries", "project_one_tile", "adjoint_one_tile"),
+    *("write_entries", "project_one_tile", "adjoint_one_tile", "write_dense_matrix"),
     *("multiply_iid", "reduce_partial_sums", "scale_vectors", "dropout_flat", "dropout_tiles"),
     "residual_gradient",
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
@@ -148,6 +148,8 @@ CODES = [  # for blocks of 2 to 64 columns, tiles of 32 to 128 rows, copies of 4
     (5000, 5000, 50, {"nnz": 20}, "bfloat16", "columns"),
 ]
 
+DENSE = [(65_536, 768, 200, {"nnz": 4}, "bfloat16", "rows"), (65_536, 768, 4096, {"nnz": 32}, "float16", "rows")]
+
 SPARSE = [  # (n, nonzeros, k, law, dtype, index dtype)
     (200_000, 20_000_000, 512, {"nnz": 4}, "float32", "int64"),
     (8, 10_000_000, 300, {"density": 1 / 3}, "float32", "int32"),
@@ -244,14 +246,16 @@ def drop(shape, dtype, layout, bits, given):
         dropout.drop_stored(1.5, x, torch.empty(x.shape, dtype=torch.bool, device="meta"), out)
 
 
-def multiply_by_codes(n, d, k, law, dtype, layout):
+def multiply_by(name, n, d, k, law, dtype, layout):
+    """A projection by the launch of a module of `sjlt.kernels.config`."""
+    from importlib import import_module
+
     from helpers.kernels import project
 
     from sjlt import Sketch
     from sjlt.backends.triton import exact
-    from sjlt.kernels.config import ampere_codes
 
-    choose, exact.choose = exact.choose, ampere_codes.launch
+    choose, exact.choose = exact.choose, import_module(f"sjlt.kernels.config.{name}").launch
     try:
         project(Sketch(d, k, **law), new((n, d), dtype, layout), new((n, k), dtype, layout))
     finally:
@@ -279,6 +283,8 @@ def make_calls(on, everything, nvidia, hopper):
     for call in DROPOUT if everything else DROPOUT[:1]:
         drop(*call)
     if everything:
+        for call in DENSE:
+            multiply_by("dense_matrix", *call)
         for call in SPARSE:
             multiply_sparse(*call)
         for columns in (512, 100, 4096):
@@ -292,7 +298,7 @@ def make_calls(on, everything, nvidia, hopper):
         for call in STAGED + STAGED_ADJOINTS:
             multiply(*call)
         for call in CODES:
-            multiply_by_codes(*call)
+            multiply_by("ampere_codes", *call)
         for call in SPARSE:
             multiply_sparse(*call)
     if hopper:

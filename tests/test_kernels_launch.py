@@ -15,6 +15,7 @@ from sjlt.backends.triton import exact as triton_exact
 from sjlt.kernels.config import (
     ampere_codes,
     arithmetic,
+    dense_matrix,
     hopper,
     hopper_codes,
     one_tile,
@@ -57,7 +58,8 @@ def wide_products(draw):
     devices += [Device(58, 101376, **copies), Device(108, 166912, **copies)]
     device = draw(st.sampled_from(devices))
     adjoint, plain = draw(st.booleans()), draw(st.booleans())
-    return Product(adjoint, n, d, k, nnz, offset, strides, y_strides, dtype, precision, plain, device)
+    matmul = draw(st.booleans())
+    return Product(adjoint, n, d, k, nnz, offset, strides, y_strides, dtype, precision, plain, device, matmul=matmul)
 
 
 CASES = settings(max_examples=200, derandomize=True)
@@ -83,7 +85,9 @@ def every_launch(p):
 @example(p=LARGE)
 def test_chosen_kernel_can_run_the_product(p):
     chosen = config.choose(p)
-    if isinstance(chosen, config.Hopper):
+    if isinstance(chosen, config.DenseMatrix):
+        assert dense_matrix.is_possible(p)
+    elif isinstance(chosen, config.Hopper):
         assert p.plain
         assert p.device.hopper
         assert hopper.eligible(p)

@@ -36,7 +36,10 @@ A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=Fals
         ({"k": 60}, False),  # one_tile
         ({"k": 60, "nnz": 1}, True),
         ({"k": 100}, True),
-        ({"k": 100, "dtype": "bfloat16", "x_strides": (1000, 1), "d": 1000}, False),  # off multiples of 32 bytes
+        ({"k": 100, "dtype": "bfloat16", "d": 1000}, True),  # rows of the result begin off multiples of 32 bytes
+        ({"k": 60, "dtype": "bfloat16", "d": 1000}, True),
+        ({"k": 60, "dtype": "bfloat16", "d": 1000, "nnz": 8}, False),  # one_tile
+        ({"k": 60, "dtype": "bfloat16", "d": 200}, False),
         ({"k": 20_000}, False),  # too large for shared memory
         ({"nnz": 17}, False),
         ({"d": 1 << 24, "n": 16}, False),  # too many words

@@ -62,6 +62,11 @@ def precision(dtype: torch.dtype) -> str:
         return "high" if matmul.fp32_precision == "tf32" else "highest"
 
 
+def may_multiply() -> bool:
+    """Whether torch multiplies matrices without requiring a setting of cuBLAS, as it may for deterministic results."""
+    return not torch.are_deterministic_algorithms_enabled()
+
+
 @cache
 def _only_one() -> bool:
     return torch.cuda.device_count() == 1

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...kernels.config.codes import Codes
+from ...kernels.config.dense_matrix import DenseMatrix
 from ...kernels.config.exact import FewVectors, Launch, RowGather, TensorCore, choose
 from ...kernels.config.hopper import Hopper
 from ...kernels.config.one_tile import OneTile
@@ -105,6 +106,7 @@ def describe(spec: SketchSpec, x: Tensor, y: Tensor, accumulate: bool, adjoint: 
         device.describe(data.device),
         stacks,
         data_aligned,
+        device.may_multiply(),
     )
 
 
@@ -174,6 +176,10 @@ def _constants(
 def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> Call:
     """The `Call` (spec, x, out) that writes X Sᵀ, or adds it if `accumulate`, by `plan`."""
     chosen, splits = plan.chosen, plan.chosen.splits
+    if isinstance(chosen, DenseMatrix):
+        from . import dense_matrix
+
+        return dense_matrix.prepare(chosen, spec, x, out, adjoint=False)
     if isinstance(chosen, Codes):
         from . import codes
 
@@ -211,7 +217,7 @@ def _project(
         from . import hopper
 
         return hopper.prepare_project(chosen, spec, x, kind_of_target[0], strides)
-    assert not isinstance(chosen, Codes | WarpTiles | StagedGather | StagedAdjoint | ScatteredSums)
+    assert not isinstance(chosen, DenseMatrix | Codes | WarpTiles | StagedGather | StagedAdjoint | ScatteredSums)
     if isinstance(chosen, OneTile):
         return one_tile.prepare_project(chosen, plan.geometry, spec, x, strides, kind_of_target, accumulate)
     grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
@@ -232,6 +238,10 @@ def _project(
 def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, accumulate: bool) -> Call:
     """The `Call` (spec, y, out) that writes Y S, or adds it if `accumulate`, by `plan`."""
     chosen, geometry, (n, d) = plan.chosen, plan.geometry, out.shape
+    if isinstance(chosen, DenseMatrix):
+        from . import dense_matrix
+
+        return dense_matrix.prepare(chosen, spec, y, out, adjoint=True)
     if isinstance(chosen, Hopper):
         from . import hopper
 

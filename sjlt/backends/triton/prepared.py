@@ -44,6 +44,7 @@ def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accu
     key = (
         prepare, spec[:-2], spec.feature_offset, accumulate, axis, index, data.shape, data.stride(), out.stride(),
         data.dtype, out.dtype, data.data_ptr() % 16, out.data_ptr() % 16, device.precision(data.dtype),
+        device.may_multiply(),
     )  # fmt: skip
     call = _prepared.get(key)
     if call is None:

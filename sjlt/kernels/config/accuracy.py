@@ -40,22 +40,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from . import exact
 from .ampere_kernel import SLICE_COLUMNS, AmpereKernel
 from .arithmetic import BF16, BF16_PAIR, BF16_TRIPLE, CHUNKS_PER_SUM, FP16_PAIR, FP64, NATIVE
 from .codes import Codes
+from .dense_matrix import DenseMatrix
 from .exact import BATCHES_PER_SUM, FewVectors, RowGather, TensorCore
 from .hopper import STEP_COLUMNS, Hopper
 from .iid import Iid, IidHopper
 from .one_tile import STEP as COLUMNS_PER_SUM
 from .one_tile import OneTile
-from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product, reduce_lanes
+from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product, count_groups, reduce_lanes
 from .scattered_sums import ScatteredSums
 from .staged_adjoint import StagedAdjoint
 from .staged_gather import StagedGather
 from .warp_tiles import WarpTiles
 
-OnTheFly = TensorCore | RowGather | FewVectors | Hopper
-Launch = OnTheFly | OneTile | Codes | WarpTiles | StagedGather | StagedAdjoint | ScatteredSums | Iid | IidHopper
+Launch = exact.Launch | Iid | IidHopper
 
 # 16-bit values that represent an element of the data. A pair of fp16 values may be replaced by three of bf16.
 PARTS = {NATIVE: 1, BF16: 1, BF16_PAIR: 2, BF16_TRIPLE: 3, FP16_PAIR: 3}
@@ -119,6 +120,8 @@ def _portable(product: Product, launch: Launch) -> ErrorBound:
         in_sum = min(groups, longest) if launch.chunked_sum else groups
         c = 4 * PARTS[launch.mode] * in_sum + _total_additions(groups, in_sum) + SPLIT_ERRORS.get(launch.mode, 0)
         return ErrorBound(c, SAMPLED_FLOOR if launch.mode == FP16_PAIR else 0.0)
+    if isinstance(launch, DenseMatrix):
+        return ErrorBound(4 * count_groups(product), 0.0)
     if isinstance(launch, WarpTiles):  # a row has at most one entry in a group
         return ErrorBound(4 * launch.groups_per_split, 0.0)
     if isinstance(launch, StagedGather):  # a row has at most one entry in a group
@@ -156,7 +159,9 @@ def _adjoint(product: Product, launch: Launch) -> ErrorBound:
     """Adjoints under the exact law: sums of nnz terms."""
     if isinstance(launch, RowGather | FewVectors | StagedAdjoint):
         return ErrorBound(product.nnz * product.stacks - 1 + SCALE_ERROR, 0.0)
-    mode = launch.mode if isinstance(launch, TensorCore | OneTile) else FP16_PAIR
+    mode = NATIVE if isinstance(launch, DenseMatrix) else FP16_PAIR
+    if isinstance(launch, TensorCore | OneTile):
+        mode = launch.mode
     pair = mode == FP16_PAIR
     c = 4 * (2 if pair else PARTS[mode]) * product.nnz + SPLIT_ERRORS.get(mode, 0) + SCALE_ERROR
     return ErrorBound(c, RUNNING_FLOOR if pair else 0.0)

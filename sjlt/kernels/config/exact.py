@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...laws import exact as law
 from . import (
     ampere_codes,
+    dense_matrix,
     hopper,
     hopper_codes,
     one_tile,
@@ -23,6 +24,7 @@ from . import (
 )
 from .arithmetic import BF16, CHUNKS_PER_SUM, MAX_CHUNKS, NATIVE, choose_mode
 from .codes import Codes
+from .dense_matrix import DenseMatrix
 from .gathers import (
     MIN_BLOCK_VECTORS,
     ROW_GATHER_VECTORS,
@@ -150,11 +152,13 @@ class FewVectors:
 
 
 OnTheFly = FewVectors | RowGather | TensorCore
-Launch = Hopper | Codes | WarpTiles | ScatteredSums | StagedGather | StagedAdjoint | OneTile | OnTheFly
+Launch = DenseMatrix | Hopper | Codes | WarpTiles | ScatteredSums | StagedGather | StagedAdjoint | OneTile | OnTheFly
 
 
 def choose(product: Product) -> Launch:
     """The launch for a product with n > 0 and d > 0, by the first rule that applies."""
+    if dense_matrix.eligible(product):
+        return dense_matrix.launch(product)
     if one_tile.is_narrow(product):
         return one_tile.launch(product)
     if warp_tiles.eligible(product):

@@ -20,7 +20,8 @@ ROW_BYTES = 128  # per row of a TMA box that is loaded fastest
 SWIZZLE_BYTES = 32  # the narrowest swizzle of shared memory
 PRODUCER_WARPS = 4  # of the loader, of each expander, and of those that only store results
 BARRIER_BYTES = 1024  # of shared memory, for barriers and alignment
-MIN_RESULTS, MIN_ROUNDS = 2.5, 100  # results per element of the data, and rounds: see `_keeps_in_step`
+# Results per element of the data, rounds, and their least product in 16 and 32 bits: see `_keeps_in_step`.
+MIN_RESULTS, MIN_ROUNDS, MIN_SHARED = 2.5, 100, {2: 320, 4: 150}
 MAX_LOG_DENSE, MIN_DENSE_BYTES = 3, 64 << 20  # of blocks of codes; of X: see `_count_expanders`
 
 
@@ -220,21 +221,33 @@ def _stages_results(product: Product, kernel: KernelChoice) -> bool:
 def _keeps_in_step(product: Product, kernel: KernelChoice) -> bool:
     """Whether programs begin every fourth round together, so that shared sectors are completed in the L2 cache.
 
-    Sectors are shared by two tiles or, if vectors are contiguous, by two blocks of vectors. This is faster for large
-    plain results of many rounds: with and without, in microseconds on an H200, X (472599, 384) -> 1759 in fp16 813 and
-    1006, (504792, 384) -> 1345 with nnz 3 in bf16 686 and 839, (236299, 384) -> 1759 in fp32 738 and 933; but (300000,
-    768) -> 1537 in bf16 524 and 513, (60000, 1000) -> 3001 in fp16 with 85 rounds 200 and 178. In 16 bits, it takes 1.0
-    to 1.1 times as long if consumers store the result. In fp32, contiguous vectors leave no registers for it.
+    Sectors are shared by two tiles or windows or, if vectors are contiguous, by two blocks of vectors. This is faster
+    for large plain results of many rounds: with and without, in microseconds on an H200, X (472599, 384) -> 1759 in
+    fp16 813 and 1006, (504792, 384) -> 1345 with nnz 3 in bf16 686 and 839, (236299, 384) -> 1759 in fp32 738 and 933;
+    but (300000, 768) -> 1537 in bf16 524 and 513, (60000, 1000) -> 3001 in fp16 with 85 rounds 200 and 178. In 16 bits,
+    it takes 1.0 to 1.1 times as long if consumers store the result. In fp32, contiguous vectors leave no registers for
+    it unless the TMA stores the result.
+
+    Where the TMA does, or in fp32, the more rounds and results, the more is gained. From MIN_SHARED on, 56 of 63
+    products take 0.60 to 0.92 of the time and the others 1.0 to 1.16; with fewer, most take 1.02 to 1.18 times as long:
+    with and without, (485159, 512) -> 964 in fp32 989 and 1520, (157953, 384) -> 3320 with nnz 2 in bf16 406 and 643,
+    (202683, 1024) -> 1204 with nnz 1 in fp32, by threads, 548 and 655; but (357155, 512) -> 1304 with nnz 2 in fp16 576
+    and 509, (30102, 1000) -> 3960 in bf16 133 and 118.
     """
-    if product.item_bytes == 2:
-        possible = kernel.result_line_bytes > 0
-    else:
-        possible = product.plain and kernel.adjacent and not (kernel.tma_store or kernel.vectors_contiguous)
-    whole_sectors = kernel.out_vectors_contiguous and product.y_strides[1] * product.item_bytes % SECTOR_BYTES == 0
-    products = product.stacks * product.geometry.n_tiles * -(-product.n // PROGRAM_VECTORS)
-    large = product.k * product.stacks >= MIN_RESULTS * product.d
-    many_rounds = products >= MIN_ROUNDS * product.device.multiprocessors
-    return possible and not (kernel.one_tile or whole_sectors) and large and many_rounds
+    item, tiles = product.item_bytes, product.geometry.n_tiles
+    rounds = product.stacks * tiles * -(-product.n // PROGRAM_VECTORS) / product.device.multiprocessors
+    results = product.k * product.stacks / product.d
+    far = product.y_strides[1 if kernel.out_vectors_contiguous else 0] * item
+    whole_sectors = far % SECTOR_BYTES == 0 and (
+        kernel.out_vectors_contiguous or kernel.windows or product.k // tiles * item % SECTOR_BYTES == 0
+    )
+    if kernel.one_tile or whole_sectors or not product.plain:
+        return False
+    if kernel.result_line_bytes:
+        return results >= MIN_RESULTS and rounds >= MIN_ROUNDS
+    by_tma = kernel.tma_store and not kernel.out_vectors_contiguous
+    by_threads = item == 4 and kernel.adjacent and not (kernel.tma_store or kernel.vectors_contiguous)
+    return (by_tma or by_threads) and results * rounds >= MIN_SHARED[item]
 
 
 def _count_expanders(product: Product, loader: int, log_block: int) -> int:

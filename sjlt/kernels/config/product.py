@@ -77,6 +77,8 @@ class Product(NamedTuple):
         Number of stacked sketches that one launch computes; k and nnz are those of one of them.
     data_aligned : bool
         Whether the data begins at a multiple of 16 bytes. The wide loads of `Codes` require only this.
+    matmul : bool
+        Whether torch may multiply 16-bit matrices. If it is set to use deterministic algorithms, it may refuse.
     """
 
     adjoint: bool
@@ -93,6 +95,7 @@ class Product(NamedTuple):
     device: Device
     stacks: int = 1
     data_aligned: bool = True
+    matmul: bool = False
 
     @property
     def data_strides(self) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ MAX_GATHERED = 4  # terms of a column that `adjoint_row_gather` gathers
 MAX_SMALL_TERMS = 8  # of small products with more than a quarter of a tile's components, for `_favors_sums`
 MAX_SMALL = 1 << 22  # elements of the result, for `_favors_sums`
 MANY_ELEMENTS = 3 << 23  # from here on, tensor cores are faster than two terms in 16 bits
+MIN_PARTIAL, MIN_PARTIAL_COLUMNS = 1 << 23, 512  # elements and columns of the result, for `_favors_sums`
 MAX_LOG_SPLITS = 11
 WARPS = 8, 16  # of a program
 MIN_WARPS = 16  # per multiprocessor; fewer do not hide the latency of loading words
@@ -42,18 +43,21 @@ PROGRAM_BYTES = 1024  # of shared memory that the device reserves for each progr
 
 # Bytes per cycle that a multiprocessor of an H200 receives from memory and from the L2 cache.
 MEMORY_RATE, CACHE_RATE = 18, 26
+# The time of storing rows of the result, relative to MEMORY_RATE, by the adjacent bytes that a warp stores at a time:
+# more bytes if programs have fewer vectors. From 256 on, SHORTEST.
+STORE_TIMES, SHORTEST = {32: 1.85, 64: 1.35, 128: 1.1}, 0.9
 BANK_CONFLICTS = {128: 1.0, 64: 1.5, 32: 2.1, 16: 2.7}  # average accesses per row of so many bytes
 ISSUE_RATE = 128  # instructions of threads per cycle
-LATENCY = 2500  # cycles from the start of a program to its first stores
+LATENCY = 3500  # cycles from the start of a program to its first stores
 ENCODE_CYCLES = 2200  # of the launch that encodes, during which programs copy their blocks of Y
 ENCODE_INSTRUCTIONS = 500  # for up to 4 terms of a column
 # Memory, shared memory and instructions overlap except for this share of the shorter ones. A program that has a
-# multiprocessor for itself takes longer by the second number. (H200: estimates of 40 launches were 25 % off on average,
-# and the choice of ROW_BYTES cost at most 10 %.)
-NOT_OVERLAPPED, ALONE = 0.15, 0.6
+# multiprocessor for itself takes longer by the second number. (H200, 171 adjoints: estimates of more than 25
+# microseconds are 15 % off on average, and the choice of ROW_BYTES costs 2 %.)
+NOT_OVERLAPPED, ALONE = 0.15, 0.2
 # (Memory floors, additional cycles) of other kernels in general, in power-of-two geometries and, there, in 16 bits with
 # nnz <= 4, and in fp64.
-OTHERS, OTHERS_POWER_OF_TWO, OTHERS_16_BITS, OTHERS_FP64 = (3.5, 16_000), (1.6, 8000), (2.2, 16_000), (1.5, 8000)
+OTHERS, OTHERS_POWER_OF_TWO, OTHERS_16_BITS, OTHERS_FP64 = (3.5, 16_000), (1.6, 8000), (2.2, 16_000), (1.6, 8000)
 SMALL_ROWS = {0: 0, 4: 16, 8: 32, 16: 32}  # by bytes of a copy: rows up to so many bytes are copied in small pieces
 SINGLE_CYCLES = 3  # in which the vectors of a component are read one by one, in addition
 SECTOR_CYCLES = 1  # in which a piece of a sector or less is copied, in addition
@@ -225,8 +229,12 @@ def _favors_sums(product: Product) -> bool:
 
     It multiplies 128 rows for k > 64: Y (123035, 92) -> 768 with nnz 2 in fp32 takes 1.55 memory floors here and 2.2
     there, (12955, 90) -> 3072 in fp16 2.75 and 2.85, but (196243, 124) -> 384 with nnz 8 2.2 and 2.05; for k = 63 and
-    nnz 1 1.56 and 2.1, for k = 64 and nnz 2 (7034, 768) 3.1 and 3.4 (H200). In 16 bits, rows that begin within a sector
-    of the cache are stored in parts of sectors: (79121, 72) -> 1000 takes 3.5 here and 2.9 there.
+    nnz 1 1.56 and 2.1, for k = 64 and nnz 2 (7034, 768) 3.1 and 3.4 (H200).
+
+    In 16 bits, rows that begin within a sector of the cache are stored in runs of 64 columns there, in longer ones
+    here: Y (450485, 20) -> 1000 with nnz 1 takes 266 microseconds here and 519 there, (230300, 64) -> 1000 with nnz 2
+    169 and 288, (125968, 64) -> 1000 with nnz 4 117 and 162, (17322, 32) -> 6045 134 and 169, but with few columns
+    (526439, 32) -> 273 249 and 206, or with nnz 8 (127205, 64) -> 1000 195 and 163 (H200).
 
     With k <= 64 in 16 bits, two terms take 0.79 to 0.95 of the time there for large results (10 products), but 1.0 to
     1.2 for smaller ones (4), and one term 0.87 to 1.09 (7), in microseconds: Y (31908, 32) -> 1024 37 here and 29
@@ -238,10 +246,13 @@ def _favors_sums(product: Product) -> bool:
     """
     if product.n * product.d <= MAX_SMALL:
         return product.nnz <= (MAX_GATHERED if product.k <= law.TILE_ROWS // 4 else MAX_SMALL_TERMS)
+    elements = product.n * product.d
     whole_sectors = product.x_strides[0] == 1 or product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
-    few = 1 if product.item_bytes == 2 and product.n * product.d >= MANY_ELEMENTS else 2
-    few_terms = product.nnz <= (MAX_GATHERED if product.k > law.TILE_ROWS // 2 else few)
-    return few_terms and (whole_sectors or product.item_bytes > 2)
+    if product.item_bytes == 2 and not whole_sectors:
+        most = MAX_GATHERED if elements >= MIN_PARTIAL else 2
+        return product.nnz <= most and product.d >= MIN_PARTIAL_COLUMNS
+    few = 1 if product.item_bytes == 2 and elements >= MANY_ELEMENTS else 2
+    return product.nnz <= (MAX_GATHERED if product.k > law.TILE_ROWS // 2 else few)
 
 
 def _terms(product: Product) -> int:
@@ -368,7 +379,9 @@ def _cycles(product: Product, kernel: KernelChoice, splits: int) -> float:
     filled = product.k * product.stacks * row
     resident = programs_per_multiprocessor(product, kernel)
     fetched = filled / (MEMORY_RATE if splits == 1 else CACHE_RATE) + 4 * terms * columns / CACHE_RATE
-    memory = fetched + min(columns, product.d) * row / MEMORY_RATE
+    run = item * (32 // quads) * kernel.columns
+    store_time = 1.0 if kernel.vectors_contiguous else STORE_TIMES.get(run, SHORTEST)
+    memory = fetched + min(columns, product.d) * row / MEMORY_RATE * store_time
     shared = (columns * terms * row * (BANK_CONFLICTS[row] + 0.25) + 2 * filled) / BANK_BYTES
     per_term = 5 + elements * (2 if item == 2 else 1)
     issue = (columns * quads * (terms * per_term + 3 * elements) + filled / 2) / ISSUE_RATE

@@ -18,8 +18,8 @@ import triton.language as tl
 
 from ..config import arithmetic, chunk_codes
 from ..config import one_tile as config
-from .chunk_codes import key_words
 from .chunk_rows import entries_of_rows, row_words, sub_blocks_of_rows
+from .column_entries import generate_entries, sub_blocks_of
 from .fp32_split import (
     BF16_TRIPLE,
     FP16_PAIR,
@@ -30,7 +30,7 @@ from .fp32_split import (
     multiply_vectors,
     split_vectors,
 )
-from .law import chunk_signs, part_start, row_in_sub_block, seed_words, sign_bit, sub_block_of_row
+from .law import seed_words
 from .program import known_multiple, start_dependents, store_result, store_sums, wait_for_previous
 
 STEP = tl.constexpr(config.STEP)
@@ -89,55 +89,20 @@ def _load_entries(entries, q, stop, ROWS: tl.constexpr, STORED: tl.constexpr):
 
 
 @triton.jit
-def _sub_blocks(k, nnz, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr):
-    """(first row, number of rows) of each sub-block [SUB_BLOCKS], and the sub-block of each row [ROWS].
-
-    From index nnz on, sub-blocks repeat the last one.
-    """
-    rows, s = k.to(tl.uint32), nnz.to(tl.uint32)
-    t = tl.minimum(tl.arange(0, SUB_BLOCKS).to(tl.uint32), s - 1)
-    begin = part_start(t, rows, s)
-    r = tl.arange(0, ROWS).to(tl.uint32)
-    return begin, part_start(t + 1, rows, s) - begin, tl.minimum(sub_block_of_row(r, s, rows), s - 1).to(tl.int32)
-
-
-@triton.jit
-def _generate_entries(
-    column, sub_blocks, log_chunk, k0, k1, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr, STORED: tl.constexpr
-):
-    """The entries of the sketch's columns with indices `column` (int64): [columns, ROWS].
-
-    A column has one nonzero in each sub-block, and every row looks up that of its own sub-block. Rows from k on are
-    meaningless.  sub_blocks : from `_sub_blocks`.
-    """
-    COLUMNS: tl.constexpr = column.shape[0]
-    ONE: tl.constexpr = arithmetic.ONE_BF16 if tl.bfloat16 == STORED else arithmetic.ONE_FP16
-    begin, b, of_row = sub_blocks
-    c, p = column >> log_chunk.to(tl.int64), log_chunk.to(tl.uint32)
-    i = (column & ((1 << log_chunk) - 1)).to(tl.uint32)[:, None]
-    row = begin[None, :] + row_in_sub_block(i, key_words(c, k0, k1, 0, SUB_BLOCKS), b[None, :], p)
-    t = tl.arange(0, SUB_BLOCKS).to(tl.uint32)[None, :]
-    g0, g1, g2, g3 = chunk_signs(c, k0, k1)
-    negative = sign_bit(i, t, p, g0[:, None], g1[:, None], g2[:, None], g3[:, None])
-    entry = tl.gather(row | (negative << 15), tl.broadcast_to(of_row[None, :], COLUMNS, ROWS), 1)
-    r = tl.arange(0, ROWS).to(tl.uint32)[None, :]
-    value = tl.where((entry & 0x7FFF) == r, (entry & 0x8000) | ONE, 0)
-    return value.to(tl.uint16).to(STORED, bitcast=True)
-
-
-@triton.jit
 def _step_entries(
     entries, law, first_column, q, stop, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr, STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
     """The STEP columns of entries from q on, stored or, with SUB_BLOCKS > 0, generated: [STEP, ROWS] of DTYPE.
 
-    law : (feature offset, sub_blocks, log_chunk, k0, k1), the last four as in `_generate_entries`.
+    law : (feature offset, sub_blocks, log_chunk, k0, k1), the last four as in `generate_entries`.
     """
     if SUB_BLOCKS > 0:
         feature_offset, sub_blocks, log_chunk, k0, k1 = law
         column = feature_offset + first_column + q + tl.arange(0, STEP)
-        block = _generate_entries(column, sub_blocks, log_chunk, k0, k1, ROWS, SUB_BLOCKS, DTYPE)
+        one = arithmetic.ONE_BF16 if tl.bfloat16 == DTYPE else arithmetic.ONE_FP16
+        bits = generate_entries(column, sub_blocks, log_chunk, k0, k1, one, ROWS, SUB_BLOCKS)
+        block = bits.to(DTYPE, bitcast=True)
     else:
         block = _load_entries(entries, q, stop, ROWS, STORED).to(DTYPE)
     return block
@@ -147,7 +112,7 @@ def _step_entries(
 def _law_of_program(seed, feature_offset, k, nnz, log_chunk, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr):
     """The argument `law` of `_step_entries`."""
     k0, k1 = seed_words(seed)
-    sub_blocks = _sub_blocks(k, nnz, ROWS, SUB_BLOCKS) if SUB_BLOCKS > 0 else (k, k, k)  # not used
+    sub_blocks = sub_blocks_of(k, nnz, ROWS, SUB_BLOCKS) if SUB_BLOCKS > 0 else (k, k, k)  # not used
     return feature_offset, sub_blocks, log_chunk, k0, k1
 
 

@@ -1,0 +1,133 @@
+"""Eligibility for products by torch with a dense matrix of the entries: pure functions of a `Product`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .arithmetic import MAX_CHUNKS
+from .product import (
+    SCRATCH_BYTES,
+    SECTOR_BYTES,
+    VECTOR_BYTES,
+    Product,
+    count_groups,
+    is_power_of_two,
+    next_power_of_two,
+)
+
+COLUMNS = 64  # of the matrix, per program that writes it
+MIN_SUB_BLOCKS, MAX_NNZ = 8, 32  # one compiled kernel serves every smaller nnz
+ALIGN = 16  # entries; rows of the matrix begin at multiples of these
+
+# Bytes of data and result, multiplications per element of them, and numbers of components and of tiles; see the
+# functions that use them.
+MIN_BYTES, MIN_LARGE_BYTES = 4 << 20, 64 << 20
+MAX_INTENSITY, MAX_INTENSITY_MANY = 175, 245
+MIN_COMPONENTS, MAX_TILES = 40, 3
+SEVERAL_ENTRIES, MANY_ENTRIES = 3, 8  # per column
+
+
+@dataclass(frozen=True)
+class DenseMatrix:
+    """A launch of `write_dense_matrix`, and a product by torch.
+
+    Attributes
+    ----------
+    row_stride : int
+        Entries from row to row of the matrix.
+    sub_blocks : int
+        Constant of the kernel.
+    """
+
+    row_stride: int
+    sub_blocks: int
+
+    @property
+    def splits(self) -> int:
+        """1: torch computes whole sums."""
+        return 1
+
+
+def is_possible(product: Product) -> bool:
+    """Whether torch can compute a product with the accuracy of other kernels, and in wide accesses.
+
+    If lines of the data or of the result do not begin at multiples of 16 bytes, torch takes several times as long, and
+    somewhat longer if they do not end there.
+    """
+    result = product.x_strides if product.adjoint else product.y_strides
+    strides = (product.x_strides, product.y_strides)
+    aligned = all(min(each) == 1 and max(each) * product.item_bytes % VECTOR_BYTES == 0 for each in strides)
+    whole = product.d * product.item_bytes % VECTOR_BYTES == product.k * product.item_bytes % VECTOR_BYTES == 0
+    return (
+        product.matmul
+        and product.item_bytes == 2
+        and product.plain
+        and product.stacks == 1
+        and product.nnz <= MAX_NNZ
+        and product.n > 1
+        and result[1] == 1
+        and aligned
+        and whole
+        and 2 * product.k * launch(product).row_stride <= SCRATCH_BYTES
+        and (product.adjoint or count_groups(product) <= MAX_CHUNKS)
+    )
+
+
+def launch(product: Product) -> DenseMatrix:
+    """The launch for a possible product."""
+    return DenseMatrix(-(-product.d // ALIGN) * ALIGN, max(MIN_SUB_BLOCKS, next_power_of_two(product.nnz)))
+
+
+def eligible(product: Product) -> bool:
+    """Whether torch can compute a product and is faster than the kernels of this library.
+
+    Other kernels take about as long for every nnz and k, torch in proportion to the multiplications beyond about 150
+    for each element. The matrix takes 3 to 5 microseconds.
+    """
+    if not (product.device.nvidia and is_possible(product)):
+        return False
+    size = product.n * (product.d + product.k) * product.item_bytes
+    intensity = product.d * product.k / (product.d + product.k)
+    if product.adjoint:
+        return _gains_adjoint(product, size, intensity)
+    return _gains(product, size, intensity)
+
+
+def _gains_adjoint(product: Product, size: int, intensity: float) -> bool:
+    """Whether torch is faster for an adjoint.
+
+    With `staged_adjoint` or `one_tile` and by torch, in microseconds on an H200: Y (586312, 136) -> 512 with nnz 8 in
+    fp16 415 and 243, (237338, 296) -> 768 with nnz 8 256 and 207, (180520, 128) -> 3072 with nnz 4 518 and 362,
+    (940064, 256) -> 512 456 and 417, (163528, 64) -> 384 55 and 53; but (143809, 32) -> 768 75 and 78, (58484, 256) ->
+    1024 59 and 68, (57897, 192) -> 1536 with nnz 3 73 and 81, (213844, 512) -> 1000 with nnz 8 294 and 356, (64440, 40)
+    -> 4096 with nnz 1 155 and 171. Rows of the result that begin within sectors are slow for torch, too: (228141, 128)
+    -> 1000 with nnz 4 216 and 233.
+    """
+    if size < MIN_LARGE_BYTES or product.k < MIN_COMPONENTS or product.nnz < SEVERAL_ENTRIES:
+        return False
+    if product.nnz >= MANY_ENTRIES:
+        return intensity <= MAX_INTENSITY_MANY
+    return intensity <= MAX_INTENSITY and product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
+
+
+def _gains(product: Product, size: int, intensity: float) -> bool:
+    """Whether torch is faster for a projection.
+
+    On Hopper, it is for sketches of two or three tiles that are not of a power-of-two geometry. From codes and by
+    torch, in microseconds on an H200: X (136096, 1024) -> 144 with nnz 8 in fp16 164 and 102, (247663, 512) -> 272 with
+    nnz 8 175 and 119, (573885, 1024) -> 152 with nnz 4 440 and 377, (23459, 768) -> 184 with nnz 8 36 and 27, (18916,
+    1024) -> 192 with nnz 3 27 and 26; but (187648, 512) -> 240, contiguous vectors, 89 and 90, (148308, 384) -> 576 108
+    and 119, (216469, 1000) -> 80 with nnz 8 131 and 136.
+
+    Without Hopper's kernels, other kernels take up to 2.8 times as long as torch, 1.24 times on average (109 products),
+    for 4 MB of data and result or more and, in power-of-two geometries, 64 MB: (1008296, 384) -> 104 542 and 273,
+    (224698, 1536) -> 64 246 and 203, (421998, 768) -> 256 277 and 249, (9651, 1000) -> 16 19 and 18; but (295449, 1536)
+    -> 256 with nnz 1 292 and 343, (9631, 384) -> 256 11 and 14.
+    """
+    power_of_two = is_power_of_two(product.k, product.nnz)
+    if product.device.hopper:
+        few_tiles = 1 < product.geometry.n_tiles <= MAX_TILES and not power_of_two
+        possible = few_tiles and product.x_strides[1] == 1 and product.nnz >= SEVERAL_ENTRIES
+    else:
+        possible = not power_of_two or size >= MIN_LARGE_BYTES
+    return possible and size >= MIN_BYTES and intensity <= MAX_INTENSITY_MANY

@@ -1,0 +1,162 @@
+"""16-bit products with a dense matrix of the entries, which torch multiplies."""
+
+import pytest
+import torch
+from helpers.cases import exhaustive_except
+from helpers.choices import H200, HOPPER, changed_choices, exact_product
+from helpers.kernels import FLOATS, check_adjoint, check_project
+
+from sjlt import Sketch
+from sjlt.backends.triton import dense_matrix as backend
+from sjlt.kernels.config import dense_matrix
+from sjlt.kernels.config.dense_matrix import DenseMatrix
+from sjlt.kernels.config.exact import choose
+
+POSSIBLE = {"dense_matrix.eligible": dense_matrix.is_possible}
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Record the product of each launch; whatever torch can compute is eligible."""
+    launches, launch = [], dense_matrix.launch
+
+    def record(product):
+        launches.append(product)
+        return launch(product)
+
+    with changed_choices(POSSIBLE):
+        monkeypatch.setattr(dense_matrix, "launch", record)
+        yield launches
+
+
+def check_both(S, n, dtype, device, launches, layouts=("rows", "rows")):
+    launches.clear()
+    check_project(S, n, dtype, dtype, device, *layouts)
+    check_adjoint(S, n, dtype, dtype, device, *layouts)
+    assert {product.adjoint for product in launches} == {False, True}
+
+
+SKETCHES = [(8, 1), (64, 8), (128, 4), (136, 3), (264, 32), (1000, 5), (1024, 2)]
+CASES = [  # every sketch in both dtypes, cycling through the other parameters
+    (k, nnz, dtype, (2, 33, 130)[(i + j) % 3], (8, 72, 200)[(i + 2 * j) % 3], (0, 5, 2**33 + 7)[i % 3])
+    for i, (k, nnz) in enumerate(SKETCHES)
+    for j, dtype in enumerate(("float16", "bfloat16"))
+]
+
+
+@pytest.mark.parametrize("case", exhaustive_except(CASES[::3], CASES), ids=str)
+def test_products_are_exact(kernels_on, launches, case):
+    k, nnz, dtype, n, d, offset = case
+    S = Sketch(2**40, k, nnz=nnz, seed=2**63 + k)[:, offset : offset + d]
+    check_both(S, n, dtype, kernels_on, launches)
+
+
+@pytest.mark.parametrize("data", ["rows", "columns", "aligned part", "padded rows"])
+@pytest.mark.parametrize("result", ["rows", "padded rows"])
+def test_layouts(kernels_on, launches, data, result):
+    check_both(Sketch(96, 48, nnz=4, seed=1), 40, "bfloat16", kernels_on, launches, (data, result))
+
+
+POSSIBLE_PRODUCT = exact_product(1 << 16, 768, 200, nnz=4, dtype="bfloat16")._replace(matmul=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"matmul": False},
+        {"dtype": "float32"},
+        {"plain": False},
+        {"stacks": 2},
+        {"k": 4096, "nnz": 33},
+        {"k": 201, "y_strides": (208, 1)},
+        {"d": 767, "x_strides": (768, 1)},
+        {"x_strides": (772, 1)},
+        {"x_strides": (1, 1 << 16), "n": (1 << 16) - 1},
+        {"x_strides": (1536, 2)},
+        {"y_strides": (1, 1 << 16)},  # a transposed result
+        {"d": 1 << 17, "x_strides": (1 << 17, 1)},  # too long a sum
+        {"d": 1 << 20, "x_strides": (1 << 20, 1), "adjoint": True},  # too large a matrix
+    ],
+    ids=str,
+)
+def test_products_that_torch_does_not_compute(changes):
+    product = POSSIBLE_PRODUCT
+    assert dense_matrix.is_possible(product)
+    product = product._replace(**changes)
+    if changes.get("n"):
+        product = product._replace(x_strides=(1, product.n))
+    assert not dense_matrix.is_possible(product)
+    assert not isinstance(choose(product), DenseMatrix)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hopper", "others"),
+    [
+        ({}, True, True),
+        ({"nnz": 2}, False, True),
+        ({"k": 64}, False, True),
+        ({"k": 256}, False, True),  # a power-of-two geometry
+        ({"k": 256, "n": 1 << 12}, False, False),
+        ({"k": 512, "nnz": 3}, False, False),  # too many multiplications
+        ({"n": 1 << 10}, False, False),  # little data
+        ({"d": 1536, "k": 128, "adjoint": True}, True, True),
+        ({"d": 1536, "k": 32, "adjoint": True}, False, False),
+        ({"d": 1536, "k": 128, "nnz": 2, "adjoint": True}, False, False),
+        ({"d": 1000, "k": 128, "adjoint": True}, False, False),  # rows begin within sectors
+        ({"d": 1000, "k": 128, "nnz": 8, "adjoint": True}, True, True),
+        ({"d": 1536, "k": 240, "nnz": 8, "adjoint": True}, True, True),
+        ({"d": 1536, "k": 240, "nnz": 4, "adjoint": True}, False, False),
+    ],
+    ids=str,
+)
+def test_choice(changes, hopper, others):
+    for device, expected in ((HOPPER, hopper), (H200._replace(asynchronous_copies=True), others)):
+        product = exact_product(**{"n": 1 << 16, "d": 768, "k": 200, "dtype": "float16", "device": device} | changes)
+        assert isinstance(choose(product._replace(matmul=True)), DenseMatrix) == expected
+    amd = exact_product(**{"n": 1 << 16, "d": 768, "k": 200, "dtype": "float16"} | changes)
+    assert not isinstance(choose(amd._replace(matmul=True, device=H200._replace(nvidia=False))), DenseMatrix)
+
+
+def test_deterministic_algorithms(kernels_on, launches):
+    """Torch may refuse to multiply matrices if it must be deterministic; the choice follows that setting."""
+    S = Sketch(96, 48, nnz=4, seed=1)
+    for deterministic in (False, True, False):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            launches.clear()
+            check_project(S, 40, "bfloat16", "bfloat16", kernels_on)
+            check_adjoint(S, 40, "bfloat16", "bfloat16", kernels_on)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert not (deterministic and launches)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_sums_are_complete_before_they_are_rounded(kernels_on, launches, monkeypatch, dtype, fails):
+    """Torch's settings that allow less hold for its other products, whether or not this one raises an error."""
+    matmul, names = torch.backends.cuda.matmul, backend.ROUNDED_SUMS[FLOATS[dtype]]
+    before = {name: getattr(matmul, name) for name in names}
+    seen, addmm = [], torch.addmm
+
+    def record(*arguments, **options):
+        seen.append([getattr(matmul, name) for name in names])
+        if fails:
+            raise RuntimeError("no memory")
+        return addmm(*arguments, **options)
+
+    monkeypatch.setattr(torch, "addmm", record)
+    try:
+        for name in names:
+            setattr(matmul, name, True)
+        if fails:
+            with pytest.raises(RuntimeError, match="no memory"):
+                check_project(Sketch(96, 48, seed=1), 40, dtype, dtype, kernels_on)
+        else:
+            check_project(Sketch(96, 48, seed=1), 40, dtype, dtype, kernels_on)
+        assert all(getattr(matmul, name) for name in names)
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
+    assert seen
+    assert not any(any(allowed) for allowed in seen)
