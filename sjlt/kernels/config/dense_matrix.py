@@ -21,7 +21,7 @@ ALIGN = 16  # entries; rows of the matrix begin at multiples of these
 
 # Bytes of data and result, multiplications per element of them, and numbers of components and of tiles; see the
 # functions that use them.
-MIN_BYTES, MIN_LARGE_BYTES = 4 << 20, 64 << 20
+MIN_BYTES, MIN_BYTES_HOPPER, MIN_LARGE_BYTES = 16 << 20, 32 << 20, 64 << 20
 MAX_INTENSITY, MAX_INTENSITY_MANY = 175, 245
 MIN_COMPONENTS, MAX_TILES = 40, 3
 SEVERAL_ENTRIES, MANY_ENTRIES = 3, 8  # per column
@@ -119,15 +119,17 @@ def _gains(product: Product, size: int, intensity: float) -> bool:
     1024) -> 192 with nnz 3 27 and 26; but (187648, 512) -> 240, contiguous vectors, 89 and 90, (148308, 384) -> 576 108
     and 119, (216469, 1000) -> 80 with nnz 8 131 and 136.
 
-    Without Hopper's kernels, other kernels take up to 2.8 times as long as torch, 1.24 times on average (109 products),
-    for 4 MB of data and result or more and, in power-of-two geometries, 64 MB: (1008296, 384) -> 104 542 and 273,
+    Without Hopper's kernels, other kernels take up to 2.8 times as long as torch, 1.24 times on average (109 products
+    of at least 4 MB), except in power-of-two geometries for less than 64 MB: (1008296, 384) -> 104 542 and 273,
     (224698, 1536) -> 64 246 and 203, (421998, 768) -> 256 277 and 249, (9651, 1000) -> 16 19 and 18; but (295449, 1536)
-    -> 256 with nnz 1 292 and 343, (9631, 384) -> 256 11 and 14.
+    -> 256 with nnz 1 292 and 343, (9631, 384) -> 256 11 and 14. For small products, the host would take longer than the
+    device.
     """
     power_of_two = is_power_of_two(product.k, product.nnz)
     if product.device.hopper:
         few_tiles = 1 < product.geometry.n_tiles <= MAX_TILES and not power_of_two
         possible = few_tiles and product.x_strides[1] == 1 and product.nnz >= SEVERAL_ENTRIES
+        least = MIN_BYTES_HOPPER
     else:
-        possible = not power_of_two or size >= MIN_LARGE_BYTES
-    return possible and size >= MIN_BYTES and intensity <= MAX_INTENSITY_MANY
+        possible, least = True, MIN_LARGE_BYTES if power_of_two else MIN_BYTES
+    return possible and size >= least and intensity <= MAX_INTENSITY_MANY
