@@ -19,11 +19,10 @@ COLUMNS = 64  # of the matrix, per program that writes it
 MIN_SUB_BLOCKS, MAX_NNZ = 8, 32  # one compiled kernel serves every smaller nnz
 ALIGN = 16  # entries; rows of the matrix begin at multiples of these
 
-# Bytes of data and result, multiplications per element of them, and numbers of components and of tiles; see the
-# functions that use them.
-MIN_BYTES, MIN_BYTES_HOPPER, MIN_LARGE_BYTES = 16 << 20, 32 << 20, 64 << 20
+# Bytes of data and result, multiplications per element of them, and components; see the functions that use them.
+MIN_BYTES, MIN_LARGE_BYTES = 16 << 20, 64 << 20
 MAX_INTENSITY, MAX_INTENSITY_MANY = 175, 245
-MIN_COMPONENTS, MAX_TILES = 40, 3
+MIN_COMPONENTS = 40
 SEVERAL_ENTRIES, MANY_ENTRIES = 3, 8  # per column
 
 
@@ -52,7 +51,8 @@ def is_possible(product: Product) -> bool:
     """Whether torch can compute a product with the accuracy of other kernels, and in wide accesses.
 
     If lines of the data or of the result do not begin at multiples of 16 bytes, torch takes several times as long, and
-    somewhat longer if they do not end there.
+    somewhat longer if they do not end there. Projections have one tile, because a NaN or infinity times the zeros of S
+    reaches all components of its vector.
     """
     result = product.x_strides if product.adjoint else product.y_strides
     strides = (product.x_strides, product.y_strides)
@@ -69,7 +69,7 @@ def is_possible(product: Product) -> bool:
         and aligned
         and whole
         and 2 * product.k * launch(product).row_stride <= SCRATCH_BYTES
-        and (product.adjoint or count_groups(product) <= MAX_CHUNKS)
+        and (product.adjoint or (product.geometry.n_tiles == 1 and count_groups(product) <= MAX_CHUNKS))
     )
 
 
@@ -87,13 +87,10 @@ def eligible(product: Product) -> bool:
     if not (product.device.nvidia and is_possible(product)):
         return False
     size = product.n * (product.d + product.k) * product.item_bytes
-    intensity = product.d * product.k / (product.d + product.k)
-    if product.adjoint:
-        return _gains_adjoint(product, size, intensity)
-    return _gains(product, size, intensity)
+    return _gains_adjoint(product, size) if product.adjoint else _gains(product, size)
 
 
-def _gains_adjoint(product: Product, size: int, intensity: float) -> bool:
+def _gains_adjoint(product: Product, size: int) -> bool:
     """Whether torch is faster for an adjoint.
 
     With `staged_adjoint` or `one_tile` and by torch, in microseconds on an H200: Y (586312, 136) -> 512 with nnz 8 in
@@ -105,31 +102,20 @@ def _gains_adjoint(product: Product, size: int, intensity: float) -> bool:
     """
     if size < MIN_LARGE_BYTES or product.k < MIN_COMPONENTS or product.nnz < SEVERAL_ENTRIES:
         return False
+    intensity = product.d * product.k / (product.d + product.k)
     if product.nnz >= MANY_ENTRIES:
         return intensity <= MAX_INTENSITY_MANY
     return intensity <= MAX_INTENSITY and product.x_strides[0] * product.item_bytes % SECTOR_BYTES == 0
 
 
-def _gains(product: Product, size: int, intensity: float) -> bool:
+def _gains(product: Product, size: int) -> bool:
     """Whether torch is faster for a projection.
 
-    On Hopper, it is for sketches of two or three tiles that are not of a power-of-two geometry. From codes and by
-    torch, in microseconds on an H200: X (136096, 1024) -> 144 with nnz 8 in fp16 164 and 102, (247663, 512) -> 272 with
-    nnz 8 175 and 119, (573885, 1024) -> 152 with nnz 4 440 and 377, (23459, 768) -> 184 with nnz 8 36 and 27, (18916,
-    1024) -> 192 with nnz 3 27 and 26; but (187648, 512) -> 240, contiguous vectors, 89 and 90, (148308, 384) -> 576 108
-    and 119, (216469, 1000) -> 80 with nnz 8 131 and 136.
-
-    Without Hopper's kernels, other kernels take up to 2.8 times as long as torch, 1.24 times on average (109 products
-    of at least 4 MB), except in power-of-two geometries for less than 64 MB: (1008296, 384) -> 104 542 and 273,
-    (224698, 1536) -> 64 246 and 203, (421998, 768) -> 256 277 and 249, (9651, 1000) -> 16 19 and 18; but (295449, 1536)
-    -> 256 with nnz 1 292 and 343, (9631, 384) -> 256 11 and 14. For small products, the host would take longer than the
-    device.
+    It is not on Hopper: from codes and by torch, in microseconds on an H200, X (216469, 1000) -> 80 with nnz 8 131 and
+    136, (627689, 768) -> 16 257 and 249. Without Hopper's kernels, other kernels take up to 2.8 times as long, except
+    in power-of-two geometries for little data: (1008296, 384) -> 104 542 and 273, (224698, 1536) -> 64 246 and 203,
+    (449773, 384) -> 128 with nnz 2 132 and 126, (199768, 1536) -> 16 with nnz 1 161 and 162; but (24160, 1000) -> 128,
+    contiguous vectors, 27 and 28. For little data, the host would take longer than the device.
     """
     power_of_two = is_power_of_two(product.k, product.nnz)
-    if product.device.hopper:
-        few_tiles = 1 < product.geometry.n_tiles <= MAX_TILES and not power_of_two
-        possible = few_tiles and product.x_strides[1] == 1 and product.nnz >= SEVERAL_ENTRIES
-        least = MIN_BYTES_HOPPER
-    else:
-        possible, least = True, MIN_LARGE_BYTES if power_of_two else MIN_BYTES
-    return possible and size >= least and intensity <= MAX_INTENSITY_MANY
+    return not product.device.hopper and size >= (MIN_LARGE_BYTES if power_of_two else MIN_BYTES)
