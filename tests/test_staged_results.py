@@ -57,7 +57,14 @@ def test_choice(changed, staged):
         ({"dtype": "float32", "x_strides": (1, 472_599)}, False),
         ({"x_strides": (1, 472_600)}, False),  # consumers store the result
         ({"k": 1792}, False),  # tiles are aligned
-        ({"k": 1760}, False),  # windows
+        ({"k": 1760}, False),  # windows are aligned
+        ({"k": 1752}, True),
+        ({"k": 1752, "n": 60_000}, False),
+        ({"k": 1756, "dtype": "float32", "n": 60_000}, True),
+        ({"k": 1756, "dtype": "float32", "n": 30_000}, False),
+        ({"k": 1759, "dtype": "float32", "n": 60_000}, True),  # stored by threads
+        ({"k": 1568, "y_strides": (1576, 1)}, True),  # 14 tiles of 224 bytes; rows begin within sectors
+        ({"k": 1568}, False),
         ({"d": 768}, False),
         ({"n": 100_000}, False),  # few rounds
         ({"d": 40, "k": 120}, False),  # one tile

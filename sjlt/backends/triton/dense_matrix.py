@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...kernels.config.arithmetic import ONE_BF16, ONE_FP16
 from ...kernels.config.dense_matrix import COLUMNS, DenseMatrix
 from ...kernels.portable.dense_matrix import write_dense_matrix
 from ...laws import exact as law
 from .launcher import Launch
+from .one_tile import ONES
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
     from .prepared import Call
 
-ONES = {torch.float16: ONE_FP16, torch.bfloat16: ONE_BF16}
 # Settings of torch with which sums are rounded to 16 bits before they are complete. They are cleared during a product,
 # and belong to the process: products of other threads are as accurate meanwhile.
 ROUNDED_SUMS = {

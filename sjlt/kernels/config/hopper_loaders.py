@@ -238,10 +238,9 @@ def _keeps_in_step(product: Product, kernel: KernelChoice) -> bool:
     rounds = product.stacks * tiles * -(-product.n // PROGRAM_VECTORS) / product.device.multiprocessors
     results = product.k * product.stacks / product.d
     far = product.y_strides[1 if kernel.out_vectors_contiguous else 0] * item
-    whole_sectors = far % SECTOR_BYTES == 0 and (
-        kernel.out_vectors_contiguous or kernel.windows or product.k // tiles * item % SECTOR_BYTES == 0
-    )
-    if kernel.one_tile or whole_sectors or not product.plain:
+    whole_tiles = product.k % tiles == 0 and product.k // tiles * item % SECTOR_BYTES == 0
+    whole_runs = kernel.out_vectors_contiguous or kernel.windows or whole_tiles
+    if kernel.one_tile or (whole_runs and far % SECTOR_BYTES == 0) or not product.plain:
         return False
     if kernel.result_line_bytes:
         return results >= MIN_RESULTS and rounds >= MIN_ROUNDS
