@@ -231,8 +231,8 @@ def _keeps_in_step(product: Product, kernel: KernelChoice) -> bool:
     Where the TMA does, or in fp32, the more rounds and results, the more is gained. From MIN_SHARED on, 56 of 63
     products take 0.60 to 0.92 of the time and the others 1.0 to 1.16; with fewer, most take 1.02 to 1.18 times as long:
     with and without, (485159, 512) -> 964 in fp32 989 and 1520, (157953, 384) -> 3320 with nnz 2 in bf16 406 and 643,
-    (202683, 1024) -> 1204 with nnz 1 in fp32, by threads, 548 and 655; but (357155, 512) -> 1304 with nnz 2 in fp16 576
-    and 509, (30102, 1000) -> 3960 in bf16 133 and 118.
+    (202683, 1024) -> 1204 with nnz 1 in fp32, by threads, 548 and 655; but (357155, 512) -> 1304 with nnz 2 in fp16 507
+    and 450, (30102, 1000) -> 3960 in bf16 133 and 118.
     """
     item, tiles = product.item_bytes, product.geometry.n_tiles
     rounds = product.stacks * tiles * -(-product.n // PROGRAM_VECTORS) / product.device.multiprocessors
