@@ -130,7 +130,7 @@ PORTABLE = {
     ),
     "row_gather, adjoint": Case(RowGather, Sketch(640, 256, nnz=4), 20, adjoint=True, columns=True),
     "dense matrix": Case(DenseMatrix, LONG[:, :2048], 20, "bfloat16", settings=DENSE),
-    "dense matrix, adjoint": Case(DenseMatrix, Sketch(600, 256, nnz=8), 20, "float16", adjoint=True, settings=DENSE),
+    "dense matrix, adjoint": Case(DenseMatrix, Sketch(600, 256, nnz=8), 20, "bfloat16", adjoint=True, settings=DENSE),
     "few_vectors": Case(FewVectors, LONG, 8),
     "few_vectors, one long sum": Case(FewVectors, Sketch(2**15, 16, nnz=1, seed=695), 4, settings=ONE_SPLIT),
     "few_vectors, fp64": Case(FewVectors, LONG, 8, "float64"),
