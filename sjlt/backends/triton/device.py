@@ -63,7 +63,7 @@ def precision(dtype: torch.dtype) -> str:
 
 
 def may_multiply() -> bool:
-    """Whether torch multiplies matrices without requiring a setting of cuBLAS, as it may for deterministic results."""
+    """Whether torch multiplies matrices as it is. Deterministic algorithms may require a setting of cuBLAS."""
     return not torch.are_deterministic_algorithms_enabled()
 
 

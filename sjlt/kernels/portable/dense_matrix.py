@@ -1,7 +1,7 @@
 """The entries of a small sketch as a dense matrix of 16-bit numbers, which torch multiplies by the data.
 
-Matrix products of torch (cuBLAS) are faster than kernels that exploit the zeros if S has few rows and the entries of a
-column are many. S itself takes hardly any time or memory then.
+Matrix products of torch (cuBLAS) are faster than kernels that exploit the zeros if S has few rows and many entries per
+column. S itself takes hardly any time or memory then.
 """
 
 from __future__ import annotations
