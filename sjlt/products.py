@@ -99,10 +99,11 @@ class SketchProducts(Operator):
         exactly the nnz components of its feature. (With independent entries it may affect all components of its data
         vector, on every device.)
 
-        CUDA tensors are projected on their device, in the current stream, with the same entries. On one device, results
-        for data of the same shape and layout are bitwise reproducible. fp32 is as accurate as on the CPU unless
-        `torch.set_float32_matmul_precision` permits faster, less accurate products. A non-finite element affects the
-        nnz components of its feature and may affect others among the 128 around each, but no other data vector.
+        CUDA tensors are projected on their device, in the current stream, with the same entries. On one device, with
+        the same settings of torch, results for data of the same shape and layout are bitwise reproducible. fp32 is as
+        accurate as on the CPU unless `torch.set_float32_matmul_precision` permits faster, less accurate products. A
+        non-finite element affects the nnz components of its feature and may affect others among the 128 around each,
+        but no other data vector.
 
         In torch, this is an operator (``torch.ops.sjlt.project``). It supports gradients of every order, the transforms
         of `torch.func`, `torch.compile` (with dynamic shapes, a change of seed, slice or number of rows does not

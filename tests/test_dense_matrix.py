@@ -9,6 +9,7 @@ from helpers.choices import H200, HOPPER, changed_choices, exact_product, forget
 from helpers.kernels import FLOATS, adjoint, check_adjoint, check_project, project
 
 from sjlt import Sketch
+from sjlt.backends import triton_backend
 from sjlt.backends.triton import dense_matrix as backend
 from sjlt.kernels.config import dense_matrix
 from sjlt.kernels.config.dense_matrix import DenseMatrix
@@ -60,7 +61,8 @@ def test_layouts(kernels_on, launches, data, result):
     check_both(Sketch(96, 48, nnz=4, seed=1), 40, "bfloat16", kernels_on, launches, (data, result))
 
 
-POSSIBLE_PRODUCT = exact_product(1 << 16, 768, 104, nnz=4, dtype="bfloat16")._replace(matmul=True)
+A100 = H200._replace(asynchronous_copies=True, programmatic_launch=False)
+POSSIBLE_PRODUCT = exact_product(1 << 16, 768, 104, nnz=4, dtype="bfloat16", device=A100)._replace(matmul=True)
 
 
 @pytest.mark.parametrize(
@@ -75,20 +77,22 @@ POSSIBLE_PRODUCT = exact_product(1 << 16, 768, 104, nnz=4, dtype="bfloat16")._re
         {"k": 103},
         {"d": 767, "x_strides": (768, 1)},
         {"x_strides": (772, 1)},
-        {"x_strides": (1, 1 << 16), "n": (1 << 16) - 1},
+        {"x_strides": (1, (1 << 16) - 1), "n": (1 << 16) - 1},
         {"x_strides": (1536, 2)},
         {"y_strides": (1, 1 << 16)},  # a transposed result
         {"d": 1 << 17, "x_strides": (1 << 17, 1)},  # too long a sum
         {"d": 1 << 20, "x_strides": (1 << 20, 1), "adjoint": True},  # too large a matrix
+        {"x_strides": (8, 1)},  # overlapping rows
+        {"x_strides": (1, (1 << 16) + 8), "n": (1 << 16) - 2},  # lines that end within 16 bytes
+        {"x_strides": (1, 8)},
     ],
     ids=str,
 )
 def test_products_that_torch_does_not_compute(changes):
     product = POSSIBLE_PRODUCT
-    assert dense_matrix.is_possible(product)
+    assert isinstance(choose(product), DenseMatrix)
+    assert isinstance(choose(product._replace(x_strides=(1, 1 << 16))), DenseMatrix)
     product = product._replace(**changes)
-    if changes.get("n"):
-        product = product._replace(x_strides=(1, product.n))
     assert not dense_matrix.is_possible(product)
     assert not isinstance(choose(product), DenseMatrix)
 
@@ -104,7 +108,10 @@ def test_products_that_torch_does_not_compute(changes):
         ({"n": 1 << 13}, False, False),  # little data
         ({"d": 1536, "k": 128, "adjoint": True}, True, True),
         ({"d": 1536, "k": 32, "adjoint": True}, False, False),
-        ({"d": 1536, "k": 128, "nnz": 2, "adjoint": True}, False, False),
+        ({"d": 1536, "k": 128, "nnz": 3, "adjoint": True}, False, False),
+        ({"d": 64, "k": 1024, "nnz": 8, "n": 1 << 20, "adjoint": True}, False, False),  # many components
+        ({"n": 560, "d": 60_000, "k": 240, "nnz": 8, "adjoint": True}, False, False),  # a large matrix
+        ({"n": 256, "d": 1 << 17, "k": 120, "nnz": 1}, False, False),
         ({"d": 1000, "k": 128, "adjoint": True}, False, False),  # rows begin within sectors
         ({"d": 1000, "k": 128, "nnz": 8, "adjoint": True}, True, True),
         ({"d": 1536, "k": 240, "nnz": 8, "adjoint": True}, True, True),
@@ -113,11 +120,11 @@ def test_products_that_torch_does_not_compute(changes):
     ids=str,
 )
 def test_choice(changes, hopper, others):
-    for device, expected in ((HOPPER, hopper), (H200._replace(asynchronous_copies=True), others)):
+    for device, expected in ((HOPPER, hopper), (A100, others)):
         product = exact_product(**{"n": 1 << 16, "d": 768, "k": 104, "dtype": "float16", "device": device} | changes)
         assert isinstance(choose(product._replace(matmul=True)), DenseMatrix) == expected
-    amd = exact_product(**{"n": 1 << 16, "d": 768, "k": 104, "dtype": "float16"} | changes)
-    assert not isinstance(choose(amd._replace(matmul=True, device=H200._replace(nvidia=False))), DenseMatrix)
+    other = exact_product(**{"n": 1 << 16, "d": 768, "k": 104, "dtype": "float16"} | changes)  # AMD, or too old
+    assert not isinstance(choose(other._replace(matmul=True)), DenseMatrix)
 
 
 def test_deterministic_algorithms(kernels_on, launches, monkeypatch):
@@ -170,6 +177,8 @@ def test_sums_are_complete_before_they_are_rounded(kernels_on, launches, monkeyp
             setattr(matmul, name, value)
     assert seen
     assert not any(any(allowed) for allowed in seen)
+    monkeypatch.setattr(torch, "addmm", addmm)
+    check_both(Sketch(96, 48, nnz=4, seed=1), 40, dtype, kernels_on, launches)  # after an error, too
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -184,3 +193,28 @@ def test_non_finite_elements_stay_in_their_vector(kernels_on, launches, value):
         assert not out[7, reached.to(out.device)].isfinite().any()
         assert out[torch.arange(40) != 7].isfinite().all()
     assert launches == [False, True]
+
+
+def test_transposed_tensors(kernels_on, launches):
+    """The tensors of S A and S' B, whose vectors are columns, may be views of contiguous rows."""
+    S, backend_of_law = Sketch(96, 48, nnz=4, seed=1), triton_backend(Sketch(96, 48).spec)
+    matrix = torch.from_numpy(S.toarray()).to(kernels_on)
+    for product, factor in ((backend_of_law.project, matrix), (backend_of_law.adjoint, matrix.t())):
+        a = torch.randint(-2, 3, (40, factor.shape[1]), device=kernels_on).to(torch.bfloat16).t()
+        out = torch.full((40, factor.shape[0]), math.nan, dtype=torch.bfloat16, device=kernels_on).t()
+        product(S.spec, a, out, False, 0)
+        assert torch.equal(out.double(), factor @ a.double())
+    assert launches == [False, True]
+
+
+def test_inference_tensors(kernels_on, launches):
+    """Results may be inference tensors, in and outside of inference mode, as with other kernels."""
+    S, x = Sketch(96, 48, nnz=4, seed=1), torch.ones(40, 96, dtype=torch.bfloat16, device=kernels_on)
+    with torch.inference_mode():
+        out = torch.zeros(40, 48, dtype=torch.bfloat16, device=kernels_on)
+        project(S, x, out)
+        first = out.clone()
+        out.zero_()
+    project(S, x, out)
+    assert torch.equal(first, out)
+    assert launches == [False]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from contextlib import AbstractContextManager, nullcontext
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,21 +12,23 @@ from torch import Tensor
 from ...kernels.config.dense_matrix import COLUMNS, DenseMatrix
 from ...kernels.portable.dense_matrix import write_dense_matrix
 from ...laws import exact as law
-from .launcher import Launch
+from .launcher import Launch, only_compiles
 from .one_tile import ONES
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
     from .prepared import Call
 
-# Settings of torch with which sums are rounded to 16 bits before they are complete. They are cleared during a product,
-# and belong to the process: products of other threads are as accurate meanwhile.
+# Settings of torch with which sums are rounded to 16 bits before they are complete. They are cleared while a product is
+# launched. They belong to the process: meanwhile, products of other threads are as accurate, their compiled functions
+# may be compiled once more, and a setting that they clear may be lost.
 ROUNDED_SUMS = {
     torch.float16: ("allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation"),
     torch.bfloat16: ("allow_bf16_reduced_precision_reduction",),
 }
 _matmul: Any = torch.backends.cuda.matmul
-_lock = Lock()
+_lock = RLock()
+_NO_CONTEXT = nullcontext()
 
 
 def prepare(chosen: DenseMatrix, spec: SketchSpec, data: Tensor, out: Tensor, adjoint: bool) -> Call:
@@ -40,6 +43,8 @@ def prepare(chosen: DenseMatrix, spec: SketchSpec, data: Tensor, out: Tensor, ad
         matrix = data.new_empty_strided(shape, steps)
         if not write.start((matrix.data_ptr(),), spec.seed):
             write.search((matrix.view(torch.uint16),), spec.seed)
+            if only_compiles():
+                return
         if data.stride() != strides:  # the caller's tensors are transposed
             data, out = data.t(), out.t()
         with _lock:
@@ -47,12 +52,18 @@ def prepare(chosen: DenseMatrix, spec: SketchSpec, data: Tensor, out: Tensor, ad
             try:
                 for name in allowed:
                     setattr(_matmul, name, False)
-                multiply(out, data, matrix, beta=0, alpha=scale, out=out)
+                with _writing_to(out):
+                    multiply(out, data, matrix, beta=0, alpha=scale, out=out)
             finally:
                 for name in allowed:
                     setattr(_matmul, name, True)
 
     return call
+
+
+def _writing_to(out: Tensor) -> AbstractContextManager[Any]:
+    """A context in which torch writes to `out`: inference tensors cannot be written to outside of inference mode."""
+    return torch.inference_mode() if out.is_inference() else _NO_CONTEXT
 
 
 def _prepare_matrix(chosen: DenseMatrix, spec: SketchSpec, data: Tensor, d: int) -> Launch:

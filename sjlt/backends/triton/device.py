@@ -63,7 +63,7 @@ def precision(dtype: torch.dtype) -> str:
 
 
 def may_multiply() -> bool:
-    """Whether torch multiplies matrices as it is. Deterministic algorithms may require a setting of cuBLAS."""
+    """Whether torch can multiply matrices under its settings. Deterministic algorithms may require one of cuBLAS."""
     return not torch.are_deterministic_algorithms_enabled()
 
 

@@ -237,6 +237,11 @@ def compiled_together() -> Iterator[None]:
         copy_context().run(_compile, to_compile.values())  # in a copy, because errors leave Triton's mode set
 
 
+def only_compiles() -> bool:
+    """Whether launches do nothing here, because their kernels are compiled first (`compiled_together`)."""
+    return _to_compile.get() is not None
+
+
 def _compile(kernels: Iterable[Callable[[], Any]]) -> None:
     with _Builders() as threads, ExitStack() as stack:
         try:

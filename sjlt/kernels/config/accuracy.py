@@ -20,6 +20,10 @@ chunk of two products. AMD's matrix cores round to nearest.) With codes of windo
 a step, so that the sum of steps has one addition more. This is covered: the first instruction of a step adds to zero,
 and loses 2 u less than assumed above.
 
+Products by torch (`DenseMatrix`) are sums of this kind, in fp32 because torch's settings that permit less are cleared.
+Zeros of S add no error. If cuBLAS splits a sum, each further part saves 2 u, as its first instruction adds to zero, and
+costs one addition.
+
 **Splitting fp32 data.** Three bf16 values are exact. A pair of fp16 values, x s = high + low for a power of two s, has
 an error of at most 2^-22 |x s| = 4 u |x s|, or of half the smallest fp16 number, 2^-25, if that is greater. If the
 largest |x| s so far is at least 2^14, the latter is 2^-39 M = 4 u 2^-17 M, so the floor is 2^-17. If s comes from a

@@ -19,11 +19,12 @@ COLUMNS = 64  # of the matrix, per program that writes it
 MIN_SUB_BLOCKS, MAX_NNZ = 8, 32  # one compiled kernel serves every smaller nnz
 ALIGN = 16  # entries; rows of the matrix begin at multiples of these
 
-# Bytes of data and result, multiplications per element of them, and components; see the functions that use them.
-MIN_BYTES, MIN_LARGE_BYTES = 16 << 20, 64 << 20
+# Bytes of data and result, those per byte of the matrix, multiplications per element of data and result, and
+# components: see the functions that use them.
+MIN_BYTES, MIN_LARGE_BYTES, MIN_RATIO = 16 << 20, 64 << 20, 16
 MAX_INTENSITY, MAX_INTENSITY_MANY = 175, 245
-MIN_COMPONENTS = 40
-SEVERAL_ENTRIES, MANY_ENTRIES = 3, 8  # per column
+MIN_COMPONENTS, MAX_COMPONENTS = 40, 512
+SEVERAL_ENTRIES, MANY_ENTRIES = 4, 8  # per column
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,18 @@ class DenseMatrix:
 
 
 def is_possible(product: Product) -> bool:
-    """Whether torch can compute a product with the accuracy of other kernels, and in wide accesses.
+    """Whether torch can compute a product with the accuracy of other kernels, in place, and in wide accesses.
 
     If lines of the data or of the result do not begin at multiples of 16 bytes, torch takes several times as long, and
-    somewhat longer if they do not end there. Projections have one tile, because a NaN or infinity times the zeros of S
-    reaches all components of its vector.
+    somewhat longer if they do not end there. It copies data whose lines overlap. Projections have one tile, because a
+    NaN or infinity times the zeros of S reaches all components of its vector.
     """
     result = product.x_strides if product.adjoint else product.y_strides
-    strides = (product.x_strides, product.y_strides)
-    aligned = all(min(each) == 1 and max(each) * product.item_bytes % VECTOR_BYTES == 0 for each in strides)
-    whole = product.d * product.item_bytes % VECTOR_BYTES == product.k * product.item_bytes % VECTOR_BYTES == 0
+    widths = (product.k, product.d) if product.adjoint else (product.d, product.k)
+    rows = product.data_strides[1] == 1
+    near, far = product.data_strides[::-1] if rows else product.data_strides
+    width = widths[0] if rows else product.n
+    whole = all(size * product.item_bytes % VECTOR_BYTES == 0 for size in (*widths, width, far, result[0]))
     return (
         product.matmul
         and product.item_bytes == 2
@@ -65,12 +68,17 @@ def is_possible(product: Product) -> bool:
         and product.stacks == 1
         and product.nnz <= MAX_NNZ
         and product.n > 1
-        and result[1] == 1
-        and aligned
+        and near == result[1] == 1
+        and far >= width
         and whole
-        and 2 * product.k * launch(product).row_stride <= SCRATCH_BYTES
+        and matrix_bytes(product) <= SCRATCH_BYTES
         and (product.adjoint or (product.geometry.n_tiles == 1 and count_groups(product) <= MAX_CHUNKS))
     )
+
+
+def matrix_bytes(product: Product) -> int:
+    """Bytes of the matrix."""
+    return 2 * product.k * launch(product).row_stride
 
 
 def launch(product: Product) -> DenseMatrix:
@@ -82,11 +90,12 @@ def eligible(product: Product) -> bool:
     """Whether torch can compute a product and is faster than the kernels of this library.
 
     Up to about 150 multiplications per element of data and result, torch takes little longer than reading and writing
-    these; beyond, its time is proportional to the multiplications. Writing the matrix takes 3 to 5 microseconds.
+    these; beyond, its time is proportional to the multiplications. (This holds for an H200; GPUs of compute capability
+    8 have similar ratios.) Writing the matrix takes 3 to 5 microseconds if it is small in comparison.
     """
-    if not (product.device.nvidia and is_possible(product)):
-        return False
     size = product.n * (product.d + product.k) * product.item_bytes
+    if not (product.device.asynchronous_copies and is_possible(product)) or size < MIN_RATIO * matrix_bytes(product):
+        return False
     return _gains_adjoint(product, size) if product.adjoint else _gains(product, size)
 
 
@@ -98,9 +107,9 @@ def _gains_adjoint(product: Product, size: int) -> bool:
     (940064, 256) -> 512 456 and 417, (163528, 64) -> 384 55 and 53; but (143809, 32) -> 768 75 and 78, (58484, 256) ->
     1024 59 and 68, (57897, 192) -> 1536 with nnz 3 73 and 81, (213844, 512) -> 1000 with nnz 8 294 and 356, (64440, 40)
     -> 4096 with nnz 1 155 and 171. Rows of the result that begin within sectors are slow for torch, too: (228141, 128)
-    -> 1000 with nnz 4 216 and 233.
+    -> 1000 with nnz 4 216 and 233. More components were not measured.
     """
-    if size < MIN_LARGE_BYTES or product.k < MIN_COMPONENTS or product.nnz < SEVERAL_ENTRIES:
+    if size < MIN_LARGE_BYTES or not MIN_COMPONENTS <= product.k <= MAX_COMPONENTS or product.nnz < SEVERAL_ENTRIES:
         return False
     intensity = product.d * product.k / (product.d + product.k)
     if product.nnz >= MANY_ENTRIES:

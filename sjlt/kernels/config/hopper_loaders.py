@@ -21,7 +21,7 @@ SWIZZLE_BYTES = 32  # the narrowest swizzle of shared memory
 PRODUCER_WARPS = 4  # of the loader, of each expander, and of those that only store results
 BARRIER_BYTES = 1024  # of shared memory, for barriers and alignment
 # Results per element of the data, rounds, and their least product in 16 and 32 bits: see `_keeps_in_step`.
-MIN_RESULTS, MIN_ROUNDS, MIN_SHARED = 2.5, 100, {2: 320, 4: 150}
+MIN_RESULTS, MIN_ROUNDS, MIN_SHARED = 2.5, 100, {2: 320, 4: 140}
 MAX_LOG_DENSE, MIN_DENSE_BYTES = 3, 64 << 20  # of blocks of codes; of X: see `_count_expanders`
 
 
@@ -228,7 +228,7 @@ def _keeps_in_step(product: Product, kernel: KernelChoice) -> bool:
     it takes 1.0 to 1.1 times as long if consumers store the result. In fp32, contiguous vectors leave no registers for
     it unless the TMA stores the result.
 
-    Where the TMA does, or in fp32, the more rounds and results, the more is gained. From MIN_SHARED on, 56 of 63
+    Where the TMA does, or in fp32, the more rounds and results, the more is gained. From MIN_SHARED on, 57 of 64
     products take 0.60 to 0.92 of the time and the others 1.0 to 1.16; with fewer, most take 1.02 to 1.18 times as long:
     with and without, (485159, 512) -> 964 in fp32 989 and 1520, (157953, 384) -> 3320 with nnz 2 in bf16 406 and 643,
     (202683, 1024) -> 1204 with nnz 1 in fp32, by threads, 548 and 655; but (357155, 512) -> 1304 with nnz 2 in fp16 507

@@ -43,8 +43,8 @@ PROGRAM_BYTES = 1024  # of shared memory that the device reserves for each progr
 
 # Bytes per cycle that a multiprocessor of an H200 receives from memory and from the L2 cache.
 MEMORY_RATE, CACHE_RATE = 18, 26
-# The time of storing rows of the result, relative to MEMORY_RATE, by the adjacent bytes that a warp stores at a time:
-# more bytes if programs have fewer vectors. From 256 on, SHORTEST.
+# The time of storing rows of the result, relative to that at MEMORY_RATE, by the adjacent bytes that a warp stores at a
+# time: more bytes if programs have fewer vectors. From 256 on, SHORTEST.
 STORE_TIMES, SHORTEST = {32: 1.85, 64: 1.35, 128: 1.1}, 0.9
 BANK_CONFLICTS = {128: 1.0, 64: 1.5, 32: 2.1, 16: 2.7}  # average accesses per row of so many bytes
 ISSUE_RATE = 128  # instructions of threads per cycle

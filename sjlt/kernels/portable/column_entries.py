@@ -24,7 +24,7 @@ def sub_blocks_of(rows, nnz, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr):
 
 @triton.jit
 def generate_entries(column, sub_blocks, log_chunk, k0, k1, one, ROWS: tl.constexpr, SUB_BLOCKS: tl.constexpr):
-    """The entries of the sketch's columns with indices `column` (int64), which meet one tile: [columns, ROWS].
+    """The entries of the sketch's columns with indices `column` (int64), as if all met one tile: [columns, ROWS].
 
     They are the bits (uint16) of 0, 1 and -1 in a 16-bit floating-point type; `one` is those of 1. Rows beyond those of
     the tile are meaningless.  sub_blocks : from `sub_blocks_of`.
