@@ -218,3 +218,12 @@ def test_inference_tensors(kernels_on, launches):
     project(S, x, out)
     assert torch.equal(first, out)
     assert launches == [False]
+
+
+def test_first_call_multiplies_once(kernels_on, launches, monkeypatch):
+    """A new call is made twice, but the first time only for its kernels to be compiled."""
+    addmm, calls = torch.addmm, []
+    monkeypatch.setattr(torch, "addmm", lambda *a, **options: calls.append(a) or addmm(*a, **options))
+    forget_choices()
+    check_project(Sketch(96, 48, nnz=4, seed=1), 40, "bfloat16", "bfloat16", kernels_on)
+    assert len(calls) == len(launches) == 1
