@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from helpers.cases import exhaustive_except
-from helpers.choices import H200, HOPPER, changed_choices, exact_product, forget_choices
+from helpers.choices import DENSE_MATRICES, H200, HOPPER, changed_choices, exact_product, forget_choices
 from helpers.kernels import FLOATS, adjoint, check_adjoint, check_project, project
 
 from sjlt import Sketch
@@ -14,8 +14,6 @@ from sjlt.backends.triton import dense_matrix as backend
 from sjlt.kernels.config import dense_matrix
 from sjlt.kernels.config.dense_matrix import DenseMatrix
 from sjlt.kernels.config.exact import choose
-
-POSSIBLE = {"dense_matrix.eligible": dense_matrix.is_possible}
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def launches(monkeypatch):
         launches.append(adjoint)
         return prepare(*arguments, adjoint=adjoint)
 
-    with changed_choices(POSSIBLE):
+    with changed_choices(DENSE_MATRICES):
         monkeypatch.setattr(backend, "prepare", record)
         yield launches
 

@@ -6,12 +6,19 @@ import torch
 from helpers import kernels
 from helpers.adversarial import DATA, U, check_bound
 from helpers.cases import exhaustive_except
-from helpers.choices import HOPPER, NO_FEW_READS, NONE_GENERATED, STAGED_ADJOINTS, all_tensors_on, changed_choices
+from helpers.choices import (
+    DENSE_MATRICES,
+    HOPPER,
+    NO_FEW_READS,
+    NONE_GENERATED,
+    STAGED_ADJOINTS,
+    all_tensors_on,
+    changed_choices,
+)
 from helpers.kernels import FLOATS
 
 from sjlt import Sketch
 from sjlt.backends.triton import device, exact, iid
-from sjlt.kernels.config import dense_matrix
 from sjlt.kernels.config.accuracy import error_bound
 from sjlt.kernels.config.codes import Codes
 from sjlt.kernels.config.dense_matrix import DenseMatrix
@@ -29,7 +36,6 @@ pytestmark = pytest.mark.filterwarnings(  # NumPy's, when an fp16 sum overflows 
 SPLIT = {"exact.MIN_SPLIT_ELEMENTS": 0}
 ONE_SPLIT = {"exact.SCRATCH_BYTES": 0, "iid.SCRATCH_BYTES": 0}
 SHORT_SUMS = {"exact.MAX_GATHERED_GROUPS": 20}
-DENSE = {"dense_matrix.eligible": dense_matrix.is_possible}
 ONE_TILE = {"one_tile.MIN_ELEMENTS": 0, "one_tile.MIN_VECTORS": 1} | NONE_GENERATED
 IN_REGISTERS = {"scattered_rules.MIN_BYTES": 1 << 40}
 NOT_STAGED = {"staged_adjoint.MIN_VECTORS": 1 << 60}
@@ -129,8 +135,10 @@ PORTABLE = {
         RowGather, Sketch(300, 4, nnz=2), 20, columns=True, settings=SHORT_SUMS | NONE_GENERATED | NO_FEW_READS
     ),
     "row_gather, adjoint": Case(RowGather, Sketch(640, 256, nnz=4), 20, adjoint=True, columns=True),
-    "dense matrix": Case(DenseMatrix, LONG[:, :2048], 20, "bfloat16", settings=DENSE),
-    "dense matrix, adjoint": Case(DenseMatrix, Sketch(600, 256, nnz=8), 20, "bfloat16", adjoint=True, settings=DENSE),
+    "dense matrix": Case(DenseMatrix, LONG[:, :2048], 20, "bfloat16", settings=DENSE_MATRICES),
+    "dense matrix, adjoint": Case(
+        DenseMatrix, Sketch(600, 256, nnz=8), 20, "bfloat16", adjoint=True, settings=DENSE_MATRICES
+    ),
     "few_vectors": Case(FewVectors, LONG, 8),
     "few_vectors, one long sum": Case(FewVectors, Sketch(2**15, 16, nnz=1, seed=695), 4, settings=ONE_SPLIT),
     "few_vectors, fp64": Case(FewVectors, LONG, 8, "float64"),

@@ -87,7 +87,7 @@ def test_chosen_kernel_can_run_the_product(p):
     chosen = config.choose(p)
     if isinstance(chosen, config.DenseMatrix):
         assert dense_matrix.eligible(p)
-        assert 2 * p.k * (p.d + 15) // 16 * 16 <= min(64 << 20, p.n * (p.d + p.k) * 2 // 15)
+        assert 2 * p.k * ((p.d + 15) // 16 * 16) <= min(64 << 20, p.n * (p.d + p.k) * 2 // 16)
     elif isinstance(chosen, config.Hopper):
         assert p.plain
         assert p.device.hopper

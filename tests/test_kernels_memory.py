@@ -6,11 +6,10 @@ import weakref
 import pytest
 import torch
 from helpers.cases import exhaustive_except
-from helpers.choices import changed_choices
+from helpers.choices import DENSE_MATRICES, changed_choices
 
 from sjlt import Sketch
 from sjlt.backends import triton_backend
-from sjlt.kernels.config import dense_matrix
 
 LAUNCH_KINDS = {  # (sketch, vectors), in fp32 unless the name says otherwise
     "few_vectors": (Sketch(300, 60, nnz=4, seed=1), 2),
@@ -27,7 +26,7 @@ def test_prepared_launches_keep_no_data(name, kernels_on):
     """Prepared launches are cached by the thousands; the tensors of a call must be freed when it returns."""
     S, n = LAUNCH_KINDS[name]
     backend, dtype = triton_backend(S.spec), torch.bfloat16 if "bf16" in name else torch.float32
-    settings = {"one_tile.MIN_ELEMENTS": 0, "dense_matrix.eligible": dense_matrix.is_possible}
+    settings = {"one_tile.MIN_ELEMENTS": 0, **DENSE_MATRICES}
     with changed_choices(settings):  # clears the cache on exit
         for product, width, out_width in (("project", *S.shape[::-1]), ("adjoint", *S.shape)):
             data, out = (torch.ones(n, w, dtype=dtype, device=kernels_on) for w in (width, out_width))

@@ -6,7 +6,7 @@ from functools import lru_cache
 import pytest
 
 from sjlt.backends.triton import device, exact, iid, prepared
-from sjlt.kernels.config import codes, scattered_sums, staged_adjoint, staged_gather, warp_tiles
+from sjlt.kernels.config import codes, dense_matrix, scattered_sums, staged_adjoint, staged_gather, warp_tiles
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import Device, Product
 
@@ -26,6 +26,9 @@ NO_WARP_TILES = {"warp_tiles.MAX_NNZ": 0}
 
 # Settings with which `few_vectors` is not chosen for S A because of a small nnz, except nnz 1.
 NO_FEW_READS = {"gathers.MAX_GATHERED_BYTES": 0, "gathers.NARROW_VECTORS": 0}
+
+# Settings with which 16-bit products use a dense matrix wherever torch can multiply by it.
+DENSE_MATRICES = {"dense_matrix.eligible": dense_matrix.is_possible}
 
 
 def exact_product(
