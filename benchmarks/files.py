@@ -220,7 +220,7 @@ def _dask(folder: Path, project: Callable[[Any], Any], expected: Callable[[np.nd
     X = da.from_npy_stack(str(folder / "blocks"))
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", memory_limit=0
         ) as cluster,
         distributed.Client(cluster) as client,
     ):

@@ -88,6 +88,24 @@ def restored_num_threads():
     sjlt.set_num_threads(before)
 
 
+@pytest.fixture
+def copied_descriptors(monkeypatch):
+    """Copy every descriptor that is locked, as a fork does: the child has copies of all until it calls exec."""
+    import fcntl
+
+    flock, copies = fcntl.flock, []
+
+    def copy_and_lock(descriptor, operation):
+        if operation & fcntl.LOCK_EX:
+            copies.append(os.dup(descriptor))
+        return flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", copy_and_lock)
+    yield copies
+    for copy in copies:
+        os.close(copy)
+
+
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kernels_on(request):
     """The device on which kernels run: CUDA or, without a GPU, the CPU in Triton's interpreter."""

@@ -96,7 +96,7 @@ def test_without_locks_only_dead_local_processes_are_swept(tmp_path, monkeypatch
 def test_without_locks_files_can_be_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(attempts.fcntl, "flock", without_locks)
     for _ in range(2):
-        os.close(atomic.open_locked(tmp_path / "y.npy.partial"))
+        attempts.unlock_and_close(atomic.open_locked(tmp_path / "y.npy.partial"))
 
 
 def test_plans_run_without_locks(tmp_path, monkeypatch):
@@ -104,6 +104,25 @@ def test_plans_run_without_locks(tmp_path, monkeypatch):
     shards(tmp_path / "in")
     sjlt.plan(tmp_path / "in", tmp_path / "out", K).run(workers=1)
     assert len(result(tmp_path / "out")) == sum(ROWS)
+
+
+def test_forked_children_keep_no_plan_locked(tmp_path, copied_descriptors):
+    shards(tmp_path / "in")
+    plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
+    plan.run_part(0)
+    plan.run(workers=1)
+    plan.commit()
+    assert len(result(tmp_path / "out")) == sum(ROWS)
+    assert copied_descriptors
+
+
+def test_forked_children_keep_no_file_locked(tmp_path, copied_descriptors):
+    for _ in range(2):
+        attempts.unlock_and_close(atomic.open_locked(tmp_path / "y.npy.partial"))
+    with pytest.raises(FileNotFoundError), attempts.appearing(tmp_path / "z.npy") as temporary:
+        temporary.rename(hidden := orphan(tmp_path, "z.npy"))
+    assert attempts.sweep(tmp_path) == [hidden.name]
+    assert copied_descriptors
 
 
 @pytest.mark.parametrize("name", ["o**.npy", "o[1].parquet", "a~b.npy", "[", "-", "y.npy"])

@@ -98,7 +98,7 @@ def test_parquet_file(tmp_path):
 def test_dask_cluster(tmp_path):
     distributed = pytest.importorskip("distributed")
     x = shards(tmp_path / "in")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster:
         run("project", tmp_path / "in", tmp_path / "out", "-k", K, "--dask", cluster.scheduler_address)
     assert np.array_equal(result(tmp_path / "out"), sjlt.Sketch(D, K).project(x))
 

@@ -24,7 +24,7 @@ D, K, ROWS, FILES = 256, 32, 6000, 4
 
 def cluster(**options):
     return distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs="CRITICAL", **options
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs="CRITICAL", **options
     )
 
 
@@ -102,7 +102,7 @@ def warm(S):
 if __name__ == "__main__":
     S, block = sjlt.Sketch(768, 256), 20_000
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", memory_limit=0
     ) as cluster, distributed.Client(cluster) as client:
         before = client.run(warm, S)
         X = da.random.default_rng(0).random((block * 24, 768), chunks=(block, 768), dtype=np.float32)

@@ -65,6 +65,7 @@ def assert_is_result(k: int = K) -> None:
 # ------------------------------------------------------------------------------------- continuing
 
 
+@pytest.mark.usefixtures("copied_descriptors")
 def test_interrupted_run_continues() -> None:
     interrupt()
     assert names() == ["x.npy", "y.npy.partial", "y.npy.partial.json"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
-from .attempts import PREFIX, SUFFIX, create, lock, rename_new, sync_folder
+from .attempts import PREFIX, SUFFIX, create, lock, rename_new, sync_folder, unlock_and_close
 from .errors import UserError
 
 
@@ -45,7 +45,7 @@ def write_by(path: Path, write: Callable[[int], None], *, replace: bool) -> None
             raise OSError(e.errno, e.strerror, str(path)) from None
         raise
     finally:
-        os.close(descriptor)
+        unlock_and_close(descriptor)
     sync_names(path)
 
 
@@ -78,7 +78,7 @@ def is_temporary_of(path: Path, name: str) -> bool:
 
 
 def open_locked(path: Path) -> int:
-    """Open or create the regular file `path` and lock it against other writers until the descriptor is closed."""
+    """Open or create the regular file `path` and lock it against other writers until `unlock_and_close`."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o666)
     try:
@@ -94,6 +94,6 @@ def open_locked(path: Path) -> int:
         if not same:
             raise UserError(f"{path}: another process has just finished it")
     except BaseException:
-        os.close(descriptor)
+        unlock_and_close(descriptor)
         raise
     return descriptor

@@ -51,7 +51,7 @@ def appearing(path: Path, *, existing: Literal["replace", "keep", "refuse"] = "r
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        os.close(descriptor)
+        unlock_and_close(descriptor)
 
 
 def _rename_or_discard(temporary: Path, path: Path, refuse: bool) -> None:
@@ -110,7 +110,7 @@ def _remove_orphan(path: Path) -> bool:
             path.unlink()
         return orphan
     finally:
-        os.close(descriptor)
+        unlock_and_close(descriptor)
 
 
 def _writer_is_dead(hidden: str) -> bool:
@@ -142,6 +142,19 @@ def lock(descriptor: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def unlock_and_close(descriptor: int) -> None:
+    """Undo `lock` and close the file.
+
+    Closing alone would leave it locked for as long as a child process that was forked meanwhile has a copy of the
+    descriptor: until the child calls exec, which takes long on a busy machine.
+    """
+    try:
+        with contextlib.suppress(OSError):  # the file system has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
@@ -176,4 +189,4 @@ def create(path: Path) -> tuple[Path, int]:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         if lock(descriptor) is not False and temporary.exists():
             return temporary, descriptor
-        os.close(descriptor)  # another process swept it before it was locked
+        unlock_and_close(descriptor)  # another process swept it before it was locked

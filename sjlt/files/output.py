@@ -353,10 +353,10 @@ class Output:
             self._release()
 
     def _release(self) -> None:
-        """Close the file, which unlocks it."""
+        """Unlock and close the file."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)
+            attempts.unlock_and_close(descriptor)
 
     def __enter__(self) -> Output:
         return self

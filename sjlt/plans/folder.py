@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files.atomic import write_whole
-from ..files.attempts import PREFIX, lock, sweep, sync_folder
+from ..files.attempts import PREFIX, lock, sweep, sync_folder, unlock_and_close
 from ..files.description import differences, to_json
 from ..files.errors import UserError
 from ..files.names import check_space
@@ -124,7 +124,7 @@ def driving(target: Path) -> Iterator[None]:
         sweep(target)
         raise
     finally:
-        os.close(descriptor)
+        unlock_and_close(descriptor)
 
 
 def missing(target: Path, record: dict[str, Any]) -> list[int]:
