@@ -154,17 +154,23 @@ def calls(monkeypatch):
     """The (x, out) of each call of a backend by the projection's operators."""
     from sjlt.torch_ops import projection, views
 
-    made, matrices, columns = [], views.matrices, projection._multiply_columns
+    made, matrices, arrays, columns = [], views.matrices, views.arrays, projection._multiply_columns
 
     def recorded(x, out, axis):
         for pair in matrices(x, out, axis):
             made.append(pair)
             yield pair
 
+    def recorded_arrays(x, out, axis):
+        if x.ndim <= 2:  # of others, arrays are made of matrices
+            made.extend(matrices(x, out, axis))
+        return arrays(x, out, axis)
+
     def recorded_columns(function, spec, x, out, accumulate):
         made.append((x.t(), out.t()))
         columns(function, spec, x, out, accumulate)
 
     monkeypatch.setattr(views, "matrices", recorded)
+    monkeypatch.setattr(views, "arrays", recorded_arrays)
     monkeypatch.setattr(projection, "_multiply_columns", recorded_columns)
     return made

@@ -49,7 +49,7 @@ def test_results_are_bitwise_those_of_tiles(
         monkeypatch.setattr(by_component, "MAX_DIRECT_TERMS", most_terms)
         whole = np.full((n + 1, k + 2), SENTINEL, dtype, order=order)
         with np.errstate(invalid="ignore"):
-            by_component.project_by_component(plan, x, whole[:n, :k], accumulate, x.dtype)
+            by_component.project_by_component(plan, x, whole[:n, :k], accumulate, x.dtype)(x, whole[:n, :k])
         results.append(whole)
     assert_same_bits(results)
     assert (results[0][n:] == SENTINEL).all()

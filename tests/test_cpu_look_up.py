@@ -11,7 +11,7 @@ from sjlt import Sketch
 from sjlt.backends.cpu import look_up
 from sjlt.backends.cpu.bits import BFLOAT16
 from sjlt.backends.cpu.dense import adjoint_exact
-from sjlt.backends.cpu.plan import ExactPlan, exact_plan
+from sjlt.backends.cpu.plan import THREAD_WORK, ExactPlan, exact_plan
 
 SENTINEL = 777
 SIZES = [(16, 1, 1), (16, 8, 1), (21, 2, 1), (33, 1, 1), (61, 1, 1), (100, 3, 1), (128, 1, 1), (128, 8, 1), (128, 8, 4)]
@@ -48,6 +48,7 @@ def test_results_are_bitwise_those_of_tiles(n, d, sizes, dtype, layout, offset, 
     for is_eligible in (True, False):
         if not is_eligible:
             monkeypatch.setattr(look_up, "eligible", lambda *_: False)
+            exact_plan(S.spec).calls.clear()
         whole = np.full((n + 1, d + 3), SENTINEL, bits_of(dtype))
         out = whole[:n, :d].view(y.dtype)
         with np.errstate(all="ignore"):
@@ -93,7 +94,7 @@ def test_columns_beyond_one_table(k, monkeypatch):
     S = Sketch(2345, k, nnz=4, seed=1)
     y = np.random.default_rng(0).integers(-4, 5, (40, k)).astype(np.float32)
     out = np.full((40, 2345), np.nan, np.float32)
-    look_up.adjoint_by_look_up(exact_plan(S.spec), y, out, 2)
+    look_up.adjoint_by_look_up(exact_plan(S.spec), y, out, 2 * THREAD_WORK)(y, out)
     np.testing.assert_array_equal(out, (y.astype(float) @ S.toarray()).astype(np.float32))
 
 

@@ -67,3 +67,45 @@ def test_threads_share_kept_codes(medium):
             same(result, want[i % 5])
     plans = [plan.exact_plan(S.spec) for S in sketches]
     assert 0 < sum(p.kept_bytes for p in plans) <= 40_000
+
+
+@each_value(k=[40, 300], n=[1, 2, 3, 20], dtype=["float16", "float32", "float64"], accumulate=[False, True])
+def test_remembered_calls(k, n, dtype, accumulate):
+    """The second product of arrays with the same layouts is a remembered call, which must read and write only them."""
+    rng, S = np.random.default_rng(k), Sketch(200, k, nnz=4, seed=next(seeds))
+    out_dtype = "float32" if accumulate and dtype == "float16" else dtype
+    kept = plan.exact_plan(S.spec)
+    for direction, width, other in ((S.project, 200, k), (S.project_adjoint, k, 200)):
+        matrix = S.toarray().T if direction == S.project else S.toarray()
+        for order in "CF":
+            for product in range(4):
+                known = len(kept.calls)
+                x = np.asarray(rng.integers(-8, 9, (n, width)).astype(dtype), order=order)
+                out = np.asarray(rng.integers(-8, 9, (n, other)).astype(out_dtype), order=order)
+                expected = x.astype(float) @ matrix + (out if accumulate else 0)
+                direction(x, out=out, accumulate=accumulate)
+                same(out, expected.astype(out_dtype))
+                assert product == 0 or len(kept.calls) == known
+    assert len(kept.calls) >= 2
+
+
+def test_calls_are_remembered_by_layout(medium):
+    S = Sketch(500, 40, nnz=4, seed=next(seeds))
+    x, kept = np.ones((3, 500)), plan.exact_plan(S.spec)
+    layouts = [x, x.T.copy().T, x[::-1], x[:2], x.astype(np.float32), np.broadcast_to(x[:1], x.shape)]
+    want = [data @ S.T for data in layouts]  # the first product is not remembered: it keeps no codes
+    calls = [len(kept.calls)]
+    for data, expected in zip(layouts, want, strict=True):
+        same(data @ S.T, expected)
+        calls.append(len(kept.calls))
+    assert calls[-1] >= len(layouts) - 1
+    swapped, unaligned = x.astype(">f8"), np.ones(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    unaligned[:] = x
+    for data in (swapped, unaligned):
+        same(data @ S.T, want[0])
+    assert len(kept.calls) == calls[-1]
+    for n in range(1, plan.MAX_CALLS + 10):
+        x[:1].repeat(n, 0) @ S.T
+        assert len(kept.calls) <= plan.MAX_CALLS
+    kept.forget()
+    assert not kept.calls

@@ -67,6 +67,7 @@ MOST_TERMS = {  # for which a path is certainly taken; any number for the others
 def path(request, monkeypatch):
     """A path that is forced, and a list of its calls."""
     module, _, others = PATHS[request.param]
+    exact_plan.cache_clear()  # plans remember the paths of earlier products
     for other in others:
         if other == "small":
             monkeypatch.setattr(ExactPlan, "is_small", lambda *_: False)

@@ -106,25 +106,24 @@ def _registered_into(op: Any, x: Tensor, out: Tensor, *arguments: Any) -> None:
 
 
 def _run(op: Any, x: Tensor, out: Tensor, spec: SketchSpec, accumulate: bool, axis: int) -> None:
-    on_gpu = x.is_cuda
-    backend = triton_backend(spec) if on_gpu else cpu_backend(spec)
+    if not x.is_cuda:
+        backend = cpu_backend(spec)
+        function = backend.project if op is project else backend.adjoint
+        for rows, result in views.arrays(x, out, axis):
+            function(spec, rows, result, accumulate)
+        return
+    backend = triton_backend(spec)
     function = backend.project if op is project else backend.adjoint
-    if not on_gpu:
-        function = partial(_on_arrays, function)
-    elif axis == 0 and x.ndim == 2:
+    if axis == 0 and x.ndim == 2:
         _multiply_columns(function, spec, x, out, accumulate)
         return
-    for rows, result in views.matrices(x, out, axis):
-        function(spec, rows, result, accumulate)
+    for matrix, result in views.matrices(x, out, axis):
+        function(spec, matrix, result, accumulate)
 
 
 def _multiply_columns(function: Any, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
     """A product of the columns of a CUDA tensor, without views of it and of the result."""
     function(spec, x, out, accumulate, 0)
-
-
-def _on_arrays(function: Any, spec: SketchSpec, x: Tensor, out: Tensor, accumulate: bool) -> None:
-    function(spec, views.array(x), views.array(out), accumulate)
 
 
 # ------------------------------------------------------------------------------------- derivatives

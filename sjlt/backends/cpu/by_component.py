@@ -16,7 +16,7 @@ from ... import threads
 from .bits import decoded, store_element
 from .dense_kernels import TILE_FEATURES, fold, two_sum
 from .jit import COMPUTE, DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, Array, compiled, kernel, leaf
-from .plan import STORE_WORK, Borrowed, ExactPlan, row_ranges, total_parts
+from .plan import STORE_WORK, Borrowed, Call, ExactPlan, row_ranges, total_parts, useful_threads
 from .rows import LISTS, store_sums, sum_entries
 from .simd import SQUARE_BYTES
 from .tiles import load_tile
@@ -44,34 +44,38 @@ def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> bool:
     return plan.keeps_codes and (fits or plan.is_small(x.shape[0]))
 
 
-def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype) -> None:
-    """out (n, k) = x (n, d) S', or out +=, for a product that is `eligible`."""
+def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype) -> Call:
+    """The call for out (n, k) = x (n, d) S', or out +=, for a product that is `eligible`."""
     starts, entries = plan.lists
-    if x.shape[0] <= MAX_SCALAR_VECTORS:
-        project = compiled(sum_vectors, data=x.dtype, compute=compute, out=out.dtype)
-        project(x, starts, entries, np.empty(2 * plan.d, compute), out, plan.scale, accumulate)
-        return
-    n, d = x.shape
-    workers = plan.workers(n, d, plan.k, compute.itemsize, generates=False)
+    (n, d), scale = x.shape, plan.scale
+    if n <= MAX_SCALAR_VECTORS:
+        project_few = compiled(sum_vectors, data=x.dtype, compute=compute, out=out.dtype)
+        return lambda x, out: project_few(x, starts, entries, np.empty(2 * d, compute), out, scale, accumulate)
+    work = plan.work(n, d, plan.k, compute.itemsize, generates=False)
     if reads_columns(plan, x, compute):
-        whole = n - n % (SQUARE_BYTES // compute.itemsize) if accumulate else n
-        _project_columns(plan, x[:whole], out[:whole], accumulate, workers)
-        if whole < n:
-            project_by_component(plan, x[whole:], out[whole:], accumulate, compute)
-        return
-    width = _tile_width(x, compute.itemsize, workers)
-    sums_width = max(width, SQUARE_BYTES // compute.itemsize)
+        return lambda x, out: _project_all_columns(plan, x, out, accumulate, work)
     project = compiled(sum_tiles, data=x.dtype, compute=compute, out=out.dtype)
     parts = total_parts(compute) if plan.n_blocks > 1 else 0
-    sums_size = TILE_COMPONENTS * sums_width
+    row_work = d * plan.s + STORE_WORK * plan.k
 
-    def task(begin: int, end: int) -> None:
-        with Borrowed(sums_size + d * width, compute) as memory:
-            sums = memory[:sums_size].reshape(TILE_COMPONENTS, sums_width)
-            scratch = memory[sums_size:].reshape(d, width), sums, np.empty((parts, TILE_COMPONENTS, sums_width))
-            project(x, starts, entries, (begin, end), scratch, out, plan.scale, accumulate)
+    def call(x: np.ndarray, out: np.ndarray) -> None:
+        workers = useful_threads(work)
+        width = _tile_width(x, compute.itemsize, workers)
+        sums_width = max(width, SQUARE_BYTES // compute.itemsize)
+        sums_size = TILE_COMPONENTS * sums_width
 
-    threads.run(task, row_ranges(n, width, workers, d * plan.s + STORE_WORK * plan.k), workers)
+        def task(begin: int, end: int) -> None:
+            with Borrowed(sums_size + d * width, compute) as memory:
+                sums = memory[:sums_size].reshape(TILE_COMPONENTS, sums_width)
+                scratch = memory[sums_size:].reshape(d, width), sums, np.empty((parts, TILE_COMPONENTS, sums_width))
+                project(x, starts, entries, (begin, end), scratch, out, scale, accumulate)
+
+        if workers == 1:
+            task(0, n)
+        else:
+            threads.run(task, row_ranges(n, width, workers, row_work), workers)
+
+    return call
 
 
 def reads_columns(plan: ExactPlan, x: np.ndarray, compute: np.dtype) -> bool:
@@ -83,6 +87,14 @@ def reads_columns(plan: ExactPlan, x: np.ndarray, compute: np.dtype) -> bool:
     if x.strides[0] != x.itemsize or x.dtype != compute or x.shape[0] < SQUARE_BYTES // x.itemsize:
         return False
     return plan.s == 1 or (plan.s <= MAX_DIRECT_TERMS and x.strides[1] % CONFLICT_STRIDE != 0)
+
+
+def _project_all_columns(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, work: int) -> None:
+    workers = useful_threads(work)
+    whole = len(x) - len(x) % (SQUARE_BYTES // x.itemsize) if accumulate else len(x)
+    _project_columns(plan, x[:whole], out[:whole], accumulate, workers)
+    if whole < len(x):
+        project_by_component(plan, x[whole:], out[whole:], accumulate, x.dtype)(x[whole:], out[whole:])
 
 
 def _project_columns(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, workers: int) -> None:

@@ -22,7 +22,7 @@ from ...laws import exact as law
 from .bits import DECODE, decoded, has_feature
 from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, TILE, Array, compiled, kernel, leaf
 from .one_vector import LOG_ROWS, ROWS, define_look_up
-from .plan import STEP_WORK, STORE_WORK, TABLE_CODES, Borrowed, ExactPlan, aligned, row_ranges
+from .plan import STEP_WORK, STORE_WORK, TABLE_CODES, Borrowed, Call, ExactPlan, aligned, row_ranges, useful_threads
 from .scaling import scaled
 from .simd import first_lanes, line_pointer, load_few_rows, load_part, store_masked
 
@@ -270,29 +270,32 @@ def _layout(n_components: int, nnz: int, stacks: int) -> _Layout:
     return _Layout(starts, log_rows)
 
 
-def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers: int) -> None:
-    """Compute out (n, d) = y (n, k) S for a product that is `eligible`."""
+def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, work: int) -> Call:
+    """The call for out (n, d) = y (n, k) S, for a product that is `eligible`.  work : from `ExactPlan.work`."""
     layout = _layout(plan.k, plan.s, plan.stacks)
     rows_kernel = look_up_rows_of_tiles if _has_several_tiles(plan) else look_up_rows
-    look_up = compiled(rows_kernel, data=y.dtype, compute=np.float32, out=out.dtype)
+    look_up, scale = compiled(rows_kernel, data=y.dtype, compute=np.float32, out=out.dtype), plan.scale
 
-    def task(begin: int, end: int, words: np.ndarray, places: np.ndarray, columns: np.ndarray) -> None:
-        with Borrowed(ROWS_AT_ONCE * layout.width, np.dtype(np.float32)) as memory:
-            rows, components = (begin, end), memory.reshape(ROWS_AT_ONCE, -1)
-            look_up(y, words, places, layout.starts, rows, layout.log_rows, components, columns, plan.scale)
+    def look_up_all(y: np.ndarray, words: np.ndarray, places: np.ndarray, columns: np.ndarray) -> None:
+        def task(begin: int, end: int) -> None:
+            with Borrowed(ROWS_AT_ONCE * layout.width, np.dtype(np.float32)) as memory:
+                rows, components = (begin, end), memory.reshape(ROWS_AT_ONCE, -1)
+                look_up(y, words, places, layout.starts, rows, layout.log_rows, components, columns, scale)
 
-    def look_up_all(words: np.ndarray, places: np.ndarray, columns: np.ndarray) -> None:
-        work = (plan.s + STORE_WORK) * columns.shape[1] + layout.width
-        ranges = row_ranges(y.shape[0], ROWS_AT_ONCE, workers, work)
-        threads.run(task, [(*r, words, places, columns) for r in ranges], workers)
+        workers, row_work = useful_threads(work), (places.shape[1] + STORE_WORK) * columns.shape[1] + layout.width
+        threads.run(task, row_ranges(len(y), ROWS_AT_ONCE, workers, row_work), workers)
 
     span = _span(plan)
     if plan.d <= span:
-        look_up_all(*plan.keep("words of columns", lambda: _words(plan, 0, plan.d), plan.keeps_words), out)
-        return
-    for j in range(0, plan.d, span):
-        columns = out[:, j : j + span]
-        look_up_all(*_words(plan, j, j + columns.shape[1]), columns)  # frees the words before the next are allocated
+        words, places = plan.keep("words of columns", lambda: _words(plan, 0, plan.d), plan.keeps_words)
+        return lambda y, out: look_up_all(y, words, places, out)
+
+    def look_up_spans(y: np.ndarray, out: np.ndarray) -> None:
+        for j in range(0, plan.d, span):
+            columns = out[:, j : j + span]
+            look_up_all(y, *_words(plan, j, j + columns.shape[1]), columns)  # frees the words before the next ones
+
+    return look_up_spans
 
 
 def _span(plan: ExactPlan) -> int:

@@ -21,7 +21,7 @@ from ...laws import exact as law
 from .bits import DECODE, has_feature
 from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, Array, compiled, kernel
 from .one_vector import permute
-from .plan import STEP_WORK, STORE_WORK, ExactPlan, aligned, row_ranges, useful_threads
+from .plan import STEP_WORK, STORE_WORK, Call, ExactPlan, aligned, row_ranges, useful_threads
 from .rows import for_vectors, store_scaled
 from .simd import line_pointer, load_part, prefetch
 
@@ -278,17 +278,20 @@ def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype)
     return x.strides[1] == x.itemsize and out.strides[1] == out.itemsize
 
 
-def project_by_permutation(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> None:
-    """Compute out (n, k) = x (n, d) S' for a product that is `eligible`."""
+def project_by_permutation(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> Call:
+    """The call for out (n, k) = x (n, d) S', for a product that is `eligible`."""
     n, (words, bounds, log_step) = x.shape[0], plan.keep("words", lambda: _words(plan), plan.keeps_words)
-    project = compiled(project_permuted, data=x.dtype, out=out.dtype)
-
-    def task(begin: int, end: int) -> None:
-        project(x, words, bounds, (begin, end), log_step, out, plan.scale)
-
+    project, scale = compiled(project_permuted, data=x.dtype, out=out.dtype), plan.scale
     work = WORD_WORK * words.size // LANES + plan.d // 2 + STORE_WORK * plan.k  # per row
-    workers = useful_threads(n * work)
-    if workers == 1 and n * work < STEP_WORK:
-        task(0, n)
-    else:
-        threads.run(task, row_ranges(n, ROWS_AT_ONCE, workers, work), workers)
+
+    def call(x: np.ndarray, out: np.ndarray) -> None:
+        def task(begin: int, end: int) -> None:
+            project(x, words, bounds, (begin, end), log_step, out, scale)
+
+        workers = useful_threads(n * work)
+        if workers == 1 and n * work < STEP_WORK:
+            task(0, n)
+        else:
+            threads.run(task, row_ranges(n, ROWS_AT_ONCE, workers, work), workers)
+
+    return call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,10 +36,12 @@ KEPT_CODES = 1 << 15  # most codes of a sketch whose plan keeps them, and what i
 REUSED_CODES = 1 << 17  # the same from the second product on, because listing codes takes longer than one product
 REUSED_WORDS = 1 << 21  # the same for the words of `permuted` and `look_up`, which are the fastest to use
 REUSED_BYTES = 32 * MIB  # kept by all plans with more than KEPT_CODES codes together
+MAX_CALLS = 64  # remembered by a plan
 FORGETFUL_CALLS = 16  # products for which a plan whose memory was freed keeps nothing
 KEPT_BYTES, KEPT_TILES = 5 << 18, 8  # largest size and number of borrowed tiles kept for later calls
 _WIDTHS = sorted(TILE_VECTORS)
 Value = TypeVar("Value")
+Call = Callable[[np.ndarray, np.ndarray], None]  # call(data, out): a product of data of one layout, for one of `out`
 
 
 class ExactPlan:
@@ -63,6 +65,7 @@ class ExactPlan:
         self._uses = 0
         # Not cached properties: until Python 3.12 these hold a lock, which a forked child would never acquire.
         self._kept: dict[str, Any] = {}
+        self.calls: dict[Hashable, Call] = {}
 
     def bounds(self, b0: int, b1: int) -> np.ndarray:
         """The first columns of blocks b0 .. b1 - 1, and the end of the last one: b1 - b0 + 1 values."""
@@ -137,7 +140,14 @@ class ExactPlan:
 
         Otherwise sketches that are used in turns would replace each other at every call.
         """
-        self._uses, self._kept = 1 - FORGETFUL_CALLS, {}
+        self._uses, self._kept, self.calls = 1 - FORGETFUL_CALLS, {}, {}
+
+    def remember(self, layouts: Hashable, call: Call) -> None:
+        """Keep `call` for later products of arrays with the same layouts. It may hold what the plan keeps."""
+        if len(self.calls) >= MAX_CALLS:
+            self.calls = {}
+        if self._kept:  # else another thread has just freed it
+            self.calls[layouts] = call
 
     @property
     def codes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -165,7 +175,11 @@ class ExactPlan:
         return self.keeps_codes and n * self.d * self.s < THREAD_WORK
 
     def workers(self, n: int, loaded: int, stored: int, itemsize: int, generates: bool = True) -> int:
-        """The number of threads that speed up a product of n rows.
+        """The number of threads that speed up a product of n rows; see `work`."""
+        return useful_threads(self.work(n, loaded, stored, itemsize, generates))
+
+    def work(self, n: int, loaded: int, stored: int, itemsize: int, generates: bool = True) -> int:
+        """The work of a product of n rows, in additions, as far as threads speed it up.
 
         For (1195, 384) to 1402 with two nonzeros per column, storing takes most of the time; for one vector of 44680,
         generating the entries.
@@ -178,7 +192,7 @@ class ExactPlan:
         rest = units * (LOAD_WORK * loaded + REUSED_WORK * stored)
         if generates:
             rest += GENERATION_WORK * self.d * self.s
-        return useful_threads(max(additions, (additions + rest) // 2))  # half, for small products gain little
+        return max(additions, (additions + rest) // 2)  # half, for small products gain little
 
     def no_table(self) -> np.ndarray:
         return np.empty((0, self.s), np.int32)
