@@ -23,13 +23,14 @@ from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, Array, compiled, kernel
 from .one_vector import permute
 from .plan import STEP_WORK, STORE_WORK, Call, ExactPlan, aligned, row_ranges, useful_threads
 from .rows import for_vectors, store_scaled
-from .simd import line_pointer, load_part, prefetch
+from .simd import line_pointer, load_part, multiply_add, prefetch
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
 _HAS_PERMUTATIONS = has_feature("avx512f")
 LANES, LOG_LANES = 16, 4  # fp32 in a register; features and components are processed in vectors of as many
-SIGN, PRESENT = 31, 30  # bits of a word: set where the entry is negative, and where there is one
+ONE_BITS = 0x3F800000  # of 1.0
+PRESENT, SIGN = 31, 30  # bits of a word: set where there is an entry, and where it is negative
 ROWS_AT_ONCE = 8  # data vectors for which a word is loaded once
 MAX_LOG_STEP, MAX_VECTORS = 6, 4  # of what fits in the registers; chunks of 128 features would be slower for bf16
 FILLED_COLUMNS = 1 << 13  # columns whose words are listed in one task
@@ -61,6 +62,7 @@ def _define_sum_steps(log_step: int, vectors: int, rows: int) -> Any:
                 context.make_array(sums_type)(context, builder, sums),
             )
             floats, integers = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
+            fma = multiply_add(builder, floats, 32)
             source, source_bytes = context.get_data_type(x_type.dtype), x_type.dtype.bitwidth // 8
             steps, terms = (builder.extract_value(words.shape, axis) for axis in (1, 2))
             last = builder.sub(count, count.type(1))
@@ -95,14 +97,15 @@ def _define_sum_steps(log_step: int, vectors: int, rows: int) -> Any:
                     at = builder.bitcast(builder.gep(words.data, [at]), integers.as_pointer())
                     for v in range(vectors):
                         word = builder.load(builder.gep(at, [step.type(v)]), align=4)
-                        flip = builder.and_(word, ir.Constant(integers, [1 << SIGN] * LANES))
-                        present = builder.shl(word, ir.Constant(integers, [SIGN - PRESENT] * LANES))
-                        present = builder.ashr(present, ir.Constant(integers, [SIGN] * LANES))  # in all bits
+                        sign = builder.shl(word, ir.Constant(integers, [31 - SIGN] * LANES))
+                        sign = builder.and_(sign, ir.Constant(integers, [1 << 31] * LANES))
+                        sign = builder.bitcast(builder.or_(sign, ir.Constant(integers, [ONE_BITS] * LANES)), floats)
+                        present = builder.icmp_signed("<", word, ir.Constant(integers, [0] * LANES))
                         for table, row in zip(tables, totals, strict=True):
-                            value = builder.bitcast(permute(builder, table, word), integers)
-                            value = builder.xor(builder.and_(value, present), flip)
-                            total = builder.fadd(builder.load(row[v]), builder.bitcast(value, floats))
-                            builder.store(total, row[v])
+                            value, total = builder.bitcast(permute(builder, table, word), floats), builder.load(row[v])
+                            # One masked instruction, rounded as an addition. That is because PRESENT is the sign bit.
+                            added = builder.call(fma, [sign, value, total])
+                            builder.store(builder.select(present, added, total), row[v])
 
             d = builder.extract_value(x.shape, 1)
             whole = builder.lshr(d, d.type(log_step))
@@ -128,7 +131,7 @@ def _define_sum_steps(log_step: int, vectors: int, rows: int) -> Any:
 
 # As many rows as there are registers for their features and sums.
 _sum_16_1, _sum_16_2, _sum_16_4, _sum_32_2, _sum_32_4, _sum_64_4 = (
-    _define_sum_steps(*sizes) for sizes in ((4, 1, 8), (4, 2, 4), (4, 4, 4), (5, 2, 4), (5, 4, 4), (6, 4, 2))
+    _define_sum_steps(*sizes) for sizes in ((4, 1, 8), (4, 2, 8), (4, 4, 4), (5, 2, 4), (5, 4, 4), (6, 4, 2))
 )
 
 
@@ -178,7 +181,7 @@ def fill_words(codes, first, log_chunk, log_step, words):
             code = np.uint32(codes[j, t])
             row = np.int64(code >> 1)
             at = (((row >> shift) * steps * terms + term) << shift) + (row & ((1 << shift) - 1))
-            flat[np.uint64(at)] = column | (1 << PRESENT) | (code << SIGN)
+            flat[np.uint64(at)] = column | (1 << PRESENT) | ((code & 1) << SIGN)
 
 
 @kernel(
@@ -200,14 +203,15 @@ def project_permuted(x, words, bounds, rows, log_step, out, scale):
                 if log_step == 4 and vectors == 1:
                     _sum_16_1(words, span, x, i, n, ahead, sums, 0)
                     continue
+                if log_step == 4 and vectors == 2:
+                    _sum_16_2(words, span, x, i, n, ahead, sums, 0)
+                    continue
                 if log_step == 6:
                     for r in range(0, n, 2):
                         _sum_64_4(words, span, x, i + r, n - r, ahead, sums, r)
                     continue
                 for r in range(0, n, 4):
-                    if log_step == 4 and vectors == 2:
-                        _sum_16_2(words, span, x, i + r, n - r, ahead, sums, r)
-                    elif log_step == 4:
+                    if log_step == 4:
                         _sum_16_4(words, span, x, i + r, n - r, ahead, sums, r)
                     elif vectors == 2:
                         _sum_32_2(words, span, x, i + r, n - r, ahead, sums, r)
