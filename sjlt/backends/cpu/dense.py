@@ -81,7 +81,7 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     if native and not accumulate and permuted.eligible(plan, x, out, compute):
         permuted.project_by_permutation(plan, kernel_view(x), out)
         return
-    if native and by_component.eligible(plan, x, out):
+    if native and by_component.eligible(plan, x, out, compute):
         by_component.project_by_component(plan, kernel_view(x), out, accumulate, compute)
         return
     rows = n
