@@ -1,17 +1,21 @@
 """CPU projections that read columns in place: bitwise equal to those from tiles."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 from helpers.cases import pairwise
 
 import sjlt
 from sjlt import Sketch
-from sjlt.backends.cpu import by_component
+from sjlt.backends.cpu import by_component, listed_vectors
+from sjlt.backends.cpu.bits import compute_dtype, kernel_view
 from sjlt.backends.cpu.dense import project_exact
 from sjlt.backends.cpu.plan import exact_plan
 
 pytestmark = pytest.mark.usefixtures("restored_num_threads")
 SENTINEL = 777
+seeds = count(10**9)  # of sketches that no other test has used
 
 
 def column_major(n, d, dtype, padding, is_reversed):
@@ -26,11 +30,11 @@ def column_major(n, d, dtype, padding, is_reversed):
 
 
 @pairwise(
-    n=[16, 37, 200, 1100],
+    n=[1, 7, 16, 20, 37, 64, 200, 1100],
     d=[30, 237, 1000],
-    k=[16, 130, 300],
-    nnz=[1, 2, 3],
-    dtype=["float32", "float64"],
+    k=[16, 130, 301],
+    nnz=[1, 2, 3, 8],
+    dtype=["float16", "float32", "float64"],
     padding=[0, 3],
     is_reversed=[False, True],
     accumulate=[False, True],
@@ -40,20 +44,73 @@ def column_major(n, d, dtype, padding, is_reversed):
 def test_results_are_bitwise_those_of_tiles(
     n, d, k, nnz, dtype, padding, is_reversed, accumulate, threads, offset, monkeypatch
 ):
+    accumulate = accumulate and dtype != "float16"  # which kernels do not support
     sjlt.set_num_threads(threads)
+    monkeypatch.setattr(by_component, "MAX_SCALAR_VECTORS", 0)
     plan = exact_plan(Sketch(offset + d, k, nnz=nnz, seed=d)[:, offset:].spec)
     x = column_major(n, d, dtype, padding, is_reversed)
-    assert by_component.reads_columns(plan, x, x.dtype)
     results = []
-    for most_terms, order in [(0, "C"), (3, "C"), (3, "F")]:
-        monkeypatch.setattr(by_component, "MAX_DIRECT_TERMS", most_terms)
+    for in_place, order in [(False, "C"), (True, "C"), (True, "F")]:
+        monkeypatch.setattr(by_component, "reads_columns", lambda *_, in_place=in_place: in_place)
         whole = np.full((n + 1, k + 2), SENTINEL, dtype, order=order)
+        if not accumulate:
+            whole[:n, :k] = np.nan
         with np.errstate(invalid="ignore"):
-            by_component.project_by_component(plan, x, whole[:n, :k], accumulate, x.dtype)(x, whole[:n, :k])
+            out = kernel_view(whole)[:n, :k]
+            call = by_component.project_by_component(plan, kernel_view(x), out, accumulate, compute_dtype(x))
+            call(kernel_view(x), out)
         results.append(whole)
     assert_same_bits(results)
     assert (results[0][n:] == SENTINEL).all()
     assert (results[0][:, k:] == SENTINEL).all()
+
+
+@pairwise(
+    n=[1, 2],
+    d=[30, 1000, 5003],
+    k=[16, 130, 301],
+    nnz=[1, 3, 8],
+    dtype=["float16", "float32", "float64", "int32"],
+    step=[1, -2],
+    accumulate=[False, True],
+    threads=[1, 3],
+    has_fast_gathers=[False, listed_vectors.HAS_FAST_GATHERS],
+)
+def test_single_vectors_from_lists_are_bitwise_those_from_codes(
+    n, d, k, nnz, dtype, step, accumulate, threads, has_fast_gathers, monkeypatch
+):
+    sjlt.set_num_threads(threads)
+    monkeypatch.setattr(listed_vectors, "HAS_FAST_GATHERS", has_fast_gathers)
+    monkeypatch.setattr(listed_vectors, "LISTED_WORK", 1 << 30)  # so that threads share the components
+    spec = Sketch(d, k, nnz=nnz, seed=d).spec
+    x = (64 * np.random.default_rng(d).normal(size=(n, 2 * d))).astype(dtype)[:, :: 2 * step // abs(step)]
+    x = x if step < 0 else np.ascontiguousarray(x)
+    x[0, d // 2] = 0 if dtype == "int32" else np.nan
+    results = []
+    for from_lists in (False, True):
+        monkeypatch.setattr(by_component, "eligible", lambda *_, from_lists=from_lists: from_lists)
+        exact_plan(spec).calls.clear()
+        whole = np.full((n + 1, k + 2), SENTINEL, "float64" if dtype == "int32" else "float32")
+        if not accumulate:
+            whole[:n, :k] = np.nan
+        project_exact(spec, x, whole[:n, :k], accumulate)
+        results.append(whole)
+    assert_same_bits(results)
+    assert (results[0][n:] == SENTINEL).all()
+    assert (results[0][:, k:] == SENTINEL).all()
+
+
+@pytest.mark.parametrize("has_fast_gathers", [False, True])
+def test_medium_sketches_of_single_vectors_are_listed(has_fast_gathers, monkeypatch):
+    """Without fast gathers, only if sub-blocks are not square: those are looked up in registers."""
+    monkeypatch.setattr(by_component, "HAS_FAST_GATHERS", has_fast_gathers)
+    x, out = np.zeros((1, 60_000), np.float32), np.zeros((1, 600), np.float32)
+    plan, square = (exact_plan(Sketch(60_000, k, nnz=4, seed=next(seeds)).spec) for k in (600, 512))
+    for uses in range(3):
+        assert by_component.eligible(plan, x, out, x.dtype) == (uses > 1)
+        assert by_component.eligible(square, x, out[:, :512], x.dtype) == (uses > 1 and has_fast_gathers)
+        plan.use()
+        square.use()
 
 
 def assert_same_bits(results):
@@ -101,14 +158,21 @@ def test_where_columns_are_read():
     assert by_component.reads_columns(plan, x.T, single)
     assert not by_component.reads_columns(plan, x, single)
     assert by_component.reads_columns(plan, x.T[3:19], single)
-    assert not by_component.reads_columns(plan, x.T[:15], single)
+    assert by_component.reads_columns(plan, x.T[:5], single)
     assert not by_component.reads_columns(plan, x.T[::2], single)
-    assert not by_component.reads_columns(plan, x.astype(np.float16).T, single)
+    assert by_component.reads_columns(plan, x.astype(np.uint16).T, single)
     assert not by_component.reads_columns(plan, x.astype(np.int64).T, double)
-    assert not by_component.reads_columns(exact_plan(Sketch(1000, 100, nnz=4).spec), x.T, single)
     strided = np.zeros((1000, 1024), np.float32)[:, :1000].T  # columns begin at multiples of 4096 bytes
     assert not by_component.reads_columns(plan, strided, single)
     assert by_component.reads_columns(exact_plan(Sketch(1000, 100, nnz=1).spec), strided, single)
+
+
+def test_many_terms_are_read_from_narrow_columns():
+    plan, x = exact_plan(Sketch(1000, 100, nnz=4).spec), np.zeros((1000, 1000), np.float32)
+    assert not by_component.reads_columns(plan, x.T, np.dtype(np.float32))
+    assert by_component.reads_columns(plan, x[:, :64].T, np.dtype(np.float32))
+    assert not by_component.reads_columns(plan, x[:, :65].T, np.dtype(np.float32))
+    assert not by_component.reads_columns(plan, x[:, :64].astype(float).T, np.dtype(float))
 
 
 def test_many_more_components_than_entries():
@@ -116,7 +180,7 @@ def test_many_more_components_than_entries():
     plan = exact_plan(Sketch(100, 900, nnz=2).spec)
     columns, sums = np.empty((100, 20_000), np.float32).T, np.empty((900, 20_000), np.float32).T
     rows, row_sums = np.empty((20_000, 100), np.float32), np.empty((20_000, 900), np.float32)
-    assert by_component.eligible(plan, columns, sums)
-    assert not by_component.eligible(plan, rows, row_sums)
-    assert not by_component.eligible(plan, columns, row_sums)
-    assert by_component.eligible(exact_plan(Sketch(100, 800, nnz=2).spec), rows, row_sums[:, :800])
+    assert by_component.eligible(plan, columns, sums, sums.dtype)
+    assert not by_component.eligible(plan, rows, row_sums, sums.dtype)
+    assert not by_component.eligible(plan, columns, row_sums, sums.dtype)
+    assert by_component.eligible(exact_plan(Sketch(100, 800, nnz=2).spec), rows, row_sums[:, :800], sums.dtype)

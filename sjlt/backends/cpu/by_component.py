@@ -13,11 +13,13 @@ import numpy as np
 from numba import types
 
 from ... import threads
-from .bits import decoded, store_element
-from .dense_kernels import TILE_FEATURES, fold, two_sum
-from .jit import COMPUTE, DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, Array, compiled, kernel, leaf
+from .contiguous import MAX_LISTED_BYTES, is_contiguous
+from .dense_kernels import TILE_FEATURES, fold
+from .jit import DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, compiled, kernel
+from .listed_vectors import HAS_FAST_GATHERS, project_vectors
+from .one_vector import has_square_sub_blocks
 from .plan import STORE_WORK, Borrowed, Call, ExactPlan, row_ranges, total_parts, useful_threads
-from .rows import LISTS, store_sums, sum_entries
+from .rows import store_sums, sum_columns, sum_entries
 from .simd import SQUARE_BYTES
 from .tiles import load_tile
 
@@ -31,29 +33,34 @@ MAX_LISTS = 4  # per entry
 MAX_DIRECT_TERMS, CONFLICT_STRIDE = 3, 2048  # per feature; bytes between columns, in `reads_columns`
 
 
-def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> bool:
+def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype) -> bool:
     """Whether to project native data here: with kept sketches whose lists are neither mostly empty nor long.
 
     Otherwise tiles are faster: on Zen 5, (7444, 109) to 764 with one nonzero per column would take 1.4 times as long
     here as in tiles, (300, 16000) to 512 1.1 to 1.7 times. With four nonzeros, (2348, 217) to 960 takes 0.73 of the
     time here (Sapphire Rapids). A tile of many components takes longer, too, than reading and writing columns in place:
     S A of (768, 11896) to 2048 with two nonzeros would take four times as long in tiles.
+
+    A single vector takes half the time of generating codes, even if its sketch is too large for codes to be kept: (1,
+    200000) to 1024 with four nonzeros. Without fast gathers, looking up the terms of square sub-blocks is faster.
     """
-    in_place = x.strides[0] == x.itemsize and out.strides[0] == out.itemsize
+    n, in_place = x.shape[0], x.strides[0] == x.itemsize and out.strides[0] == out.itemsize
     fits = plan.d * MAX_WIDTH <= TILE_BYTES and (in_place or plan.k <= MAX_LISTS * plan.d * plan.s)
-    return plan.keeps_codes and (fits or plan.is_small(x.shape[0]))
+    if n <= MAX_SCALAR_VECTORS and plan.keeps_entries and not plan.keeps_codes:
+        in_rows = n == 1 or x.strides[1] == x.itemsize
+        return in_rows and (HAS_FAST_GATHERS or not has_square_sub_blocks(plan.geometry, compute.itemsize))
+    return plan.keeps_codes and (fits or plan.is_small(n))
 
 
 def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype) -> Call:
     """The call for out (n, k) = x (n, d) S', or out +=, for a product that is `eligible`."""
-    starts, entries = plan.lists
     (n, d), scale = x.shape, plan.scale
     if n <= MAX_SCALAR_VECTORS:
-        project_few = compiled(sum_vectors, data=x.dtype, compute=compute, out=out.dtype)
-        return lambda x, out: project_few(x, starts, entries, np.empty(2 * d, compute), out, scale, accumulate)
+        return project_vectors(plan, x, out, accumulate, compute)
     work = plan.work(n, d, plan.k, compute.itemsize, generates=False)
     if reads_columns(plan, x, compute):
-        return lambda x, out: _project_all_columns(plan, x, out, accumulate, work)
+        return lambda x, out: _project_columns(plan, x, out, accumulate, compute, useful_threads(work))
+    starts, entries = plan.lists
     project = compiled(sum_tiles, data=x.dtype, compute=compute, out=out.dtype)
     parts = total_parts(compute) if plan.n_blocks > 1 else 0
     row_work = d * plan.s + STORE_WORK * plan.k
@@ -81,35 +88,31 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
 def reads_columns(plan: ExactPlan, x: np.ndarray, compute: np.dtype) -> bool:
     """Whether to sum the columns of x in place.
 
-    For column-major data and few terms, that mostly takes 0.5 to 0.9 of the time of copying them to a tile first. With
-    more terms, each column is read too often, and columns at multiples of a power of two evict each other from caches.
+    For column-major data and few terms, that mostly takes 0.5 to 0.9 of the time of copying them to a tile first, and
+    half of it for up to four SIMD vectors and any number of terms (Sapphire Rapids). With more, each column is read too
+    often, and columns at multiples of a power of two evict each other from caches.
     """
-    if x.strides[0] != x.itemsize or x.dtype != compute or x.shape[0] < SQUARE_BYTES // x.itemsize:
+    if not is_contiguous(x, compute):
         return False
-    return plan.s == 1 or (plan.s <= MAX_DIRECT_TERMS and x.strides[1] % CONFLICT_STRIDE != 0)
+    has_few_terms = plan.s <= MAX_DIRECT_TERMS or x.shape[0] * compute.itemsize <= MAX_LISTED_BYTES
+    return plan.s == 1 or (has_few_terms and x.strides[1] % CONFLICT_STRIDE != 0)
 
 
-def _project_all_columns(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, work: int) -> None:
-    workers = useful_threads(work)
-    whole = len(x) - len(x) % (SQUARE_BYTES // x.itemsize) if accumulate else len(x)
-    _project_columns(plan, x[:whole], out[:whole], accumulate, workers)
-    if whole < len(x):
-        project_by_component(plan, x[whole:], out[whole:], accumulate, x.dtype)(x[whole:], out[whole:])
-
-
-def _project_columns(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, workers: int) -> None:
-    """`project_by_component` for an x that `reads_columns`; to accumulate, its rows must be whole SIMD vectors."""
+def _project_columns(
+    plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype, workers: int
+) -> None:
+    """`project_by_component` for an x that `reads_columns`."""
     starts, entries = plan.lists
-    n, lanes = x.shape[0], SQUARE_BYTES // x.itemsize
+    n, lanes = x.shape[0], SQUARE_BYTES // compute.itemsize
     groups = max(workers, -(-n // (MAX_COLUMN_WIDTH // SQUARE_BYTES * lanes)))
     squares = -(-n // (groups * lanes))
     # Rows of the tile have an odd number of cache lines: otherwise, many would use the same cache sets.
     width, row = squares * lanes, (squares | 1) * lanes
-    project = compiled(sum_columns, data=x.dtype, compute=x.dtype, out=out.dtype)
-    parts = total_parts(x.dtype) if plan.n_blocks > 1 else 0
+    project = compiled(project_columns, data=x.dtype, compute=compute, out=out.dtype)
+    parts = total_parts(compute) if plan.n_blocks > 1 else 0
 
     def task(begin: int, end: int) -> None:
-        with Borrowed(COLUMN_COMPONENTS * row, x.dtype) as memory:
+        with Borrowed(COLUMN_COMPONENTS * row, compute) as memory:
             scratch = memory.reshape(COLUMN_COMPONENTS, row), np.empty((parts, COLUMN_COMPONENTS, row))
             project(x, starts, entries, (begin, end), width, scratch, out, plan.scale, accumulate)
 
@@ -130,84 +133,6 @@ def _tile_width(x: np.ndarray, itemsize: int, workers: int) -> int:
     return min(max_squares, -(-n // (workers * lanes))) * lanes
 
 
-@leaf
-def _span(starts, r, n_blocks, b):
-    """Begin and end of the list of component r in block b, or of the last component if there is no component r."""
-    i = min(r, (starts.size - 1) // n_blocks - 1) * n_blocks + b
-    return np.uint64(starts[i]), np.uint64(starts[i + 1])
-
-
-@leaf
-def _add_list(total, entries, begin, end, signed):
-    for e in range(begin, end):
-        total += signed[np.uint32(entries[e])]
-    return total
-
-
-@leaf
-def _sum_lists(entries, starts, first, n_blocks, block, signed):
-    """The sums of components `first` to `first` + 3 in a block, in turns, which hides the latency of additions."""
-    (a, a_end), (b, b_end) = _span(starts, first, n_blocks, block), _span(starts, first + 1, n_blocks, block)
-    (c, c_end), (d, d_end) = _span(starts, first + 2, n_blocks, block), _span(starts, first + 3, n_blocks, block)
-    common = min(a_end - a, b_end - b, c_end - c, d_end - d)
-    p = q = r = s = signed.dtype.type(0)
-    for e in range(common):
-        p += signed[np.uint32(entries[a + e])]
-        q += signed[np.uint32(entries[b + e])]
-        r += signed[np.uint32(entries[c + e])]
-        s += signed[np.uint32(entries[d + e])]
-    p = _add_list(p, entries, a + common, a_end, signed)
-    q = _add_list(q, entries, b + common, b_end, signed)
-    r = _add_list(r, entries, c + common, c_end, signed)
-    s = _add_list(s, entries, d + common, d_end, signed)
-    return p, q, r, s
-
-
-@kernel(
-    x=DATA_2D, starts=INT64S, entries=INT32S, signed=Array(COMPUTE, 1), out=OUT_2D, scale=types.float64,
-    accumulate=types.boolean,
-)  # fmt: skip
-def sum_vectors(x, starts, entries, signed, out, scale, accumulate):
-    """Compute all of out, vector by vector. signed : a buffer for each feature of a vector and its negative."""
-    d, k = x.shape[1], out.shape[1]
-    n_blocks = (starts.size - 1) // k
-    compensated = signed.itemsize == 8
-    totals = np.empty((2, k + LISTS))
-    for i in range(x.shape[0]):
-        for j in range(d):
-            value = decoded(x[i, j], signed)
-            signed[2 * j] = value
-            signed[2 * j + 1] = -value
-        totals[:] = 0
-        for r in range(0, k, LISTS):
-            for b in range(n_blocks):
-                blocks = _sum_lists(entries, starts, r, n_blocks, b, signed)
-                for c in range(LISTS):
-                    totals[0, r + c], error = two_sum(totals[0, r + c], np.float64(blocks[c]))
-                    totals[1, r + c] += error
-        for r in range(k):
-            total = totals[0, r]
-            if compensated and np.isfinite(total + totals[1, r]):
-                total += totals[1, r]
-            store_element(scale * total, out, i, r, accumulate)
-
-
-@leaf
-def _sum_all(features, starts, entries, i, n, summed, sums, totals, out, scale, accumulate):
-    """Compute rows i to i + n - 1 of out. features : one per row, for these n vectors; `summed` elements are read."""
-    k, n_blocks = out.shape[1], (starts.size - 1) // out.shape[1]
-    is_wide = features.shape[1] * features.itemsize >= SQUARE_BYTES
-    if n_blocks == 1 and not accumulate and out.strides[0] == out.itemsize and is_wide:
-        store_sums(entries, starts, features, out[i : i + n], scale)
-        return
-    for r0 in range(0, k, sums.shape[0]):
-        r1 = min(r0 + sums.shape[0], k)
-        for b in range(n_blocks):
-            sum_entries(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, summed, sums)
-            ends = b == 0, b == n_blocks - 1
-            fold(sums[: r1 - r0], totals, 0, i, i + n, r0, r1 - r0, ends[0], ends[1], out, scale, accumulate)
-
-
 @kernel(
     x=DATA_2D, starts=INT64S, entries=INT32S, rows=RANGE, scratch=(TILE, TILE, TOTALS), out=OUT_2D,
     scale=types.float64, accumulate=types.boolean,
@@ -220,7 +145,7 @@ def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
     """
     i0, i1 = rows
     features, sums, totals = scratch
-    d, vectors = x.shape[1], features.shape[1]
+    d, vectors, k, n_blocks = x.shape[1], features.shape[1], out.shape[1], (starts.size - 1) // out.shape[1]
     lanes = SQUARE_BYTES // sums.itemsize
     for i in range(i0, i1, vectors):
         n = min(vectors, i1 - i)
@@ -230,25 +155,38 @@ def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
             is_filled = load_tile(x, i, n, j, nj, features, j)
             if summed > n and not is_filled:  # subnormals left by an earlier call would slow additions
                 features[j : j + nj, n:summed] = 0
-        _sum_all(features, starts, entries, i, n, summed, sums, totals, out, scale, accumulate)
+        is_wide = vectors >= lanes
+        if n_blocks == 1 and not accumulate and out.strides[0] == out.itemsize and is_wide:
+            store_sums(entries, starts, features, out[i : i + n], scale)
+            continue
+        for r0 in range(0, k, sums.shape[0]):
+            r1 = min(r0 + sums.shape[0], k)
+            for b in range(n_blocks):
+                sum_entries(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, summed, sums)
+                ends = b == 0, b == n_blocks - 1
+                fold(sums[: r1 - r0], totals, 0, i, i + n, r0, r1 - r0, ends[0], ends[1], out, scale, accumulate)
 
 
 @kernel(
     x=DATA_2D, starts=INT64S, entries=INT32S, rows=RANGE, width=types.int64, scratch=(TILE, TOTALS), out=OUT_2D,
     scale=types.float64, accumulate=types.boolean,
 )  # fmt: skip
-def sum_columns(x, starts, entries, rows, width, scratch, out, scale, accumulate):
-    """Compute a range of rows of out. x : column-major, in the dtype of the sums, at least one SIMD vector of rows.
+def project_columns(x, starts, entries, rows, width, scratch, out, scale, accumulate):
+    """Compute a range of rows of out, `width` at a time. x : contiguous along its first axis.
 
-    The last rows of x, if they fill no vector, are computed together with some before them, which are then stored
-    twice, perhaps by two threads. That does not change them unless results accumulate.
+    scratch : as in `sum_tiles`, of some components.
     """
     sums, totals = scratch
-    lanes = SQUARE_BYTES // sums.itemsize
-    i = rows[0]
-    while i < rows[1]:
-        n = min(width, (rows[1] - i) // lanes * lanes)
-        if n == 0:
-            i, n = x.shape[0] - lanes, lanes
-        _sum_all(x[i : i + n].T, starts, entries, i, n, n, sums, totals, out, scale, accumulate)
-        i += n
+    k, n_blocks = out.shape[1], (starts.size - 1) // out.shape[1]
+    for i in range(rows[0], rows[1], width):
+        end = min(i + width, rows[1])
+        features = x[i:end].T
+        if n_blocks == 1 and not accumulate and out.strides[0] == out.itemsize:
+            store_sums(entries, starts, features, out[i:end], scale)
+            continue
+        for r0 in range(0, k, sums.shape[0]):
+            r1 = min(r0 + sums.shape[0], k)
+            for b in range(n_blocks):
+                sum_columns(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, sums)
+                ends = b == 0, b == n_blocks - 1
+                fold(sums[: r1 - r0], totals, 0, i, end, r0, r1 - r0, ends[0], ends[1], out, scale, accumulate)

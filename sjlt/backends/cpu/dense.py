@@ -108,11 +108,11 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     native = is_native(x)
     if native and not accumulate and permuted.eligible(plan, x, out, compute):
         call = permuted.project_by_permutation(plan, kernel_view(x), out)
-        _call_first(plan, call, layouts, plan.keeps_words, kernel_view(x), out)
+        _call_first(plan, call, layouts, plan.keeps_entries, kernel_view(x), out)
         return
-    if native and by_component.eligible(plan, x, out):
+    if native and by_component.eligible(plan, x, out, compute):
         call = by_component.project_by_component(plan, kernel_view(x), out, accumulate, compute)
-        _call_first(plan, call, layouts, plan.keeps_codes, kernel_view(x), out)
+        _call_first(plan, call, layouts, plan.keeps_entries, kernel_view(x), out)
         return
     rows = n
     if not native:  # few rows at a time, of which a run of features is copied
@@ -245,7 +245,7 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
     y, out = kernel_view(y), kernel_view(out)
     work = plan.work(n, plan.k, d, compute.itemsize)
     if not accumulate and look_up.eligible(plan, y, out, compute):
-        _call_first(plan, look_up.adjoint_by_look_up(plan, y, out, work), layouts, plan.keeps_words, y, out)
+        _call_first(plan, look_up.adjoint_by_look_up(plan, y, out, work), layouts, plan.keeps_entries, y, out)
         return
     vectors, workers = plan.vectors_and_workers(n, compute.itemsize, useful_threads(work))
     if plan.is_small(n) and (accumulate or not reads_components(y, out, compute)):

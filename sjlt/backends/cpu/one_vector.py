@@ -101,7 +101,7 @@ def define_look_up(builder: Any, table: Any, vector_type: Any, log_size: int) ->
     """A function that emits the look-up of a vector of positions (32 bits) in a table of 2^log_size elements."""
     lanes = 16 if isinstance(vector_type.element, ir.FloatType) else 8  # in an AVX-512 register
     if not has_feature("avx512f"):
-        return lambda positions: _gather(builder, table, positions, vector_type)
+        return lambda positions: gather(builder, table, positions, vector_type)
     vector = ir.VectorType(vector_type.element, lanes)
     starts = (builder.gep(table, [ir.Constant(ir.IntType(64), start)]) for start in range(0, 1 << log_size, lanes))
     align = 64 // lanes
@@ -139,17 +139,17 @@ def permute(builder: Any, registers: list[Any], positions: Any) -> Any:
     return _select(builder, candidates, positions, lanes.bit_length())
 
 
-def _gather(builder: Any, table: Any, positions: Any, vector_type: Any) -> Any:
-    """Emit the same look-up as a masked gather."""
+def gather(builder: Any, table: Any, positions: Any, vector_type: Any, mask: Any = None) -> Any:
+    """Emit the same look-up as a gather, where the mask is set; elsewhere the result is 0."""
     pointers = builder.gep(table, [positions], source_etype=vector_type.element)
     pointers.type = ir.VectorType(table.type, ROWS)
     element = vector_type.element
     kind, size = f"v{ROWS}{element.intrinsic_name}", 4 if isinstance(element, ir.FloatType) else 8
-    all_lanes = ir.Constant(ir.VectorType(ir.IntType(1), ROWS), [1] * ROWS)
-    arguments = [pointers, ir.Constant(ir.IntType(32), size), all_lanes, ir.Constant(vector_type, None)]
+    mask = ir.Constant(ir.VectorType(ir.IntType(1), ROWS), [1] * ROWS) if mask is None else mask
+    arguments = [pointers, ir.Constant(ir.IntType(32), size), mask, ir.Constant(vector_type, None)]
     signature = ir.FunctionType(vector_type, [argument.type for argument in arguments])
-    gather = cgutils.get_or_insert_function(builder.module, signature, f"llvm.masked.gather.{kind}.v{ROWS}p0")
-    return builder.call(gather, arguments)
+    masked_gather = cgutils.get_or_insert_function(builder.module, signature, f"llvm.masked.gather.{kind}.v{ROWS}p0")
+    return builder.call(masked_gather, arguments)
 
 
 _add_rows_32, _add_rows_64, _add_rows_128 = map(_define_add_rows, (5, 6, 7))
@@ -162,12 +162,12 @@ def _load_one_by_one(x, begin, end, features, at):
         features[at + j] = decoded(x[0, j], features)
 
 
-def _load_features(x, begin, end, features, at):
+def load_features(x, begin, end, features, at):
     """`_load_one_by_one`, by vectors where elements are contiguous (in kernels)."""
     raise NotImplementedError
 
 
-@overload(_load_features)
+@overload(load_features)
 def _overload_load_features(x, begin, end, features, at):
     if not loads_by_squares(x, features):
         return lambda x, begin, end, features, at: _load_one_by_one(x, begin, end, features, at)
@@ -197,8 +197,8 @@ def accumulate_vector(x, begin, end, first_column, geometry, features, scratch, 
     sums : flat, one for each component.
     """
     before, count = PADDING // 2, end - begin
-    _load_features(x, begin, end, features, before - begin)
-    is_square, p = _has_square_sub_blocks(geometry, sums), geometry[4]
+    load_features(x, begin, end, features, before - begin)
+    is_square, p = _has_square_sub_blocks(geometry, sums.itemsize), geometry[4]
     table, codes = scratch
     if is_square:  # the first and the last chunk may begin or end beyond the features
         features[:before] = 0
@@ -218,12 +218,17 @@ def accumulate_vector(x, begin, end, first_column, geometry, features, scratch, 
                 _accumulate_columns(features[before + start + j0 : before + start + j1], j0, codes, geometry, sums)
 
 
-@leaf
-def _has_square_sub_blocks(geometry, sums):
-    """Whether sub-blocks have as many rows as chunks have columns, and enough of them for `_accumulate_chunk`."""
+def has_square_sub_blocks(geometry, itemsize):
+    """Whether sub-blocks have as many rows as chunks have columns, and enough of them for `_accumulate_chunk`.
+
+    itemsize : bytes of a sum.
+    """
     k, s, n_tiles, _, p, _, _, _ = geometry
-    is_fast = s > ONE or (p > FOUR and sums.itemsize == 4)
+    is_fast = s > ONE or (p > FOUR and itemsize == 4)
     return k == (n_tiles * s) << p and p >= FOUR and is_fast
+
+
+_has_square_sub_blocks = leaf(has_square_sub_blocks)
 
 
 @leaf

@@ -34,7 +34,7 @@ THREAD_WORK = 1 << 20  # fewest additions of a thread, about 0.1 ms: starting it
 SPARSE_WORK = 8  # adding a term of sparse data, or storing a sum of it, takes as long as this many additions
 KEPT_CODES = 1 << 15  # most codes of a sketch whose plan keeps them, and what is derived from them, between calls
 REUSED_CODES = 1 << 17  # the same from the second product on, because listing codes takes longer than one product
-REUSED_WORDS = 1 << 21  # the same for the words of `permuted` and `look_up`, which are the fastest to use
+REUSED_ENTRIES = 1 << 21  # the same for lists, and for the words of `permuted` and `look_up`: the fastest to use
 REUSED_BYTES = 32 * MIB  # kept by all plans with more than KEPT_CODES codes together
 MAX_CALLS = 64  # remembered by a plan
 FORGETFUL_CALLS = 16  # products for which a plan whose memory was freed keeps nothing
@@ -107,18 +107,18 @@ class ExactPlan:
 
     @property
     def keeps_codes(self) -> bool:
-        """Whether to keep `codes` and `lists` between calls: of small sketches, and of larger ones if used again."""
+        """Whether to keep `codes` between calls: those of small sketches, and of larger ones if they are used again."""
         return self.size <= KEPT_CODES or (self._uses > 1 and self.size <= REUSED_CODES)
 
     @property
-    def keeps_words(self) -> bool:
-        """The same for words, which take the place of codes in `permuted` and `look_up`."""
-        return self.size <= KEPT_CODES or (self._uses > 1 and self.can_keep_words)
+    def keeps_entries(self) -> bool:
+        """The same for `lists`, and for words, which take the place of codes in `permuted` and `look_up`."""
+        return self.size <= KEPT_CODES or (self._uses > 1 and self.can_keep_entries)
 
     @property
-    def can_keep_words(self) -> bool:
-        """Whether the sketch is small enough for its words to be kept if it is used again."""
-        return self.size <= REUSED_WORDS
+    def can_keep_entries(self) -> bool:
+        """Whether the sketch is small enough for its lists or words to be kept if it is used again."""
+        return self.size <= REUSED_ENTRIES
 
     def keep(self, name: str, make: Callable[[], Value], keeps: bool) -> Value:
         """The value of `make`, a tuple; if `keeps`, it is kept under this name for later calls."""
@@ -161,7 +161,7 @@ class ExactPlan:
         The entries of component r in block b are ``entries[starts[i]:starts[i + 1]]`` with i = r n_blocks + b, each
         2 column + (1 where negative), by ascending column.
         """
-        return self.keep("lists", self._list, self.keeps_codes)
+        return self.keep("lists", self._list, self.keeps_entries)
 
     def _list(self) -> tuple[np.ndarray, np.ndarray]:
         table, bounds = self.codes

@@ -12,7 +12,17 @@ from numba.core import cgutils
 from .bits import DECODE
 from .jit import leaf
 from .scaling import scaled
-from .simd import SQUARE_BYTES, first_lanes, line_pointer, load_part, multiply_add, prefetch, sign_vector, store_masked
+from .simd import (
+    SQUARE_BYTES,
+    first_lanes,
+    line_pointer,
+    load_masked,
+    load_part,
+    multiply_add,
+    prefetch,
+    sign_vector,
+    store_masked,
+)
 
 intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called without a typing context
 
@@ -47,14 +57,21 @@ def _component(builder: Any, components: Any, code: Any, v: Any, vector: Any) ->
 
 
 def _add_terms(
-    builder: Any, codes: Any, begins: list[Any], length: Any, components: Any, v: Any, vector: Any, totals: list[Any]
-) -> None:
-    """Add sign * components[row, v:] over codes begins[i] .. begins[i] + length - 1 to total i, all totals in turns."""
+    builder: Any, codes: Any, begins: list[Any], length: Any, components: Any, v: Any, vector: Any, totals: list[Any],
+    dtype: Any = None, mask: Any = None,
+) -> None:  # fmt: skip
+    """Add sign * components[row, v:] over codes begins[i] .. begins[i] + length - 1 to total i, all totals in turns.
+
+    dtype : of components, if these are decoded when they are loaded.  mask : of the lanes that are loaded, if not all.
+    """
     bits = 32 if isinstance(vector.element, ir.FloatType) else 64
+    source, align = ir.VectorType(components.data.type.pointee, vector.count), bits // 8 if dtype is None else 2
     with cgutils.for_range(builder, length) as loop:
         for begin, total in zip(begins, totals, strict=True):
             code = builder.load(builder.gep(codes, [builder.add(begin, loop.index)]))
-            term = builder.load(_component(builder, components, code, v, vector), align=bits // 8)
+            pointer = _component(builder, components, code, v, source)
+            term = builder.load(pointer, align=align) if mask is None else load_masked(builder, pointer, mask, align)
+            term = term if dtype is None else DECODE[dtype](builder, term)
             sign = sign_vector(builder, code, vector.element, vector.count)
             updated = builder.call(multiply_add(builder, vector, bits), (sign, term, builder.load(total)))
             builder.store(updated, total)
@@ -171,7 +188,7 @@ def gather_row(typing_context, codes, begin, end, components, out, j, scale):
     return types.void(codes, integer, integer, components, out, integer, types.float64), codegen
 
 
-def _define_sum_lists(n_lists: int, n_vectors: float, stores: bool = False) -> Any:
+def _define_sum_lists(n_lists: int, n_vectors: float, stores: bool = False, masked: bool = False) -> Any:
     @intrinsic
     def sum_lists(typing_context, entries, starts, at, step, count, features, v, sums, r, scale):
         """sums[r + l, w] = the sum of sign * features[j, w] over list r + l, for l < `n_lists` and v <= w < v + width.
@@ -179,22 +196,29 @@ def _define_sum_lists(n_lists: int, n_vectors: float, stores: bool = False) -> A
         Of `count` lists, list l is entries[starts[i]:starts[i + 1]] with i = at + l step, each entry 2 j + (1 where
         negative). The width is `n_vectors` vectors of SQUARE_BYTES. If it is half a vector, like that of the features,
         sums are stored twice, because the other half must not hold subnormals. Sums stay in registers; terms are added
-        in the order of the entries.
+        in the order of the entries. 16-bit features are decoded. With `masked`, features end within the vector; there,
+        sums are 0.
 
         With `stores`, sums is a result, contiguous along its first axis: sums[w, r + l] = `scale` times the sum,
         rounded once from fp64, for w < sums.shape[0] only.
         """
-        size = int(n_vectors * SQUARE_BYTES * 8 // features.dtype.bitwidth)
+        compute = sums.dtype if not stores else types.float32 if features.dtype in DECODE else features.dtype
+        size = int(n_vectors * SQUARE_BYTES * 8 // compute.bitwidth)
 
         def codegen(context, builder, signature, arguments):
             entries, starts, at, step, count, features, v, sums, r, scale = arguments
             entries_type, starts_type, _, _, _, features_type, _, sums_type, _, _ = signature.args
-            element, bits = context.get_data_type(features_type.dtype), features_type.dtype.bitwidth
+            element, bits = context.get_data_type(compute), compute.bitwidth
             entries = context.make_array(entries_type)(context, builder, entries).data
             starts = context.make_array(starts_type)(context, builder, starts).data
             features = context.make_array(features_type)(context, builder, features)
             sums = context.make_array(sums_type)(context, builder, sums)
             vector = ir.VectorType(element, size)
+            remaining = builder.sub(builder.extract_value(features.shape, 1), v)
+            how = {
+                "dtype": None if features_type.dtype is compute else features_type.dtype,
+                "mask": first_lanes(builder, remaining, size) if masked else None,
+            }
             last = builder.sub(count, r.type(1))
 
             def span(i):
@@ -210,12 +234,12 @@ def _define_sum_lists(n_lists: int, n_vectors: float, stores: bool = False) -> A
                 length = builder.sub(end, begin)
                 common = builder.select(builder.icmp_signed("<", length, common), length, common)
             totals = _zero_totals(builder, vector, n_lists)
-            _add_terms(builder, entries, [begin for _, begin, _ in spans], common, features, v, vector, totals)
+            _add_terms(builder, entries, [begin for _, begin, _ in spans], common, features, v, vector, totals, **how)
 
             def store(total, row):
                 if stores:
                     target = builder.gep(line_pointer(builder, sums, row, 1), [v])
-                    remaining = None if n_lists == 1 else builder.sub(builder.extract_value(sums.shape, 0), v)
+                    remaining = None if not masked else builder.sub(builder.extract_value(sums.shape, 0), v)
                     store_scaled(builder, builder.load(total), scale, target, sums_type.dtype, remaining)
                     return
                 target = builder.add(builder.mul(row, builder.extract_value(sums.shape, 1)), v)
@@ -233,7 +257,7 @@ def _define_sum_lists(n_lists: int, n_vectors: float, stores: bool = False) -> A
                 row, begin, end = span(lists.index)
                 begin, total = builder.add(begin, common), cgutils.alloca_once(builder, vector)
                 builder.store(builder.load(builder.gep(kept, [lists.index])), total)
-                _add_terms(builder, entries, [begin], builder.sub(end, begin), features, v, vector, [total])
+                _add_terms(builder, entries, [begin], builder.sub(end, begin), features, v, vector, [total], **how)
                 store(total, row)
             return context.get_dummy_value()
 
@@ -248,7 +272,6 @@ LISTS, VECTORS = 4, 4  # sums in registers at a time, of several lists or of sev
 _sum_list, _sum_narrow_lists, _sum_half_lists = (
     _define_sum_lists(*counts) for counts in ((1, VECTORS), (LISTS, 1), (LISTS, 0.5))
 )
-_store_list, _store_narrow_lists = (_define_sum_lists(*counts, stores=True) for counts in ((1, VECTORS), (LISTS, 1)))
 
 
 @leaf
@@ -271,17 +294,52 @@ def sum_entries(entries, starts, at, step, count, features, n, sums):
             _sum_narrow_lists(entries, starts, at, step, count, features, v, sums, r, 1.0)
 
 
+def _define_sum_columns(stores: bool) -> Any:
+    one_list = _define_sum_lists(1, VECTORS, stores)
+    two_lists, wide_lists, narrow_lists = (
+        _define_sum_lists(*counts, stores, masked=True) for counts in ((2, VECTORS), (LISTS, 2), (LISTS, 1))
+    )
+
+    def sum_columns(entries, starts, at, step, count, features, n, lanes, sums, scale):
+        whole = n // (VECTORS * lanes) * (VECTORS * lanes)
+        for r in range(count):
+            for v in range(0, whole, VECTORS * lanes):
+                one_list(entries, starts, at, step, count, features, v, sums, r, scale)
+        v = whole
+        if n - v > 3 * lanes:
+            for r in range(0, count, 2):
+                two_lists(entries, starts, at, step, count, features, v, sums, r, scale)
+            return
+        if n - v > lanes:
+            for r in range(0, count, LISTS):
+                wide_lists(entries, starts, at, step, count, features, v, sums, r, scale)
+            v += 2 * lanes
+        if n > v:
+            for r in range(0, count, LISTS):
+                narrow_lists(entries, starts, at, step, count, features, v, sums, r, scale)
+
+    sum_columns.__qualname__ = f"sum_columns_{stores}"  # Numba links cached machine code by this name
+    return leaf(sum_columns)
+
+
+_sum_columns, _store_columns = map(_define_sum_columns, (False, True))
+
+
+@leaf
+def sum_columns(entries, starts, at, step, count, features, sums):
+    """`sum_entries` for features of any width, which may be 16-bit numbers; sums are 0 beyond that width.
+
+    Rows of sums are whole SIMD vectors. With all vectors in one pass over a list, 20 vectors take half the time of two.
+    """
+    lanes = SQUARE_BYTES // sums.itemsize
+    _sum_columns(entries, starts, at, step, count, features, features.shape[1], lanes, sums, 1.0)
+
+
 @leaf
 def store_sums(entries, starts, features, out, scale):
     """out[v, r] = scale * the sum of list r for all r and v; see `sum_lists`. out is contiguous along its first axis.
 
-    features : at least as wide as out has rows, rounded up to whole SIMD vectors.
+    features : at least as wide as out has rows; 16-bit numbers are decoded.
     """
-    lanes, (n, k) = SQUARE_BYTES // features.itemsize, out.shape
-    whole = n // (VECTORS * lanes) * (VECTORS * lanes)
-    for r in range(k):
-        for v in range(0, whole, VECTORS * lanes):
-            _store_list(entries, starts, 0, 1, k, features, v, out, r, scale)
-    for v in range(whole, n, lanes):
-        for r in range(0, k, LISTS):
-            _store_narrow_lists(entries, starts, 0, 1, k, features, v, out, r, scale)
+    lanes, (n, k) = SQUARE_BYTES // max(4, features.itemsize), out.shape
+    _store_columns(entries, starts, 0, 1, k, features, n, lanes, out, scale)

@@ -33,6 +33,21 @@ def sign_vector(builder: Any, code: Any, element: Any, width: int) -> Any:
     return splat(builder, builder.bitcast(word, element), width)
 
 
+@intrinsic
+def signed(typing_context, value, code):
+    """The value, negated if `code` is odd: without a branch, which half of the random signs would mispredict."""
+
+    def codegen(context, builder, signature, arguments):
+        value, code = arguments
+        bits = signature.args[0].bitwidth
+        integer = ir.IntType(bits)
+        sign = builder.zext(code, integer) if bits > 32 else code
+        sign = builder.shl(sign, ir.Constant(integer, bits - 1))
+        return builder.bitcast(builder.xor(builder.bitcast(value, integer), sign), value.type)
+
+    return value(value, types.uint32), codegen
+
+
 def multiply_add(builder: Any, vector: Any, number_bits: int) -> Any:
     """LLVM's a * b + c for vectors. Products must be exact: fused and separate operations then give the same bits."""
     name = f"llvm.fmuladd.v{vector.count}f{number_bits}"
