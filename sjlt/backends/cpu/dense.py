@@ -1,10 +1,11 @@
 """The exact law on dense data on the CPU: 2-D arrays of any strides, one data vector per row.
 
-A projection takes one of five paths:
+A projection takes one of six paths:
 
 - For few components, terms are selected by permutations of features in registers (`permuted`).
 - For a small sketch, or a medium-sized one that is used again, codes are sorted by component and kept between calls
   (`by_component`).
+- For more components than entries, sums are gathered row by row and expanded to all components (`expanded_rows`).
 - If the elements of a feature are contiguous in memory, whole features are added at once (`contiguous`).
 - With many rows, the codes of a span of features go into a table that all threads share, and a task is a range of rows.
 - With few rows, a task is a run of features and generates its own codes.
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ... import threads
-from . import by_component, look_up, permuted
+from . import by_component, expanded_rows, look_up, permuted
 from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
 from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous, reads_components
@@ -80,6 +81,9 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     native = is_native(x)
     if native and not accumulate and permuted.eligible(plan, x, out, compute):
         permuted.project_by_permutation(plan, kernel_view(x), out)
+        return
+    if native and not accumulate and expanded_rows.eligible(plan, x, out, compute):
+        expanded_rows.project_by_expansion(plan, kernel_view(x), out, compute)
         return
     if native and by_component.eligible(plan, x, out, compute):
         by_component.project_by_component(plan, kernel_view(x), out, accumulate, compute)
