@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
-from helpers.cases import each_value
+from helpers.cases import each_value, pairwise
 from helpers.data import before_protected_page
 
 import sjlt
 from sjlt.backends.cpu import contiguous
+from sjlt.backends.cpu.bits import compute_dtype, kernel_view
+from sjlt.backends.cpu.plan import exact_plan
 
 SKETCHES = {  # n_features, n_components, nnz, stacks; the keys tell how the features are blocked
     "one block": (6000, 2000, 3, 1),
@@ -126,3 +128,45 @@ def test_nothing_is_read_beyond_the_data(dtype, n):
     S = sjlt.Sketch(5000, 64, nnz=4, seed=1)
     assert not (S @ before_protected_page((5000, n), dtype)).any()
     assert not (S.T @ before_protected_page((64, n), dtype)).any()
+
+
+@pytest.mark.usefixtures("restored_num_threads")
+@pairwise(
+    n=[4, 7, 16, 20, 31, 33, 50, 64],
+    d=[700, 5003, 40_000],
+    k=[16, 130, 301],
+    nnz=[1, 3, 8],
+    stacks=[1, 2],
+    dtype=["float16", "float32", "float64"],
+    padding=[0, 5],
+    order=["C", "F"],
+    accumulate=[False, True],
+    threads=[1, 3],
+    offset=[0, 1234],
+)
+def test_sums_from_lists_are_bitwise_those_from_codes(
+    n, d, k, nnz, stacks, dtype, padding, order, accumulate, threads, offset, monkeypatch
+):
+    accumulate = accumulate and dtype != "float16"  # which kernels do not support
+    sjlt.set_num_threads(threads)
+    k, nnz = k * stacks, nnz * stacks
+    plan = exact_plan(sjlt.Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=d)[:, offset:].spec)
+    plan._uses = 2  # after which lists are kept
+    rng = np.random.default_rng(n)
+    columns = (rng.normal(size=(d, n + padding)) * 2.0 ** rng.integers(-8, 8, (d, 1))).astype(dtype)
+    columns[:, n:], columns[0, 0], columns[-1, n - 1] = np.nan, np.nan, np.inf
+    x, results = columns.T[:n], []
+    for listed_bytes in (0, 512):
+        monkeypatch.setattr(contiguous, "MAX_LISTED_BYTES", listed_bytes)
+        whole = np.full((n + 1, k + 2), 777, dtype, order=order)
+        if not accumulate:
+            whole[:n, :k] = np.nan
+        out = kernel_view(whole)[:n, :k]
+        with np.errstate(invalid="ignore"):
+            if not contiguous.project_contiguous(plan, kernel_view(x), out, accumulate, compute_dtype(x)):
+                pytest.skip("tiles are faster")
+        results.append(whole)
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(*(np.signbit(r) | np.isnan(r) for r in results))
+    assert (results[0][n:] == 777).all()
+    assert (results[0][:, k:] == 777).all()

@@ -1,10 +1,11 @@
 """The exact law on dense data on the CPU: 2-D arrays of any strides, one data vector per row.
 
-A projection takes one of five paths:
+A projection takes one of six paths:
 
 - For few components, terms are selected by permutations of features in registers (`permuted`).
 - For a small sketch, or a medium-sized one that is used again, codes are sorted by component and kept between calls
   (`by_component`).
+- For more components than entries, sums are gathered row by row and expanded to all components (`expanded_rows`).
 - If the elements of a feature are contiguous in memory, whole features are added at once (`contiguous`).
 - With many rows, the codes of a span of features go into a table that all threads share, and a task is a range of rows.
 - With few rows, a task is a run of features and generates its own codes.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ... import threads
-from . import by_component, look_up, permuted
+from . import by_component, expanded_rows, look_up, permuted
 from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
 from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous, reads_components
@@ -77,14 +78,12 @@ def _layouts(data: np.ndarray, out: np.ndarray, accumulate: bool, is_adjoint: bo
     )  # fmt: skip
 
 
-def _call_first(
-    plan: ExactPlan, call: Call, layouts: Hashable, remembers: bool, data: np.ndarray, out: np.ndarray
-) -> None:
-    """Make a call. If `remembers`, the next products of arrays with the same layouts consist of this call alone.
+def _call_first(plan: ExactPlan, call: Call, layouts: Hashable, data: np.ndarray, out: np.ndarray) -> None:
+    """Make a call. If entries are kept, the next products of arrays with the same layouts consist of this call alone.
 
     Choosing and preparing a path takes 5 us, as long as the product of a vector of 512 elements.
     """
-    if remembers:
+    if plan.keeps_entries:
         plan.remember(layouts, call)
     call(data, out)
 
@@ -106,13 +105,8 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     compute, out = compute_dtype(x), kernel_view(out)
     plan.use()
     native = is_native(x)
-    if native and not accumulate and permuted.eligible(plan, x, out, compute):
-        call = permuted.project_by_permutation(plan, kernel_view(x), out)
-        _call_first(plan, call, layouts, plan.keeps_entries, kernel_view(x), out)
-        return
-    if native and by_component.eligible(plan, x, out, compute):
-        call = by_component.project_by_component(plan, kernel_view(x), out, accumulate, compute)
-        _call_first(plan, call, layouts, plan.keeps_entries, kernel_view(x), out)
+    if native and (call := _call_of_kept(plan, x, out, accumulate, compute)) is not None:
+        _call_first(plan, call, layouts, kernel_view(x), out)
         return
     rows = n
     if not native:  # few rows at a time, of which a run of features is copied
@@ -130,6 +124,17 @@ def project_exact(spec: SketchSpec, x: np.ndarray, out: np.ndarray, accumulate: 
     step = min(rows, vectors)
     for i in range(0, n, step):
         _project_few(plan, x[i : i + step], out[i : i + step], accumulate, compute, vectors, workers)
+
+
+def _call_of_kept(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, compute: np.dtype) -> Call | None:
+    """The call for a native x by the first path that uses kept entries and is eligible, or None."""
+    if not accumulate and permuted.eligible(plan, x, out, compute):
+        return permuted.project_by_permutation(plan, kernel_view(x), out)
+    if not accumulate and expanded_rows.eligible(plan, x, out, compute):
+        return expanded_rows.project_by_expansion(plan, kernel_view(x), out, compute)
+    if by_component.eligible(plan, x, out, compute):
+        return by_component.project_by_component(plan, kernel_view(x), out, accumulate, compute)
+    return None
 
 
 def _project_many(
@@ -245,12 +250,12 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
     y, out = kernel_view(y), kernel_view(out)
     work = plan.work(n, plan.k, d, compute.itemsize)
     if not accumulate and look_up.eligible(plan, y, out, compute):
-        _call_first(plan, look_up.adjoint_by_look_up(plan, y, out, work), layouts, plan.keeps_entries, y, out)
+        _call_first(plan, look_up.adjoint_by_look_up(plan, y, out, work), layouts, y, out)
         return
     vectors, workers = plan.vectors_and_workers(n, compute.itemsize, useful_threads(work))
     if plan.is_small(n) and (accumulate or not reads_components(y, out, compute)):
         call = _adjoint_small(plan, y, out, accumulate, compute, vectors, work)
-        _call_first(plan, call, layouts, plan.keeps_codes, y, out)
+        _call_first(plan, call, layouts, y, out)
     elif not accumulate and adjoint_contiguous(plan, y, out, compute):
         return
     elif n <= vectors or -(-n // vectors) < workers:

@@ -30,7 +30,8 @@ intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called w
 # AMD's Zen 4 executes a gather as many operations, and takes about as long as for loads one by one.
 HAS_FAST_GATHERS = has_feature("avx512f") and not get_host_cpu_name().startswith("znver")
 LANES = ROWS  # components in a group: a vector of 16 fp32
-LISTED_WORK = 16  # additions per entry: two threads gain from 2^17 entries on (Sapphire Rapids)
+# Additions per entry: two threads gain from 2^19 entries on (Sapphire Rapids).
+LISTED_WORK = 4 if HAS_FAST_GATHERS else 12
 FEATURES = Array(COMPUTE, 1, readonly=True)
 
 
@@ -38,7 +39,7 @@ def project_vectors(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate:
     """The call for out (n, k) = x (n, d) S', or out +=, one vector at a time."""
     (n, d), k, n_blocks, scale = x.shape, plan.k, plan.n_blocks, plan.scale
     if HAS_FAST_GATHERS:
-        lists = plan.keep("lists of groups", lambda: _group_lists(plan), plan.keeps_entries)
+        lists = plan.keep("lists of groups", lambda: group_lists(*plan.lists, n_blocks), plan.keeps_entries)
         project = compiled(sum_gathered, compute=compute, out=out.dtype)
     else:
         lists, project = plan.lists, compiled(sum_listed, compute=compute, out=out.dtype)
@@ -85,26 +86,26 @@ def load_vectors(x, begin, end, features):
 # ------------------------------------------------------------------------------------- by groups of components
 
 
-def _group_lists(plan: ExactPlan) -> tuple[np.ndarray, np.ndarray]:
-    """(firsts, words): the entries of groups of LANES components.
+def group_lists(starts: np.ndarray, entries: np.ndarray, n_blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """(firsts, words): the entries of groups of LANES components, from `ExactPlan.lists`.
 
     Those of group g in block b are words[firsts[i]:firsts[i + 1]] with i = b n_groups + g, a column per component; gaps
     at the end of a column are -1.
     """
-    starts, entries = plan.lists
-    groups = -(-plan.k // LANES)
-    lengths = np.zeros((groups * LANES, plan.n_blocks), np.int64)
-    lengths[: plan.k] = np.diff(starts).reshape(plan.k, plan.n_blocks)
+    k = (starts.size - 1) // n_blocks
+    groups = -(-k // LANES)
+    lengths = np.zeros((groups * LANES, n_blocks), np.int64)
+    lengths[:k] = np.diff(starts).reshape(k, n_blocks)
     longest = lengths.reshape(groups, LANES, -1).max(1).T  # of each block and group
     firsts = np.concatenate([[0], longest.cumsum()])
     words = aligned((int(firsts[-1]), LANES), np.dtype(np.int32))
-    compiled(fill_groups)(starts, entries, plan.n_blocks, firsts, words)
+    compiled(fill_groups)(starts, entries, n_blocks, firsts, words)
     return firsts, words
 
 
 @kernel(starts=INT64S, entries=INT32S, n_blocks=types.int64, firsts=INT64S, words=Array(types.int32, 2))
 def fill_groups(starts, entries, n_blocks, firsts, words):
-    """Fill the words of `_group_lists`."""
+    """Fill the words of `group_lists`."""
     n_groups = (firsts.size - 1) // n_blocks
     words[:] = -1
     for i in range(starts.size - 1):
@@ -115,7 +116,7 @@ def fill_groups(starts, entries, n_blocks, firsts, words):
 
 
 @intrinsic
-def _sum_group(typing_context, words, begin, end, features, sums, first):
+def sum_group(typing_context, words, begin, end, features, sums, first):
     """sums[first + l] = the sum of the terms in words[begin:end, l], for l < LANES."""
 
     def codegen(context, builder, signature, arguments):
@@ -160,7 +161,7 @@ def sum_gathered(features, firsts, words, n_blocks, components, out, i, scale, a
     for b in range(n_blocks):
         for g in range(first, end):
             at = b * n_groups + g
-            _sum_group(words, firsts[at], firsts[at + 1], features, sums, (g - first) * LANES)
+            sum_group(words, firsts[at], firsts[at + 1], features, sums, (g - first) * LANES)
         add_to_totals(sums, totals, compensation, compensated)
     if compensated:
         add_compensation(totals, compensation)
