@@ -15,7 +15,7 @@ from numba import types
 from ... import threads
 from .contiguous import MAX_LISTED_BYTES, is_contiguous
 from .dense_kernels import TILE_FEATURES, fold
-from .jit import DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, compiled, kernel
+from .jit import DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, compiled, kernel, leaf
 from .listed_vectors import HAS_FAST_GATHERS, project_vectors
 from .one_vector import has_square_sub_blocks
 from .plan import STORE_WORK, Borrowed, ExactPlan, row_ranges, total_parts
@@ -126,6 +126,22 @@ def _tile_width(x: np.ndarray, itemsize: int, workers: int) -> int:
     return min(max_squares, -(-n // (workers * lanes))) * lanes
 
 
+@leaf
+def _sum_all(features, starts, entries, i, n, summed, sums, totals, out, scale, accumulate):
+    """Compute rows i to i + n - 1 of out. features : one per row, for these n vectors; `summed` elements are read."""
+    k, n_blocks = out.shape[1], (starts.size - 1) // out.shape[1]
+    is_wide = features.shape[1] * features.itemsize >= SQUARE_BYTES
+    if n_blocks == 1 and not accumulate and out.strides[0] == out.itemsize and is_wide:
+        store_sums(entries, starts, features, out[i : i + n], scale)
+        return
+    for r0 in range(0, k, sums.shape[0]):
+        r1 = min(r0 + sums.shape[0], k)
+        for b in range(n_blocks):
+            sum_entries(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, summed, sums)
+            ends = b == 0, b == n_blocks - 1
+            fold(sums[: r1 - r0], totals, 0, i, i + n, r0, r1 - r0, ends[0], ends[1], out, scale, accumulate)
+
+
 @kernel(
     x=DATA_2D, starts=INT64S, entries=INT32S, rows=RANGE, scratch=(TILE, TILE, TOTALS), out=OUT_2D,
     scale=types.float64, accumulate=types.boolean,
@@ -138,7 +154,7 @@ def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
     """
     i0, i1 = rows
     features, sums, totals = scratch
-    d, vectors, k, n_blocks = x.shape[1], features.shape[1], out.shape[1], (starts.size - 1) // out.shape[1]
+    d, vectors = x.shape[1], features.shape[1]
     lanes = SQUARE_BYTES // sums.itemsize
     for i in range(i0, i1, vectors):
         n = min(vectors, i1 - i)
@@ -148,16 +164,7 @@ def sum_tiles(x, starts, entries, rows, scratch, out, scale, accumulate):
             is_filled = load_tile(x, i, n, j, nj, features, j)
             if summed > n and not is_filled:  # subnormals left by an earlier call would slow additions
                 features[j : j + nj, n:summed] = 0
-        is_wide = vectors >= lanes
-        if n_blocks == 1 and not accumulate and out.strides[0] == out.itemsize and is_wide:
-            store_sums(entries, starts, features, out[i : i + n], scale)
-            continue
-        for r0 in range(0, k, sums.shape[0]):
-            r1 = min(r0 + sums.shape[0], k)
-            for b in range(n_blocks):
-                sum_entries(entries, starts, r0 * n_blocks + b, n_blocks, r1 - r0, features, summed, sums)
-                ends = b == 0, b == n_blocks - 1
-                fold(sums[: r1 - r0], totals, 0, i, i + n, r0, r1 - r0, ends[0], ends[1], out, scale, accumulate)
+        _sum_all(features, starts, entries, i, n, summed, sums, totals, out, scale, accumulate)
 
 
 @kernel(

@@ -30,7 +30,8 @@ intrinsic: Any = extending.intrinsic  # Any: in kernels, intrinsics are called w
 # AMD's Zen 4 executes a gather as many operations, and takes about as long as for loads one by one.
 HAS_FAST_GATHERS = has_feature("avx512f") and not get_host_cpu_name().startswith("znver")
 LANES = ROWS  # components in a group: a vector of 16 fp32
-LISTED_WORK = 16  # additions per entry: two threads gain from 2^17 entries on (Sapphire Rapids)
+# Additions per entry: two threads gain from 2^19 entries on (Sapphire Rapids).
+LISTED_WORK = 4 if HAS_FAST_GATHERS else 12
 FEATURES = Array(COMPUTE, 1, readonly=True)
 
 
