@@ -22,7 +22,7 @@ def num_threads(request, monkeypatch):
     if request.param == 3:  # compute small products like large ones
         monkeypatch.setattr(plan, "KEPT_CODES", 0)
         monkeypatch.setattr(plan, "REUSED_CODES", 0)
-        monkeypatch.setattr(plan, "REUSED_ENTRIES", 0)
+        monkeypatch.setattr(plan, "REUSED_WORDS", 0)
     yield request.param
     sjlt.set_num_threads(before)
 

@@ -52,7 +52,7 @@ def project_vectors(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate:
 def _project_features(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate: bool, workers: int) -> None:
     """`project_vectors` of rows that kernels can read in place."""
     if HAS_FAST_GATHERS:
-        lists = plan.keep("lists of groups", lambda: group_lists(*plan.lists, plan.n_blocks), plan.keeps_entries)
+        lists = plan.keep("lists of groups", lambda: group_lists(*plan.lists, plan.n_blocks), plan.keeps_lists)
         project = compiled(sum_gathered, compute=x.dtype, out=out.dtype)
     else:
         lists, project = plan.lists, compiled(sum_listed, compute=x.dtype, out=out.dtype)

@@ -48,7 +48,7 @@ def eligible(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype)
         return False
     if _has_several_tiles(plan) and (plan.log_chunk < LOG_ROWS or plan.offset % ROWS):
         return False
-    is_listed_once = plan.keeps_entries and plan.d <= _span(plan)
+    is_listed_once = plan.keeps_words and plan.d <= _span(plan)
     return (is_listed_once or y.shape[0] >= MIN_ROWS) and out.strides[1] == out.itemsize and out.itemsize <= 4
 
 
@@ -288,7 +288,7 @@ def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, workers:
 
     span = _span(plan)
     if plan.d <= span:
-        look_up_all(*plan.keep("words of columns", lambda: _words(plan, 0, plan.d), plan.keeps_entries), out)
+        look_up_all(*plan.keep("words of columns", lambda: _words(plan, 0, plan.d), plan.keeps_words), out)
         return
     for j in range(0, plan.d, span):
         columns = out[:, j : j + span]
