@@ -151,7 +151,7 @@ def test_sums_from_lists_are_bitwise_those_from_codes(
     sjlt.set_num_threads(threads)
     k, nnz = k * stacks, nnz * stacks
     plan = exact_plan(sjlt.Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=d)[:, offset:].spec)
-    plan._uses = 2  # after which lists are kept
+    plan._uses = 100  # lists are kept
     rng = np.random.default_rng(n)
     columns = (rng.normal(size=(d, n + padding)) * 2.0 ** rng.integers(-8, 8, (d, 1))).astype(dtype)
     columns[:, n:], columns[0, 0], columns[-1, n - 1] = np.nan, np.nan, np.inf

@@ -104,11 +104,12 @@ def test_single_vectors_from_lists_are_bitwise_those_from_codes(
 def test_medium_sketches_of_single_vectors_are_listed(has_fast_gathers, monkeypatch):
     """Without fast gathers, only if sub-blocks are not square: those are looked up in registers."""
     monkeypatch.setattr(by_component, "HAS_FAST_GATHERS", has_fast_gathers)
+    monkeypatch.setattr("sjlt.backends.cpu.plan.LISTING_PRODUCTS", 2)
     x, out = np.zeros((1, 60_000), np.float32), np.zeros((1, 600), np.float32)
     plan, square = (exact_plan(Sketch(60_000, k, nnz=4, seed=next(seeds)).spec) for k in (600, 512))
-    for uses in range(3):
-        assert by_component.eligible(plan, x, out, x.dtype) == (uses > 1)
-        assert by_component.eligible(square, x, out[:, :512], x.dtype) == (uses > 1 and has_fast_gathers)
+    for uses in range(4):
+        assert by_component.eligible(plan, x, out, x.dtype) == (uses > 2)
+        assert by_component.eligible(square, x, out[:, :512], x.dtype) == (uses > 2 and has_fast_gathers)
         plan.use()
         square.use()
 

@@ -32,7 +32,7 @@ def test_kept_codes_do_not_change_bits(dtype, n, stacks, monkeypatch):
     for kept, reused in ((0, 0), (0, 4000), (4000, 4000)):
         monkeypatch.setattr(plan, "KEPT_CODES", kept)
         monkeypatch.setattr(plan, "REUSED_CODES", reused)
-        monkeypatch.setattr(plan, "REUSED_ENTRIES", reused)
+        monkeypatch.setattr(plan, "REUSED_WORDS", reused)
         plan.exact_plan.cache_clear()
         S = Sketch(1000, 96, nnz=4, stacks=stacks, seed=seed)[:, 3:]
         results += [(x @ S.T, x[:, :96] @ S) for _ in range(3)]

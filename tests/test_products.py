@@ -23,7 +23,7 @@ def num_threads(request, monkeypatch):
         plan.exact_plan.cache_clear()  # plans remember how they computed earlier products
         monkeypatch.setattr(plan, "KEPT_CODES", 0)
         monkeypatch.setattr(plan, "REUSED_CODES", 0)
-        monkeypatch.setattr(plan, "REUSED_ENTRIES", 0)
+        monkeypatch.setattr(plan, "REUSED_WORDS", 0)
     yield request.param
     sjlt.set_num_threads(before)
 

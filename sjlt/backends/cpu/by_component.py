@@ -46,7 +46,7 @@ def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype)
     """
     n, in_place = x.shape[0], x.strides[0] == x.itemsize and out.strides[0] == out.itemsize
     fits = plan.d * MAX_WIDTH <= TILE_BYTES and (in_place or plan.k <= MAX_LISTS * plan.d * plan.s)
-    if n <= MAX_SCALAR_VECTORS and plan.keeps_entries and not plan.keeps_codes:
+    if n <= MAX_SCALAR_VECTORS and plan.keeps_lists and not plan.keeps_codes:
         in_rows = n == 1 or x.strides[1] == x.itemsize
         return in_rows and (HAS_FAST_GATHERS or not has_square_sub_blocks(plan.geometry, compute.itemsize))
     return plan.keeps_codes and (fits or plan.is_small(n))

@@ -212,7 +212,7 @@ def project_contiguous(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumula
         False if tiles are faster: nothing is computed.
     """
     n, k = out.shape
-    is_listed = n > 1 and plan.keeps_entries and n * compute.itemsize <= MAX_LISTED_BYTES
+    is_listed = n > 1 and plan.keeps_lists and n * compute.itemsize <= MAX_LISTED_BYTES
     if n < MIN_VECTORS and not is_listed:
         return False
     workers = plan.workers(n, plan.d, k, compute.itemsize, generates=not is_listed)

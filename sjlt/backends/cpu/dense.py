@@ -83,7 +83,7 @@ def _call_first(plan: ExactPlan, call: Call, layouts: Hashable, data: np.ndarray
 
     Choosing and preparing a path takes 5 us, as long as the product of a vector of 512 elements.
     """
-    if plan.keeps_entries:
+    if plan.keeps_words:
         plan.remember(layouts, call)
     call(data, out)
 

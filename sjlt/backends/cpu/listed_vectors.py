@@ -39,7 +39,7 @@ def project_vectors(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumulate:
     """The call for out (n, k) = x (n, d) S', or out +=, one vector at a time."""
     (n, d), k, n_blocks, scale = x.shape, plan.k, plan.n_blocks, plan.scale
     if HAS_FAST_GATHERS:
-        lists = plan.keep("lists of groups", lambda: group_lists(*plan.lists, n_blocks), plan.keeps_entries)
+        lists = plan.keep("lists of groups", lambda: group_lists(*plan.lists, n_blocks), plan.keeps_lists)
         project = compiled(sum_gathered, compute=compute, out=out.dtype)
     else:
         lists, project = plan.lists, compiled(sum_listed, compute=compute, out=out.dtype)

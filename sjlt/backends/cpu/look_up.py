@@ -48,7 +48,7 @@ def eligible(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype)
         return False
     if _has_several_tiles(plan) and (plan.log_chunk < LOG_ROWS or plan.offset % ROWS):
         return False
-    is_listed_once = plan.keeps_entries and plan.d <= _span(plan)
+    is_listed_once = plan.keeps_words and plan.d <= _span(plan)
     return (is_listed_once or y.shape[0] >= MIN_ROWS) and out.strides[1] == out.itemsize and out.itemsize <= 4
 
 
@@ -287,7 +287,7 @@ def adjoint_by_look_up(plan: ExactPlan, y: np.ndarray, out: np.ndarray, work: in
 
     span = _span(plan)
     if plan.d <= span:
-        words, places = plan.keep("words of columns", lambda: _words(plan, 0, plan.d), plan.keeps_entries)
+        words, places = plan.keep("words of columns", lambda: _words(plan, 0, plan.d), plan.keeps_words)
         return lambda y, out: look_up_all(y, words, places, out)
 
     def look_up_spans(y: np.ndarray, out: np.ndarray) -> None:

@@ -273,7 +273,7 @@ def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype)
     vectors, but 1.07 to 1.5 for many (Sapphire Rapids).
     """
     n = x.shape[0]
-    is_listed = plan.keeps_entries or (plan.can_keep_entries and n >= MIN_ROWS)
+    is_listed = plan.keeps_words or (plan.can_keep_words and n >= MIN_ROWS)
     if plan.k > law.TILE_ROWS or compute != np.float32 or not (is_listed and _HAS_PERMUTATIONS):
         return False
     layout, most = _layout(plan.k, plan.log_chunk), MAX_WORDS if n >= FEW_ROWS else 2 * MAX_WORDS
@@ -284,7 +284,7 @@ def eligible(plan: ExactPlan, x: np.ndarray, out: np.ndarray, compute: np.dtype)
 
 def project_by_permutation(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> Call:
     """The call for out (n, k) = x (n, d) S', for a product that is `eligible`."""
-    n, (words, bounds, log_step) = x.shape[0], plan.keep("words", lambda: _words(plan), plan.keeps_entries)
+    n, (words, bounds, log_step) = x.shape[0], plan.keep("words", lambda: _words(plan), plan.keeps_words)
     project, scale = compiled(project_permuted, data=x.dtype, out=out.dtype), plan.scale
     work = WORD_WORK * words.size // LANES + plan.d // 2 + STORE_WORK * plan.k  # per row
 

@@ -34,7 +34,8 @@ THREAD_WORK = 1 << 20  # fewest additions of a thread, about 0.1 ms: starting it
 SPARSE_WORK = 8  # adding a term of sparse data, or storing a sum of it, takes as long as this many additions
 KEPT_CODES = 1 << 15  # most codes of a sketch whose plan keeps them, and what is derived from them, between calls
 REUSED_CODES = 1 << 17  # the same from the second product on, because listing codes takes longer than one product
-REUSED_ENTRIES = 1 << 21  # the same for lists, and for the words of `permuted` and `look_up`: the fastest to use
+REUSED_WORDS = 1 << 21  # the same for the words of `permuted` and `look_up`, which are the fastest to use
+LISTING_PRODUCTS = 8  # after which as many entries are listed: that takes as long as 5 to 12 products of one vector
 REUSED_BYTES = 32 * MIB  # kept by all plans with more than KEPT_CODES codes together
 MAX_CALLS = 64  # remembered by a plan
 FORGETFUL_CALLS = 16  # products for which a plan whose memory was freed keeps nothing
@@ -111,14 +112,19 @@ class ExactPlan:
         return self.size <= KEPT_CODES or (self._uses > 1 and self.size <= REUSED_CODES)
 
     @property
-    def keeps_entries(self) -> bool:
-        """The same for `lists`, and for words, which take the place of codes in `permuted` and `look_up`."""
-        return self.size <= KEPT_CODES or (self._uses > 1 and self.can_keep_entries)
+    def keeps_words(self) -> bool:
+        """The same for words, which take the place of codes in `permuted` and `look_up`."""
+        return self.size <= KEPT_CODES or (self._uses > 1 and self.can_keep_words)
 
     @property
-    def can_keep_entries(self) -> bool:
-        """Whether the sketch is small enough for its lists or words to be kept if it is used again."""
-        return self.size <= REUSED_ENTRIES
+    def can_keep_words(self) -> bool:
+        """Whether the sketch is small enough for its words to be kept if it is used again."""
+        return self.size <= REUSED_WORDS
+
+    @property
+    def keeps_lists(self) -> bool:
+        """Whether to keep `lists` between calls: with `codes`, and those of larger sketches if they are used often."""
+        return self.keeps_codes or (self._uses > LISTING_PRODUCTS and self.can_keep_words)
 
     def keep(self, name: str, make: Callable[[], Value], keeps: bool) -> Value:
         """The value of `make`, a tuple; if `keeps`, it is kept under this name for later calls."""
@@ -161,7 +167,7 @@ class ExactPlan:
         The entries of component r in block b are ``entries[starts[i]:starts[i + 1]]`` with i = r n_blocks + b, each
         2 column + (1 where negative), by ascending column.
         """
-        return self.keep("lists", self._list, self.keeps_entries)
+        return self.keep("lists", self._list, self.keeps_lists)
 
     def _list(self) -> tuple[np.ndarray, np.ndarray]:
         table, bounds = self.codes
