@@ -30,20 +30,17 @@ def column_major(n, d, dtype, padding, is_reversed):
 
 
 @pairwise(
-    n=[1, 7, 16, 20, 37, 64, 200, 1100],
+    n=[1, 7, 20, 37, 64, 200, 1100],
     d=[30, 237, 1000],
-    k=[16, 130, 301],
+    k=[16, 301],
     nnz=[1, 2, 3, 8],
     dtype=["float16", "float32", "float64"],
-    padding=[0, 3],
-    is_reversed=[False, True],
+    layout=[(0, False, 0), (3, True, 1234), (0, True, 0), (3, False, 1234)],
     accumulate=[False, True],
     threads=[1, 3],
-    offset=[0, 1234],
 )
-def test_results_are_bitwise_those_of_tiles(
-    n, d, k, nnz, dtype, padding, is_reversed, accumulate, threads, offset, monkeypatch
-):
+def test_results_are_bitwise_those_of_tiles(n, d, k, nnz, dtype, layout, accumulate, threads, monkeypatch):
+    padding, is_reversed, offset = layout
     accumulate = accumulate and dtype != "float16"  # which kernels do not support
     sjlt.set_num_threads(threads)
     monkeypatch.setattr(by_component, "MAX_SCALAR_VECTORS", 0)
@@ -67,8 +64,8 @@ def test_results_are_bitwise_those_of_tiles(
 
 @pairwise(
     n=[1, 2],
-    d=[30, 1000, 5003],
-    k=[16, 130, 301],
+    d=[30, 5003],
+    k=[16, 301],
     nnz=[1, 3, 8],
     dtype=["float16", "float32", "float64", "int32"],
     step=[1, -2],

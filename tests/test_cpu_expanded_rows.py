@@ -5,8 +5,8 @@ import pytest
 from helpers.cases import pairwise
 
 import sjlt
-from sjlt import Sketch
-from sjlt.backends.cpu import expanded_rows
+from sjlt import Sketch, threads
+from sjlt.backends.cpu import expanded_rows, plan
 from sjlt.backends.cpu.dense import project_exact
 from sjlt.backends.cpu.plan import exact_plan
 
@@ -16,24 +16,18 @@ SENTINEL = 777
 
 @pytest.mark.skipif(not expanded_rows.HAS_FAST_GATHERS, reason="gathers are slow on this processor")
 @pairwise(
-    n=[1, 2, 5, 64, 1000],
-    d=[1, 7, 30, 93],
-    k=[200, 256, 401, 1000],
-    nnz=[1, 2, 4],
-    stacks=[1, 2],
+    n=[1, 5, 64, 1000],
+    d=[1, 7, 93],
+    sizes=[(200, 1, 1), (256, 4, 1), (1000, 2, 1), (802, 4, 2)],
     dtypes=[("float32", "float32"), ("float16", "float16"), ("float64", "float64"), ("float16", "float32")],
-    step=[1, 2, -1],
-    padding=[0, 5],
-    offset=[0, 1234],
+    layout=[(1, 0, 0), (2, 5, 1234), (-1, 5, 0)],
     threads=[1, 3],
 )
-def test_results_are_bitwise_those_of_other_paths(
-    n, d, k, nnz, stacks, dtypes, step, padding, offset, threads, monkeypatch
-):
-    dtype, out_dtype = dtypes
+def test_results_are_bitwise_those_of_other_paths(n, d, sizes, dtypes, layout, threads, monkeypatch):
+    (dtype, out_dtype), (k, nnz, stacks), (step, padding, offset) = dtypes, sizes, layout
     sjlt.set_num_threads(threads)
     monkeypatch.setattr(expanded_rows, "REUSED_WORK", 1 << 12)  # so that threads share the rows
-    sketch = Sketch(offset + d, k * stacks, nnz=nnz * stacks, stacks=stacks, seed=d)[:, offset:]
+    sketch = Sketch(offset + d, k, nnz=nnz, stacks=stacks, seed=d)[:, offset:]
     rng = np.random.default_rng(n)
     x = (rng.normal(size=(n, 2 * d + padding)) * 2.0 ** rng.integers(-6, 6, (n, 1))).astype(dtype)
     x = x[:, : abs(step) * d : step] if step > 0 else x[:, d - 1 :: -1]
@@ -43,16 +37,34 @@ def test_results_are_bitwise_those_of_other_paths(
     for expands in (False, True):
         monkeypatch.setattr(expanded_rows, "eligible", lambda *_, expands=expands: expands)
         exact_plan(sketch.spec).calls.clear()
-        whole = np.full((n + 1, k * stacks + padding), SENTINEL, out_dtype)
-        out = whole[:n, : k * stacks]
+        whole = np.full((n + 1, k + padding), SENTINEL, out_dtype)
+        out = whole[:n, :k]
         out[...] = np.nan
         with np.errstate(invalid="ignore"):
             project_exact(sketch.spec, x, out, False)
         assert (whole[n:] == SENTINEL).all()
-        assert (whole[:, k * stacks :] == SENTINEL).all()
+        assert (whole[:, k:] == SENTINEL).all()
         results.append(out)
     np.testing.assert_array_equal(*results)
     np.testing.assert_array_equal(*(np.signbit(r) | np.isnan(r) for r in results))
+
+
+@pytest.mark.skipif(not expanded_rows.HAS_FAST_GATHERS, reason="gathers are slow on this processor")
+def test_many_rows_are_divided_also_on_one_thread(monkeypatch):
+    """Interrupts are checked between tasks."""
+    sjlt.set_num_threads(1)
+    run, tasks = threads.run, []
+
+    def run_and_note(task, ranges, workers):
+        tasks.extend(ranges := list(ranges))
+        run(task, ranges, workers)
+
+    monkeypatch.setattr(threads, "run", run_and_note)
+    for module in (expanded_rows, plan):
+        monkeypatch.setattr(module, "STEP_WORK", 1 << 16)
+    S, x = Sketch(64, 1000, nnz=1), np.random.default_rng(0).integers(-8, 9, (1000, 64)).astype(np.float32)
+    np.testing.assert_array_equal(x @ S.T, x @ S.toarray().T)
+    assert len(tasks) > 10
 
 
 def test_where_rows_are_expanded(monkeypatch):

@@ -74,6 +74,7 @@ CASES = {
     "dense, integers": lambda: dense(Sketch(2**31, 1000, nnz=8), 500, "i1"),
     "dense, columns": lambda: dense(Sketch(2**26, 64, nnz=8), 5000, columns=True),
     "dense, many rows": lambda: dense(Sketch(64, 64, nnz=8), 2**21),
+    "dense, many rows by component": lambda: dense(Sketch(4000, 200, nnz=4), 2**19),
     "dense, stacks": lambda: dense(Sketch(2**31, 1024, nnz=8, stacks=4), 500),
     "few rows": lambda: dense(Sketch(2**33, 1000, nnz=8), 3),
     "few rows, most nonzeros": lambda: dense(Sketch(2**33, 65536, nnz=128), 31, "f8"),

@@ -18,7 +18,7 @@ from ... import threads
 from .jit import COMPUTE, DATA_2D, INT64S, OUT_2D, RANGE, Array, compiled, kernel
 from .listed_vectors import HAS_FAST_GATHERS, LANES, group_lists, sum_group
 from .one_vector import load_features
-from .plan import REUSED_WORK, Call, ExactPlan, row_ranges, useful_threads
+from .plan import REUSED_WORK, STEP_WORK, Call, ExactPlan, row_ranges, useful_threads
 from .rows import store_scaled
 from .simd import line_pointer
 
@@ -56,7 +56,7 @@ def project_by_expansion(plan: ExactPlan, x: np.ndarray, out: np.ndarray, comput
             project(x, *lists, (begin, end), np.empty(d, compute), out, scale)
 
         workers = useful_threads(work)
-        if workers == 1:
+        if workers == 1 and n * row_work < STEP_WORK:
             task(0, n)
         else:
             threads.run(task, row_ranges(n, 1, workers, row_work), workers)
