@@ -308,7 +308,10 @@ def test_closed_standard_streams(command: str, closed: str) -> None:
     if closed == "2>/dev/full" and not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     program = f"exec {sys.executable} -m sjlt {command} {closed}"
-    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # lines that cannot be written remain in a buffer
+    done = subprocess.run(
+        ["sh", "-c", program], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
     if "no/" in command:
         assert done.returncode == 2
         return

@@ -41,8 +41,12 @@ def note(line: str) -> None:
     """Write one line to standard error."""
     from ..files.errors import printable
 
-    with contextlib.suppress(OSError, ValueError):  # standard error is closed
+    try:
         typer.echo(printable(line), err=True)
+    except ValueError:  # standard error is closed
+        pass
+    except OSError:  # it is full, for example: discard the rest, lest the flush at exit fail and change the exit status
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def say(line: str) -> None:
