@@ -60,8 +60,7 @@ def test_many_rows_are_divided_also_on_one_thread(monkeypatch):
         run(task, ranges, workers)
 
     monkeypatch.setattr(threads, "run", run_and_note)
-    for module in (expanded_rows, plan):
-        monkeypatch.setattr(module, "STEP_WORK", 1 << 16)
+    monkeypatch.setattr(plan, "STEP_WORK", 1 << 16)
     S, x = Sketch(64, 1000, nnz=1), np.random.default_rng(0).integers(-8, 9, (1000, 64)).astype(np.float32)
     np.testing.assert_array_equal(x @ S.T, x @ S.toarray().T)
     assert len(tasks) > 10

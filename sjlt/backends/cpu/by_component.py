@@ -18,7 +18,7 @@ from .dense_kernels import TILE_FEATURES, fold
 from .jit import DATA_2D, INT32S, INT64S, OUT_2D, RANGE, TILE, TOTALS, compiled, kernel, leaf
 from .listed_vectors import HAS_FAST_GATHERS, project_vectors
 from .one_vector import has_square_sub_blocks
-from .plan import STEP_WORK, STORE_WORK, Borrowed, Call, ExactPlan, row_ranges, total_parts, useful_threads
+from .plan import STORE_WORK, Borrowed, Call, ExactPlan, row_ranges, run_rows, total_parts, useful_threads
 from .rows import store_sums, sum_columns, sum_entries
 from .simd import SQUARE_BYTES
 from .tiles import load_tile
@@ -77,10 +77,7 @@ def project_by_component(plan: ExactPlan, x: np.ndarray, out: np.ndarray, accumu
                 scratch = memory[sums_size:].reshape(d, width), sums, np.empty((parts, TILE_COMPONENTS, sums_width))
                 project(x, starts, entries, (begin, end), scratch, out, scale, accumulate)
 
-        if workers == 1 and n * row_work < STEP_WORK:
-            task(0, n)
-        else:
-            threads.run(task, row_ranges(n, width, workers, row_work), workers)
+        run_rows(task, n, width, workers, row_work)
 
     return call
 

@@ -139,7 +139,7 @@ def _kept_codes(plan: ExactPlan) -> tuple[np.ndarray | None, Scratch]:
     return table, Scratch(lambda: (np.empty((CODES_STEP if table is None else 0, plan.s), np.int32),))
 
 
-_Task = Callable[[np.ndarray, np.ndarray, int, int], Any]  # of x, sums, and the first and last block
+_Task = Callable[[np.ndarray, np.ndarray, int, int], Any]  # task(x, sums, b0, b1)
 
 
 class _Partition(NamedTuple):

@@ -45,6 +45,7 @@ from .plan import (
     aligned,
     exact_plan,
     row_ranges,
+    run_rows,
     total_parts,
     useful_threads,
 )
@@ -71,7 +72,7 @@ def _run_features(plan: ExactPlan, vectors: int) -> int:
 
 
 def _layouts(data: np.ndarray, out: np.ndarray, accumulate: bool, is_adjoint: bool) -> Hashable:
-    """What the choice and preparation of a path depend on, besides the plan and what it keeps."""
+    """The properties of arrays on which the choice and preparation of a path depend."""
     return (
         data.shape, data.strides, data.dtype, data.flags.aligned, out.shape, out.strides, out.dtype, accumulate,
         is_adjoint,
@@ -280,11 +281,7 @@ def _adjoint_small(
                 _clear_rest(scratch[1], end - begin)
                 kernel(y, codes, (begin, end), scratch, out, scale, accumulate)
 
-        workers = useful_threads(work)
-        if workers == 1:
-            task(0, n)
-        else:
-            threads.run(task, row_ranges(n, vectors, workers, row_work), workers)
+        run_rows(task, n, vectors, useful_threads(work), row_work)
 
     return call
 

@@ -14,11 +14,10 @@ from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
 
-from ... import threads
 from .jit import COMPUTE, DATA_2D, INT64S, OUT_2D, RANGE, Array, compiled, kernel
 from .listed_vectors import HAS_FAST_GATHERS, LANES, group_lists, sum_group
 from .one_vector import load_features
-from .plan import REUSED_WORK, STEP_WORK, Call, ExactPlan, row_ranges, useful_threads
+from .plan import REUSED_WORK, Call, ExactPlan, run_rows, useful_threads
 from .rows import store_scaled
 from .simd import line_pointer
 
@@ -55,11 +54,7 @@ def project_by_expansion(plan: ExactPlan, x: np.ndarray, out: np.ndarray, comput
         def task(begin: int, end: int) -> None:
             project(x, *lists, (begin, end), np.empty(d, compute), out, scale)
 
-        workers = useful_threads(work)
-        if workers == 1 and n * row_work < STEP_WORK:
-            task(0, n)
-        else:
-            threads.run(task, row_ranges(n, 1, workers, row_work), workers)
+        run_rows(task, n, 1, useful_threads(work), row_work)
 
     return call
 

@@ -16,12 +16,11 @@ from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
 
-from ... import threads
 from ...laws import exact as law
 from .bits import DECODE, has_feature
 from .jit import CODES, DATA_2D, INT64S, OUT_2D, RANGE, Array, compiled, kernel
 from .one_vector import permute
-from .plan import STEP_WORK, STORE_WORK, Call, ExactPlan, aligned, row_ranges, useful_threads
+from .plan import STORE_WORK, Call, ExactPlan, aligned, run_rows, useful_threads
 from .rows import for_vectors, store_scaled
 from .simd import line_pointer, load_part, multiply_add, prefetch
 
@@ -295,10 +294,6 @@ def project_by_permutation(plan: ExactPlan, x: np.ndarray, out: np.ndarray) -> C
         def task(begin: int, end: int) -> None:
             project(x, words, bounds, (begin, end), log_step, out, scale)
 
-        workers = useful_threads(n * work)
-        if workers == 1 and n * work < STEP_WORK:
-            task(0, n)
-        else:
-            threads.run(task, row_ranges(n, ROWS_AT_ONCE, workers, work), workers)
+        run_rows(task, n, ROWS_AT_ONCE, useful_threads(n * work), work)
 
     return call

@@ -294,6 +294,17 @@ class Scratch:
             self._free.append(arrays)
 
 
+def run_rows(task: Callable[[int, int], Any], n: int, unit: int, workers: int, work: int) -> None:
+    """Call ``task(begin, end)`` for the `row_ranges` of n rows: at once, without a list of tasks, if that is short.
+
+    Interrupts are checked between tasks, so a long product is divided also on one thread.
+    """
+    if workers == 1 and n * work < STEP_WORK:
+        task(0, n)
+    else:
+        threads.run(task, row_ranges(n, unit, workers, work), workers)
+
+
 def row_ranges(n: int, unit: int, workers: int, work: int) -> list[tuple[int, int]]:
     """Divide n rows into ranges, one per task: whole units of rows (but for the last), the same number per worker.
 
