@@ -13,6 +13,7 @@ from triton.runtime.interpreter import TensorHandle
 from sjlt.backends.triton import partial_sums
 from sjlt.kernels.nvidia import (
     encode_chunks,
+    lane_sums,
     scattered_loads,
     scattered_sums,
     shared_memory,
@@ -100,6 +101,11 @@ def permute_bytes(low, high, selector):
         place = (selector.astype(np.uint64) >> np.uint64(4 * byte)) & np.uint64(7)
         result |= (both >> (8 * place) & np.uint64(255)) << np.uint64(8 * byte)
     return tensor(result.astype(np.uint32), tl.uint32)
+
+
+def multiply_add_high(a, b, c):
+    a, b, c = (np.asarray(data(each)).astype(np.int64).astype(np.uint64) for each in (a, b, c))
+    return tensor(((a * b >> np.uint64(32)) + c).astype(np.uint32), tl.uint32)
 
 
 def numbers_of_pairs(words, bf16):
@@ -274,6 +280,7 @@ def prefetch(pointer, keep):
 
 MODULES = (
     encode_chunks,
+    lane_sums,
     staged_gather,
     staged_adjoint,
     scattered_loads,
@@ -287,7 +294,7 @@ MODULES = (
 NAMES = ("shared_begin", "copy_async", "load_word", "store_number", "load_number", "add_number")
 NAMES += ("load_vector", "load_words", "store_vector", "store_words", "store_word", "load_half")
 NAMES += ("load_numbers", "store_numbers", "store_byte", "store_byte_where", "prefetch")
-NAMES += ("ballot", "count_bits", "permute_bytes", "multiply_add", "hide")
+NAMES += ("ballot", "count_bits", "permute_bytes", "multiply_add", "multiply_add_high", "hide")
 
 
 def emulate(monkeypatch):

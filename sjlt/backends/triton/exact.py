@@ -17,6 +17,7 @@ from ...kernels.config.codes import Codes
 from ...kernels.config.dense_matrix import DenseMatrix
 from ...kernels.config.exact import FewVectors, Launch, RowGather, TensorCore, choose
 from ...kernels.config.hopper import Hopper
+from ...kernels.config.lane_sums import LaneSums
 from ...kernels.config.one_tile import OneTile
 from ...kernels.config.product import VECTOR_BYTES, KernelGeometry, Product, kernel_geometry
 from ...kernels.config.scattered_sums import ScatteredSums
@@ -188,6 +189,10 @@ def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulat
         from . import scattered_sums
 
         return scattered_sums.prepare(chosen, spec, x, out, accumulate)
+    if isinstance(chosen, LaneSums):
+        from . import lane_sums
+
+        return lane_sums.prepare(chosen, spec, x, out, accumulate)
     if isinstance(chosen, WarpTiles):
         from . import warp_tiles
 
@@ -217,7 +222,9 @@ def _project(
         from . import hopper
 
         return hopper.prepare_project(chosen, spec, x, kind_of_target[0], strides)
-    assert not isinstance(chosen, DenseMatrix | Codes | WarpTiles | StagedGather | StagedAdjoint | ScatteredSums)
+    assert not isinstance(
+        chosen, DenseMatrix | Codes | LaneSums | WarpTiles | StagedGather | StagedAdjoint | ScatteredSums
+    )
     if isinstance(chosen, OneTile):
         return one_tile.prepare_project(chosen, plan.geometry, spec, x, strides, kind_of_target, accumulate)
     grid = (plan.geometry.fused * plan.geometry.n_tiles * -(-n // chosen.block_vectors), chosen.splits, 1)
@@ -250,7 +257,7 @@ def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, a
         from . import staged_adjoint
 
         return staged_adjoint.prepare(chosen, spec, y, out, accumulate)
-    assert not isinstance(chosen, Codes | WarpTiles | StagedGather | ScatteredSums), (
+    assert not isinstance(chosen, Codes | LaneSums | WarpTiles | StagedGather | ScatteredSums), (
         "these kernels do not compute adjoints"
     )
     if isinstance(chosen, OneTile):

@@ -15,6 +15,7 @@ from . import (
     dense_matrix,
     hopper,
     hopper_codes,
+    lane_sums,
     one_tile,
     scattered_rules,
     scattered_sums,
@@ -35,6 +36,7 @@ from .gathers import (
     is_unmasked,
 )
 from .hopper import Hopper
+from .lane_sums import LaneSums
 from .one_tile import OneTile
 from .product import (
     GROUPS_PER_STEP,
@@ -152,7 +154,18 @@ class FewVectors:
 
 
 OnTheFly = FewVectors | RowGather | TensorCore
-Launch = DenseMatrix | Hopper | Codes | WarpTiles | ScatteredSums | StagedGather | StagedAdjoint | OneTile | OnTheFly
+Launch = (
+    DenseMatrix
+    | Hopper
+    | Codes
+    | LaneSums
+    | WarpTiles
+    | ScatteredSums
+    | StagedGather
+    | StagedAdjoint
+    | OneTile
+    | OnTheFly
+)
 
 
 def choose(product: Product) -> Launch:
@@ -161,6 +174,8 @@ def choose(product: Product) -> Launch:
         return dense_matrix.launch(product)
     if one_tile.is_narrow(product):
         return one_tile.launch(product)
+    if lane_sums.eligible(product):
+        return lane_sums.launch(product)
     if warp_tiles.eligible(product):
         return warp_tiles.launch(product)
     few_from_codes = ampere_codes.eligible_few(product)

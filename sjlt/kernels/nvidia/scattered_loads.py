@@ -21,7 +21,7 @@ def block_offset(i: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr,
 
 
 @triton.jit
-def _load_run(pointer, inside, WIDTH: tl.constexpr):
+def load_run(pointer, inside, WIDTH: tl.constexpr):
     """WIDTH consecutive elements from each pointer, read at once, as a tuple; zeros where not `inside`."""
     DTYPE: tl.constexpr = pointer.dtype.element_ty
     BITS: tl.constexpr = DTYPE.primitive_bitwidth
@@ -65,7 +65,7 @@ def load_blocks(
         else:
             for u in tl.static_range(0, VECTORS, WIDTH):
                 pointer = x + j.to(tl.int64) * stride_x + tl.minimum(v + u, n - WIDTH)
-                loaded += _load_run(pointer, inside, WIDTH)
+                loaded += load_run(pointer, inside, WIDTH)
     return loaded
 
 

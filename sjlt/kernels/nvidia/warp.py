@@ -36,6 +36,14 @@ def permute_bytes(low, high, selector):
 
 
 @triton.jit
+def multiply_add_high(a, b, c):
+    """The higher word of the product of words a and b, plus c."""
+    return tl.inline_asm_elementwise(
+        "mad.hi.u32 $0, $1, $2, $3;", "=r,r,r,r", [a, (a * 0).to(tl.uint32) + b, c], tl.uint32, True, 1
+    )
+
+
+@triton.jit
 def multiply_add(a, b0, b1, z, BF16: tl.constexpr):
     """z + a b, for matrices a (16, 16), b (16, 8) and z (16, 8), as `mma.sync` distributes them over the lanes."""
     operands = [a[0], a[1], a[2], a[3], b0, b1, z[0], z[1], z[2], z[3]]

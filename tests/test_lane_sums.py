@@ -1,0 +1,142 @@
+"""Few long vectors to at most 128 components, with sums of each lane's own: launches, the choice, and exactness."""
+
+import random
+
+import pytest
+import torch
+from helpers.cases import each_value_then_pairs, exhaustive_except
+from helpers.choices import HOPPER, all_tensors_on, exact_product, forget_choices
+from helpers.kernels import check_project
+from helpers.shared_memory import emulate
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sjlt import Sketch
+from sjlt.backends.triton import device, exact
+from sjlt.kernels.config import lane_sums
+from sjlt.kernels.config.accuracy import error_bound
+from sjlt.kernels.config.product import SCRATCH_BYTES
+from sjlt.laws import exact as law
+
+EMULATED = HOPPER._replace(multiprocessors=2, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
+A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
+SMALL_DEVICE = A100._replace(shared_memory=99 << 10, multiprocessors=128)
+# (k, nnz): chunks of 2, 4, 8 and 16 columns, in sub-blocks of equal and of unequal numbers of rows.
+SKETCHES = [(4, 2), (16, 8), (17, 8), (5, 1), (16, 4), (30, 6), (22, 3), (50, 4), (75, 5), (64, 4), (99, 4), (128, 8)]
+
+
+@given(
+    n=st.integers(1, 300), d=st.integers(1, (1 << 30) - 1), k=st.integers(2, 128), nnz=st.integers(1, 64),
+    layout=st.sampled_from(["rows", "padded rows", "columns", "padded columns", "every second column"]),
+    offset=st.sampled_from([0, 64, 12_345, 1 << 40]), dtype=st.sampled_from(["float16", "float32"]),
+    described=st.sampled_from([HOPPER, A100, SMALL_DEVICE]), aligned=st.booleans(),
+)  # fmt: skip
+def test_launches_cover_the_product(n, d, k, nnz, layout, offset, dtype, described, aligned):
+    if nnz > law.max_nnz(k):
+        return
+    far = (n if "columns" in layout else d) + ("padded" in layout)
+    strides = (1, far) if "columns" in layout else (2 * d, 2) if "second" in layout else (far, 1)
+    product = exact_product(
+        n, d, k, nnz, offset, x_strides=strides, dtype=dtype, device=described, data_aligned=aligned
+    )
+    if not lane_sums.can_run(product):
+        assert not 2 <= k // nnz < 32 or d * n * k > 1 << 30
+        return
+    launch = lane_sums.launch(product)
+    kernel, chunk = launch.kernel, 1 << product.geometry.log_chunk
+    lanes = 32 * kernel.warps
+    chunks = (offset + d - 1) // chunk - offset // chunk + 1
+    assert (launch.steps - 1) * lanes < chunks <= launch.steps * lanes
+    assert (launch.splits - 1) * launch.steps_per_split < launch.steps <= launch.splits * launch.steps_per_split
+    assert launch.splits * n * k * 4 <= max(SCRATCH_BYTES, product.x_bytes // 16)
+    assert kernel.vectors in (1, 2, 4)
+    assert kernel.vectors < 2 * n
+    assert k * kernel.vectors * 128 <= 1 << 16  # rows in fields of 16 bits
+    assert k * kernel.vectors * 128 * kernel.warps + 16 <= kernel.shared_bytes <= described.shared_memory - 1024
+    # Accesses are aligned, and none extends past the last element.
+    if kernel.row_run > 1:
+        assert aligned
+        assert strides[1] == 1
+        assert n == 1 or far % kernel.row_run == 0
+        assert d % kernel.row_run == offset % kernel.row_run == 0
+    assert (kernel.row_run > 0) == (strides[1] == 1 and not (n > 1 and "columns" in layout))
+    assert kernel.row_run > 0 or kernel.staged
+    assert not kernel.staged or kernel.row_run <= 1
+    if kernel.column_run > 1:
+        assert aligned
+        assert far % kernel.column_run == n % kernel.column_run == kernel.vectors % kernel.column_run == 0
+    assert max(kernel.row_run, kernel.column_run) * product.item_bytes <= 16
+    assert error_bound(product, launch).c >= launch.steps_per_split
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "float64"},
+        {"stacks": 2},
+        {"adjoint": True},
+        {"k": 129},  # two tiles
+        {"k": 100, "nnz": 3},  # chunks of 32 columns
+        {"k": 8, "nnz": 8},  # of one column
+        {"device": HOPPER._replace(asynchronous_copies=False)},
+    ],
+)
+def test_products_that_it_cannot_run(change):
+    product = exact_product(2, 1 << 22, 100, 4, device=HOPPER)
+    assert lane_sums.can_run(product)
+    assert not lane_sums.can_run(product._replace(**change))
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Products by this kernel only."""
+    monkeypatch.setattr(exact, "choose", lane_sums.launch)
+    forget_choices()
+    yield
+    forget_choices()
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
+@each_value_then_pairs(
+    case=SKETCHES, n=[1, 2, 3, 4, 9], dtype=["float32", "bfloat16", "float16"], d=[400, 5, 2503], offset=[0, 345],
+    x_in=["rows", "inner part", "columns", "every second column"], out_in=["rows", "columns"],
+)  # fmt: skip
+def test_products_emulated(monkeypatch, always, case, n, dtype, d, offset, x_in, out_in):
+    k, nnz = case
+    emulate(monkeypatch)
+    all_tensors_on(monkeypatch, EMULATED)
+    check_project(Sketch(offset + d, k, nnz=nnz, seed=3)[:, offset:], n, dtype, x_in=x_in, out_in=out_in)
+
+
+def random_case(seed):
+    """(sketch, number of vectors, dtype, order) of a product with columns at the edges of chunks and beyond."""
+    rng = random.Random(seed)
+    k = rng.randint(2, 128)
+    nnz = rng.randint(max(1, k // 31 + 1), k // 2)
+    d, offset = rng.choice([rng.randint(1, 3000), 16 * rng.randint(1, 200)]), rng.choice([0, 8, 77, (1 << 33) + 5])
+    S = Sketch(offset + d, k, nnz=min(nnz, 16), seed=seed)[:, offset:]
+    return S, rng.randint(1, 9), rng.choice(["float32", "bfloat16", "float16"]), rng.choice(["rows", "columns"])
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
+@pytest.mark.parametrize("seed", exhaustive_except([2, 4], range(30)))
+def test_any_columns_emulated(monkeypatch, always, seed):
+    S, n, dtype, x_in = random_case(seed)
+    emulate(monkeypatch)
+    all_tensors_on(monkeypatch, EMULATED)
+    check_project(S, n, dtype, x_in=x_in)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(40))
+def test_any_columns(always, seed):
+    S, n, dtype, x_in = random_case(seed)
+    check_project(S, n, dtype, x_in=x_in, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("k", "nnz"), SKETCHES)
+def test_results_are_reproducible(always, k, nnz):
+    S = Sketch(1_000_001, k, nnz=nnz, seed=3)
+    x = torch.randn(3, S.n_features, device="cuda", dtype=torch.float16)
+    assert torch.equal(S.project(x), S.project(x))
