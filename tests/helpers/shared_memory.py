@@ -13,6 +13,7 @@ from triton.runtime.interpreter import TensorHandle
 from sjlt.backends.triton import partial_sums
 from sjlt.kernels.nvidia import (
     encode_chunks,
+    lane_rows,
     lane_sums,
     scattered_loads,
     scattered_sums,
@@ -280,6 +281,7 @@ def prefetch(pointer, keep):
 
 MODULES = (
     encode_chunks,
+    lane_rows,
     lane_sums,
     staged_gather,
     staged_adjoint,

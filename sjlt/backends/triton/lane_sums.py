@@ -27,7 +27,9 @@ def prepare(chosen: LaneSums, spec: SketchSpec, x: Tensor, out: Tensor, accumula
     constants: dict[str, Any] = {
         "NNZ": spec.nnz,
         "LOG_CHUNK": kernel.log_chunk,
+        "LOG_HELD": kernel.log_held,
         "VECTORS": kernel.vectors,
+        "SHARERS": kernel.sharers,
         "WARPS": kernel.warps,
         "ROW_RUN": kernel.row_run,
         "COLUMN_RUN": kernel.column_run,
@@ -35,6 +37,7 @@ def prepare(chosen: LaneSums, spec: SketchSpec, x: Tensor, out: Tensor, accumula
         "PROGRAMMATIC_LAUNCH": device.describe(x.device).programmatic_launch,
         "SHARED_BYTES": kernel.shared_bytes,
         "num_warps": kernel.warps,
+        "maxnreg": kernel.registers,
         "extern_libs": LIBRARIES,
     }
     grid = (-(-n // kernel.vectors), chosen.splits, 1)

@@ -127,8 +127,8 @@ def _portable(product: Product, launch: Launch) -> ErrorBound:
         return ErrorBound(c, SAMPLED_FLOOR if launch.mode == FP16_PAIR else 0.0)
     if isinstance(launch, DenseMatrix):
         return ErrorBound(4 * count_groups(product), 0.0)
-    if isinstance(launch, LaneSums):  # a row has at most one entry in a chunk, and a lane one chunk in a step
-        return ErrorBound(launch.steps_per_split - 1 + LANES * launch.kernel.warps - 1, 0.0)
+    if isinstance(launch, LaneSums):  # a row has at most one entry in a chunk, and a lane columns of one in a step
+        return ErrorBound(launch.steps_per_split * launch.kernel.sharers - 1 + LANES * launch.kernel.warps, 0.0)
     if isinstance(launch, WarpTiles):  # a row has at most one entry in a group
         return ErrorBound(4 * launch.groups_per_split, 0.0)
     if isinstance(launch, StagedGather):  # a row has at most one entry in a group

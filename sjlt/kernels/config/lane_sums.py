@@ -8,26 +8,31 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from . import scattered_rules, scattered_sums, warp_tiles
-from .product import SCRATCH_BYTES, Product, vectors_contiguous
-from .scattered_layouts import SHARED_ALIGN, TRITON_BYTES
+from .product import SCRATCH_BYTES, SECTOR_BYTES, Product, vectors_contiguous
+from .scattered_layouts import LINE_BYTES, SHARED_ALIGN, TRITON_BYTES
 
 MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
-MAX_VECTORS, MAX_FP32_VECTORS = 32, 2  # the latter if sums fit in the registers of `few_vectors`
-MARGIN, TILES_MARGIN = 1.12, 1.35  # for more than 4 vectors, and in comparisons with `warp_tiles`
-LANES, SUM_BYTES, ALIGN = 32, 4, 16
-MAX_LOG_CHUNK = 4  # slots of 4 bits, in fields of 8
-VECTORS, MAX_HELD = (1, 2, 4), 32  # of a program; elements of its chunk that a lane holds
+MAX_VECTORS = 32
+MARGIN, TILES_MARGIN = 1.1, 1.75  # by which this estimate is shorter than the others': for more than 4 vectors or
+# where `few_vectors` replaces `scattered_sums`, and in comparisons with `warp_tiles`
+LANES, SUM_BYTES, ALIGN = 32, 4, 128
+VECTORS, SHARERS = (1, 2, 4), (1, 2, 4)  # vectors of a program, and lanes that share a copy of its sums
+MAX_LOG_HELD, MAX_HELD = 4, 32  # of the columns, and elements of all vectors, that a lane processes at a time
 WARPS, MAX_WARPS = (8, 4, 2, 1), (12, 24, 32)  # of a program; per multiprocessor
 MAX_STEPS = 1024  # terms of a sum in one split
 WIDTH, MIN_STAGED_BYTES = 16, 16  # bytes of the widest access; between the elements that adjacent lanes would read
-ALL_REGISTERS, REGISTERS, HELD_REGISTERS = 1 << 16, 24, 3  # of a multiprocessor; of a thread, and per held element
-# Instructions of a warp for a step: for each call of Philox and what depends on it, for each column's entry, and for
-# each element that lanes exchange. Cycles until a warp's next step, to clear and add a row of sums of a warp and
-# vector, and, of all multiprocessors, for each partial sum.
-CALL_INSTRUCTIONS, ENTRY_INSTRUCTIONS, STAGE_INSTRUCTIONS = 107, 10.2, 1.9
-STEP_LATENCY, ROW_CYCLES, PARTIAL_CYCLES = 490, 1.84, 25
+ALL_REGISTERS = 1 << 16  # of a multiprocessor
+REGISTERS = {8: 56, 16: 80, 32: 120}  # limit of a thread that holds at most so many elements
+# Instructions of a warp for a step: for each call of Philox and what depends on it, for each entry of a column (with
+# slots in fields of 8 and of 16 bits), for each vector that an entry is multiplied by, and for each element that lanes
+# exchange. Cycles between two instructions of a warp, to clear and add a row of sums of a warp and vector, and, of all
+# multiprocessors, for each partial sum.
+CALL_INSTRUCTIONS, ENTRY_INSTRUCTIONS, VECTOR_INSTRUCTIONS, STAGE_INSTRUCTIONS = 123, (8.3, 11.9), 0.25, 3.3
+ISSUE_LATENCY, ROW_CYCLES, PARTIAL_CYCLES = 2.9, 3.0, 14.5
+MAX_BYTE_LOG = 4  # of chunks whose slots are in fields of 8 bits
 START_CYCLES = 2500  # by which launches take longer than those of other kernels
 BYTES_PER_CYCLE = 17.8  # of data, per multiprocessor
+CONFLICTS = 1.76  # cycles of an access to sums by lanes that share copies, if a row has less than 128 bytes
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,12 @@ class LaneConstants:
 
     Attributes
     ----------
-    log_chunk : int
+    log_chunk, log_held : int
+        Columns of a chunk, and those that a lane processes at a time, as exponents of 2.
     vectors : {1, 2, 4}
         Vectors per program.
+    sharers : {1, 2, 4}
+        Lanes that share a copy of the sums.
     warps : int
         Warps per program.
     row_run : int
@@ -47,16 +55,21 @@ class LaneConstants:
         Vectors that one access reads; more than 1 only if vectors are contiguous.
     staged : bool
         Whether adjacent lanes read adjacent columns, and exchange them.
+    registers : int
+        Limit per thread.
     shared_bytes : int
         Shared memory of a program.
     """
 
     log_chunk: int
+    log_held: int
     vectors: int
+    sharers: int
     warps: int
     row_run: int
     column_run: int
     staged: bool
+    registers: int
     shared_bytes: int
 
 
@@ -68,7 +81,7 @@ class LaneSums:
     ----------
     kernel : LaneConstants
     steps : int
-        Steps in which the programs of a block of vectors process all columns, a chunk per lane.
+        Steps in which the programs of a block of vectors process all columns, a part of a chunk per lane.
     splits, steps_per_split : int
         Number of parts that the sums are split into, and of steps in each part.
     resident : int
@@ -83,19 +96,19 @@ class LaneSums:
 
 
 def eligible(product: Product) -> bool:
-    """Whether the kernel can run a product and is, by its estimated time, the fastest for few long vectors."""
+    """Whether the kernel can run a product and is, by its estimated time, the fastest for few long vectors.
+
+    In microseconds on an H200, with the fastest other kernel and here: X (1, 163414568) -> 50 with nnz 4 in bf16 850
+    and 412, (1, 8678784) -> 16 in fp16 78 and 39, (2, 18337607) -> 38 with nnz 8 in bf16 238 and 131, (4, 98425140) ->
+    24 with nnz 4 in fp32 820 and 527; but (8, 22444166) -> 71 with nnz 3 245 and 357, (4, 925312) -> 101 with nnz 4 18
+    and 22, A (28865876, 3) -> 27 with nnz 1 in bf16 123 and 361.
+    """
     if product.x_bytes < MIN_BYTES or product.n > MAX_VECTORS or not can_run(product):
         return False
-    if product.n > MAX_FP32_VECTORS and product.item_bytes == 4 and scattered_rules.is_in_registers(product):
+    least = cycles(product, launch(product)) + START_CYCLES
+    margin = 1.0 if product.n <= VECTORS[-1] and not scattered_rules.is_in_registers(product) else MARGIN
+    if scattered_sums.can_run(product) and scattered_sums.cycles(product) < margin * least:
         return False
-    chosen = launch(product)
-    if vectors_contiguous(product) and chosen.kernel.vectors < product.n:
-        return False
-    least = cycles(product, chosen) + START_CYCLES
-    if scattered_sums.can_run(product):
-        margin = 1.0 if product.n <= VECTORS[-1] else MARGIN
-        if scattered_sums.cycles(product) < margin * least:
-            return False
     return not (warp_tiles.eligible(product) and warp_tiles.cycles(product) < TILES_MARGIN * least)
 
 
@@ -108,7 +121,7 @@ def can_run(product: Product) -> bool:
         and product.stacks == 1
         and product.item_bytes <= SUM_BYTES
         and geometry.n_tiles == 1
-        and 1 <= geometry.log_chunk <= MAX_LOG_CHUNK
+        and geometry.log_chunk > 0
         and product.d < 1 << 30
         and product.n < 1 << 18
         and _fastest(product) is not None
@@ -125,12 +138,15 @@ def launch(product: Product) -> LaneSums:
 @lru_cache(maxsize=4096)
 def _fastest(product: Product) -> LaneSums | None:
     """The launch with the least estimated time; None if partial sums do not fit in memory."""
-    most = min(2 * product.n - 1, MAX_HELD >> product.geometry.log_chunk)
-    held = [vectors for vectors in VECTORS if vectors <= most]
-    if vectors_contiguous(product):
-        held = held[-1:]  # a program that reads parts of columns wastes the rest of their sectors
-    launches = [_launch(product, vectors, warps) for vectors, warps in itertools.product(held, MAX_WARPS)]
-    fitting = [each for each in launches if _partial_sums(product, each) * SUM_BYTES <= _max_partial_bytes(product)]
+    vectors = [each for each in VECTORS if each < 2 * product.n]
+    sharers = [each for each in SHARERS if each <= product.nnz]
+    layouts = itertools.product(vectors, sharers, MAX_WARPS)
+    launches = [_launch(product, *each) for each in layouts if each[1] <= 2 * each[0]]
+    fitting = [
+        each
+        for each in launches
+        if each is not None and _partial_sums(product, each) * SUM_BYTES <= _max_partial_bytes(product)
+    ]
     return min(fitting, key=lambda each: cycles(product, each), default=None)
 
 
@@ -142,33 +158,39 @@ def _max_partial_bytes(product: Product) -> int:
     return max(SCRATCH_BYTES, product.x_bytes // 16)
 
 
-def _launch(product: Product, vectors: int, max_warps: int) -> LaneSums:
-    """The launch with programs of so many vectors, and at most so many warps per multiprocessor."""
+def _launch(product: Product, vectors: int, sharers: int, max_warps: int) -> LaneSums | None:
+    """The launch with programs of so many vectors, and at most so many warps per multiprocessor.
+
+    None if a row's sums are not a multiple of as many bytes as a chunk has columns, as the kernel requires.
+    """
     log_chunk = product.geometry.log_chunk
-    row_run, column_run = _runs(product, vectors)
-    between = product.item_bytes << log_chunk  # bytes
+    copies = LANES // sharers
+    if copies * SUM_BYTES * vectors < 1 << log_chunk:
+        return None
+    log_held = min(log_chunk, MAX_LOG_HELD, (MAX_HELD // vectors).bit_length() - 1)
+    row_run, column_run = _runs(product, vectors, log_held)
+    between = product.item_bytes << log_held  # bytes
     staged = row_run == 0 or (row_run == 1 and between >= MIN_STAGED_BYTES)
-    warp_bytes = LANES * SUM_BYTES * vectors * (product.k + (staged << log_chunk))
-    registers = REGISTERS + HELD_REGISTERS * (vectors << log_chunk)
+    warp_bytes = SUM_BYTES * vectors * (product.k * copies + staged * (LANES << log_held))
+    registers = next(REGISTERS[most] for most in REGISTERS if vectors << log_held <= most)
     max_warps = min(max_warps, ALL_REGISTERS // (LANES * registers))
 
     def resident(warps: int) -> int:
-        return min(
-            max_warps // warps, product.device.shared_memory // (warps * warp_bytes + SHARED_ALIGN + TRITON_BYTES)
-        )
+        bytes_of_program = warps * warp_bytes + SHARED_ALIGN + ALIGN + TRITON_BYTES
+        return min(max_warps // warps, product.device.shared_memory // bytes_of_program)
 
     most = max(warps * resident(warps) for warps in WARPS)
     warps = next(warps for warps in WARPS if warps * resident(warps) * 10 >= most * 9)
-    chunks = ((product.offset + product.d - 1) >> log_chunk) - (product.offset >> log_chunk) + 1
-    steps = -(-chunks // (LANES * warps))
+    parts = ((product.offset + product.d - 1) >> log_held) - (product.offset >> log_held) + 1
+    steps = -(-parts // (LANES * warps))
     programs = max(1, resident(warps) * product.device.multiprocessors // -(-product.n // vectors))
-    per_split = min(MAX_STEPS, -(-steps // programs))
+    per_split = min(MAX_STEPS // sharers, -(-steps // programs))
     shared = -(-warps * warp_bytes // SHARED_ALIGN) * SHARED_ALIGN + ALIGN
-    kernel = LaneConstants(log_chunk, vectors, warps, row_run, column_run, staged, shared)
+    kernel = LaneConstants(log_chunk, log_held, vectors, sharers, warps, row_run, column_run, staged, registers, shared)
     return LaneSums(kernel, steps, -(-steps // per_split), per_split, max(1, resident(warps)))
 
 
-def _runs(product: Product, vectors: int) -> tuple[int, int]:
+def _runs(product: Product, vectors: int, log_held: int) -> tuple[int, int]:
     """(`LaneConstants.row_run`, `LaneConstants.column_run`)."""
     if vectors_contiguous(product):
         if product.x_strides[0] > 1 or not product.data_aligned:
@@ -179,25 +201,31 @@ def _runs(product: Product, vectors: int) -> tuple[int, int]:
     if not product.data_aligned:
         return 1, 1
     far = product.x_strides[0] if product.n > 1 else 0
-    return math.gcd(WIDTH // product.item_bytes, 1 << product.geometry.log_chunk, product.offset, product.d, far), 1
+    return math.gcd(WIDTH // product.item_bytes, 1 << log_held, product.offset, product.d, far), 1
 
 
 def cycles(product: Product, chosen: LaneSums) -> float:
-    """The estimated time in cycles, apart from launches; within 6 % (root mean square) of 255 times on an H200."""
+    """The estimated time in cycles, apart from launches; within 9 % (root mean square) of 235 times on an H200."""
     kernel, multiprocessors = chosen.kernel, product.device.multiprocessors
-    entries, held = product.nnz << kernel.log_chunk, kernel.vectors << kernel.log_chunk
+    entries, held = product.nnz << kernel.log_held, kernel.vectors << kernel.log_held
     programs = chosen.splits * -(-product.n // kernel.vectors)
     longest = -(-programs // multiprocessors)  # programs of a multiprocessor
     warps = kernel.warps * min(chosen.resident, longest)
-    instructions = CALL_INSTRUCTIONS * (1 + -(-product.nnz // 4)) + ENTRY_INSTRUCTIONS * entries
-    lines = 2 * entries * kernel.vectors  # of 128 bytes, in shared memory and in the first-level cache
+    of_entry = ENTRY_INSTRUCTIONS[kernel.log_chunk > MAX_BYTE_LOG] + VECTOR_INSTRUCTIONS * kernel.vectors
+    instructions = CALL_INSTRUCTIONS * (1 + -(-product.nnz // 4)) + of_entry * entries
+    row_bytes = SUM_BYTES * kernel.vectors * LANES // kernel.sharers
+    conflicts = 1 if row_bytes >= LINE_BYTES else CONFLICTS
+    lines = conflicts * 2 * entries * kernel.vectors  # of 128 bytes, in shared memory and in the first-level cache
     if kernel.staged:
         instructions += STAGE_INSTRUCTIONS * held
         lines += 3 * held
     else:
-        lines += held * max(1, product.item_bytes << kernel.log_chunk >> 2) // kernel.row_run
-    step = ((instructions / 4) ** 4 + lines**4 + (STEP_LATENCY / warps) ** 4) ** 0.25
+        lines += held * max(1, product.item_bytes << kernel.log_held >> 2) // kernel.row_run
+    step = ((instructions / 4) ** 4 + lines**4 + (ISSUE_LATENCY * instructions / warps) ** 4) ** 0.25
     total = (programs / multiprocessors + longest) / 2 * kernel.warps * chosen.steps_per_split * step
-    total += longest * ROW_CYCLES * product.k * kernel.vectors * kernel.warps
+    total += longest * ROW_CYCLES * product.k * kernel.vectors * kernel.warps / kernel.sharers
     total += PARTIAL_CYCLES * _partial_sums(product, chosen) / multiprocessors
-    return (total**4 + (product.x_bytes / (BYTES_PER_CYCLE * multiprocessors)) ** 4) ** 0.25
+    read = float(product.x_bytes)
+    if vectors_contiguous(product):  # a program that reads parts of columns also reads the rest of their sectors
+        read *= max(1, min(product.n, SECTOR_BYTES // product.item_bytes) / kernel.vectors)
+    return (total**4 + (read / (BYTES_PER_CYCLE * multiprocessors)) ** 4) ** 0.25
