@@ -25,6 +25,7 @@ from sjlt.kernels.config.dense_matrix import DenseMatrix
 from sjlt.kernels.config.exact import FewVectors, RowGather, TensorCore
 from sjlt.kernels.config.hopper import Hopper
 from sjlt.kernels.config.iid import Iid, IidHopper
+from sjlt.kernels.config.lane_sums import LaneSums
 from sjlt.kernels.config.one_tile import OneTile
 from sjlt.kernels.config.scattered_sums import ScatteredSums
 from sjlt.kernels.config.staged_adjoint import StagedAdjoint
@@ -175,8 +176,11 @@ ON_CUDA = {
     "few_vectors, nnz 1": Case(FewVectors, Sketch(2**22, 16, nnz=1, seed=695), 8, settings=IN_REGISTERS),
     "few_vectors, fp64": Case(FewVectors, Sketch(2**20, 16, nnz=1), 8, "float64", settings=IN_REGISTERS),
     "warp tiles": Case(WarpTiles, Sketch(2**20, 300, nnz=8), 16, "bfloat16"),
-    "scattered sums": Case(ScatteredSums, Sketch(2**20, 16, nnz=4), 8),
-    "scattered sums, nnz 1": Case(ScatteredSums, Sketch(2**22, 16, nnz=1, seed=695), 8),
+    "lane sums": Case(LaneSums, Sketch(2**20, 16, nnz=4), 8),
+    "lane sums, nnz 1": Case(LaneSums, Sketch(2**22, 16, nnz=1, seed=695), 8),
+    "lane sums, bf16": Case(LaneSums, Sketch(2**22, 50, nnz=4), 2, "bfloat16"),
+    "scattered sums": Case(ScatteredSums, Sketch(2**20, 300, nnz=4), 8),
+    "scattered sums, nnz 1": Case(ScatteredSums, Sketch(2**22, 300, nnz=1, seed=695), 8),
     "scattered sums, fp64": Case(ScatteredSums, Sketch(2**20, 300, nnz=3), 8, "float64"),
     "few_vectors, fp64, columns": Case(FewVectors, Sketch(2**13, 100, nnz=3), 40, "float64", columns=True),
     "staged adjoint": Case(StagedAdjoint, Sketch(2000, 300, nnz=8), 300, adjoint=True, settings=STAGED_ADJOINTS),

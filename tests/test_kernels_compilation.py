@@ -15,6 +15,7 @@ PORTABLE = {
     *("encode_columns", "project_sparse", "gather_sparse", "project_sparse_iid", "gather_sparse_iid"),
 }
 NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_warp_tiles", "project_sparse_shared"}
+NVIDIA |= {"project_lane_sums"}
 NVIDIA |= {"encode_offsets", "adjoint_staged", "multiply_tall", "encode_chunks", "project_codes_ampere"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper"}
 
@@ -113,6 +114,10 @@ STAGED = [  # kernels that address shared memory themselves
     (1, 20_000_000, 1088, {"nnz": 8}, "bfloat16", "rows"),
     (8, 2_000_000, 700, {"nnz": 3}, "float16", "rows"),
     (5, 2_000_000, 100, {"nnz": 1}, "float32", "part"),
+    (1, 20_000_000, 50, {"nnz": 4}, "bfloat16", "rows"),
+    (1, 20_000_001, 75, {"nnz": 4}, "float32", "part"),
+    (4, 20_000_000, 90, {"nnz": 8}, "float32", "columns"),
+    (2, 20_000_000, 128, {"nnz": 4}, "float16", "rows"),
     (100, 6_800_000, 18, {"nnz": 3}, "float16", "columns"),
     (6, 2_000_000, 1600, {"nnz": 8}, "float32", "columns"),
     (32, 1_000_000, 1216, {"nnz": 4}, "float32", "columns"),

@@ -15,6 +15,7 @@ from sjlt import Sketch
 from sjlt.backends.triton import device, exact
 from sjlt.kernels.config import lane_sums
 from sjlt.kernels.config.accuracy import error_bound
+from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import SCRATCH_BYTES
 from sjlt.laws import exact as law
 
@@ -73,6 +74,28 @@ def test_launches_cover_the_product(n, d, k, nnz, layout, offset, dtype, describ
         assert far % kernel.column_run == n % kernel.column_run == kernel.vectors % kernel.column_run == 0
     assert max(kernel.row_run, kernel.column_run) * product.item_bytes <= 16
     assert error_bound(product, launch).c >= launch.steps_per_split * kernel.sharers
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "k", "nnz", "strides", "chosen"),
+    [
+        (1, 163_414_568, 50, 4, (163_414_568, 1), True),
+        (1, 2_000_000, 16, 8, (1, 1), True),
+        (2, 18_337_607, 38, 8, (18_337_607, 1), True),
+        (4, 94_354_532, 27, 4, (1, 4), True),
+        (8, 307_171, 8, 4, (307_184, 1), True),
+        (1, 20_000, 16, 4, (20_000, 1), False),  # less than 1 MiB
+        (1, 163_414_568, 300, 4, (163_414_568, 1), False),  # three tiles
+        (4, 6_801_016, 128, 4, (1, 4), False),
+        (12, 3_396_806, 64, 1, (3_396_806, 1), False),
+        (16, 843_977, 32, 2, (1, 16), False),  # programs read parts of columns
+        (64, 1_653_535, 49, 4, (1, 64), False),
+    ],
+)
+def test_choice(n, d, k, nnz, strides, chosen):
+    for described in (HOPPER, HOPPER._replace(hopper=False)):
+        product = exact_product(n, d, k, nnz, x_strides=strides, dtype="float16", device=described)
+        assert isinstance(choose(product), lane_sums.LaneSums) == chosen
 
 
 @pytest.mark.parametrize(

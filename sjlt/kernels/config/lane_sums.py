@@ -11,7 +11,6 @@ from . import scattered_rules, scattered_sums, warp_tiles
 from .product import SCRATCH_BYTES, SECTOR_BYTES, Product, vectors_contiguous
 from .scattered_layouts import LINE_BYTES, SHARED_ALIGN, TRITON_BYTES
 
-MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
 MAX_VECTORS = 32
 MARGIN, TILES_MARGIN = 1.1, 1.75  # by which this estimate is shorter than the others': for more than 4 vectors or
 # where `few_vectors` replaces `scattered_sums`, and in comparisons with `warp_tiles`
@@ -98,12 +97,12 @@ class LaneSums:
 def eligible(product: Product) -> bool:
     """Whether the kernel can run a product and is, by its estimated time, the fastest for few long vectors.
 
-    In microseconds on an H200, with the fastest other kernel and here: X (1, 163414568) -> 50 with nnz 4 in bf16 850
-    and 412, (1, 8678784) -> 16 in fp16 78 and 39, (2, 18337607) -> 38 with nnz 8 in bf16 238 and 131, (4, 98425140) ->
-    24 with nnz 4 in fp32 820 and 527; but (8, 22444166) -> 71 with nnz 3 245 and 357, (4, 925312) -> 101 with nnz 4 18
-    and 22, A (28865876, 3) -> 27 with nnz 1 in bf16 123 and 361.
+    In microseconds on an H200, with the fastest other kernel and here: X (1, 163414568) -> 50 with nnz 4 in bf16 846
+    and 412, (1, 8678784) -> 16 in fp16 78 and 39, (2, 18337607) -> 38 with nnz 8 in bf16 238 and 131, (4, 99971900) ->
+    62 with nnz 4 in fp32 831 and 530; but A (6801016, 4) -> 128 in bf16 57 and 77, X (16, 7306972) -> 8 in fp16 155 and
+    192, (12, 3396806) -> 64 with nnz 1 in fp16 42 and 48.
     """
-    if product.x_bytes < MIN_BYTES or product.n > MAX_VECTORS or not can_run(product):
+    if product.x_bytes < scattered_rules.MIN_BYTES or product.n > MAX_VECTORS or not can_run(product):
         return False
     least = cycles(product, launch(product)) + START_CYCLES
     margin = 1.0 if product.n <= VECTORS[-1] and not scattered_rules.is_in_registers(product) else MARGIN
