@@ -65,9 +65,9 @@ def sub_blocks(rows, sharer, NNZ: tl.constexpr, SHARERS: tl.constexpr):
 
 @triton.jit
 def words_of_chunk(c, first, sharer, k0, k1, NNZ: tl.constexpr, LOG_CHUNK: tl.constexpr, SHARERS: tl.constexpr):
-    """(key words, words whose lowest bits are the signs) of chunk c for each sub-block, from sub-block `sharer` on.
+    """(key words, signs) of chunk c for each sub-block, each a tuple from sub-block `sharer` on.
 
-    The signs begin with that of column `first` of the chunk, a multiple of 2^LOG_CHUNK or of the 8 or 16 of a lane.
+    The lowest bits of a word are the signs of the columns of a lane, from column `first` of the chunk on.
     """
     bits = chunk_signs(c, k0, k1)
     keys = ()
@@ -119,10 +119,8 @@ def _sign(word, e: tl.constexpr, one):
 
 
 @triton.jit
-def add_columns(
-    loaded, addresses, word, one, FIRST: tl.constexpr, HELD: tl.constexpr, ENTRY: tl.constexpr, VECTORS: tl.constexpr
-):
-    """Add columns FIRST, FIRST + 1, ... of HELD to the sums at `addresses`; the signs begin at bit ENTRY of `word`.
+def add_columns(loaded, addresses, signs, one, FIRST: tl.constexpr, HELD: tl.constexpr, VECTORS: tl.constexpr):
+    """Add columns FIRST, FIRST + 1, ... of HELD to the sums at `addresses`. Bit i of `signs` belongs to column i.
 
     All of these sums are different, so they are loaded together and latencies overlap.
     """
@@ -130,7 +128,7 @@ def add_columns(
     for i in tl.static_range(len(addresses)):
         before += load_numbers(addresses[i], tl.float32, VECTORS)
     for i in tl.static_range(len(addresses)):
-        sign = _sign(word, ENTRY + i, one)
+        sign = _sign(signs, FIRST + i, one)
         after = ()
         for u in tl.static_range(VECTORS):
             z = loaded[u * HELD + FIRST + i].to(tl.float32)

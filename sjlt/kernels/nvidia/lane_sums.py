@@ -46,6 +46,7 @@ def _load_parts(
     """
     by_column = ()
     loaded = ()
+    next_column = stride_j.to(tl.int64)
     j = (step * THREADS + (thread // LANES * LANES if STAGED else thread)) * HELD - before
     if STAGED:
         j += thread % LANES
@@ -55,17 +56,17 @@ def _load_parts(
             inside = (j + i * NEXT).to(tl.uint32) < d.to(tl.uint32)
             for u in tl.static_range(0, VECTORS, COLUMN_RUN):
                 first = tl.minimum(v + u, n - COLUMN_RUN)
-                by_column += load_run(x + (j + i * NEXT).to(tl.int64) * stride_j + first, inside, COLUMN_RUN)
+                by_column += load_run(x + (j + i * NEXT).to(tl.int64) * next_column + first, inside, COLUMN_RUN)
         for u in tl.static_range(VECTORS):
             for i in tl.static_range(HELD):
                 loaded += (by_column[i * VECTORS + u],)  # type: ignore[assignment]
     else:
         for u in tl.static_range(VECTORS):
             row = x + tl.minimum(v + u, n - 1).to(tl.int64) * stride_v
-            first = row + (j if ROW_RUN > 0 else j.to(tl.int64) * stride_j)
+            first = row + (j if ROW_RUN > 0 else j.to(tl.int64) * next_column)
             for i in tl.static_range(0, HELD, max(1, ROW_RUN)):
                 inside = (j + i * NEXT).to(tl.uint32) < d.to(tl.uint32)
-                loaded += load_run(first + i * NEXT * (1 if ROW_RUN > 0 else stride_j), inside, max(1, ROW_RUN))
+                loaded += load_run(first + i * NEXT * (1 if ROW_RUN > 0 else next_column), inside, max(1, ROW_RUN))
     return loaded
 
 
@@ -154,7 +155,7 @@ def project_lane_sums(
             of_rows = keys_of_rows(keys[t], firsts[t], counts[t], LOG_CHUNK, LOG_ROW_BYTES)
             for i in tl.static_range(0, HELD, GROUP):
                 addresses = addresses_of_rows(of_rows, counts[t], own, first, i, GROUP, LOG_CHUNK, LOG_ROW_BYTES)
-                add_columns(loaded, addresses, signs[t], one, i, HELD, i, VECTORS)
+                add_columns(loaded, addresses, signs[t], one, i, HELD, VECTORS)
     tl.debug_barrier()
 
     target += tl.program_id(1).to(tl.int64) * stride_ts
