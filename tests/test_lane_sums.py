@@ -90,6 +90,8 @@ def test_launches_cover_the_product(n, d, k, nnz, layout, offset, dtype, describ
         (12, 3_396_806, 64, 1, (3_396_806, 1), False),
         (16, 843_977, 32, 2, (1, 16), False),  # programs read parts of columns
         (64, 1_653_535, 49, 4, (1, 64), False),
+        (64, 1_000_000, 24, 4, (1_000_001, 1), True),
+        (64, 1_000_000, 24, 4, (1, 64), False),
     ],
 )
 def test_choice(n, d, k, nnz, strides, chosen):

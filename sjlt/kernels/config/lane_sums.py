@@ -9,9 +9,9 @@ from functools import lru_cache
 
 from . import scattered_rules, scattered_sums, warp_tiles
 from .product import SCRATCH_BYTES, SECTOR_BYTES, Product, vectors_contiguous
-from .scattered_layouts import LINE_BYTES, SHARED_ALIGN, TRITON_BYTES
+from .scattered_layouts import LINE_BYTES, SHARED_ALIGN, TRITON_BYTES, are_rows
 
-MAX_VECTORS = 32
+MAX_VECTORS, MAX_ROWS = 32, 64
 MARGIN, TILES_MARGIN = 1.1, 1.75  # by which this estimate is shorter than the others': for more than 4 vectors or
 # where `few_vectors` replaces `scattered_sums`, and in comparisons with `warp_tiles`
 LANES, SUM_BYTES, ALIGN = 32, 4, 128
@@ -100,9 +100,13 @@ def eligible(product: Product) -> bool:
     In microseconds on an H200, with the fastest other kernel and here: X (1, 163414568) -> 50 with nnz 4 in bf16 846
     and 412, (1, 8678784) -> 16 in fp16 78 and 39, (2, 18337607) -> 38 with nnz 8 in bf16 238 and 131, (4, 99971900) ->
     62 with nnz 4 in fp32 831 and 530; but A (6801016, 4) -> 128 in bf16 57 and 77, X (16, 7306972) -> 8 in fp16 155 and
-    192, (12, 3396806) -> 64 with nnz 1 in fp16 42 and 48.
+    192, (12, 3396806) -> 64 with nnz 1 in fp16 42 and 48. It also is for up to 64 rows for which scattered_sums is the
+    fastest other kernel: X (64, 1962904) -> 16 with nnz 3 in fp32 194 and 148, (33, 2000000) -> 30 with nnz 8 302 and
+    220, but columns, A (500000, 64) -> 32 with nnz 4, take 69 and 141.
     """
-    if product.x_bytes < scattered_rules.MIN_BYTES or product.n > MAX_VECTORS or not can_run(product):
+    if product.x_bytes < scattered_rules.MIN_BYTES or product.n > MAX_ROWS or not can_run(product):
+        return False
+    if product.n > MAX_VECTORS and not (are_rows(product) and scattered_rules.eligible(product)):
         return False
     least = cycles(product, launch(product)) + START_CYCLES
     margin = 1.0 if product.n <= VECTORS[-1] and not scattered_rules.is_in_registers(product) else MARGIN

@@ -235,7 +235,8 @@ def is_in_registers(product: Product) -> bool:
     (1332168, 2) -> 512 with nnz 2 20 and 16, X (4, 19419558) -> 256 with nnz 8 437 and 254, A (3046647, 7) -> 128 80
     and 123. Nor is it for more than a block of contiguous 16-bit vectors with few entries, A (7666831, 16) -> 1024 with
     nnz 4 237 and 268, A (3313127, 20) -> 256 with nnz 2 95, and 194 by `tensor_core`, or with nnz 1 if it gathers
-    vectors that do not exist, A (13855735, 24) -> 1024 331 and 421, but A (3533361, 32) -> 128 119 and 86.
+    vectors that do not exist, A (13855735, 24) -> 1024 331 and 421, but A (3533361, 32) -> 128 119 and 86. With nnz 2,
+    `few_vectors` takes long for 5 to 8 rows in 16 bits: X (8, 15283507) -> 512 in bf16 347, by the estimate here 148.
     """
     if not is_power_of_two(product.k, product.nnz) or product.stacks > 1 or product.dtype == "float64":
         return False
@@ -246,6 +247,8 @@ def is_in_registers(product: Product) -> bool:
         if product.nnz == 1:
             return product.n == next_power_of_two(product.n)
         return product.nnz > (MAX_FEW_ENTRIES if product.n <= MIN_ROWS_IN_MEMORY else MAX_FEW_ENTRIES // 2)
+    if rows and product.item_bytes == 2 and product.nnz == 2 and product.n > MAX_BLOCK // 2:
+        return False
     few = product.nnz > 1 and product.k <= FEW_COMPONENTS and terms <= MAX_FEW_TERMS * (1 if rows else 2)
     return not (few and 2 <= product.n <= MAX_BLOCK)
 
@@ -275,10 +278,11 @@ def _are_columns(product: Product) -> bool:
 
     With nnz 1, (32, 1.5e6) -> 64 in fp32 takes 1.6 times the memory floor with `few_vectors` and 3.5 here, but (32,
     5054743) -> 320 in fp16 5.3 and 2.1. In microseconds, A (1170658, 50) -> 832 in fp32 takes 322 and 187, (205364, 50)
-    -> 192 43 and 40, but (97299, 48) -> 448 22 and 26 (H200).
+    -> 192 43 and 40, but (97299, 48) -> 448 22 and 26 (H200). For other numbers of columns than powers of two, it loads
+    some that do not exist: A (2136399, 24) -> 23 in fp32 takes 140, and 84 here by the estimate.
     """
     if product.n <= MAX_VECTORS:
-        gathered = product.item_bytes > 2
+        gathered = product.item_bytes > 2 and product.n == next_power_of_two(product.n)
     else:
         gathered = product.device.hopper and vector_alignment(product) > 2
     single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2 and gathered
