@@ -2,10 +2,12 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from helpers.cases import each_value_then_pairs, exhaustive_except
 from helpers.choices import HOPPER, all_tensors_on, exact_product, forget_choices
+from helpers.data import integers
 from helpers.kernels import check_project
 from helpers.shared_memory import emulate
 from hypothesis import given
@@ -25,11 +27,13 @@ SMALL_DEVICE = A100._replace(shared_memory=99 << 10, multiprocessors=128)
 # (k, nnz): chunks of 2 to 128 columns, in sub-blocks of equal and of unequal numbers of rows.
 SKETCHES = [(4, 2), (16, 8), (17, 8), (5, 1), (16, 4), (30, 6), (22, 3), (50, 4), (75, 5), (64, 4), (99, 4), (128, 8)]
 SKETCHES += [(70, 2), (128, 4), (100, 1), (128, 2), (128, 1)]
+LAYOUTS = ["rows", "padded rows", "columns", "padded columns", "every second column"]
+LAYOUTS += ["one row", "one column", "one element"]  # that are read again and again
 
 
 @given(
     n=st.integers(1, 300), d=st.integers(1, (1 << 30) - 1), k=st.integers(2, 128), nnz=st.integers(1, 64),
-    layout=st.sampled_from(["rows", "padded rows", "columns", "padded columns", "every second column"]),
+    layout=st.sampled_from(LAYOUTS),
     offset=st.sampled_from([0, 64, 12_345, 1 << 40]), dtype=st.sampled_from(["float16", "float32"]),
     described=st.sampled_from([HOPPER, A100, SMALL_DEVICE]), aligned=st.booleans(),
 )  # fmt: skip
@@ -37,7 +41,8 @@ def test_launches_cover_the_product(n, d, k, nnz, layout, offset, dtype, describ
     if nnz > law.max_nnz(k):
         return
     far = (n if "columns" in layout else d) + ("padded" in layout)
-    strides = (1, far) if "columns" in layout else (2 * d, 2) if "second" in layout else (far, 1)
+    others = {"every second column": (2 * d, 2), "one row": (0, 1), "one column": (1, 0), "one element": (0, 0)}
+    strides = others.get(layout, (1, far) if "columns" in layout else (far, 1))
     product = exact_product(
         n, d, k, nnz, offset, x_strides=strides, dtype=dtype, device=described, data_aligned=aligned
     )
@@ -52,6 +57,7 @@ def test_launches_cover_the_product(n, d, k, nnz, layout, offset, dtype, describ
     assert (launch.steps - 1) * lanes < parts <= launch.steps * lanes
     assert (launch.splits - 1) * launch.steps_per_split < launch.steps <= launch.splits * launch.steps_per_split
     assert launch.splits * n * k * 4 <= max(SCRATCH_BYTES, product.x_bytes // 16)
+    assert launch.splits <= 65535
     assert kernel.vectors in (1, 2, 4)
     assert kernel.vectors < 2 * n
     assert kernel.sharers <= nnz
@@ -64,7 +70,7 @@ def test_launches_cover_the_product(n, d, k, nnz, layout, offset, dtype, describ
     if kernel.row_run > 1:
         assert aligned
         assert strides[1] == 1
-        assert n == 1 or far % kernel.row_run == 0
+        assert n == 1 or strides[0] % kernel.row_run == 0
         assert d % kernel.row_run == offset % kernel.row_run == 0
     assert (kernel.row_run > 0) == (strides[1] == 1 and not (n > 1 and "columns" in layout))
     assert kernel.row_run > 0 or kernel.staged
@@ -149,12 +155,40 @@ def random_case(seed):
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 700), (3, 700)])
+def test_expanded_data_emulated(monkeypatch, always, shape):
+    """Elements that are read again and again, as from the gradient of a sum."""
+    emulate(monkeypatch)
+    all_tensors_on(monkeypatch, EMULATED)
+    array = integers(shape, "float64", seed=1)
+    tensor = torch.from_numpy(np.array(array, np.float32)).expand(3, 700)
+    check_project(Sketch(700, 50, nnz=4, seed=3), 3, x=(np.broadcast_to(array, (3, 700)), tensor))
+
+
+def test_many_splits():
+    """CUDA limits the second dimension of a grid."""
+    product = exact_product(4, (1 << 30) - 1, 112, 37, x_strides=(1, 4), dtype="float16", device=SMALL_DEVICE)
+    launch = lane_sums.launch(product)
+    assert launch.splits <= 65535
+    assert launch.splits * launch.steps_per_split >= launch.steps
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
 @pytest.mark.parametrize("seed", exhaustive_except([2, 4], range(30)))
 def test_any_columns_emulated(monkeypatch, always, seed):
     S, n, dtype, x_in = random_case(seed)
     emulate(monkeypatch)
     all_tensors_on(monkeypatch, EMULATED)
     check_project(S, n, dtype, x_in=x_in)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 70_000), (3, 70_000)])
+def test_expanded_data(always, shape):
+    array = integers(shape, "float64", seed=1)
+    tensor = torch.from_numpy(np.array(array, np.float32)).cuda().expand(3, 70_000)
+    S = Sketch(70_000, 50, nnz=4, seed=3)
+    check_project(S, 3, x=(np.broadcast_to(array, (3, 70_000)), tensor), device="cuda")
 
 
 @pytest.mark.gpu

@@ -6,7 +6,15 @@ from functools import lru_cache
 import pytest
 
 from sjlt.backends.triton import device, exact, iid, prepared
-from sjlt.kernels.config import codes, dense_matrix, scattered_sums, staged_adjoint, staged_gather, warp_tiles
+from sjlt.kernels.config import (
+    codes,
+    dense_matrix,
+    lane_sums,
+    scattered_sums,
+    staged_adjoint,
+    staged_gather,
+    warp_tiles,
+)
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import Device, Product
 
@@ -57,6 +65,7 @@ def forget_choices():
     for cached in (exact.make_plan, exact._shared_plan, iid.make_plan, iid._shared_plan):
         cached.cache_clear()
     codes.split_of.cache_clear()
+    lane_sums._fastest.cache_clear()
     scattered_sums._choose.cache_clear()
     scattered_sums._fastest.cache_clear()
     staged_gather._launch.cache_clear()

@@ -52,10 +52,11 @@ from .dense_matrix import DenseMatrix
 from .exact import BATCHES_PER_SUM, FewVectors, RowGather, TensorCore
 from .hopper import STEP_COLUMNS, Hopper
 from .iid import Iid, IidHopper
-from .lane_sums import LANES, LaneSums
+from .lane_sums import LaneSums
 from .one_tile import STEP as COLUMNS_PER_SUM
 from .one_tile import OneTile
 from .product import GROUPS_PER_STEP, SPLITS_PER_SUM, Product, count_groups, reduce_lanes
+from .scattered_layouts import LANES
 from .scattered_sums import ScatteredSums
 from .staged_adjoint import StagedAdjoint
 from .staged_gather import StagedGather
@@ -127,8 +128,9 @@ def _portable(product: Product, launch: Launch) -> ErrorBound:
         return ErrorBound(c, SAMPLED_FLOOR if launch.mode == FP16_PAIR else 0.0)
     if isinstance(launch, DenseMatrix):
         return ErrorBound(4 * count_groups(product), 0.0)
-    if isinstance(launch, LaneSums):  # a row has at most one entry in a chunk, and a lane columns of one in a step
-        return ErrorBound(launch.steps_per_split * launch.kernel.sharers - 1 + LANES * launch.kernel.warps, 0.0)
+    if isinstance(launch, LaneSums):  # in a step, each lane adds at most one term to a row of its copy of the sums
+        sharers = launch.kernel.sharers
+        return ErrorBound(launch.steps_per_split * sharers - 1 + launch.kernel.warps - 1 + LANES // sharers - 1, 0.0)
     if isinstance(launch, WarpTiles):  # a row has at most one entry in a group
         return ErrorBound(4 * launch.groups_per_split, 0.0)
     if isinstance(launch, StagedGather):  # a row has at most one entry in a group

@@ -8,30 +8,37 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from . import scattered_rules, scattered_sums, warp_tiles
-from .product import SCRATCH_BYTES, SECTOR_BYTES, Product, vectors_contiguous
-from .scattered_layouts import LINE_BYTES, SHARED_ALIGN, TRITON_BYTES, are_rows
+from .product import SCRATCH_BYTES, SECTOR_BYTES, VECTOR_BYTES, Product, vectors_contiguous
+from .scattered_layouts import LANES, LINE_BYTES, SHARED_ALIGN, TRITON_BYTES, are_rows
+from .scattered_rules import MAX_NNZ, MAX_VECTORS
+from .scattered_sums import REGISTERS as ALL_REGISTERS
 
-MAX_VECTORS, MAX_ROWS = 32, 64
-MARGIN, TILES_MARGIN = 1.1, 1.75  # by which this estimate is shorter than the others': for more than 4 vectors or
-# where `few_vectors` replaces `scattered_sums`, and in comparisons with `warp_tiles`
-LANES, SUM_BYTES, ALIGN = 32, 4, 128
+MAX_ROWS = 64
+# Factors by which the estimates of other kernels must exceed this one: of `scattered_sums` for more than 4 vectors, or
+# where `few_vectors` is used in its place, and of `warp_tiles`.
+MARGIN, TILES_MARGIN = 1.1, 1.75
+SUM_BYTES, ALIGN = 4, 128
 VECTORS, SHARERS = (1, 2, 4), (1, 2, 4)  # vectors of a program, and lanes that share a copy of its sums
 MAX_LOG_HELD, MAX_HELD = 4, 32  # of the columns, and elements of all vectors, that a lane processes at a time
+MAX_BYTE_LOG = 4  # of chunks whose numbers mod 2^p, and their products, fit in 8 bits
 WARPS, MAX_WARPS = (8, 4, 2, 1), (12, 24, 32)  # of a program; per multiprocessor
 MAX_STEPS = 1024  # terms of a sum in one split
-WIDTH, MIN_STAGED_BYTES = 16, 16  # bytes of the widest access; between the elements that adjacent lanes would read
-ALL_REGISTERS = 1 << 16  # of a multiprocessor
+MAX_SPLITS = 65535  # CUDA's limit on the second dimension of a grid
+MIN_STAGED_BYTES = 16  # between the elements that adjacent lanes would read otherwise
 REGISTERS = {8: 56, 16: 80, 32: 120}  # limit of a thread that holds at most so many elements
-# Instructions of a warp for a step: for each call of Philox and what depends on it, for each entry of a column (with
-# slots in fields of 8 and of 16 bits), for each vector that an entry is multiplied by, and for each element that lanes
-# exchange. Cycles between two instructions of a warp, to clear and add a row of sums of a warp and vector, and, of all
-# multiprocessors, for each partial sum.
-CALL_INSTRUCTIONS, ENTRY_INSTRUCTIONS, VECTOR_INSTRUCTIONS, STAGE_INSTRUCTIONS = 123, (8.3, 11.9), 0.25, 3.3
-ISSUE_LATENCY, ROW_CYCLES, PARTIAL_CYCLES = 2.9, 3.0, 14.5
-MAX_BYTE_LOG = 4  # of chunks whose slots are in fields of 8 bits
+
+# Instructions of a warp for a step:
+CALL_INSTRUCTIONS = 123  # for each call of Philox, and what depends on it
+ENTRY_INSTRUCTIONS = 8.3, 11.9  # for each entry of a column, with slots in fields of 8 and of 16 bits
+VECTOR_INSTRUCTIONS = 0.25  # for each vector that an entry is multiplied by
+STAGE_INSTRUCTIONS = 3.3  # for each element that lanes exchange
+# Cycles of a multiprocessor:
+ISSUE_LATENCY = 2.9  # from one instruction of a warp to the next
+ROW_CYCLES = 3.0  # to clear and add a row of sums of a warp and vector
+CONFLICTS = 1.76  # of an access to sums by lanes that share copies, if a row has less than 128 bytes
 START_CYCLES = 2500  # by which launches take longer than those of other kernels
-BYTES_PER_CYCLE = 17.8  # of data, per multiprocessor
-CONFLICTS = 1.76  # cycles of an access to sums by lanes that share copies, if a row has less than 128 bytes
+PARTIAL_CYCLES = 14.5  # for each partial sum, divided by the number of multiprocessors
+BYTES_PER_CYCLE = 17.8  # of data
 
 
 @dataclass(frozen=True)
@@ -100,11 +107,13 @@ def eligible(product: Product) -> bool:
     In microseconds on an H200, with the fastest other kernel and here: X (1, 163414568) -> 50 with nnz 4 in bf16 846
     and 412, (1, 8678784) -> 16 in fp16 78 and 39, (2, 18337607) -> 38 with nnz 8 in bf16 238 and 131, (4, 99971900) ->
     62 with nnz 4 in fp32 831 and 530; but A (6801016, 4) -> 128 in bf16 57 and 77, X (16, 7306972) -> 8 in fp16 155 and
-    192, (12, 3396806) -> 64 with nnz 1 in fp16 42 and 48. It also is for up to 64 rows for which scattered_sums is the
-    fastest other kernel: X (64, 1962904) -> 16 with nnz 3 in fp32 194 and 148, (33, 2000000) -> 30 with nnz 8 302 and
-    220, but columns, A (500000, 64) -> 32 with nnz 4, take 69 and 141.
+    192, (12, 3396806) -> 64 with nnz 1 in fp16 42 and 48. It is also eligible for up to 64 rows if scattered_sums is
+    the fastest other kernel: X (64, 1962904) -> 16 with nnz 3 in fp32 194 and 148, (33, 2000000) -> 30 with nnz 8 302
+    and 220; but not for as many columns: A (500000, 64) -> 32 with nnz 4 takes 69 and 141.
     """
-    if product.x_bytes < scattered_rules.MIN_BYTES or product.n > MAX_ROWS or not can_run(product):
+    if product.x_bytes < scattered_rules.MIN_BYTES or product.n > MAX_ROWS or product.nnz > MAX_NNZ:
+        return False
+    if not can_run(product):
         return False
     if product.n > MAX_VECTORS and not (are_rows(product) and scattered_rules.eligible(product)):
         return False
@@ -145,11 +154,8 @@ def _fastest(product: Product) -> LaneSums | None:
     sharers = [each for each in SHARERS if each <= product.nnz]
     layouts = itertools.product(vectors, sharers, MAX_WARPS)
     launches = [_launch(product, *each) for each in layouts if each[1] <= 2 * each[0]]
-    fitting = [
-        each
-        for each in launches
-        if each is not None and _partial_sums(product, each) * SUM_BYTES <= _max_partial_bytes(product)
-    ]
+    most = max(SCRATCH_BYTES, product.x_bytes // 16) // SUM_BYTES
+    fitting = [each for each in launches if each is not None and _partial_sums(product, each) <= most]
     return min(fitting, key=lambda each: cycles(product, each), default=None)
 
 
@@ -157,14 +163,11 @@ def _partial_sums(product: Product, chosen: LaneSums) -> int:
     return chosen.splits * product.n * product.k
 
 
-def _max_partial_bytes(product: Product) -> int:
-    return max(SCRATCH_BYTES, product.x_bytes // 16)
-
-
 def _launch(product: Product, vectors: int, sharers: int, max_warps: int) -> LaneSums | None:
     """The launch with programs of so many vectors, and at most so many warps per multiprocessor.
 
-    None if a row's sums are not a multiple of as many bytes as a chunk has columns, as the kernel requires.
+    None if a program does not fit, or if the copies of a row's sum occupy fewer bytes than a chunk has columns: the
+    kernel scales rows by shifts.
     """
     log_chunk = product.geometry.log_chunk
     copies = LANES // sharers
@@ -183,14 +186,16 @@ def _launch(product: Product, vectors: int, sharers: int, max_warps: int) -> Lan
         return min(max_warps // warps, product.device.shared_memory // bytes_of_program)
 
     most = max(warps * resident(warps) for warps in WARPS)
+    if most == 0:
+        return None
     warps = next(warps for warps in WARPS if warps * resident(warps) * 10 >= most * 9)
     parts = ((product.offset + product.d - 1) >> log_held) - (product.offset >> log_held) + 1
     steps = -(-parts // (LANES * warps))
     programs = max(1, resident(warps) * product.device.multiprocessors // -(-product.n // vectors))
-    per_split = min(MAX_STEPS // sharers, -(-steps // programs))
+    per_split = max(min(MAX_STEPS // sharers, -(-steps // programs)), -(-steps // MAX_SPLITS))
     shared = -(-warps * warp_bytes // SHARED_ALIGN) * SHARED_ALIGN + ALIGN
     kernel = LaneConstants(log_chunk, log_held, vectors, sharers, warps, row_run, column_run, staged, registers, shared)
-    return LaneSums(kernel, steps, -(-steps // per_split), per_split, max(1, resident(warps)))
+    return LaneSums(kernel, steps, -(-steps // per_split), per_split, resident(warps))
 
 
 def _runs(product: Product, vectors: int, log_held: int) -> tuple[int, int]:
@@ -199,12 +204,12 @@ def _runs(product: Product, vectors: int, log_held: int) -> tuple[int, int]:
         if product.x_strides[0] > 1 or not product.data_aligned:
             return 0, 1
         return 0, math.gcd(vectors, product.n, product.x_strides[1])
-    if product.x_strides[1] > 1:
+    if product.x_strides[1] != 1:
         return 0, 1
     if not product.data_aligned:
         return 1, 1
     far = product.x_strides[0] if product.n > 1 else 0
-    return math.gcd(WIDTH // product.item_bytes, 1 << log_held, product.offset, product.d, far), 1
+    return math.gcd(VECTOR_BYTES // product.item_bytes, 1 << log_held, product.offset, product.d, far), 1
 
 
 def cycles(product: Product, chosen: LaneSums) -> float:

@@ -1,9 +1,9 @@
-"""The columns and sums of a lane that processes a chunk, or a part of one, on its own.
+"""How a lane derives the rows of columns of a chunk, and adds the columns to sums in shared memory.
 
-A lane derives the rows of several columns at a time, in fields of words: a number mod 2^p has 8 bits if p <= 4,
-otherwise 16, and a row 16. It adds the columns to sums in shared memory. A copy of the sums belongs to one lane, or to
-SHARERS lanes, which then add to different sub-blocks, that is to different rows, at any time. All sums of a row are
-adjacent, copy after copy, so that lanes use different banks.
+The rows of several columns are computed at a time, in fields of words: a number mod 2^p has 8 bits if p <= 4, otherwise
+16, and a row 16. A copy of the sums belongs to one lane, or to SHARERS lanes, which add to different sub-blocks, that
+is to different rows, at the same time. All sums of a row are adjacent, copy after copy, so that lanes use different
+banks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..config import lane_sums as config
 from ..portable.law import chunk_keys, chunk_signs, part_start, row_theta, select_word
 from .scattered_loads import LANES
 from .shared_memory import (
@@ -24,7 +25,7 @@ from .shared_memory import (
 )
 from .warp import multiply_add_high
 
-MAX_BYTE_LOG = tl.constexpr(4)  # numbers mod 2^p, and their products, fit in 8 bits
+MAX_BYTE_LOG = tl.constexpr(config.MAX_BYTE_LOG)
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def keys_of_rows(w, first_row, b, LOG_CHUNK: tl.constexpr, LOG_ROW_BYTES: tl.con
 
 @triton.jit
 def rotate(values, sharer, SHARERS: tl.constexpr):
-    """The tuple `values` from place `sharer` on, for each lane: 0 to SHARERS - 1, at most 3."""
+    """The tuple `values`, rotated to begin with element `sharer`, which differs between lanes: 0 to SHARERS - 1."""
     COUNT: tl.constexpr = len(values)
     for bit in tl.static_range(2):
         if 1 << bit < SHARERS:
@@ -53,7 +54,7 @@ def rotate(values, sharer, SHARERS: tl.constexpr):
 
 @triton.jit
 def sub_blocks(rows, sharer, NNZ: tl.constexpr, SHARERS: tl.constexpr):
-    """(first rows, numbers of rows) of the sub-blocks of a tile, each a tuple from sub-block `sharer` on."""
+    """(first rows, numbers of rows) of the sub-blocks of a tile, each a tuple that begins with sub-block `sharer`."""
     firsts = ()
     counts = ()
     for t in tl.static_range(NNZ):
@@ -65,7 +66,7 @@ def sub_blocks(rows, sharer, NNZ: tl.constexpr, SHARERS: tl.constexpr):
 
 @triton.jit
 def words_of_chunk(c, first, sharer, k0, k1, NNZ: tl.constexpr, LOG_CHUNK: tl.constexpr, SHARERS: tl.constexpr):
-    """(key words, signs) of chunk c for each sub-block, each a tuple from sub-block `sharer` on.
+    """(key words, signs) of chunk c for each sub-block, each a tuple that begins with sub-block `sharer`.
 
     The lowest bits of a word are the signs of the columns of a lane, from column `first` of the chunk on.
     """

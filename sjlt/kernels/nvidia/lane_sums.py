@@ -1,10 +1,10 @@
-"""X Sᵀ of few long vectors to at most 128 components under the exact law: every lane has sums of its own.
+"""X Sᵀ of few long vectors to at most 128 components under the exact law, with sums for each lane or for a few lanes.
 
 A lane processes whole chunks, or parts of 8 or 16 columns: it derives the chunk's words, and adds its columns to its
-own sums (`lane_rows`). At the end, all sums are added in a fixed order, so results are bitwise reproducible.
+copy of the sums (`lane_rows`). At the end, all copies are added in a fixed order, so results are bitwise reproducible.
 
-`scattered_sums` shares words among lanes, through a table in shared memory. That is faster for longer chunks; here it
-would take longer than deriving them, and 32 lanes would not find as many columns that meet different rows.
+`scattered_sums` shares words among lanes, through a table in shared memory. For short chunks, that takes longer than
+deriving them, and 32 lanes do not find as many columns that meet different rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .lane_rows import (
     words_of_chunk,
 )
 from .scattered_loads import LANES, load_run
-from .shared_memory import shared_begin
+from .shared_memory import shared_begin, synchronize_warp
 
 INTEGERS = ["n", "d", "stride_v", "stride_j", "offset", "k", "steps", "steps_per_split", "stride_ts", "stride_tv"]
 INTEGERS += ["stride_tk", "seed"]
@@ -35,7 +35,7 @@ INTEGERS += ["stride_tk", "seed"]
 
 @triton.jit
 def _load_parts(
-    x, step, before, thread, v, n, d, stride_v, stride_j, HELD: tl.constexpr, VECTORS: tl.constexpr,
+    x, step, skipped, thread, v, n, d, stride_v, stride_j, HELD: tl.constexpr, VECTORS: tl.constexpr,
     THREADS: tl.constexpr, ROW_RUN: tl.constexpr, COLUMN_RUN: tl.constexpr, STAGED: tl.constexpr,
 ):  # fmt: skip
     """Columns of VECTORS vectors, from vector v on, as a tuple in which columns vary fastest.
@@ -47,7 +47,7 @@ def _load_parts(
     by_column = ()
     loaded = ()
     next_column = stride_j.to(tl.int64)
-    j = (step * THREADS + (thread // LANES * LANES if STAGED else thread)) * HELD - before
+    j = (step * THREADS + (thread // LANES * LANES if STAGED else thread)) * HELD - skipped
     if STAGED:
         j += thread % LANES
     NEXT: tl.constexpr = LANES if STAGED else 1
@@ -135,9 +135,9 @@ def project_lane_sums(
     start = tl.program_id(1) * steps_per_split
     stop = tl.minimum(start + steps_per_split, steps)
     part0 = offset.to(tl.int64) >> LOG_HELD
-    before = (offset & (HELD - 1)).to(tl.int32)  # columns of the first part that precede the data
+    skipped = (offset & (HELD - 1)).to(tl.int32)  # columns of the first part that precede the data
     ahead = _load_parts(
-        x, start, before, thread, v, n, d, stride_v, stride_j, HELD, VECTORS, THREADS, ROW_RUN, COLUMN_RUN, STAGED
+        x, start, skipped, thread, v, n, d, stride_v, stride_j, HELD, VECTORS, THREADS, ROW_RUN, COLUMN_RUN, STAGED
     )
     for step in range(start, stop):
         loaded = ahead
@@ -145,7 +145,7 @@ def project_lane_sums(
             loaded = exchange_columns(ahead, stage, lane, LOG_HELD, VECTORS)
         left = tl.where(step + 1 < stop, d, 0)  # nothing is left to load in the last step
         ahead = _load_parts(
-            x, step + 1, before, thread, v, n, left, stride_v, stride_j, HELD, VECTORS, THREADS, ROW_RUN, COLUMN_RUN,
+            x, step + 1, skipped, thread, v, n, left, stride_v, stride_j, HELD, VECTORS, THREADS, ROW_RUN, COLUMN_RUN,
             STAGED,
         )  # fmt: skip
         part = part0 + (step * THREADS + thread)
@@ -156,6 +156,8 @@ def project_lane_sums(
             for i in tl.static_range(0, HELD, GROUP):
                 addresses = addresses_of_rows(of_rows, counts[t], own, first, i, GROUP, LOG_CHUNK, LOG_ROW_BYTES)
                 add_columns(loaded, addresses, signs[t], one, i, HELD, VECTORS)
+            if SHARERS > 1:
+                synchronize_warp(lane)  # lanes go on to sub-blocks that others have added to
     tl.debug_barrier()
 
     target += tl.program_id(1).to(tl.int64) * stride_ts
