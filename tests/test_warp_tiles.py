@@ -140,7 +140,7 @@ def always(monkeypatch):
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
 @each_value_then_pairs(
-    case=CASES, dtype=["bfloat16", "float16"], d=[300, 5, 2500], offset=[0, 345],
+    case=CASES, dtype=["bfloat16", "float16"], d=[300, 5, 1300], offset=[0, 345],
     x_in=["rows", "inner part", "columns"], out_in=["rows", "columns"],
 )  # fmt: skip
 def test_products_emulated(monkeypatch, always, case, dtype, d, offset, x_in, out_in):
