@@ -13,7 +13,7 @@ from .scattered_layouts import LANES, LINE_BYTES, SHARED_ALIGN, TRITON_BYTES, ar
 from .scattered_rules import MAX_NNZ, MAX_VECTORS
 from .scattered_sums import REGISTERS as ALL_REGISTERS
 
-MAX_ROWS = 64
+MAX_ROWS = 64  # vectors whose elements are contiguous; of others, MAX_VECTORS at most
 # Factors by which the estimates of other kernels must exceed this one: of `scattered_sums` for more than 4 vectors, or
 # where `few_vectors` is used in its place, and of `warp_tiles`.
 MARGIN, TILES_MARGIN = 1.1, 1.75
