@@ -1,4 +1,4 @@
-"""Few long vectors to at most 128 components, with sums of each lane's own: launches, the choice, and exactness."""
+"""Few long vectors to at most 128 components, with sums for each lane: launches, the choice, and exactness."""
 
 import random
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each_value_then_pairs, exhaustive_except
-from helpers.choices import HOPPER, all_tensors_on, exact_product, forget_choices
+from helpers.choices import A100, EMULATED, HOPPER, SMALL_DEVICE, all_tensors_on, exact_product, fixture_of_one_launch
 from helpers.data import integers
 from helpers.kernels import check_project
 from helpers.shared_memory import emulate
@@ -14,16 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sjlt import Sketch
-from sjlt.backends.triton import device, exact
+from sjlt.backends.triton import device
 from sjlt.kernels.config import lane_sums
 from sjlt.kernels.config.accuracy import error_bound
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import SCRATCH_BYTES
 from sjlt.laws import exact as law
 
-EMULATED = HOPPER._replace(multiprocessors=2, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
-A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
-SMALL_DEVICE = A100._replace(shared_memory=99 << 10, multiprocessors=128)
 # (k, nnz): chunks of 2 to 128 columns, in sub-blocks of equal and of unequal numbers of rows.
 SKETCHES = [(4, 2), (16, 8), (17, 8), (5, 1), (16, 4), (30, 6), (22, 3), (50, 4), (75, 5), (64, 4), (99, 4), (128, 8)]
 SKETCHES += [(70, 2), (128, 4), (100, 1), (128, 2), (128, 1)]
@@ -113,7 +110,7 @@ def test_choice(n, d, k, nnz, strides, chosen):
         {"stacks": 2},
         {"adjoint": True},
         {"k": 129},  # two tiles
-        {"k": 8, "nnz": 8},  # of one column
+        {"k": 8, "nnz": 8},  # chunks of one column
         {"device": HOPPER._replace(asynchronous_copies=False)},
     ],
 )
@@ -123,13 +120,7 @@ def test_products_that_it_cannot_run(change):
     assert not lane_sums.can_run(product._replace(**change))
 
 
-@pytest.fixture
-def always(monkeypatch):
-    """Products by this kernel only."""
-    monkeypatch.setattr(exact, "choose", lane_sums.launch)
-    forget_choices()
-    yield
-    forget_choices()
+always = fixture_of_one_launch(lane_sums.launch)
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
@@ -154,15 +145,19 @@ def random_case(seed):
     return S, rng.randint(1, 9), rng.choice(["float32", "bfloat16", "float16"]), rng.choice(["rows", "columns"])
 
 
+def check_expanded(shape, d, device):
+    """Elements that are read again and again, as from the gradient of a sum."""
+    array = integers(shape, "float64", seed=1)
+    tensor = torch.from_numpy(np.array(array, np.float32)).to(device).expand(3, d)
+    check_project(Sketch(d, 50, nnz=4, seed=3), 3, x=(np.broadcast_to(array, (3, d)), tensor), device=device)
+
+
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 700), (3, 700)])
 def test_expanded_data_emulated(monkeypatch, always, shape):
-    """Elements that are read again and again, as from the gradient of a sum."""
     emulate(monkeypatch)
     all_tensors_on(monkeypatch, EMULATED)
-    array = integers(shape, "float64", seed=1)
-    tensor = torch.from_numpy(np.array(array, np.float32)).expand(3, 700)
-    check_project(Sketch(700, 50, nnz=4, seed=3), 3, x=(np.broadcast_to(array, (3, 700)), tensor))
+    check_expanded(shape, 700, "cpu")
 
 
 def test_many_splits():
@@ -185,10 +180,7 @@ def test_any_columns_emulated(monkeypatch, always, seed):
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 70_000), (3, 70_000)])
 def test_expanded_data(always, shape):
-    array = integers(shape, "float64", seed=1)
-    tensor = torch.from_numpy(np.array(array, np.float32)).cuda().expand(3, 70_000)
-    S = Sketch(70_000, 50, nnz=4, seed=3)
-    check_project(S, 3, x=(np.broadcast_to(array, (3, 70_000)), tensor), device="cuda")
+    check_expanded(shape, 70_000, "cuda")
 
 
 @pytest.mark.gpu

@@ -1,14 +1,13 @@
 """Products of few long vectors, or of little data, that `scattered_sums` computes, and those that others compute."""
 
 import pytest
-from helpers.choices import H200, HOPPER, NO_WARP_TILES, changed_choices, exact_product
+from helpers.choices import A100, H200, HOPPER, NO_WARP_TILES, changed_choices, exact_product
 
 from sjlt.kernels.config import scattered_rules, scattered_sums
 from sjlt.kernels.config.codes import Codes
 from sjlt.kernels.config.exact import FewVectors, TensorCore, choose
 from sjlt.kernels.config.scattered_sums import ScatteredSums
 
-A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
 LONG = {"n": 4, "d": 1 << 22, "k": 300, "device": HOPPER}
 
 

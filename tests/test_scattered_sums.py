@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each_value_then_pairs, exhaustive_except, pairwise
-from helpers.choices import HOPPER, all_tensors_on, changed_choices, exact_product, forget_choices
+from helpers.choices import (
+    A100,
+    EMULATED,
+    HOPPER,
+    SMALL_DEVICE,
+    all_tensors_on,
+    changed_choices,
+    exact_product,
+    forget_choices,
+)
 from helpers.kernels import check_project, product_error
 from helpers.races import Races
 from helpers.shared_memory import emulate
@@ -22,9 +31,6 @@ from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import SCRATCH_BYTES, count_groups
 from sjlt.laws import exact as law
 
-EMULATED = HOPPER._replace(multiprocessors=2, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
-A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
-SMALL_DEVICE = A100._replace(shared_memory=99 << 10, multiprocessors=128)
 LONG = {"n": 4, "d": 1 << 22, "k": 300, "device": HOPPER}
 SMALL = {"scattered_rules.MIN_BYTES": 0, "scattered_rules.MIN_FEATURES": 0}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each_value, each_value_then_pairs, pairwise
-from helpers.choices import HOPPER, STAGED_ADJOINTS, all_tensors_on, changed_choices, exact_product
+from helpers.choices import A100, HOPPER, STAGED_ADJOINTS, all_tensors_on, changed_choices, exact_product
 from helpers.kernels import check_adjoint, product_error
 from helpers.shared_memory import emulate
 from hypothesis import assume, example, given
@@ -20,7 +20,6 @@ from sjlt.laws import exact as law
 
 DEVICE = "cpu" if device.INTERPRETED else "cuda"
 EMULATED = HOPPER._replace(multiprocessors=4, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
-A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
 
 
 @pytest.mark.parametrize(

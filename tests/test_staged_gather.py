@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each_value, exhaustive_except, pairwise
-from helpers.choices import HOPPER, all_tensors_on, changed_choices, exact_product
+from helpers.choices import A100, HOPPER, all_tensors_on, changed_choices, exact_product
 from helpers.data import integers
 from helpers.kernels import check_project, product_error
 from helpers.shared_memory import emulate
@@ -22,7 +22,6 @@ from sjlt.laws import exact as law
 
 DEVICE = "cpu" if device.INTERPRETED else "cuda"
 EMULATED = HOPPER._replace(multiprocessors=4, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
-A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
 
 
 @pytest.mark.parametrize(

@@ -5,23 +5,20 @@ import random
 import pytest
 import torch
 from helpers.cases import each_value_then_pairs, exhaustive_except
-from helpers.choices import HOPPER, all_tensors_on, exact_product, forget_choices
+from helpers.choices import A100, EMULATED, HOPPER, all_tensors_on, exact_product, fixture_of_one_launch
 from helpers.kernels import check_project
 from helpers.shared_memory import emulate
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sjlt import Sketch
-from sjlt.backends.triton import device, exact
+from sjlt.backends.triton import device
 from sjlt.kernels.config import warp_tiles
 from sjlt.kernels.config.accuracy import error_bound
 from sjlt.kernels.config.arithmetic import MAX_CHUNKS
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import SCRATCH_BYTES, count_groups
 from sjlt.laws import exact as law
-
-EMULATED = HOPPER._replace(multiprocessors=2, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
-A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +126,7 @@ CASES = [(16, 4, 9), (22, 8, 40), (30, 8, 70), (45, 3, 3), (100, 1, 8)]
 CASES += [(128, 2, 16), (130, 5, 13), (300, 4, 20), (700, 8, 8)]
 
 
-@pytest.fixture
-def always(monkeypatch):
-    """Products by this kernel only."""
-    monkeypatch.setattr(exact, "choose", warp_tiles.launch)
-    forget_choices()
-    yield
-    forget_choices()
+always = fixture_of_one_launch(warp_tiles.launch)
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")

@@ -20,6 +20,9 @@ from sjlt.kernels.config.product import Device, Product
 
 H200 = Device(132, 232448, programmatic_launch=True)
 HOPPER = H200._replace(hopper=True, asynchronous_copies=True)
+A100 = HOPPER._replace(shared_memory=163 << 10, multiprocessors=108, hopper=False)
+SMALL_DEVICE = A100._replace(shared_memory=99 << 10, multiprocessors=128)
+EMULATED = HOPPER._replace(multiprocessors=2, hopper=False, programmatic_launch=False, nvidia=False, interpreted=True)
 
 # Settings with which adjoints of all sizes use `adjoint_staged` where it can run them.
 STAGED_ADJOINTS = {f"staged_adjoint.{name}": (1, 1 << 60) for name in ("OTHERS", "OTHERS_POWER_OF_TWO", "OTHERS_FP64")}
@@ -90,6 +93,19 @@ def in_three_passes():
     split = lru_cache(lambda product, programs: codes._split_passes(product, programs, 3))
     modules = ("codes", "hopper_codes", "ampere_codes")
     return {f"{module}.split_of": split for module in modules} | {"codes.MAX_SPLITS": 4}
+
+
+def fixture_of_one_launch(launch):
+    """A fixture with which all products of the exact law are launched by ``launch(product)``."""
+
+    @pytest.fixture
+    def always(monkeypatch):
+        monkeypatch.setattr(exact, "choose", launch)
+        forget_choices()
+        yield
+        forget_choices()
+
+    return always
 
 
 def all_tensors_on(monkeypatch, described):

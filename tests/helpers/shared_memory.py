@@ -21,6 +21,7 @@ from sjlt.kernels.nvidia import (
     sparse_sums,
     staged_adjoint,
     staged_gather,
+    sums,
     warp_loads,
     warp_tiles,
 )
@@ -288,6 +289,7 @@ MODULES = (
     scattered_loads,
     scattered_sums,
     sparse_sums,
+    sums,
     warp_loads,
     warp_tiles,
 )

@@ -30,7 +30,7 @@ from ...kernels.portable.tensor_core import adjoint_tensor_core, project_tensor_
 from . import device, one_tile, prepared, sparse
 from .launcher import Kind, kind
 from .launcher import Launch as KernelLaunch
-from .partial_sums import reduction, sums_of
+from .partial_sums import sums_of
 from .vector_scales import vector_scales
 
 if TYPE_CHECKING:
@@ -204,10 +204,8 @@ def prepare_plan(plan: Plan, spec: SketchSpec, x: Tensor, out: Tensor, accumulat
     if splits == 1:
         return _project(plan, spec, x, (0, *out.stride()), kind(out), accumulate)
     sums = sums_of(splits, x, out)
-    view = (splits, *out.shape), sums.strides
-    reduce = reduction(plan.geometry.scale, *view, sums.dtype, out, accumulate)
     write = _project(plan, spec, x, sums.strides, (sums.dtype, 0), False)
-    return prepared.SplitSum(write, sums, reduce)
+    return prepared.split_sum(write, splits, sums, plan.geometry.scale, out, accumulate)
 
 
 def _project(

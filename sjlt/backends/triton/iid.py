@@ -14,7 +14,7 @@ from ...kernels.config.product import VECTOR_BYTES, Product
 from ...kernels.portable.iid import multiply_iid
 from . import device, prepared, sparse
 from .launcher import Launch, kind
-from .partial_sums import reduction, sums_of
+from .partial_sums import sums_of
 from .vector_scales import vector_scales
 
 if TYPE_CHECKING:
@@ -57,9 +57,8 @@ def _prepare(spec: SketchSpec, data: Tensor, out: Tensor, accumulate: bool, adjo
         return _multiply_iid(plan, spec, data, out.shape[1], (0, *out.stride()), kind(out), accumulate)
     sums = sums_of(chosen.splits, data, out)
     half_scale = spec.lanes.scale(spec.n_components) / 2
-    reduce = reduction(half_scale, (chosen.splits, *out.shape), sums.strides, sums.dtype, out, accumulate)
     write = _multiply_iid(plan, spec, data, out.shape[1], sums.strides, (sums.dtype, 0), False)
-    return prepared.SplitSum(write, sums, reduce)
+    return prepared.split_sum(write, chosen.splits, sums, half_scale, out, accumulate)
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, as part of the keys of launches

@@ -12,8 +12,8 @@ from ...kernels.nvidia.lane_sums import project_lane_sums
 from ...kernels.nvidia.shared_memory import LIBRARIES
 from . import device
 from .launcher import Launch, kind
-from .partial_sums import reduction, sums_of
-from .prepared import SplitSum
+from .partial_sums import sums_of
+from .prepared import SplitSum, split_sum
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -43,6 +43,9 @@ def prepare(chosen: LaneSums, spec: SketchSpec, x: Tensor, out: Tensor, accumula
     grid = (-(-n // kernel.vectors), chosen.splits, 1)
     key = (kernel, spec.nnz, kind(x), before)
     project = Launch(project_lane_sums, grid, x.get_device(), before, (), key, lambda: constants)
-    view = (chosen.splits, *out.shape), sums.strides
-    reduce = reduction(kernel_geometry(k, spec.nnz).scale, *view, sums.dtype, out, accumulate)
-    return SplitSum(lambda spec, x, memory: project((x, memory), spec.seed), sums, reduce)
+    scale = kernel_geometry(k, spec.nnz).scale
+
+    def write(spec: SketchSpec, x: Tensor, memory: Tensor) -> None:
+        project((x, memory), spec.seed)
+
+    return split_sum(write, chosen.splits, sums, scale, out, accumulate)

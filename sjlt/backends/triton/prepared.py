@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import device
 from .launcher import Launch, compiled_together, remember
-from .partial_sums import Sums
+from .partial_sums import Sums, reduction
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -91,3 +91,9 @@ class SplitSum:
         memory = data.new_empty(self.sums.shape, dtype=self.sums.dtype)
         self.write(spec, data, memory)
         self.reduce((memory, out))
+
+
+def split_sum(write: Call, splits: int, sums: Sums, scale: float, out: Tensor, accumulate: bool) -> SplitSum:
+    """The `Call` that writes so many partial sums by `write`, and `scale` times their sum to `out`, or adds it."""
+    reduce = reduction(scale, (splits, *out.shape), sums.strides, sums.dtype, out, accumulate)
+    return SplitSum(write, sums, reduce)

@@ -13,8 +13,8 @@ from ...kernels.nvidia.warp_tiles import project_warp_tiles
 from ...laws import exact as law
 from . import device
 from .launcher import Launch, kind
-from .partial_sums import reduction, sums_of
-from .prepared import SplitSum
+from .partial_sums import sums_of
+from .prepared import SplitSum, split_sum
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -51,6 +51,8 @@ def prepare(chosen: WarpTiles, spec: SketchSpec, x: Tensor, out: Tensor, accumul
     key = (kernel, spec.nnz, kind(x), before)
     project = Launch(project_warp_tiles, grid, x.get_device(), before, (), key, lambda: constants)
     scale = kernel_geometry(k, spec.nnz).scale
-    view = (chosen.splits, *out.shape), sums.strides
-    reduce = reduction(scale, *view, sums.dtype, out, accumulate)
-    return SplitSum(lambda spec, x, memory: project((x, memory), spec.seed), sums, reduce)
+
+    def write(spec: SketchSpec, x: Tensor, memory: Tensor) -> None:
+        project((x, memory), spec.seed)
+
+    return split_sum(write, chosen.splits, sums, scale, out, accumulate)

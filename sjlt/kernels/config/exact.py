@@ -154,18 +154,8 @@ class FewVectors:
 
 
 OnTheFly = FewVectors | RowGather | TensorCore
-Launch = (
-    DenseMatrix
-    | Hopper
-    | Codes
-    | LaneSums
-    | WarpTiles
-    | ScatteredSums
-    | StagedGather
-    | StagedAdjoint
-    | OneTile
-    | OnTheFly
-)
+FewLongVectors = LaneSums | WarpTiles | ScatteredSums
+Launch = DenseMatrix | Hopper | Codes | FewLongVectors | StagedGather | StagedAdjoint | OneTile | OnTheFly
 
 
 def choose(product: Product) -> Launch:

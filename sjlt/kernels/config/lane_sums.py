@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from . import scattered_rules, scattered_sums, warp_tiles
-from .product import SCRATCH_BYTES, SECTOR_BYTES, VECTOR_BYTES, Product, vectors_contiguous
+from .product import SECTOR_BYTES, VECTOR_BYTES, Product, max_partial_bytes, vectors_contiguous
 from .scattered_layouts import LANES, LINE_BYTES, SHARED_ALIGN, TRITON_BYTES, are_rows
 from .scattered_rules import MAX_NNZ, MAX_VECTORS
 from .scattered_sums import REGISTERS as ALL_REGISTERS
@@ -154,7 +154,7 @@ def _fastest(product: Product) -> LaneSums | None:
     sharers = [each for each in SHARERS if each <= product.nnz]
     layouts = itertools.product(vectors, sharers, MAX_WARPS)
     launches = [_launch(product, *each) for each in layouts if each[1] <= 2 * each[0]]
-    most = max(SCRATCH_BYTES, product.x_bytes // 16) // SUM_BYTES
+    most = max_partial_bytes(product) // SUM_BYTES
     fitting = [each for each in launches if each is not None and _partial_sums(product, each) <= most]
     return min(fitting, key=lambda each: cycles(product, each), default=None)
 

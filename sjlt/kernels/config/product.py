@@ -133,6 +133,11 @@ def _geometry(k: int, nnz: int) -> law.Geometry:
     return law.geometry(k, nnz, 0)
 
 
+def max_partial_bytes(product: Product) -> int:
+    """Bytes that the partial sums of few long vectors may take."""
+    return max(SCRATCH_BYTES, product.x_bytes // 16)
+
+
 def vectors_contiguous(product: Product) -> bool:
     """Whether consecutive elements in memory belong to consecutive vectors, as in S A with a row-major A."""
     return product.n > 1 and 0 < product.x_strides[0] < product.x_strides[1]

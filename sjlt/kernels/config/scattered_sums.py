@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .product import SCRATCH_BYTES, Product, next_power_of_two
+from .product import Product, max_partial_bytes, next_power_of_two
 from .scattered_layouts import (
     LANES,
     LINE_BYTES,
@@ -181,7 +181,7 @@ def _launch(product: Product, layout: Layout) -> ScatteredSums | None:
     longest = max(1, MAX_TERMS // max(1, terms))
     per_split = min(-(-batches // max(1, resident * multiprocessors // blocks)), longest)
     splits = -(-batches // per_split)
-    if splits * product.n * product.k * product.stacks * sum_bytes(product) > max(SCRATCH_BYTES, product.x_bytes // 16):
+    if splits * product.n * product.k * product.stacks * sum_bytes(product) > max_partial_bytes(product):
         return None
     return ScatteredSums(kernel, splits, per_split, per_split * max(1, kernel.chunks >> product.geometry.log_group))
 

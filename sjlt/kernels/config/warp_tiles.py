@@ -9,11 +9,11 @@ from functools import lru_cache
 from . import scattered_sums
 from .arithmetic import MAX_CHUNKS
 from .product import (
-    SCRATCH_BYTES,
     Product,
     count_groups,
     has_power_of_two_tiles,
     is_power_of_two,
+    max_partial_bytes,
     vectors_contiguous,
 )
 from .scattered_layouts import TRITON_BYTES
@@ -204,7 +204,7 @@ def _launch(product: Product) -> WarpTiles | None:
     if geometry.n_tiles == 1:  # then lanes without a group are those past the end
         per_split = -(-per_split // LANES) * LANES
     splits = -(-groups // per_split)
-    if splits * sums > max(SCRATCH_BYTES, product.x_bytes // 16):
+    if splits * sums > max_partial_bytes(product):
         return None
     return WarpTiles(kernel, splits, per_split)
 

@@ -1,4 +1,4 @@
-"""How a lane derives the rows of columns of a chunk, and adds the columns to sums in shared memory.
+"""The rows of the columns of a chunk, as one lane derives them, and the addition of these columns to sums.
 
 The rows of several columns are computed at a time, in fields of words: a number mod 2^p has 8 bits if p <= 4, otherwise
 16, and a row 16. A copy of the sums belongs to one lane, or to SHARERS lanes, which add to different sub-blocks, that
@@ -17,12 +17,11 @@ from .scattered_loads import LANES
 from .shared_memory import (
     load_number,
     load_numbers,
-    load_vector,
     store_number,
     store_numbers,
-    store_words,
     synchronize_warp,
 )
+from .sums import sign_of
 from .warp import multiply_add_high
 
 MAX_BYTE_LOG = tl.constexpr(config.MAX_BYTE_LOG)
@@ -114,12 +113,6 @@ def addresses_of_rows(
 
 
 @triton.jit
-def _sign(word, e: tl.constexpr, one):
-    """-1 where bit e of `word` is 1, otherwise 1; `one` has the bits of 1 in fp32."""
-    return (((word << (31 - e)) & 0x80000000) | one).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def add_columns(loaded, addresses, signs, one, FIRST: tl.constexpr, HELD: tl.constexpr, VECTORS: tl.constexpr):
     """Add columns FIRST, FIRST + 1, ... of HELD to the sums at `addresses`. Bit i of `signs` belongs to column i.
 
@@ -129,7 +122,7 @@ def add_columns(loaded, addresses, signs, one, FIRST: tl.constexpr, HELD: tl.con
     for i in tl.static_range(len(addresses)):
         before += load_numbers(addresses[i], tl.float32, VECTORS)
     for i in tl.static_range(len(addresses)):
-        sign = _sign(signs, FIRST + i, one)
+        sign = sign_of(signs << (31 - (FIRST + i)), one, tl.float32)
         after = ()
         for u in tl.static_range(VECTORS):
             z = loaded[u * HELD + FIRST + i].to(tl.float32)
@@ -161,32 +154,3 @@ def exchange_columns(loaded, stage, lane, LOG_HELD: tl.constexpr, VECTORS: tl.co
         for i in tl.static_range(HELD):
             columns += (load_number((own ^ (i * 4)) + u * HELD * LINE, tl.float32),)  # type: ignore[assignment]
     return columns
-
-
-@triton.jit
-def clear_sums(begin, size, thread, THREADS: tl.constexpr):
-    """Write zeros to `size` bytes, a multiple of 16."""
-    zero = (thread * 0).to(tl.uint32)
-    for first in range(0, size, THREADS * 16):
-        store_words(begin + tl.minimum(first + thread * 16, size - 16), zero, zero, zero, zero)
-
-
-@triton.jit
-def sums_at(address, VECTORS: tl.constexpr):
-    """The sums of VECTORS vectors at each address, as a tuple."""
-    numbers = ()
-    if VECTORS == 4:
-        numbers += load_vector(address, tl.float32)
-    else:
-        for u in tl.static_range(VECTORS):
-            numbers += (load_number(address + u * 4, tl.float32),)  # type: ignore[assignment]
-    return numbers
-
-
-@triton.jit
-def add_sums(totals, numbers):
-    """The sums of two tuples of tensors."""
-    after = ()
-    for u in tl.static_range(len(totals)):
-        after += (totals[u] + numbers[u],)  # type: ignore[assignment]
-    return after

@@ -17,17 +17,15 @@ from ..portable.program import start_dependents
 from .lane_rows import (
     MAX_BYTE_LOG,
     add_columns,
-    add_sums,
     addresses_of_rows,
-    clear_sums,
     exchange_columns,
     keys_of_rows,
     sub_blocks,
-    sums_at,
     words_of_chunk,
 )
 from .scattered_loads import LANES, load_run
 from .shared_memory import shared_begin, synchronize_warp
+from .sums import add_sums, clear_sums, sums_at
 
 INTEGERS = ["n", "d", "stride_v", "stride_j", "offset", "k", "steps", "steps_per_split", "stride_ts", "stride_tv"]
 INTEGERS += ["stride_tk", "seed"]
@@ -164,9 +162,9 @@ def project_lane_sums(
     for r0 in range(0, k, THREADS // COPIES):
         r = r0 + thread // COPIES
         address = begin + (tl.minimum(r, k - 1) << LOG_ROW_BYTES) + thread % COPIES * LANE_BYTES
-        totals = sums_at(address, VECTORS)
+        totals = sums_at(address, tl.float32, VECTORS)
         for i in tl.static_range(1, WARPS):
-            totals = add_sums(totals, sums_at(address + i * warp_bytes, VECTORS))
+            totals = add_sums(totals, sums_at(address + i * warp_bytes, tl.float32, VECTORS))
         row = r0 + tl.arange(0, THREADS // COPIES)
         for u in tl.static_range(VECTORS):
             total = tl.sum(tl.reshape(totals[u], (THREADS // COPIES, COPIES)), axis=1)

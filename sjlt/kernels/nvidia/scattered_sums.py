@@ -35,15 +35,8 @@ from ..portable.law import (
 from ..portable.program import start_dependents
 from .row_words import fraction_step, row_of, words_of_rows
 from .scattered_loads import LANES, block_offset, load_blocks, prefetch_step
-from .shared_memory import (
-    load_number,
-    load_numbers,
-    load_vector,
-    load_words,
-    shared_begin,
-    store_numbers,
-    store_words,
-)
+from .shared_memory import load_numbers, load_words, shared_begin, store_numbers, store_words
+from .sums import add_sums, clear_sums, sign_of, sums_at
 
 ENTRY_BYTES = tl.constexpr(16)
 INTEGERS = ["n", "d", "stride_x", "offset", "k", "n_tiles", "log_group", "log_chunk", "batches"]
@@ -123,16 +116,6 @@ def _row_and_sign(entry, i, p):
 
 
 @triton.jit
-def _sign_of(word, one, DTYPE: tl.constexpr):
-    """-1 where the highest bit of `word` is 1, otherwise 1; `one` has the bits of 1 in fp32."""
-    if DTYPE.primitive_bitwidth == 64:
-        sign = 1.0 - 2.0 * (word >> 31).to(tl.float64)
-    else:
-        sign = ((word & 0x80000000) | one).to(tl.float32, bitcast=True)
-    return sign
-
-
-@triton.jit
 def _exchange_units(
     loaded, rotation, DTYPE: tl.constexpr, ITEMS: tl.constexpr, UNIT: tl.constexpr, ROTATIONS: tl.constexpr
 ):
@@ -170,7 +153,7 @@ def _add_blocks(
         for t in tl.static_range(ROUND, ROUND + ROUNDS):
             row, word = _row_and_sign(entries[i] + t * ROUND_BYTES, columns[i], p)
             offset += (row * ROW_BYTES,)  # type: ignore[assignment]
-            sign += (_sign_of(word, one, DTYPE),)  # type: ignore[assignment]
+            sign += (sign_of(word, one, DTYPE),)  # type: ignore[assignment]
     before = ()
     for i in tl.static_range(BLOCKS * ROUNDS):
         for u in tl.static_range(UNITS):
@@ -190,22 +173,12 @@ def _total(
     COPIES: tl.constexpr, COPY_BYTES: tl.constexpr,
 ):  # fmt: skip
     """The sums of a unit of vectors over all copies and replicas, in a fixed order that begins with replica `first`."""
-    ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     totals = ()
     for _ in tl.static_range(UNIT):
         totals += (tl.zeros(address.shape, DTYPE),)  # type: ignore[assignment]
     for part in range(COPIES * REPLICAS):
         place = address + (part // REPLICAS * COPY_BYTES + (part + first) % REPLICAS * NEXT_REPLICA)
-        numbers = ()
-        if UNIT * ITEM == 16:
-            numbers += load_vector(place, DTYPE)
-        else:
-            for e in tl.static_range(UNIT):
-                numbers += (load_number(place + e * ITEM, DTYPE),)  # type: ignore[assignment]
-        after = ()
-        for e in tl.static_range(UNIT):
-            after += (totals[e] + numbers[e],)  # type: ignore[assignment]
-        totals = after
+        totals = add_sums(totals, sums_at(place, DTYPE, UNIT))
     return totals
 
 
@@ -304,9 +277,7 @@ def project_scattered(
     v = tl.program_id(0) * VECTORS
     table = shared_begin(SHARED_BYTES) & -16
     sums = table + SUB_BLOCKS * TABLE_BYTES
-    zero = (thread * 0).to(tl.uint32)
-    for first in range(0, COPIES * COPY_BYTES, THREADS * 16):
-        store_words(sums + tl.minimum(first + thread * 16, COPIES * COPY_BYTES - 16), zero, zero, zero, zero)
+    clear_sums(sums, COPIES * COPY_BYTES, thread, THREADS)
     own, share = lane // COLUMN_LANES, lane % COLUMN_LANES  # the lane's column and its share of the vectors
     rotation = own // REPLICAS % ROTATIONS
     own_sums = ()
