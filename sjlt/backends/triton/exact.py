@@ -230,11 +230,11 @@ def _project(
     kinds = (kind(x), kind_of_target)
     if isinstance(chosen, FewVectors):
         run = _launch(project_few_vectors, grid, plan, spec, x, sizes, (chosen.batches_per_split,), kinds, accumulate)
-        return lambda spec, x, target: run((x, target), spec.seed)
+        return prepared.seeded(run)
     last = (chosen.groups_per_split,)
     if isinstance(chosen, RowGather):
         run = _launch(project_row_gather, grid, plan, spec, x, sizes, last, kinds, accumulate)
-        return lambda spec, x, target: run((x, target), spec.seed)
+        return prepared.seeded(run)
     scales = vector_scales(chosen.mode, x)
     run = _launch(project_tensor_core, grid, plan, spec, x, sizes, last, kinds, accumulate)
     return lambda spec, x, target: run((x, target, scales(x)), spec.seed)
@@ -272,7 +272,7 @@ def prepare_adjoint_plan(plan: Plan, spec: SketchSpec, y: Tensor, out: Tensor, a
         grid, last = (geometry.n_tiles * blocks, chosen.splits, 1), (chosen.groups_per_split,)
         kernel = adjoint_row_gather if isinstance(chosen, RowGather) else adjoint_tensor_core
     run = _launch(kernel, grid, plan, spec, y, sizes, last, (kind(y), kind(out)), accumulate)
-    return lambda spec, y, out: run((y, out), spec.seed)
+    return prepared.seeded(run)
 
 
 def _launch(

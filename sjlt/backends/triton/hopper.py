@@ -19,6 +19,7 @@ from . import device
 from .descriptors import Blocks
 from .device import DTYPE_NAMES
 from .launcher import Launch, kind, run
+from .prepared import seeded
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -72,7 +73,7 @@ def _prepare_exact(
     key = (data.dtype, chosen.columns, chosen.slots, spec.n_components, spec.nnz, *constants.values())
     grid, after = (chosen.programs, 1, 1), (spec.feature_offset,)
     launch = Launch(kernel, grid, data.get_device(), sizes, after, key, by_name, blocks)
-    return lambda spec, data, target: launch((data, target), spec.seed)
+    return seeded(launch)
 
 
 def project_iid(chosen: IidHopper, spec: SketchSpec, x: Tensor, out: Tensor) -> None:

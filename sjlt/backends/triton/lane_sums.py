@@ -13,7 +13,7 @@ from ...kernels.nvidia.shared_memory import LIBRARIES
 from . import device
 from .launcher import Launch, kind
 from .partial_sums import sums_of
-from .prepared import SplitSum, split_sum
+from .prepared import SplitSum, seeded, split_sum
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -44,8 +44,4 @@ def prepare(chosen: LaneSums, spec: SketchSpec, x: Tensor, out: Tensor, accumula
     key = (kernel, spec.nnz, kind(x), before)
     project = Launch(project_lane_sums, grid, x.get_device(), before, (), key, lambda: constants)
     scale = kernel_geometry(k, spec.nnz).scale
-
-    def write(spec: SketchSpec, x: Tensor, memory: Tensor) -> None:
-        project((x, memory), spec.seed)
-
-    return split_sum(write, chosen.splits, sums, scale, out, accumulate)
+    return split_sum(seeded(project), chosen.splits, sums, scale, out, accumulate)

@@ -60,6 +60,11 @@ def multiply(prepare: Prepare, spec: SketchSpec, data: Tensor, out: Tensor, accu
             call(spec, data, out)
 
 
+def seeded(launch: Launch) -> Call:
+    """The `Call` (spec, data, target) of a launch of (data, target) and the seed."""
+    return lambda spec, data, target: launch((data, target), spec.seed)
+
+
 def zero(_: SketchSpec, __: Tensor, out: Tensor) -> None:
     """The `Call` for data without features."""
     out.zero_()

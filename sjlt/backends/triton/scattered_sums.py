@@ -16,7 +16,7 @@ from ...laws import exact as law
 from . import device
 from .launcher import Launch, kind
 from .partial_sums import sums_of
-from .prepared import SplitSum, split_sum
+from .prepared import SplitSum, seeded, split_sum
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -64,8 +64,4 @@ def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, acc
     key = (kernel, part.nnz, spec.stacks, kind(x), sums.dtype, before)
     project = Launch(project_scattered, grid, x.get_device(), before, (), key, lambda: constants)
     scale = kernel_geometry(part.n_components, part.nnz, 0, spec.stacks).scale
-
-    def write(spec: SketchSpec, x: Tensor, memory: Tensor) -> None:
-        project((x, memory), spec.seed)
-
-    return split_sum(write, chosen.splits, sums, scale, out, accumulate)
+    return split_sum(seeded(project), chosen.splits, sums, scale, out, accumulate)

@@ -14,7 +14,7 @@ from ...laws import exact as law
 from . import device
 from .launcher import Launch, kind
 from .partial_sums import sums_of
-from .prepared import SplitSum, split_sum
+from .prepared import SplitSum, seeded, split_sum
 
 if TYPE_CHECKING:
     from ...laws.spec import SketchSpec
@@ -51,8 +51,4 @@ def prepare(chosen: WarpTiles, spec: SketchSpec, x: Tensor, out: Tensor, accumul
     key = (kernel, spec.nnz, kind(x), before)
     project = Launch(project_warp_tiles, grid, x.get_device(), before, (), key, lambda: constants)
     scale = kernel_geometry(k, spec.nnz).scale
-
-    def write(spec: SketchSpec, x: Tensor, memory: Tensor) -> None:
-        project((x, memory), spec.seed)
-
-    return split_sum(write, chosen.splits, sums, scale, out, accumulate)
+    return split_sum(seeded(project), chosen.splits, sums, scale, out, accumulate)
