@@ -234,7 +234,8 @@ def test_commit_needs_all_parts_and_sweeps_orphans(tmp_path):
     assert left(tmp_path / "out") == ["_sjlt.json", *(f"part-0000{i}.npy" for i in range(4))]
 
 
-def test_killed_commit_is_finished_by_the_next(tmp_path):
+@pytest.mark.parametrize("finish", ["commit", "run"])
+def test_killed_commit_is_finished_by_the_next(tmp_path, finish):
     """The manifest exists, along with the plan's record and an orphan."""
     shards(tmp_path / "in")
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)
@@ -243,7 +244,7 @@ def test_killed_commit_is_finished_by_the_next(tmp_path):
     plan.run(workers=1)
     (tmp_path / "out" / "_sjlt.plan.json").write_bytes(record)
     (tmp_path / "out" / ".sjlt-part-00000.npy~host-1-abc.tmp").touch()
-    plans.load(tmp_path / "out").commit()
+    getattr(plans.load(tmp_path / "out"), finish)()
     assert left(tmp_path / "out") == ["_sjlt.json", *(f"part-0000{i}.npy" for i in range(4))]
 
 

@@ -150,7 +150,7 @@ def _size_of_whole(part: Path) -> int:
 
 
 def commit(target: Path, record: dict[str, Any]) -> None:
-    """Write the manifest; remove hidden files of dead attempts and the plan's record.
+    """Write the manifest unless it exists; remove hidden files of dead attempts and the plan's record.
 
     Raises
     ------
@@ -167,4 +167,5 @@ def commit(target: Path, record: dict[str, Any]) -> None:
         sync_folder(target)
         write_whole(target / MANIFEST, to_json({**record, "parts": parts}), replace=True)
     sweep(target)
-    (target / PLAN).unlink(missing_ok=True)
+    if (target / PLAN).exists():  # on a read-only file system, even removing an absent file would fail
+        (target / PLAN).unlink(missing_ok=True)
