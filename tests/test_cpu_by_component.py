@@ -10,6 +10,7 @@ import sjlt
 from sjlt import Sketch
 from sjlt.backends.cpu import by_component, listed_vectors
 from sjlt.backends.cpu.bits import compute_dtype, kernel_view
+from sjlt.backends.cpu.contiguous import is_contiguous
 from sjlt.backends.cpu.dense import project_exact
 from sjlt.backends.cpu.plan import exact_plan
 
@@ -48,7 +49,7 @@ def test_results_are_bitwise_those_of_tiles(n, d, k, nnz, dtype, layout, accumul
     x = column_major(n, d, dtype, padding, is_reversed)
     results = []
     for in_place, order in [(False, "C"), (True, "C"), (True, "F")]:
-        monkeypatch.setattr(by_component, "reads_columns", lambda *_, in_place=in_place: in_place)
+        monkeypatch.setattr(by_component, "is_contiguous", lambda *_, in_place=in_place: in_place)
         whole = np.full((n + 1, k + 2), SENTINEL, dtype, order=order)
         if not accumulate:
             whole[:n, :k] = np.nan
@@ -150,27 +151,15 @@ def test_columns_of_results_are_bitwise_rows(n, d, k, nnz, dtypes, order, accumu
 
 
 def test_where_columns_are_read():
-    plan = exact_plan(Sketch(1000, 100, nnz=2).spec)
-    x = np.zeros((1000, 1000), np.float32)
+    x = np.zeros((1000, 1024), np.float32)
     single, double = np.dtype(np.float32), np.dtype(float)
-    assert by_component.reads_columns(plan, x.T, single)
-    assert not by_component.reads_columns(plan, x, single)
-    assert by_component.reads_columns(plan, x.T[3:19], single)
-    assert by_component.reads_columns(plan, x.T[:5], single)
-    assert not by_component.reads_columns(plan, x.T[::2], single)
-    assert by_component.reads_columns(plan, x.astype(np.uint16).T, single)
-    assert not by_component.reads_columns(plan, x.astype(np.int64).T, double)
-    strided = np.zeros((1000, 1024), np.float32)[:, :1000].T  # columns begin at multiples of 4096 bytes
-    assert not by_component.reads_columns(plan, strided, single)
-    assert by_component.reads_columns(exact_plan(Sketch(1000, 100, nnz=1).spec), strided, single)
-
-
-def test_many_terms_are_read_from_narrow_columns():
-    plan, x = exact_plan(Sketch(1000, 100, nnz=4).spec), np.zeros((1000, 1000), np.float32)
-    assert not by_component.reads_columns(plan, x.T, np.dtype(np.float32))
-    assert by_component.reads_columns(plan, x[:, :64].T, np.dtype(np.float32))
-    assert not by_component.reads_columns(plan, x[:, :65].T, np.dtype(np.float32))
-    assert not by_component.reads_columns(plan, x[:, :64].astype(float).T, np.dtype(float))
+    assert is_contiguous(x.T, single)
+    assert not is_contiguous(x, single)
+    assert is_contiguous(x.T[3:19], single)
+    assert is_contiguous(x[:, :1000].T, single)
+    assert not is_contiguous(x.T[::2], single)
+    assert is_contiguous(x.astype(np.uint16).T, single)
+    assert not is_contiguous(x.astype(np.int64).T, double)
 
 
 def test_many_more_components_than_entries():
