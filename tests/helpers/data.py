@@ -65,3 +65,12 @@ def before_protected_page(shape, dtype):
     protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     assert protect(guard, mmap.PAGESIZE, 0) == 0
     return np.frombuffer(memory, dtype, math.prod(shape), length - size).reshape(shape)
+
+
+def sliced(data, slices):
+    """All or some columns of a row-major matrix."""
+    if slices == "part":
+        return data[::3, 5:-8]
+    if slices == "backwards":
+        return data[::-1]
+    return np.broadcast_to(data[:1], data.shape) if slices == "repeated" else data

@@ -28,8 +28,9 @@ TILE_COMPONENTS = 64  # components in a tile: 16 KiB of the L1 cache with 64 vec
 TILE_BYTES = 1 << 20  # for a tile of all features, which should stay in a core's L2 cache
 MAX_WIDTH = 4 * SQUARE_BYTES  # bytes in a row of a tile: what one loop over the entries sums
 MAX_CONTIGUOUS_WIDTH = 2048  # the same for column-major data, which is then read in long stretches
-MAX_COLUMN_WIDTH, MAX_SUMS_WIDTH = 2560, 1024  # bytes of a column read in place at a time, for S A and for row-major
-SUMS_COMPONENTS = 256  # results; and sums in a tile then, so that long stretches of these rows are written at a time
+# Bytes of a column that is read in place: at a time, for S A; the same for row-major results, and the number of sums
+# in a tile then, so that long stretches of rows are written at a time.
+MAX_COLUMN_WIDTH, MAX_SUMS_WIDTH, SUMS_COMPONENTS = 2560, 1024, 256
 MAX_LISTS = 4  # per entry
 
 

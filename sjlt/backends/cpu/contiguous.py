@@ -41,13 +41,10 @@ from .plan import (
     STEP_WORK,
     STORE_WORK,
     THREAD_WORK,
-    Borrowed,
-    Call,
     ExactPlan,
     Scratch,
     aligned,
     row_ranges,
-    run_rows,
     total_parts,
 )
 from .rows import gather_row, scatter_row, sum_columns
@@ -62,9 +59,6 @@ MIN_TERMS = 8  # with fewer additions per sum, the sums must fit into CACHE_BYTE
 CACHE_BYTES = 1 << 20  # a core's cache
 MAX_LISTED_BYTES = 256  # in a feature whose sums are computed from lists: four SIMD vectors, all of a list in one pass
 FOLD_ELEMENTS = 1 << 18  # sums that a task adds to totals
-GATHERED_VECTORS, GATHERED_FEATURES = 128, 256  # in a tile of `adjoint_in_place`: long rows of the result
-MAX_READS, MAX_READS_LOOKED_UP = 4, 0.75  # of a component, on average: if they are read more often, copying them into
-# tiles, or looking them up in registers, is faster
 
 
 @kernel(
@@ -322,59 +316,3 @@ def adjoint_contiguous(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute:
         load(y[part], components)
         threads.run(task, [(*r, components, out[part]) for r in ranges], workers)
     return True
-
-
-# ------------------------------------------------------------------------------------- adjoint of a transpose
-
-
-@kernel(
-    y=DATA_2D, codes=CODES, units=RANGE, n_units=types.int64, tile=TILE, out=OUT_2D, scale=types.float64,
-    accumulate=types.boolean,
-)  # fmt: skip
-def gather_rows(y, codes, units, n_units, tile, out, scale, accumulate):
-    """Compute a range of units of rows of out; the rows are divided evenly into `n_units`, and fit into the tile.
-
-    y : contiguous along its first axis.  codes : of all columns of out.
-    """
-    (n, d), s = out.shape, codes.shape[1]
-    for unit in range(units[0], units[1]):
-        begin, end = unit * n // n_units, (unit + 1) * n // n_units
-        components, features = y.T[:, begin:end], tile.T[: end - begin]
-        for j in range(0, d, tile.shape[0]):
-            nj = min(tile.shape[0], d - j)
-            for i in range(nj):
-                gather_row(codes, (j + i) * s, (j + i + 1) * s, components, features, i, 1.0)
-            store_tile(tile, 0, out, begin, end - begin, j, nj, scale, accumulate)
-
-
-def gathers_in_place(plan: ExactPlan, y: np.ndarray, out: np.ndarray, compute: np.dtype, can_look_up: bool) -> bool:
-    """Whether `adjoint_in_place` can compute the product, and is faster than `look_up`, if that can, and than tiles."""
-    transposes = y.strides[0] == y.itemsize and out.strides[0] != out.itemsize
-    max_reads = MAX_READS_LOOKED_UP if can_look_up else MAX_READS
-    few_reads = plan.keeps_codes and plan.d * plan.s <= max_reads * plan.k
-    return transposes and few_reads and y.dtype == compute and len(y) >= SQUARE_BYTES // y.itemsize
-
-
-def adjoint_in_place(plan: ExactPlan, y: np.ndarray, out: np.ndarray, accumulate: bool) -> Call:
-    """The call for out (n, d) = y (n, k) S, or out +=, for a column-major y of which few components are needed.
-
-    Only the features are copied, to transpose them. For (1356, 2657) to 47 with two nonzeros per column, of which 94
-    components are read, that takes a tenth of the time of copying all components; for (2374, 740) to 553 in fp64, as
-    long (Sapphire Rapids).
-    """
-    n, codes, scale = len(y), plan.codes[0], plan.scale
-    gather = compiled(gather_rows, compute=y.dtype, data=y.dtype, out=out.dtype)
-    width = GATHERED_VECTORS
-    n_units = -(-n // width)  # of at least half as many vectors, so that none is shorter than a SIMD vector
-    workers = plan.workers(n, plan.k, plan.d, y.itemsize, generates=False)
-    work = width * plan.d * (plan.s + STORE_WORK)
-
-    def call(y: np.ndarray, out: np.ndarray) -> None:
-        def task(begin: int, end: int) -> None:
-            with Borrowed(GATHERED_FEATURES * width, y.dtype) as memory:
-                tile = memory.reshape(GATHERED_FEATURES, width)
-                gather(y, codes, (begin, end), n_units, tile, out, scale, accumulate)
-
-        run_rows(task, n_units, 1, workers, work)
-
-    return call

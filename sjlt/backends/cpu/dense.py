@@ -10,9 +10,9 @@ A projection takes one of six paths:
 - With many rows, the codes of a span of features go into a table that all threads share, and a task is a range of rows.
 - With few rows, a task is a run of features and generates its own codes.
 
-All of them add the same blocks of features in the same order, so their results are bitwise equal. Adjoints that
-need few components of a column-major matrix read them in place (`contiguous`), others with few terms look components up
-in registers (`look_up`), and the rest takes the last three paths.
+All of them add the same blocks of features in the same order, so their results are bitwise equal. Adjoints that need
+few components of a column-major matrix add them in place (`columns_in_place`); others with few terms look components up
+in registers (`look_up`); the rest takes the last three paths.
 
 Paths that use kept codes return their product as a `Call`, which the plan remembers for arrays with the same layouts.
 """
@@ -25,17 +25,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ... import threads
-from . import by_component, expanded_rows, look_up, permuted
+from . import by_component, columns_in_place, expanded_rows, look_up, permuted
 from . import dense_kernels as kernels
 from .bits import compute_dtype, is_native, kernel_view, to_native
-from .contiguous import (
-    adjoint_contiguous,
-    adjoint_in_place,
-    gathers_in_place,
-    is_contiguous,
-    project_contiguous,
-    reads_components,
-)
+from .contiguous import adjoint_contiguous, is_contiguous, project_contiguous, reads_components
 from .dense_kernels import TILE_FEATURES
 from .entries import CODES_STEP, LANES
 from .jit import compiled
@@ -259,8 +252,8 @@ def adjoint_exact(spec: SketchSpec, y: np.ndarray, out: np.ndarray, accumulate: 
     y, out = kernel_view(y), kernel_view(out)
     work = plan.work(n, plan.k, d, compute.itemsize)
     can_look_up = not accumulate and look_up.eligible(plan, y, out, compute)
-    if gathers_in_place(plan, y, out, compute, can_look_up):
-        _call_first(plan, adjoint_in_place(plan, y, out, accumulate), layouts, y, out)
+    if columns_in_place.eligible(plan, y, out, compute, can_look_up):
+        _call_first(plan, columns_in_place.adjoint_in_place(plan, y, out, accumulate), layouts, y, out)
         return
     if can_look_up:
         _call_first(plan, look_up.adjoint_by_look_up(plan, y, out, work), layouts, y, out)
