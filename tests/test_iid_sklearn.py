@@ -82,8 +82,7 @@ def test_comparison_detects_another_density():
 # --------------------------------------------------------------------------------- the exact-nnz law is narrower
 
 
-@pytest.mark.parametrize("nnz", [2, 8])
-@pytest.mark.parametrize("family", FAMILIES)
+@each_value(family=FAMILIES, nnz=[2, 8])
 def test_exact_nnz_is_never_wider_and_narrower_on_sparse_inputs(family, nnz):
     """Mean squared errors over seeds at equal density, compared within five standard errors: 3e-7 per test."""
     exact, theirs = ratios(family, ("exact", nnz)), ratios(family, ("sklearn", nnz / K))

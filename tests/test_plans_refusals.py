@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each_value
 from helpers.plans import ROWS, D, K, left, result, shards, write_parquet
 
 import sjlt
@@ -239,8 +240,7 @@ class Cancelling(Executor):
         return future
 
 
-@pytest.mark.parametrize("kind", ["npy", "parquet"])
-@pytest.mark.parametrize("kept", [0, 50, -1])
+@each_value(kept=[0, 50, -1], kind=["npy", "parquet"])
 def test_truncated_parts_are_not_committed(tmp_path, kind, kept):
     shards(tmp_path / "in", kind=kind)
     plan = sjlt.plan(tmp_path / "in", tmp_path / "out", K)

@@ -246,7 +246,10 @@ def test_any_layout_of_sums_emulated(monkeypatch, any_layout, seed):
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="shared memory is emulated in Triton's interpreter")
-@pytest.mark.parametrize(("n", "k", "nnz", "dtype"), [(45, 40, 4, "float16"), (150, 13, 2, "float32")])
+@pytest.mark.parametrize(
+    ("n", "k", "nnz", "dtype"),
+    [(45, 40, 4, "float16"), pytest.param(150, 13, 2, "float32", marks=pytest.mark.exhaustive)],
+)
 def test_many_unaligned_rows_emulated(monkeypatch, n, k, nnz, dtype):
     emulate(monkeypatch)
     all_tensors_on(monkeypatch, EMULATED)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import triton
-from helpers.cases import pairwise
+from helpers.cases import each_value, pairwise
 from helpers.choices import HOPPER, all_tensors_on, changed_choices, exact_product
 from helpers.codes import all_sizes_on_hopper, integer_product, no_encoding, record_calls
 from helpers.kernels import check_project
@@ -69,13 +69,12 @@ def test_shares_cover_all_blocks(products, unshared, sharers, count, monkeypatch
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="the reduction runs in Triton's interpreter")
-@pytest.mark.parametrize(("order", "accumulate"), [("rows", False), ("columns", True)])
-@pytest.mark.parametrize(("k", "nnz"), [(64, 4), (140, 3)])
-def test_partial_sums_of_shares(k, nnz, order, accumulate, monkeypatch):
+@each_value(sketch=[(64, 4), (140, 3)], layout=[("rows", False), ("columns", True)])
+def test_partial_sums_of_shares(sketch, layout, monkeypatch):
     """The last vectors are the sums of their shares, which a stand-in for the kernel writes to the memory's start."""
     from sjlt.backends.triton import codes as backend
 
-    n, d = 886, 1200
+    (k, nnz), (order, accumulate), n, d = sketch, layout, 886, 1200
     all_tensors_on(monkeypatch, HOPPER._replace(programmatic_launch=False))
     S, entries, x, out = integer_product(n, d, k, nnz, order)
     before = out.clone()

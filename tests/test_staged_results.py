@@ -96,7 +96,14 @@ def _shifted(words, shift, count, align):
 
 
 @gluon_only
-@pytest.mark.parametrize(("vectors", "rows", "contiguous"), [(64, 128, False), (64, 64, False), (64, 128, True)])
+@pytest.mark.parametrize(
+    ("vectors", "rows", "contiguous"),
+    [
+        (64, 64, False),
+        pytest.param(64, 128, False, marks=pytest.mark.exhaustive),
+        pytest.param(64, 128, True, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_lines_are_stored_exactly(vectors, rows, contiguous, monkeypatch):
     """Every element of every line is stored, once, and nothing else; lines begin and end anywhere."""
     from sjlt.kernels.hopper import staged_results
