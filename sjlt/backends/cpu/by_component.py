@@ -28,8 +28,8 @@ TILE_COMPONENTS = 64  # components in a tile: 16 KiB of the L1 cache with 64 vec
 TILE_BYTES = 1 << 20  # for a tile of all features, which should stay in a core's L2 cache
 MAX_WIDTH = 4 * SQUARE_BYTES  # bytes in a row of a tile: what one loop over the entries sums
 MAX_CONTIGUOUS_WIDTH = 2048  # the same for column-major data, which is then read in long stretches
-# Bytes of a column that is read in place: at a time, for S A; the same for row-major results, and the number of sums
-# in a tile then, so that long stretches of rows are written at a time.
+# Most bytes of a column that are read in place at a time: for S A, and for row-major results. Those are written from a
+# tile of SUMS_COMPONENTS sums, in long stretches of rows.
 MAX_COLUMN_WIDTH, MAX_SUMS_WIDTH, SUMS_COMPONENTS = 2560, 1024, 256
 MAX_LISTS = 4  # per entry
 
@@ -89,8 +89,7 @@ def _project_columns(
     """`project_by_component` for an x that `is_contiguous`: its columns are summed in place.
 
     For (18732, 57) to 552 with four nonzeros in a row-major result, that takes 0.6 of the time of copying them to a
-    tile first, and for 512 to 16384 vectors, with columns at multiples of a power of two, 0.76 on average; elsewhere it
-    takes 0.9 to 1 (Sapphire Rapids).
+    tile first; for products of random sizes whose columns lie at multiples of 2 KiB, 0.76 on average (Sapphire Rapids).
     """
     starts, entries = plan.lists
     n, lanes = x.shape[0], SQUARE_BYTES // compute.itemsize

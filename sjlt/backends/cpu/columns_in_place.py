@@ -28,7 +28,7 @@ MAX_READS, MAX_READS_LOOKED_UP = 4, 0.75
     accumulate=types.boolean,
 )  # fmt: skip
 def gather_rows(y, codes, units, n_units, tile, out, scale, accumulate):
-    """Compute a range of units of rows of out; all rows are divided evenly into `n_units`, each as wide as the tile.
+    """Compute a range of units of rows of out; all rows are divided evenly into `n_units`, which fit into the tile.
 
     y : contiguous along its first axis.  codes : of all columns of out.  tile : (features, vectors).
     """
@@ -55,7 +55,7 @@ def adjoint_in_place(plan: ExactPlan, y: np.ndarray, out: np.ndarray, accumulate
     """The call for out (n, d) = y (n, k) S, or out +=, for a product that is `eligible`."""
     codes, scale = plan.codes[0], plan.scale
     gather = compiled(gather_rows, compute=y.dtype, data=y.dtype, out=out.dtype)
-    n_units = -(-len(y) // TILE_VECTORS)  # at least half as wide as the tile, and so as a SIMD vector
+    n_units = -(-len(y) // TILE_VECTORS)  # each with half a tile or all rows, so at least a SIMD vector
     workers = plan.workers(len(y), plan.k, plan.d, y.itemsize, generates=False)
     work = TILE_VECTORS * plan.d * (plan.s + STORE_WORK)
 
