@@ -16,17 +16,21 @@ LONG = {"n": 4, "d": 1 << 22, "k": 300, "device": HOPPER}
     [
         ({}, True),
         ({"dtype": "bfloat16", "n": 24, "nnz": 8}, True),
-        ({"k": 1024}, False),  # sums in registers
+        ({"k": 1024}, True),
+        ({"k": 4096, "nnz": 8, "d": 1 << 25}, False),  # sums in registers
+        ({"k": 4096, "n": 16, "d": 1 << 24}, False),
+        ({"k": 1024, "nnz": 1, "d": 1 << 26}, False),
         ({"k": 512}, True),
         ({"k": 512, "n": 1}, False),
-        ({"k": 512, "nnz": 1}, False),
-        ({"k": 512, "d": 1 << 24}, False),
+        ({"k": 512, "nnz": 1}, True),
+        ({"k": 512, "d": 1 << 23}, True),
         ({"k": 512, "x_strides": (1, 4)}, True),
         ({"k": 1024, "x_strides": (1, 4)}, False),
+        ({"k": 1024, "x_strides": (1, 7), "n": 7}, True),  # registers would hold vectors that do not exist
         ({"k": 512, "x_strides": (1, 4), "dtype": "float16"}, True),
         ({"k": 1024, "n": 9}, True),
         ({"k": 1024, "n": 15, "nnz": 1}, False),
-        ({"k": 1024, "n": 16, "nnz": 1}, True),
+        ({"k": 1024, "n": 16, "nnz": 1, "d": 1 << 20}, True),
         ({"k": 512, "nnz": 3}, True),
         ({"k": 512, "dtype": "float64"}, True),
         ({"k": 512, "stacks": 2}, True),
@@ -62,6 +66,8 @@ LONG = {"n": 4, "d": 1 << 22, "k": 300, "device": HOPPER}
         ({"x_strides": (2, 8)}, False),
         ({"x_strides": (1, 32), "n": 32, "k": 16}, True),
         ({"x_strides": (1, 32), "n": 32, "nnz": 1}, False),
+        ({"x_strides": (1, 24), "n": 24, "nnz": 1}, True),
+        ({"x_strides": (1, 31), "n": 31, "nnz": 1}, False),  # elements loaded one by one
         ({"x_strides": (0, 1)}, False),
         ({"n": 1, "x_strides": (0, 1)}, True),
         ({"d": 1 << 30, "n": 1}, False),

@@ -29,6 +29,7 @@ from sjlt.backends.triton import scattered_sums as backend
 from sjlt.kernels.config import scattered_layouts, scattered_rules, scattered_sums
 from sjlt.kernels.config.exact import choose
 from sjlt.kernels.config.product import SCRATCH_BYTES, count_groups
+from sjlt.kernels.nvidia.scattered_loads import spread_out
 from sjlt.laws import exact as law
 
 LONG = {"n": 4, "d": 1 << 22, "k": 300, "device": HOPPER}
@@ -99,6 +100,11 @@ def check_launch(product, launch):
     assert kernel.rotations in (1, 2, 4, 8, 16)
     assert layout.lane_vectors // layout.unit % kernel.rotations == 0
     assert window <= group or (kernel.together == 1 and not layout.shared)
+    # Spread columns are in one chunk, and columns are permuted within a block, or within a step of all warps.
+    assert kernel.spread.lanes * kernel.spread.stride <= 1 << g.log_chunk or kernel.spread.lanes == 1
+    permuted = kernel.spread.lanes * max(kernel.spread.stride, layout.replicas * kernel.rotations // kernel.groups)
+    assert kernel.spread.lanes == 1 or permuted <= layout.columns * (layout.sets if kernel.groups == 1 else 1)
+    assert kernel.spread.lanes == 1 or permuted * kernel.groups <= layout.columns or kernel.groups == 1
     assert layout.copies == layout.replicas * (1 if layout.shared else layout.sets)
     assert nnz % layout.team == layout.warps % layout.team == 0
     # Batches consist of whole steps.
@@ -138,32 +144,49 @@ def test_similar_numbers_of_rows_share_a_layout(monkeypatch):
 
 
 def test_banks():
-    """Lanes served at a time use different banks where a layout is said to avoid conflicts, for any rows."""
-    rng, free = random.Random(7), 0
+    """Lanes served at a time use different banks where a layout is said to avoid conflicts."""
+    rng, free, spread = random.Random(7), 0, 0
     for k, nnz, n, dtype, columns in itertools.product(
-        [300, 5, 16, 2000, 100], [4, 1, 5], [7, 16], ["float32", "float16"], [False, True]
+        [300, 16, 2000, 100, 1024, 640], [4, 1, 2, 5, 8], [7, 16], ["float32", "float16"], [False, True]
     ):
         strides = (1, n) if columns else (1 << 20, 1)
         product = exact_product(n, 1 << 20, k, nnz, x_strides=strides, dtype=dtype, device=HOPPER)
+        rows, _ = Sketch(512, k, nnz=nnz, seed=rng.randrange(1000)).entries()  # (nnz, columns)
         for layout in scattered_layouts.layouts(product):
-            conflicts, rotations = scattered_layouts.bank_conflicts(product, layout)
+            conflicts, _, (lanes, _) = kernel = scattered_layouts.bank_conflicts(product, layout)
             if conflicts == 1:
                 free += 1
-                rows = [rng.randrange(k) for _ in range(layout.columns)]
-                check_banks(layout, rotations, rows)
-    assert free > 1000
+                spread += lanes > 1
+                for _ in range(4):
+                    check_banks(product, layout, kernel, rows[rng.randrange(nnz)], rng.randrange(1 << 10))
+    assert free > 4000
+    assert spread > 1000
 
 
-def check_banks(layout, rotations, rows):
-    """Simulate one access to the sums of `rows`, one for each column of a block."""
+def check_banks(product, layout, kernel, rows, block):
+    """Simulate one access to the sums of a sub-block, whose `rows` are those of consecutive columns."""
+    _, rotations, (spread, stride) = kernel
+    groups = layout.groups(product)
     adjacent, banks = rotations * layout.column_lanes > 1, []
     for lane in range(128 // (4 * layout.unit)):
         own, share = lane // layout.column_lanes, lane % layout.column_lanes
+        place = block * layout.columns + own % groups * (layout.columns // groups) + own // groups
+        column = spread_out.fn(place, layout.replicas * rotations // groups, spread, stride)
         unit = own // layout.replicas % rotations
-        place = rows[own] * (layout.lane_vectors // layout.unit) + unit if adjacent else rows[own]
+        row = int(rows[column % len(rows)])
+        place = row * (layout.lane_vectors // layout.unit) + unit if adjacent else row
         place = (place * layout.replicas + own % layout.replicas) * layout.column_lanes + share
         banks.append(place * 4 * layout.unit % 128)
     assert len(set(banks)) == len(banks)
+
+
+def test_columns_are_permuted_within_their_step():
+    for kept, lanes, stride in itertools.product([1, 2, 4], [1, 2, 8, 32], [1, 4, 16]):
+        run = lanes * max(kept, stride)
+        for first in (0, run, 7 * run):
+            columns = [spread_out.fn(first + i, kept, lanes, stride) for i in range(run)]
+            assert sorted(columns) == list(range(first, first + run))
+            assert [columns[i * kept] for i in range(lanes)] == [first + i * stride for i in range(lanes)]
 
 
 CASES = [  # (k, nnz, stacks, n): each follows another path through the kernel
@@ -177,6 +200,8 @@ CASES = [  # (k, nnz, stacks, n): each follows another path through the kernel
     (1000, 16, 1, 8),
     (320, 8, 1, 8),  # teams
     (256, 4, 2, 3),
+    (384, 4, 1, 8),  # spread columns
+    (512, 2, 1, 16),  # the same, in chunks of 64
     (1200, 12, 4, 1),
 ]
 

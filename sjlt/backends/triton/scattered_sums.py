@@ -47,6 +47,8 @@ def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, acc
         "GROUPS": kernel.groups,
         "REPLICAS": layout.replicas,
         "ROTATIONS": kernel.rotations,
+        "SPREAD": kernel.spread.lanes,
+        "STRIDE": kernel.spread.stride,
         "ROWS": kernel.rows,
         "CHUNKS": kernel.chunks,
         "LOG_PARTS": kernel.log_parts,

@@ -22,6 +22,22 @@ MAX_VECTOR_BYTES = 64  # of the sums of all vectors of a program in one row
 WORD_BYTES, ACCESS_BYTES = 8, 16  # the widest access to contiguous vectors, in fp64 and otherwise
 
 
+class Spread(NamedTuple):
+    """Lanes whose columns are in one chunk, and how many columns these are apart; columns are in order if both are 1.
+
+    Attributes
+    ----------
+    lanes, stride : int
+        Powers of two.
+    """
+
+    lanes: int
+    stride: int
+
+
+IN_ORDER = Spread(1, 1)
+
+
 class Layout(NamedTuple):
     """A layout of the sums of a program, and how its warps and lanes share them.
 
@@ -115,24 +131,53 @@ def layouts(product: Product) -> Iterator[Layout]:
                 layout = layout._replace(replicas=2 * layout.replicas)
 
 
-def bank_conflicts(product: Product, layout: Layout) -> tuple[float, int]:
-    """(Cycles per access of as many lanes as the banks can serve in one, `ScatterConstants.rotations`).
+def bank_conflicts(product: Product, layout: Layout) -> tuple[float, int, Spread]:
+    """(Cycles per access of as many lanes as the banks can serve in one, and the rotations and spread of a kernel).
 
-    These are averages over all columns of sketches of various shapes.
+    The cycles are averages over all columns of sketches of various shapes.
     """
-    p, line = product.geometry.log_chunk, LINE_BYTES // (layout.unit * sum_bytes(product))  # lanes that use all banks
+    line = LINE_BYTES // (layout.unit * sum_bytes(product))  # lanes that use all banks
     columns = max(1, line // layout.column_lanes)  # of these lanes
     rotations = max(1, min(layout.lane_vectors // layout.unit, columns // layout.replicas))
     different = layout.replicas * rotations  # columns that use different banks
     if different >= columns:
-        return 1.0, rotations
+        return 1.0, rotations, IN_ORDER
+    if product.k == product.geometry.n_tiles * product.nnz << product.geometry.log_chunk:  # slots are rows
+        for fewer in {1 if layout.column_lanes == 1 else rotations, rotations}:
+            spread = _spread(product, layout, columns // (layout.replicas * fewer), fewer)
+            if spread is not None:
+                return 1.0, fewer, spread
     if layout.column_lanes > 1:
-        return (2 - 0.5**different if columns == 2 * different else 2.2), rotations
+        return (2 - 0.5**different if columns == 2 * different else 2.2), rotations, IN_ORDER
     if line < BANKS:
-        return (2.3 if rotations == 1 and p >= 4 else 1.95), rotations
-    # The columns of a chunk meet different rows, in different banks if a sub-block has at most 32 rows.
-    all_rows = p == 5 and product.k == product.geometry.n_tiles * 32 * product.nnz
-    return 1.0 if all_rows else (2.0 if p >= 4 else 2.5), 1
+        return (2.3 if rotations == 1 and product.geometry.log_chunk >= 4 else 1.95), rotations, IN_ORDER
+    return (2.0 if product.geometry.log_chunk >= 4 else 2.5), rotations, IN_ORDER
+
+
+def _spread(product: Product, layout: Layout, lanes: int, rotations: int) -> Spread | None:
+    """The spread of 2^a lanes that are served at a time and do not differ in replica or rotation, if there is one.
+
+    If all sub-blocks have 2^p rows, column i of a chunk meets row a2 (z ^ (z >> h)) + b2 mod 2^p, where z = a1 i + b1
+    mod 2^p, h = ceil(p / 2), and a1 and a2 are odd. Lanes use different banks if their rows differ mod 2^a, and so do
+    the a lowest bits of z ^ (z >> h). With columns that are 2^h apart, and a <= p - h, bits h .. h + a - 1 of z differ,
+    and the lower ones do not. With columns that are 2^(h - 1) apart, p odd and a = h, the upper h bits of z differ; the
+    lowest h - 1 bits of z >> h, and bit h - 1 of z, are these.
+    """
+    a, p, kept = lanes.bit_length() - 1, product.geometry.log_chunk, layout.replicas * rotations
+    h, groups = (p + 1) // 2, layout.groups(product)
+    if a == p:
+        s = 0
+    elif a + h <= p:
+        s = h
+    elif p % 2 and a == h:
+        s = h - 1
+    else:
+        return None
+    if not are_rows(product) and kept // groups != 1 << s:
+        return None  # columns out of order, of which an access would read parts of more lines
+    run = lanes * max(kept // groups, 1 << s)  # columns that are permuted, all of a block or of a step
+    fits = run <= layout.columns // groups or (groups == 1 and run <= layout.columns * layout.sets)
+    return Spread(lanes, 1 << s) if fits else None
 
 
 def loaded_lines(product: Product, layout: Layout) -> float:

@@ -13,11 +13,11 @@ from .product import (
     vector_alignment,
     vectors_contiguous,
 )
-from .scattered_layouts import LANES, WORD_BYTES, are_rows, sum_bytes
+from .scattered_layouts import LANES, WORD_BYTES, are_rows, contiguous_vectors, sum_bytes
 from .scattered_sums import can_run, column_cycles, cycles
 
 MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
-MAX_VECTORS = 32
+MAX_VECTORS, MIN_GATHERED_ROWS = 32, 16
 MAX_SMALL_BYTES = 32 << 20  # of X, for `eligible_small`
 # The estimate below which the kernel is faster for little data: (cycles for the start of other kernels, bytes of X for
 # which they take one more).
@@ -55,8 +55,13 @@ MAX_PORTABLE_CYCLES = {"one": 24, "one in 16 bits": 14, "tile": 34, "power of tw
 START_CYCLES, SHORT_START_CYCLES = 3_000_000, 1_500_000
 # The fewest columns, per component and in all, that outweigh setting up and adding sums.
 BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
-# For `is_in_registers`: rows with nnz 1, vectors of a block of `few_vectors`, components, and terms.
-MIN_ROWS_IN_MEMORY, MAX_BLOCK, FEW_COMPONENTS, MAX_FEW_TERMS, MAX_FEW_ENTRIES = 16, 8, 512, 1 << 27, 4
+# For `is_in_registers`: vectors of a block of `few_vectors`, for rows with nnz 1 and otherwise; components, terms, and
+# in 16 bits entries and vectors, for contiguous vectors.
+MAX_SINGLE_BLOCK, MAX_BLOCK, FEW_COMPONENTS, MAX_FEW_TERMS = 4, 8, 512, 1 << 28
+MAX_FEW_ENTRIES, MAX_FEW_ENTRY_VECTORS = 4, 16
+# The time of `few_vectors` for rows, in cycles of a multiprocessor: to begin, and for 32 terms, or bytes per cycle.
+REGISTERS_START, REGISTERS_BYTES = 42_000, 17.5
+REGISTERS_CYCLES = {"one": 6.3, "two": 7.4, "fp32": 2.8, "16 bits": 3.5}
 MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
 MAX_VECTOR_SUMS = 108 << 10  # bytes of the sums of a vector; more have not been measured
 MAX_NNZ = 16  # over all stacks; the table grows with it
@@ -70,7 +75,7 @@ def eligible(product: Product) -> bool:
     an H200: (64, 3835685) -> 32 with nnz 4 515 and 340, (64, 6339766) -> 128 with nnz 2 631 and 359; but (64, 7002786)
     -> 256 with nnz 8 943 and 1531, (238, 1010459) -> 112 with nnz 3 165 and 269.
     """
-    if product.n >= MIN_ROWS_IN_MEMORY and product.stacks == 1 and are_rows(product) and is_small_gather(product):
+    if product.n >= MIN_GATHERED_ROWS and product.stacks == 1 and are_rows(product) and is_small_gather(product):
         return False
     if product.n <= MAX_VECTORS:
         return not favors_half_block(product) and not _are_short_columns(product) and _gains(product)
@@ -227,30 +232,51 @@ def _gains(product: Product) -> bool:
 def is_in_registers(product: Product) -> bool:
     """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `gathers`).
 
-    It is in power-of-two geometries, except for rows that exceed a block of 8 vectors and, with nnz > 1, for 2 to 8
-    vectors with few components and not too many terms. In microseconds on an H200, with sums in shared memory and by
-    `few_vectors`: X (10, 10125176) -> 1024 with nnz 2 179 and 360, X (8, 327827) -> 128 with nnz 4 16 and 24, A
-    (470587, 7) -> 128 with nnz 4 16 and 36, A (430825, 8) -> 512 with nnz 8 in fp16 30 and 35; but X (14, 1245345) ->
-    2048 with nnz 1 48 and 35, X (8, 416435) -> 1024 with nnz 4 27 and 25, A (896513, 8) -> 2048 with nnz 8 62 and 40, A
-    (1332168, 2) -> 512 with nnz 2 20 and 16, X (4, 19419558) -> 256 with nnz 8 437 and 254, A (3046647, 7) -> 128 80
-    and 123. Nor is it for more than a block of contiguous 16-bit vectors with few entries, A (7666831, 16) -> 1024 with
-    nnz 4 237 and 268, A (3313127, 20) -> 256 with nnz 2 95, and 194 by `tensor_core`, or with nnz 1 if it gathers
-    vectors that do not exist, A (13855735, 24) -> 1024 331 and 421, but A (3533361, 32) -> 128 119 and 86. With nnz 2,
-    `few_vectors` takes long for 5 to 8 rows in 16 bits: X (8, 15283507) -> 512 in bf16 347, by the estimate here 148.
+    It may be in power-of-two geometries. For rows, it is if its estimated time is the lesser; one row was measured
+    without exception. In microseconds on an H200, with sums in shared memory and by `few_vectors`, X (8, 61192527) ->
+    1024 with nnz 4 in fp16 takes 691 and 923, X (8, 15283507) -> 512 with nnz 2 in bf16 123 and 347, X (8, 496980) ->
+    1024 with nnz 4 19 and 26, X (8, 13392249) -> 512 with nnz 1 in bf16 92 and 117; but X (4, 115411734) -> 4096 with
+    nnz 8 2025 and 1411, X (16, 17738558) -> 4096 with nnz 4 447 and 433, X (4, 70780297) -> 1024 with nnz 1 340 and
+    304, X (1, 47442946) -> 1024 with nnz 4 in bf16 199 and 151, X (1, 30615262) -> 512 with nnz 1 in fp16 60 and 53.
     """
     if not is_power_of_two(product.k, product.nnz) or product.stacks > 1 or product.dtype == "float64":
         return False
-    rows, terms = are_rows(product), product.n * product.d * product.nnz
-    if rows and product.n >= (MIN_ROWS_IN_MEMORY if product.nnz == 1 else MAX_BLOCK + 1):
-        return False
-    if not rows and product.item_bytes == 2 and product.n > MAX_BLOCK:
-        if product.nnz == 1:
-            return product.n == next_power_of_two(product.n)
-        return product.nnz > (MAX_FEW_ENTRIES if product.n <= MIN_ROWS_IN_MEMORY else MAX_FEW_ENTRIES // 2)
-    if rows and product.item_bytes == 2 and product.nnz == 2 and product.n > MAX_BLOCK // 2:
-        return False
-    few = product.nnz > 1 and product.k <= FEW_COMPONENTS and terms <= MAX_FEW_TERMS * (1 if rows else 2)
-    return not (few and 2 <= product.n <= MAX_BLOCK)
+    if not are_rows(product):
+        return _are_columns_in_registers(product)
+    if product.n == 1 or product.n > MAX_VECTORS or not can_run(product):
+        return product.n <= MAX_VECTORS
+    return _register_cycles(product) < cycles(product)
+
+
+def _register_cycles(product: Product) -> float:
+    """The estimated time of `few_vectors` for a product of rows, in cycles of a multiprocessor, apart from launches."""
+    if product.nnz <= 2:
+        kind = "one" if product.nnz == 1 else "two"
+    else:
+        kind = "fp32" if product.dtype == "float32" else "16 bits"
+    block = min(next_power_of_two(product.n), MAX_SINGLE_BLOCK if product.nnz == 1 else MAX_BLOCK)
+    terms = -(-product.n // block) * block * product.d * product.nnz / (LANES * product.device.multiprocessors)
+    read = product.x_bytes / (REGISTERS_BYTES * product.device.multiprocessors)
+    return REGISTERS_START + max(REGISTERS_CYCLES[kind] * terms, read)
+
+
+def _are_columns_in_registers(product: Product) -> bool:
+    """Whether `few_vectors` is faster for contiguous vectors in a power-of-two geometry.
+
+    It gathers some that do not exist if up to 32 are not a power of two. In microseconds on an H200, with sums in
+    shared memory and by `few_vectors`: A (11161142, 7) -> 128 with nnz 1 in bf16 86 and 168, A (722564, 24) -> 128 with
+    nnz 2 39 and 53; with nnz 4 to 8 and few components, A (430825, 8) -> 512 in fp16 30 and 35; but A (896513, 8) ->
+    2048 with nnz 8 62 and 40, A (18506502, 4) -> 2048 with nnz 4 148 and 128, A (3027139, 32) -> 256 with nnz 2 144 and
+    131. More than a block of 16-bit vectors with few entries is faster in shared memory: A (7666831, 16) -> 1024 with
+    nnz 4 237 and 268, A (3313127, 20) -> 256 with nnz 2 95, and 194 by `tensor_core`; but with nnz 1 A (3533361, 32) ->
+    128 takes 119 and 86.
+    """
+    whole = product.n == next_power_of_two(product.n)
+    if product.item_bytes == 2 and product.n > MAX_BLOCK:
+        most = MAX_FEW_ENTRIES if product.n <= MAX_FEW_ENTRY_VECTORS else MAX_FEW_ENTRIES // 2
+        return whole if product.nnz == 1 else product.nnz > most
+    few = product.nnz > 1 and product.k <= FEW_COMPONENTS and product.n * product.d * product.nnz <= MAX_FEW_TERMS
+    return product.n > MAX_VECTORS or (whole and not (few and 2 <= product.n <= MAX_BLOCK))
 
 
 def _are_long_rows(product: Product) -> bool:
@@ -278,11 +304,13 @@ def _are_columns(product: Product) -> bool:
 
     With nnz 1, (32, 1.5e6) -> 64 in fp32 takes 1.6 times the memory floor with `few_vectors` and 3.5 here, but (32,
     5054743) -> 320 in fp16 5.3 and 2.1. In microseconds, A (1170658, 50) -> 832 in fp32 takes 322 and 187, (205364, 50)
-    -> 192 43 and 40, but (97299, 48) -> 448 22 and 26 (H200). For other numbers of columns than powers of two, it loads
-    some that do not exist: A (2136399, 24) -> 23 in fp32 takes 140, and 84 here by the estimate.
+    -> 192 43 and 40, but (97299, 48) -> 448 22 and 26. For other numbers of columns than powers of two, it loads some
+    that do not exist: A (2136399, 24) -> 23 in fp32 takes 140 and 103, (3000000, 20) -> 300 182 and 93; but elements
+    loaded one by one take longer here, (2000000, 31) -> 500 190 and 480 (H200).
     """
     if product.n <= MAX_VECTORS:
-        gathered = product.item_bytes > 2 and product.n == next_power_of_two(product.n)
+        suits_blocks = product.n == next_power_of_two(product.n) or contiguous_vectors(product) == 1
+        gathered = product.item_bytes > 2 and suits_blocks
     else:
         gathered = product.device.hopper and vector_alignment(product) > 2
     single = product.nnz * product.stacks == 1 and product.n > MAX_VECTORS // 2 and gathered

@@ -12,6 +12,7 @@ from .scattered_layouts import (
     LINE_BYTES,
     TRITON_BYTES,
     Layout,
+    Spread,
     are_rows,
     bank_conflicts,
     group_columns,
@@ -53,6 +54,8 @@ class ScatterConstants:
         Groups of chunks that a block of columns belongs to.
     rotations : int
         Orders in which lanes access the units of vectors, which avoid bank conflicts, too.
+    spread : Spread
+        How far apart the columns of these lanes are, which avoids them, too.
     rows : int
         Rows of the sketch, rounded up.
     chunks : int
@@ -76,6 +79,7 @@ class ScatterConstants:
     layout: Layout
     groups: int
     rotations: int
+    spread: Spread
     rows: int
     chunks: int
     log_parts: int
@@ -199,10 +203,10 @@ def _constants(product: Product, layout: Layout) -> ScatterConstants:
     window = layout.columns * (layout.sets if layout.shared else 1)
     together = max(1, min(loaded, group_columns(product) // window, MANY_ROUNDS // min(MANY_ROUNDS, rounds)))
     rounds_together = min(rounds, MANY_ROUNDS if layout.lane_vectors <= MAX_LOADED else FEW_ROUNDS)
-    _, rotations = bank_conflicts(product, layout)
+    _, rotations, spread = bank_conflicts(product, layout)
     kernel = ScatterConstants(
-        layout, layout.groups(product), rotations, round_up_rows(product.k * product.stacks), 0, log_parts(product),
-        loaded, together, rounds_together, 0, layout.width(product), 0,
+        layout, layout.groups(product), rotations, spread, round_up_rows(product.k * product.stacks), 0,
+        log_parts(product), loaded, together, rounds_together, 0, layout.width(product), 0,
     )  # fmt: skip
     return _with_chunks(product, kernel, max_chunks(product, layout.warps))
 
@@ -259,7 +263,7 @@ def _work(product: Product, layout: Layout) -> tuple[float, float]:
     Shared memory and the load path take a cycle per line, the schedulers one per four instructions.
     """
     rounds = product.nnz * product.stacks // layout.team
-    conflicts, rotations = bank_conflicts(product, layout)
+    conflicts, rotations, _ = bank_conflicts(product, layout)
     lines = 2 * conflicts * sum_bytes(product) / 4 + loaded_lines(product, layout) / rounds
     add, access, column, load = INSTRUCTIONS
     instructions = add + access / layout.unit + column / layout.lane_vectors + (load + rotations.bit_length()) / rounds

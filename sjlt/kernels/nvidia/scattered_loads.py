@@ -12,12 +12,26 @@ LANES = tl.constexpr(32)
 
 
 @triton.jit
-def block_offset(i: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr):
-    """The distance from a lane's first column to its column in block i of COLUMNS columns.
+def spread_out(q, KEPT: tl.constexpr, SPREAD: tl.constexpr, STRIDE: tl.constexpr):
+    """A permutation of q = 0, 1, ... that leaves STRIDE - 1 numbers between those that KEPT * (0 .. SPREAD - 1) become.
+
+    All three are powers of two: it moves a field of bits, and the other bits keep their order.
+    """
+    others = q % KEPT + q // (KEPT * SPREAD) * KEPT
+    return others % STRIDE + q // KEPT % SPREAD * STRIDE + others // STRIDE * (STRIDE * SPREAD)
+
+
+@triton.jit
+def block_offset(
+    i: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr, KEPT: tl.constexpr,
+    SPREAD: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """The distance from a lane's first column to its column in block i of COLUMNS columns, which `spread_out` permutes.
 
     The sets of warps process windows of TOGETHER blocks in turn.
     """
-    return (i // TOGETHER * SETS * TOGETHER + i % TOGETHER) * COLUMNS
+    OFFSET: tl.constexpr = (i // TOGETHER * SETS * TOGETHER + i % TOGETHER) * COLUMNS
+    return spread_out(OFFSET, KEPT, SPREAD, STRIDE)
 
 
 @triton.jit
@@ -46,7 +60,8 @@ def load_run(pointer, inside, WIDTH: tl.constexpr):
 @triton.jit
 def load_blocks(
     x, column, v, n, d, stride_x, LOADED: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr,
-    SETS: tl.constexpr, VECTORS: tl.constexpr, WIDTH: tl.constexpr,
+    SETS: tl.constexpr, KEPT: tl.constexpr, SPREAD: tl.constexpr, STRIDE: tl.constexpr, VECTORS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """LOADED blocks of COLUMNS columns of VECTORS vectors, from vector v on, as a tuple; zeros after the last column.
 
@@ -56,7 +71,7 @@ def load_blocks(
     """
     loaded = ()
     for i in tl.static_range(LOADED):
-        j = column + block_offset(i, COLUMNS, TOGETHER, SETS)
+        j = column + block_offset(i, COLUMNS, TOGETHER, SETS, KEPT, SPREAD, STRIDE)
         inside = j.to(tl.uint32) < d.to(tl.uint32)
         if WIDTH == 0:
             for u in tl.static_range(VECTORS):

@@ -10,7 +10,8 @@ between two barriers (SHARED_SUMS). At the end, sums are added in a fixed order,
 
 The sums of up to 16 bytes of vectors, a unit, are adjacent, so that one access reads or writes them. Shared memory
 serves as many lanes at a time as its banks have units, if these lanes use different banks. They do if each adds to
-another replica of the sums (REPLICAS) or, in another order than the others, to its units (ROTATIONS).
+another replica of the sums (REPLICAS) or, in another order than the others, to its units (ROTATIONS), or if their
+columns are so far apart in a chunk that they meet rows in different banks (SPREAD, STRIDE).
 
 A program first derives the words of a batch of chunks, at most one chunk per thread, and keeps them in a table in
 shared memory, in entries of 16 bytes for each sub-block and up to 32 columns.
@@ -34,7 +35,7 @@ from ..portable.law import (
 )
 from ..portable.program import start_dependents
 from .row_words import fraction_step, row_of, words_of_rows
-from .scattered_loads import LANES, block_offset, load_blocks, prefetch_step
+from .scattered_loads import LANES, block_offset, load_blocks, prefetch_step, spread_out
 from .shared_memory import load_numbers, load_words, shared_begin, store_numbers, store_words
 from .sums import add_sums, clear_sums, sign_of, sums_at
 
@@ -212,6 +213,8 @@ def project_scattered(
     GROUPS: tl.constexpr,
     REPLICAS: tl.constexpr,
     ROTATIONS: tl.constexpr,
+    SPREAD: tl.constexpr,
+    STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     LOG_PARTS: tl.constexpr,
@@ -237,15 +240,17 @@ def project_scattered(
     process columns of one group.  GROUPS : number of groups of chunks that a block of columns belongs to; a divisor of
     REPLICAS.  REPLICAS : number of copies of the sums of a team, or of all teams with SHARED_SUMS; lanes whose columns
     are in different groups add to different ones.  ROTATIONS : number of orders in which lanes access their units of
-    vectors. All sums of a row are adjacent if this or COLUMN_LANES is at least 2, otherwise all of a unit.  ROWS : at
-    least k * STACKS, a multiple of 32.  CHUNKS : at most 32 * WARPS.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns;
-    0 also if it has fewer than 32.  LOADED : blocks of columns that a warp loads at a time.  TOGETHER : blocks, all in
-    one group, whose sums it loads together; divides LOADED.  ROUNDS_TOGETHER : sub-blocks of a warp whose sums it loads
-    together.  PREFETCHED : number of steps by which the L2 cache is ahead of the loads.  WIDTH : number of vectors that
-    one access reads, a divisor of n; 0 if x is contiguous along d.
+    vectors. All sums of a row are adjacent if this or COLUMN_LANES is at least 2, otherwise all of a unit.  SPREAD :
+    number of lanes, served at a time, that access the same replica in the same order and whose columns are in one
+    chunk, STRIDE columns apart; 1 if columns are in order.  ROWS : at least k * STACKS, a multiple of 32.  CHUNKS : at
+    most 32 * WARPS.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if it has fewer than 32.  LOADED : blocks
+    of columns that a warp loads at a time.  TOGETHER : blocks, all in one group, whose sums it loads together; divides
+    LOADED.  ROUNDS_TOGETHER : sub-blocks of a warp whose sums it loads together.  PREFETCHED : number of steps by which
+    the L2 cache is ahead of the loads.  WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is
+    contiguous along d.
 
-    The banks of shared memory are 128 bytes wide. If REPLICAS * ROTATIONS * COLUMN_LANES units of vectors have as many
-    bytes, lanes that are served at a time use different banks.
+    The banks of shared memory are 128 bytes wide. If REPLICAS * ROTATIONS * COLUMN_LANES * SPREAD units of vectors have
+    as many bytes, lanes that are served at a time use different banks.
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     SUB_BLOCKS: tl.constexpr = NNZ * STACKS
@@ -267,6 +272,7 @@ def project_scattered(
     COPY_BYTES: tl.constexpr = UNITS_BYTES * LANE_UNITS * ROWS
     COPIES: tl.constexpr = 1 if SHARED_SUMS else SETS
     WINDOW: tl.constexpr = COLUMNS * TOGETHER
+    KEPT: tl.constexpr = REPLICAS * ROTATIONS // GROUPS  # columns of a group among whose lanes there are no conflicts
     STEP: tl.constexpr = COLUMNS * LOADED * SETS  # columns
     ROUNDS: tl.constexpr = SUB_BLOCKS // TEAM  # in round t, member i of a team processes sub-block t TEAM + i
     start_dependents(PROGRAMMATIC_LAUNCH)
@@ -297,12 +303,16 @@ def project_scattered(
     first_column = ((((batch0 + start) * CHUNKS) << log_chunk.to(tl.int64)) - offset).to(tl.int32)
     stop_column = tl.minimum(d, first_column + ((stop - start) * CHUNKS << log_chunk.to(tl.int32)))
     place = team * WINDOW + own % GROUPS * (COLUMNS // GROUPS) + own // GROUPS
+    place = spread_out(place, KEPT, SPREAD, STRIDE)
     windows = (1 << (log_group + log_chunk)) // (WINDOW * SETS)  # of a group; a power of two
     for i in tl.static_range(PREFETCHED):
         prefetch_step(x, first_column + i * STEP, stop_column, thread, v, n, stride_x, THREADS, STEP, VECTORS, WIDTH)
     column = first_column + place
     first_vector = v + share * LANE_VECTORS
-    ahead = load_blocks(x, column, first_vector, n, d, stride_x, LOADED, COLUMNS, TOGETHER, SETS, LANE_VECTORS, WIDTH)
+    ahead = load_blocks(
+        x, column, first_vector, n, d, stride_x, LOADED, COLUMNS, TOGETHER, SETS, KEPT, SPREAD, STRIDE, LANE_VECTORS,
+        WIDTH,
+    )  # fmt: skip
     for batch in range(start, stop):
         tl.debug_barrier()  # all warps are done with the previous table
         _write_table(
@@ -320,12 +330,13 @@ def project_scattered(
                 prefetch_step(x, far, stop_column, thread, v, n, stride_x, THREADS, STEP, VECTORS, WIDTH)
             column += STEP
             ahead = load_blocks(
-                x, column, first_vector, n, d, stride_x, LOADED, COLUMNS, TOGETHER, SETS, LANE_VECTORS, WIDTH
-            )
+                x, column, first_vector, n, d, stride_x, LOADED, COLUMNS, TOGETHER, SETS, KEPT, SPREAD, STRIDE,
+                LANE_VECTORS, WIDTH,
+            )  # fmt: skip
             entries = ()
             columns = ()
             for i in tl.static_range(LOADED):
-                j = in_batch + block_offset(i, COLUMNS, TOGETHER, SETS)
+                j = in_batch + block_offset(i, COLUMNS, TOGETHER, SETS, KEPT, SPREAD, STRIDE)
                 entries += (own_table + (j >> log_part) * ENTRY_BYTES,)  # type: ignore[assignment]
                 columns += ((j & ((1 << log_chunk) - 1)).to(tl.uint32),)  # type: ignore[assignment]
             for i in tl.static_range(0, LOADED, TOGETHER):
