@@ -49,6 +49,7 @@ def prepare(chosen: ScatteredSums, spec: SketchSpec, x: Tensor, out: Tensor, acc
         "ROTATIONS": kernel.rotations,
         "SPREAD": kernel.spread.lanes,
         "STRIDE": kernel.spread.stride,
+        "BY_SLOT": layout.by_slot,
         "ROWS": kernel.rows,
         "CHUNKS": kernel.chunks,
         "LOG_PARTS": kernel.log_parts,

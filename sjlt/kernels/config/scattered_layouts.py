@@ -11,6 +11,7 @@ from .product import Product, next_power_of_two
 
 LANES, ENTRY_BYTES = 32, 16
 WARPS, TEAMS, COLUMN_LANES = (4, 8, 16), (1, 2, 4, 8, 16), (1, 2, 4)
+SLOT_ROWS, MIN_SLOT_UNIT_BYTES = 4, 8  # rows per slot, and the shortest access to sums, with sums by slot
 BANKS = 32  # of shared memory, of 4 bytes
 LINE_BYTES = 4 * BANKS
 MAX_UNIT_BYTES = 16  # the widest access to sums
@@ -58,6 +59,9 @@ class Layout(NamedTuple):
     replicas : int
         Copies of the sums of a team, or of all teams if they are shared, a multiple of the groups of chunks that a
         block of columns belongs to; more of them avoid bank conflicts.
+    by_slot : bool
+        Whether there is a sum for each slot of a sub-block and each of up to four rows that a chunk may map it to,
+        instead of one for each row. Different slots, unlike different rows, can always be in different banks.
     """
 
     vectors: int
@@ -67,6 +71,7 @@ class Layout(NamedTuple):
     team: int
     shared: bool
     replicas: int
+    by_slot: bool
 
     @property
     def columns(self) -> int:
@@ -96,9 +101,14 @@ class Layout(NamedTuple):
         """The number of groups of chunks that a block of columns belongs to."""
         return max(1, self.columns // group_columns(product))
 
+    def rows(self, product: Product) -> int:
+        """The number of sums of a vector in one copy, rounded up."""
+        slots = product.geometry.n_tiles * product.nnz << product.geometry.log_chunk
+        return round_up_rows((SLOT_ROWS * slots if self.by_slot else product.k) * product.stacks)
+
     def shared_bytes(self, product: Product, chunks: int) -> int:
         """The shared memory of a program: the sums, the table of a batch of chunks, and what aligning them may take."""
-        sums = self.copies * self.vectors * round_up_rows(product.k * product.stacks) * sum_bytes(product)
+        sums = self.copies * self.vectors * self.rows(product) * sum_bytes(product)
         return -(-(sums + table_bytes(product, chunks)) // SHARED_ALIGN) * SHARED_ALIGN + ENTRY_BYTES
 
     def fits(self, product: Product, chunks: int) -> bool:
@@ -106,27 +116,34 @@ class Layout(NamedTuple):
         return self.shared_bytes(product, chunks) + TRITON_BYTES <= product.device.shared_memory
 
 
-def layouts(product: Product) -> Iterator[Layout]:
-    """Layouts that fit in shared memory, with replicas up to the least number that avoids bank conflicts."""
+def layouts(product: Product, by_slot: bool = False) -> Iterator[Layout]:
+    """Layouts that fit in shared memory, with replicas up to the least number that avoids bank conflicts.
+
+    With sums by slot, there are more of them, so these layouts are only those that need slots to avoid conflicts, with
+    wide accesses.
+    """
     nnz, group = product.nnz * product.stacks, group_columns(product)
     vectors = min(MAX_PROGRAM_VECTORS, MAX_VECTOR_BYTES // sum_bytes(product), next_power_of_two(product.n))
     blocks = []  # (vectors, unit, column_lanes)
     while vectors:
         for unit in {1, min(vectors, MAX_UNIT_BYTES // sum_bytes(product))}:
             most = vectors // unit if contiguous_vectors(product) > 1 else 1
-            blocks += [(vectors, unit, lanes) for lanes in COLUMN_LANES if lanes <= most]
+            if not by_slot or unit * sum_bytes(product) >= MIN_SLOT_UNIT_BYTES:
+                blocks += [(vectors, unit, lanes) for lanes in COLUMN_LANES if lanes <= most]
         vectors //= 2
     for warps in WARPS:
         chunks = max_chunks(product, warps)
         teams = [team for team in TEAMS if team <= warps and nnz % team == 0]
         for team, block, shared in itertools.product(teams, blocks, (False, True)):
-            layout = Layout(*block, warps, team, shared, 1)
+            layout = Layout(*block, warps, team, shared, 1, by_slot)
             if shared and not 1 < layout.sets <= group // layout.columns:
                 continue
             layout = layout._replace(replicas=layout.groups(product))
             while layout.fits(product, chunks):
-                yield layout
-                if bank_conflicts(product, layout)[0] == 1:
+                conflicts, _, spread = bank_conflicts(product, layout)
+                if spread != IN_ORDER or not by_slot:
+                    yield layout
+                if conflicts == 1:
                     break
                 layout = layout._replace(replicas=2 * layout.replicas)
 
@@ -142,7 +159,7 @@ def bank_conflicts(product: Product, layout: Layout) -> tuple[float, int, Spread
     different = layout.replicas * rotations  # columns that use different banks
     if different >= columns:
         return 1.0, rotations, IN_ORDER
-    if product.k == product.geometry.n_tiles * product.nnz << product.geometry.log_chunk:  # slots are rows
+    if layout.by_slot or _slots_are_rows(product):
         for fewer in {1 if layout.column_lanes == 1 else rotations, rotations}:
             spread = _spread(product, layout, columns // (layout.replicas * fewer), fewer)
             if spread is not None:
@@ -154,12 +171,27 @@ def bank_conflicts(product: Product, layout: Layout) -> tuple[float, int, Spread
     return (2.0 if product.geometry.log_chunk >= 4 else 2.5), rotations, IN_ORDER
 
 
+def may_be_by_slot(product: Product) -> bool:
+    """Whether sums by slot differ from sums by row, and may be faster.
+
+    They are not with nnz 1, and not for contiguous vectors, of which lanes then read parts of more lines. In
+    microseconds on an H200, by row and by slot: X (2, 22134021) -> 1088 with nnz 1 in fp16 61 and 70, A (6286498, 12)
+    -> 576 with nnz 1 98 and 146.
+    """
+    return are_rows(product) and product.nnz * product.stacks > 1 and not _slots_are_rows(product)
+
+
+def _slots_are_rows(product: Product) -> bool:
+    """Whether all sub-blocks have 2^p rows, so that the slots of a chunk are their rows."""
+    return product.k == product.geometry.n_tiles * product.nnz << product.geometry.log_chunk
+
+
 def _spread(product: Product, layout: Layout, lanes: int, rotations: int) -> Spread | None:
     """The spread of 2^a lanes that are served at a time and do not differ in replica or rotation, if there is one.
 
-    If all sub-blocks have 2^p rows, column i of a chunk meets row a2 (z ^ (z >> h)) + b2 mod 2^p, where z = a1 i + b1
-    mod 2^p, h = ceil(p / 2), and a1 and a2 are odd. Lanes use different banks if their rows differ mod 2^a, and so do
-    the a lowest bits of z ^ (z >> h). With columns that are 2^h apart, and a <= p - h, bits h .. h + a - 1 of z differ,
+    Column i of a chunk meets slot a2 (z ^ (z >> h)) + b2 mod 2^p of a sub-block, where z = a1 i + b1 mod 2^p, h =
+    ceil(p / 2), and a1 and a2 are odd. Lanes use different banks if their slots differ mod 2^a, and so do the a lowest
+    bits of z ^ (z >> h). With columns that are 2^h apart, and a <= p - h, bits h .. h + a - 1 of z differ,
     and the lower ones do not. With columns that are 2^(h - 1) apart, p odd and a = h, the upper h bits of z differ; the
     lowest h - 1 bits of z >> h, and bit h - 1 of z, are these.
     """

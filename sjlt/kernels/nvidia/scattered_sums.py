@@ -11,7 +11,8 @@ between two barriers (SHARED_SUMS). At the end, sums are added in a fixed order,
 The sums of up to 16 bytes of vectors, a unit, are adjacent, so that one access reads or writes them. Shared memory
 serves as many lanes at a time as its banks have units, if these lanes use different banks. They do if each adds to
 another replica of the sums (REPLICAS) or, in another order than the others, to its units (ROTATIONS), or if their
-columns are so far apart in a chunk that they meet rows in different banks (SPREAD, STRIDE).
+columns are so far apart in a chunk that they meet rows in different banks (SPREAD, STRIDE). For the latter, slots must
+be rows, or sums be ordered by slot (BY_SLOT), because different slots may meet rows that are in one bank.
 
 A program first derives the words of a batch of chunks, at most one chunk per thread, and keeps them in a table in
 shared memory, in entries of 16 bytes for each sub-block and up to 32 columns.
@@ -34,10 +35,10 @@ from ..portable.law import (
     tile_theta,
 )
 from ..portable.program import start_dependents
-from .row_words import fraction_step, row_of, words_of_rows
+from .row_words import first_place, fraction_step, place_of, row_of, words_of_rows
 from .scattered_loads import LANES, block_offset, load_blocks, prefetch_step, spread_out
 from .shared_memory import load_numbers, load_words, shared_begin, store_numbers, store_words
-from .sums import add_sums, clear_sums, sign_of, sums_at
+from .sums import add_sums, add_where, clear_sums, sign_of, sums_at
 
 ENTRY_BYTES = tl.constexpr(16)
 INTEGERS = ["n", "d", "stride_x", "offset", "k", "n_tiles", "log_group", "log_chunk", "batches"]
@@ -70,7 +71,7 @@ def _tile_start(m, rows, more, reciprocal):
 @triton.jit
 def _write_table(
     table, first_chunk, thread, k, n_tiles, shape, pm, p, k0, k1, NNZ: tl.constexpr, STACKS: tl.constexpr,
-    THREADS: tl.constexpr, CHUNKS: tl.constexpr, LOG_PARTS: tl.constexpr,
+    BY_SLOT: tl.constexpr, THREADS: tl.constexpr, CHUNKS: tl.constexpr, LOG_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Write the table of CHUNKS chunks, ordered by sub-block of all stacks, by chunk, and by part of 32 columns.
 
@@ -101,7 +102,10 @@ def _write_table(
             begin = part_start(t, rows, NNZ)
             b = part_start(t + 1, rows, NNZ) - begin
             step = tl.where(b == least, step_of_least, step_of_others)
-            first, second, row = words_of_rows(w, stack * k.to(tl.uint32) + tile_row + begin, b, step, p)
+            first_row = stack * k.to(tl.uint32) + tile_row + begin
+            if BY_SLOT:
+                first_row = ((stack * n_tiles.to(tl.uint32) + m) * NNZ + t) << (p + 2)
+            first, second, row = words_of_rows(w, first_row, b, step, p)
             for h in tl.static_range(1 << LOG_PARTS):
                 e = (t << p) + h * LANES
                 sign = select_word((e >> 5) & 3, s0, s1, s2, s3) >> (e & 31)
@@ -110,10 +114,14 @@ def _write_table(
 
 
 @triton.jit
-def _row_and_sign(entry, i, p):
-    """(row, word whose highest bit is the sign) of columns i of their chunks, from the table entries at `entry`."""
+def _row_and_sign(entry, i, p, BY_SLOT: tl.constexpr):
+    """(row, word whose highest bit is the sign) of columns i of their chunks, from the table entries at `entry`.
+
+    With BY_SLOT, the place of the sum instead of its row.
+    """
     first, second, row, sign = load_words(entry)
-    return row_of(i, first, second, row, p).to(tl.int32), sign << (31 - (i & 31))
+    row = place_of(i, first, second, row, p) if BY_SLOT else row_of(i, first, second, row, p)
+    return row.to(tl.int32), sign << (31 - (i & 31))
 
 
 @triton.jit
@@ -138,7 +146,7 @@ def _exchange_units(
 def _add_blocks(
     loaded, entries, columns, sums, p, one, DTYPE: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr,
     VECTORS: tl.constexpr, UNIT: tl.constexpr, ROUND: tl.constexpr, ROUNDS: tl.constexpr, ROUND_BYTES: tl.constexpr,
-    ROW_BYTES: tl.constexpr,
+    ROW_BYTES: tl.constexpr, BY_SLOT: tl.constexpr,
 ):  # fmt: skip
     """Add blocks FIRST .. FIRST + BLOCKS - 1 of `loaded` to the sums of rounds ROUND .. ROUND + ROUNDS - 1.
 
@@ -152,7 +160,7 @@ def _add_blocks(
     sign = ()
     for i in tl.static_range(FIRST, FIRST + BLOCKS):
         for t in tl.static_range(ROUND, ROUND + ROUNDS):
-            row, word = _row_and_sign(entries[i] + t * ROUND_BYTES, columns[i], p)
+            row, word = _row_and_sign(entries[i] + t * ROUND_BYTES, columns[i], p, BY_SLOT)
             offset += (row * ROW_BYTES,)  # type: ignore[assignment]
             sign += (sign_of(word, one, DTYPE),)  # type: ignore[assignment]
     before = ()
@@ -215,6 +223,7 @@ def project_scattered(
     ROTATIONS: tl.constexpr,
     SPREAD: tl.constexpr,
     STRIDE: tl.constexpr,
+    BY_SLOT: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     LOG_PARTS: tl.constexpr,
@@ -242,12 +251,13 @@ def project_scattered(
     are in different groups add to different ones.  ROTATIONS : number of orders in which lanes access their units of
     vectors. All sums of a row are adjacent if this or COLUMN_LANES is at least 2, otherwise all of a unit.  SPREAD :
     number of lanes, served at a time, that access the same replica in the same order and whose columns are in one
-    chunk, STRIDE columns apart; 1 if columns are in order.  ROWS : at least k * STACKS, a multiple of 32.  CHUNKS : at
-    most 32 * WARPS.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0 also if it has fewer than 32.  LOADED : blocks
-    of columns that a warp loads at a time.  TOGETHER : blocks, all in one group, whose sums it loads together; divides
-    LOADED.  ROUNDS_TOGETHER : sub-blocks of a warp whose sums it loads together.  PREFETCHED : number of steps by which
-    the L2 cache is ahead of the loads.  WIDTH : number of vectors that one access reads, a divisor of n; 0 if x is
-    contiguous along d.
+    chunk, STRIDE columns apart; 1 if columns are in order.  BY_SLOT : there is a sum for each slot of a sub-block and
+    row mod 4, see `place_of`, instead of one for each row.  ROWS : a multiple of 32, at least the number of these sums
+    of a vector, k * STACKS by row.  CHUNKS : at most 32 * WARPS.  LOG_PARTS : a chunk has 32 << LOG_PARTS columns; 0
+    also if it has fewer than 32.  LOADED : blocks of columns that a warp loads at a time.  TOGETHER : blocks, all in
+    one group, whose sums it loads together; divides LOADED.  ROUNDS_TOGETHER : sub-blocks of a warp whose sums it loads
+    together.  PREFETCHED : number of steps by which the L2 cache is ahead of the loads.  WIDTH : number of vectors that
+    one access reads, a divisor of n; 0 if x is contiguous along d.
 
     The banks of shared memory are 128 bytes wide. If REPLICAS * ROTATIONS * COLUMN_LANES * SPREAD units of vectors have
     as many bytes, lanes that are served at a time use different banks.
@@ -316,8 +326,8 @@ def project_scattered(
     for batch in range(start, stop):
         tl.debug_barrier()  # all warps are done with the previous table
         _write_table(
-            table, (batch0 + batch) * CHUNKS, thread, k, n_tiles, shape, pm, p, k0, k1, NNZ, STACKS, THREADS,
-            CHUNKS, LOG_PARTS,
+            table, (batch0 + batch) * CHUNKS, thread, k, n_tiles, shape, pm, p, k0, k1, NNZ, STACKS, BY_SLOT,
+            THREADS, CHUNKS, LOG_PARTS,
         )  # fmt: skip
         tl.debug_barrier()
         in_batch = place
@@ -343,7 +353,7 @@ def project_scattered(
                 for t in tl.static_range(0, ROUNDS, ROUNDS_TOGETHER):
                     _add_blocks(
                         loaded, entries, columns, own_sums, p, one, DTYPE, i, TOGETHER, LANE_VECTORS, UNIT, t,
-                        min(ROUNDS_TOGETHER, ROUNDS - t), ROUND_BYTES, ROW_BYTES,
+                        min(ROUNDS_TOGETHER, ROUNDS - t), ROUND_BYTES, ROW_BYTES, BY_SLOT,
                     )  # fmt: skip
                 window = step * (LOADED // TOGETHER) + i // TOGETHER
                 if SHARED_SUMS & (window & (windows - 1) == windows - 1):
@@ -355,8 +365,17 @@ def project_scattered(
     for first in range(0, k * STACKS * UNITS, THREADS):
         unit, r = (first + thread) % UNITS, (first + thread) // UNITS
         address = sums + unit % LANE_UNITS * NEXT_UNIT + unit // LANE_UNITS * UNIT_BYTES
-        address += tl.minimum(r, ROWS - 1) * ROW_BYTES
-        totals = _total(address, r, DTYPE, UNIT, REPLICAS, NEXT_REPLICA, COPIES, COPY_BYTES)
+        if BY_SLOT:
+            place, next_too = first_place(tl.minimum(r, k * STACKS - 1).to(tl.uint32), k, n_tiles, p, NNZ)
+            after = _total(
+                address + tl.where(next_too, place + 1, place) * ROW_BYTES, r, DTYPE, UNIT, REPLICAS, NEXT_REPLICA,
+                COPIES, COPY_BYTES,
+            )  # fmt: skip
+        else:
+            place = tl.minimum(r, ROWS - 1)
+        totals = _total(address + place * ROW_BYTES, r, DTYPE, UNIT, REPLICAS, NEXT_REPLICA, COPIES, COPY_BYTES)
+        if BY_SLOT:
+            totals = add_where(next_too, totals, after)
         for e in tl.static_range(UNIT):
             w = v + unit * UNIT + e
             pointers = target + w.to(tl.int64) * stride_tv + r.to(tl.int64) * stride_tk

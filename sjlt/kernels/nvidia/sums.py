@@ -40,6 +40,15 @@ def sums_at(address, DTYPE: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
+def add_where(keep, totals, numbers):
+    """The sums of the tensors of two tuples; where not `keep`, the first tuple's."""
+    after = ()
+    for e in tl.static_range(len(totals)):
+        after += (tl.where(keep, totals[e] + numbers[e], totals[e]),)  # type: ignore[assignment]
+    return after
+
+
+@triton.jit
 def add_sums(totals, numbers):
     """The sums of the tensors of two tuples."""
     after = ()
