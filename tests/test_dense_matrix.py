@@ -103,6 +103,9 @@ def test_products_that_torch_does_not_compute(changes):
         ({"k": 200}, False, False),  # several tiles
         ({"k": 128}, False, True),  # a power-of-two geometry
         ({"k": 128, "n": 1 << 15}, False, False),
+        ({"k": 128, "nnz": 8}, False, True),
+        ({"k": 128, "nnz": 8, "n": 1 << 19}, True, True),
+        ({"k": 128, "nnz": 8, "n": 1 << 19, "x_strides": (1, 1 << 19)}, False, True),
         ({"n": 1 << 13}, False, False),  # little data
         ({"d": 1536, "k": 128, "adjoint": True}, True, True),
         ({"d": 1536, "k": 32, "adjoint": True}, False, False),

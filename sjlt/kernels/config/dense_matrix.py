@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...laws import exact as law
 from .arithmetic import MAX_CHUNKS
 from .product import (
     SCRATCH_BYTES,
@@ -21,7 +22,7 @@ ALIGN = 16  # entries; rows of the matrix begin at multiples of these
 
 # Bytes of data and result, those per byte of the matrix, multiplications per element of data and result, and
 # components: see the functions that use them.
-MIN_BYTES, MIN_LARGE_BYTES, MIN_RATIO = 16 << 20, 64 << 20, 16
+MIN_BYTES, MIN_LARGE_BYTES, MIN_HOPPER_BYTES, MIN_RATIO = 16 << 20, 64 << 20, 256 << 20, 16
 MAX_INTENSITY, MAX_INTENSITY_MANY = 175, 245
 MIN_COMPONENTS, MAX_COMPONENTS = 40, 512
 SEVERAL_ENTRIES, MANY_ENTRIES = 4, 8  # per column
@@ -120,11 +121,16 @@ def _gains_adjoint(product: Product, size: int) -> bool:
 def _gains(product: Product, size: int) -> bool:
     """Whether torch is faster for a projection.
 
-    It is not on Hopper: from codes and by torch, in microseconds on an H200, X (216469, 1000) -> 80 with nnz 8 131 and
-    136, (627689, 768) -> 16 257 and 249. Without Hopper's kernels, other kernels take up to 2.8 times as long, except
-    in power-of-two geometries for little data: (1008296, 384) -> 104 542 and 273, (224698, 1536) -> 64 246 and 203,
-    (449773, 384) -> 128 with nnz 2 132 and 126, (199768, 1536) -> 16 with nnz 1 161 and 162; but (24160, 1000) -> 128,
-    contiguous vectors, 27 and 28. For little data, the host would take longer than the device.
+    On Hopper, it is only for much data with many entries in a whole tile. From codes and by torch, in microseconds on
+    an H200: X (646337, 3072) -> 128 with nnz 8 1255 and 984, (473982, 1000) -> 128 343 and 296; but (72639, 4096) ->
+    128 with nnz 3 169 and 164, (216469, 1000) -> 80 with nnz 8 131 and 136, (627689, 768) -> 16 257 and 249. Without
+    Hopper's kernels, other kernels take up to 2.8 times as long, except in power-of-two geometries for little data:
+    (1008296, 384) -> 104 542 and 273, (224698, 1536) -> 64 246 and 203, (449773, 384) -> 128 with nnz 2 132 and 126,
+    (199768, 1536) -> 16 with nnz 1 161 and 162; but (24160, 1000) -> 128, contiguous vectors, 27 and 28. For little
+    data, the host would take longer than the device.
     """
     power_of_two = is_power_of_two(product.k, product.nnz)
-    return not product.device.hopper and size >= (MIN_LARGE_BYTES if power_of_two else MIN_BYTES)
+    if product.device.hopper:
+        rows = product.x_strides[1] == 1
+        return rows and product.k == law.TILE_ROWS and product.nnz >= MANY_ENTRIES and size >= MIN_HOPPER_BYTES
+    return size >= (MIN_LARGE_BYTES if power_of_two else MIN_BYTES)

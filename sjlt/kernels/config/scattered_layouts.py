@@ -24,12 +24,14 @@ WORD_BYTES, ACCESS_BYTES = 8, 16  # the widest access to contiguous vectors, in 
 
 
 class Spread(NamedTuple):
-    """Lanes whose columns are in one chunk, and how many columns these are apart; columns are in order if both are 1.
+    """How lanes take the columns of a chunk, so that they use different banks.
 
     Attributes
     ----------
-    lanes, stride : int
-        Powers of two.
+    lanes : int
+        Number of lanes, a power of two, that might use the same banks otherwise.
+    stride : int
+        Columns from one of them to the next, a power of two. Columns are in order if both are 1.
     """
 
     lanes: int
@@ -160,10 +162,10 @@ def bank_conflicts(product: Product, layout: Layout) -> tuple[float, int, Spread
     if different >= columns:
         return 1.0, rotations, IN_ORDER
     if layout.by_slot or _slots_are_rows(product):
-        for fewer in {1 if layout.column_lanes == 1 else rotations, rotations}:
-            spread = _spread(product, layout, columns // (layout.replicas * fewer), fewer)
+        for tried in (1, rotations) if layout.column_lanes == 1 else (rotations,):
+            spread = _spread(product, layout, columns // (layout.replicas * tried), tried)
             if spread is not None:
-                return 1.0, fewer, spread
+                return 1.0, tried, spread
     if layout.column_lanes > 1:
         return (2 - 0.5**different if columns == 2 * different else 2.2), rotations, IN_ORDER
     if line < BANKS:
@@ -190,10 +192,10 @@ def _spread(product: Product, layout: Layout, lanes: int, rotations: int) -> Spr
     """The spread of 2^a lanes that are served at a time and do not differ in replica or rotation, if there is one.
 
     Column i of a chunk meets slot a2 (z ^ (z >> h)) + b2 mod 2^p of a sub-block, where z = a1 i + b1 mod 2^p, h =
-    ceil(p / 2), and a1 and a2 are odd. Lanes use different banks if their slots differ mod 2^a, and so do the a lowest
-    bits of z ^ (z >> h). With columns that are 2^h apart, and a <= p - h, bits h .. h + a - 1 of z differ,
-    and the lower ones do not. With columns that are 2^(h - 1) apart, p odd and a = h, the upper h bits of z differ; the
-    lowest h - 1 bits of z >> h, and bit h - 1 of z, are these.
+    ceil(p / 2), and a1 and a2 are odd. Lanes use different banks if their slots differ mod 2^a, that is, if the a
+    lowest bits of z ^ (z >> h) do. They do if a = p. They do for columns 2^h apart if a <= p - h: then bits h to
+    h + a - 1 of z differ, and the lower bits are equal. They do for columns 2^(h - 1) apart if a = h and p is odd: then
+    the upper h bits of z differ, which become bits 0 to h - 2 of z >> h and bit h - 1 of z.
     """
     a, p, kept = lanes.bit_length() - 1, product.geometry.log_chunk, layout.replicas * rotations
     h, groups = (p + 1) // 2, layout.groups(product)

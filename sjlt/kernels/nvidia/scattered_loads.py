@@ -22,16 +22,19 @@ def spread_out(q, KEPT: tl.constexpr, SPREAD: tl.constexpr, STRIDE: tl.constexpr
 
 
 @triton.jit
-def block_offset(
-    i: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr, KEPT: tl.constexpr,
+def block_offsets(
+    LOADED: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SETS: tl.constexpr, KEPT: tl.constexpr,
     SPREAD: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """The distance from a lane's first column to its column in block i of COLUMNS columns, which `spread_out` permutes.
+    """The distances from a lane's first column to its columns in LOADED blocks of COLUMNS columns, as a tuple.
 
-    The sets of warps process windows of TOGETHER blocks in turn.
+    The sets of warps process windows of TOGETHER blocks in turn. `spread_out` permutes the columns of a step.
     """
-    OFFSET: tl.constexpr = (i // TOGETHER * SETS * TOGETHER + i % TOGETHER) * COLUMNS
-    return spread_out(OFFSET, KEPT, SPREAD, STRIDE)
+    offsets = ()
+    for i in tl.static_range(LOADED):
+        block = i // TOGETHER * SETS * TOGETHER + i % TOGETHER
+        offsets += (spread_out(block * COLUMNS, KEPT, SPREAD, STRIDE),)  # type: ignore[assignment]
+    return offsets
 
 
 @triton.jit
@@ -58,20 +61,16 @@ def load_run(pointer, inside, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_blocks(
-    x, column, v, n, d, stride_x, LOADED: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr,
-    SETS: tl.constexpr, KEPT: tl.constexpr, SPREAD: tl.constexpr, STRIDE: tl.constexpr, VECTORS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
-    """LOADED blocks of COLUMNS columns of VECTORS vectors, from vector v on, as a tuple; zeros after the last column.
+def load_blocks(x, column, offsets, v, n, d, stride_x, VECTORS: tl.constexpr, WIDTH: tl.constexpr):
+    """Columns column + offsets[0], ... of VECTORS vectors, from vector v on, as a tuple; zeros after the last column.
 
     Each tensor has one vector's elements of one block; vectors vary fastest. `column` and, if WIDTH > 0, `v` may differ
     between lanes. Existing vectors are read again in place of those that do not exist, as masks of their own would take
     more instructions.
     """
     loaded = ()
-    for i in tl.static_range(LOADED):
-        j = column + block_offset(i, COLUMNS, TOGETHER, SETS, KEPT, SPREAD, STRIDE)
+    for i in tl.static_range(len(offsets)):
+        j = column + offsets[i]
         inside = j.to(tl.uint32) < d.to(tl.uint32)
         if WIDTH == 0:
             for u in tl.static_range(VECTORS):

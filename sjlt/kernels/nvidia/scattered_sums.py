@@ -36,7 +36,7 @@ from ..portable.law import (
 )
 from ..portable.program import start_dependents
 from .row_words import first_place, fraction_step, place_of, row_of, words_of_rows
-from .scattered_loads import LANES, block_offset, load_blocks, prefetch_step, spread_out
+from .scattered_loads import LANES, block_offsets, load_blocks, prefetch_step, spread_out
 from .shared_memory import load_numbers, load_words, shared_begin, store_numbers, store_words
 from .sums import add_sums, add_where, clear_sums, sign_of, sums_at
 
@@ -314,15 +314,13 @@ def project_scattered(
     stop_column = tl.minimum(d, first_column + ((stop - start) * CHUNKS << log_chunk.to(tl.int32)))
     place = team * WINDOW + own % GROUPS * (COLUMNS // GROUPS) + own // GROUPS
     place = spread_out(place, KEPT, SPREAD, STRIDE)
+    offsets = block_offsets(LOADED, COLUMNS, TOGETHER, SETS, KEPT, SPREAD, STRIDE)
     windows = (1 << (log_group + log_chunk)) // (WINDOW * SETS)  # of a group; a power of two
     for i in tl.static_range(PREFETCHED):
         prefetch_step(x, first_column + i * STEP, stop_column, thread, v, n, stride_x, THREADS, STEP, VECTORS, WIDTH)
     column = first_column + place
     first_vector = v + share * LANE_VECTORS
-    ahead = load_blocks(
-        x, column, first_vector, n, d, stride_x, LOADED, COLUMNS, TOGETHER, SETS, KEPT, SPREAD, STRIDE, LANE_VECTORS,
-        WIDTH,
-    )  # fmt: skip
+    ahead = load_blocks(x, column, offsets, first_vector, n, d, stride_x, LANE_VECTORS, WIDTH)
     for batch in range(start, stop):
         tl.debug_barrier()  # all warps are done with the previous table
         _write_table(
@@ -339,14 +337,11 @@ def project_scattered(
                 far = column - place + PREFETCHED * STEP
                 prefetch_step(x, far, stop_column, thread, v, n, stride_x, THREADS, STEP, VECTORS, WIDTH)
             column += STEP
-            ahead = load_blocks(
-                x, column, first_vector, n, d, stride_x, LOADED, COLUMNS, TOGETHER, SETS, KEPT, SPREAD, STRIDE,
-                LANE_VECTORS, WIDTH,
-            )  # fmt: skip
+            ahead = load_blocks(x, column, offsets, first_vector, n, d, stride_x, LANE_VECTORS, WIDTH)
             entries = ()
             columns = ()
             for i in tl.static_range(LOADED):
-                j = in_batch + block_offset(i, COLUMNS, TOGETHER, SETS, KEPT, SPREAD, STRIDE)
+                j = in_batch + offsets[i]
                 entries += (own_table + (j >> log_part) * ENTRY_BYTES,)  # type: ignore[assignment]
                 columns += ((j & ((1 << log_chunk) - 1)).to(tl.uint32),)  # type: ignore[assignment]
             for i in tl.static_range(0, LOADED, TOGETHER):
