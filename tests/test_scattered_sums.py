@@ -157,14 +157,12 @@ def test_similar_numbers_of_rows_share_a_layout(monkeypatch):
 def test_banks():
     """Lanes served at a time use different banks where a layout is said to avoid conflicts."""
     rng, free, spread = random.Random(7), 0, 0
-    for k, nnz, n, dtype, columns in itertools.product(
-        [300, 16, 2000, 100, 1024, 640], [4, 1, 2, 5, 8], [7, 16], ["float32", "float16"], [False, True]
-    ):
+    for k, nnz in itertools.product([300, 16, 2000, 100, 1024, 640], [4, 1, 2, 5, 8]):
+        rows, _ = Sketch(256, k, nnz=nnz, seed=k).entries()  # (nnz, columns)
+        slots = slots_of_columns(256, k, nnz, seed=k)
+        n, dtype, columns = rng.choice([7, 16]), rng.choice(["float32", "float16"]), rng.random() < 0.5
         strides = (1, n) if columns else (1 << 20, 1)
         product = exact_product(n, 1 << 20, k, nnz, x_strides=strides, dtype=dtype, device=HOPPER)
-        seed = rng.randrange(1000)
-        rows, _ = Sketch(512, k, nnz=nnz, seed=seed).entries()  # (nnz, columns)
-        slots = slots_of_columns(512, k, nnz, seed)
         by_row, by_slot = (scattered_layouts.layouts(product, by_slot) for by_slot in (False, True))
         for layout in [*by_row, *by_slot]:
             conflicts, _, (lanes, _) = kernel = scattered_layouts.bank_conflicts(product, layout)
@@ -174,8 +172,8 @@ def test_banks():
                 for _ in range(4):
                     places = slots if layout.by_slot else rows
                     check_banks(product, layout, kernel, places[rng.randrange(nnz)], rng.randrange(1 << 10))
-    assert free > 4000
-    assert spread > 1000
+    assert free > 1000
+    assert spread > 300
 
 
 def slots_of_columns(d, k, nnz, seed):
