@@ -46,7 +46,7 @@ CASES = [  # every sketch in both dtypes, cycling through the other parameters
 ]
 
 
-@pytest.mark.parametrize("case", exhaustive_except(CASES[::3], CASES), ids=str)
+@pytest.mark.parametrize("case", exhaustive_except(CASES[:6:2] + CASES[-1:], CASES), ids=str)
 def test_products_are_exact(kernels_on, launches, case):
     k, nnz, dtype, n, d, offset = case
     S = Sketch(2**40, k, nnz=nnz, seed=2**63 + k)[:, offset : offset + d]

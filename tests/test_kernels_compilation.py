@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import triton
-from helpers.cases import exhaustive_except
 from helpers.compilation import TARGETS, check_compiled, compile_launches
 
 PORTABLE = {
@@ -18,9 +17,6 @@ NVIDIA = {"encode_groups", "project_staged", "project_scattered", "project_warp_
 NVIDIA |= {"project_lane_sums"}
 NVIDIA |= {"encode_offsets", "adjoint_staged", "multiply_tall", "encode_chunks", "project_codes_ampere"}
 HOPPER = {"project_hopper", "adjoint_hopper", "multiply_iid_hopper", "project_codes_hopper"}
-
-# By default only the kernels of the first products and the first dropout are compiled, for sm_90; all calls and targets
-# run under the `exhaustive` marker.
 
 # (n, d, k, law, dtype, layout): tall, square, wide and narrow data; full and partial tiles; one and many vectors.
 PRODUCTS = [
@@ -113,6 +109,8 @@ STAGED = [  # kernels that address shared memory themselves
     (33, 1 << 20, 128, {"nnz": 2}, "float64", "columns"),
     (1, 20_000_000, 1088, {"nnz": 8}, "bfloat16", "rows"),
     (8, 2_000_000, 700, {"nnz": 3}, "float16", "rows"),
+    (8, 60_000_000, 1024, {"nnz": 4}, "float16", "rows"),  # scattered_sums with columns that are spread
+    (4, 20_000_000, 834, {"nnz": 8}, "float32", "rows"),  # the same by slot
     (5, 2_000_000, 100, {"nnz": 1}, "float32", "part"),
     (1, 20_000_000, 50, {"nnz": 4}, "bfloat16", "rows"),
     (1, 20_000_001, 75, {"nnz": 4}, "float32", "part"),
@@ -279,25 +277,24 @@ def multiply_tall(m, n, columns):
     tall_product.multiply(new((m, n), "float32", "rows"), new((n, columns), "float64", "rows"))
 
 
-def make_calls(on, everything, nvidia, hopper):
+def make_calls(on, nvidia, hopper):
     import torch
 
     on()
-    for call in PRODUCTS if everything else PRODUCTS[:1]:
+    for call in PRODUCTS:
         multiply(*call)
-    for call in DROPOUT if everything else DROPOUT[:1]:
+    for call in DROPOUT:
         drop(*call)
-    if everything:
-        for call in DENSE:
-            multiply_by("dense_matrix", *call)
-        for call in SPARSE:
-            multiply_sparse(*call)
-        for columns in (512, 100, 4096):
-            differentiate(1 << 20, columns)
-        torch.set_float32_matmul_precision("high")
-        multiply(2000, 301, 300, {"nnz": 5}, "float32", "rows")
-        torch.set_float32_matmul_precision("highest")
-    if everything and nvidia:
+    for call in DENSE:
+        multiply_by("dense_matrix", *call)
+    for call in SPARSE:
+        multiply_sparse(*call)
+    for columns in (512, 100, 4096):
+        differentiate(1 << 20, columns)
+    torch.set_float32_matmul_precision("high")
+    multiply(2000, 301, 300, {"nnz": 5}, "float32", "rows")
+    torch.set_float32_matmul_precision("highest")
+    if nvidia:
         multiply_tall(1 << 20, 2048, 128)
         on(asynchronous_copies=True)
         for call in STAGED + STAGED_ADJOINTS:
@@ -308,27 +305,24 @@ def make_calls(on, everything, nvidia, hopper):
             multiply_sparse(*call)
     if hopper:
         on(hopper=True)
-        for call in ON_HOPPER if everything else ON_HOPPER[:1]:
+        for call in ON_HOPPER:
             multiply(*call)
-        for call in ADDED_ON_HOPPER if everything else ():
+        for call in ADDED_ON_HOPPER:
             add(*call)
 
 
-@pytest.mark.parametrize("which", ["default", pytest.param("everything", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("target", exhaustive_except(["sm_90"], TARGETS))
-def test_kernels_compile(target, which):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_compile(target):
     from sjlt.backends.triton.device import GLUON_VERSIONS
     from sjlt.backends.triton.launcher import DIRECT
 
     nvidia = target.startswith("sm_") and DIRECT
     hopper = target == "sm_90" and triton.__version__.startswith(GLUON_VERSIONS)
     kernels = PORTABLE | (NVIDIA if nvidia else set()) | (HOPPER if hopper else set())
-    if which == "default":
-        kernels = {"project_tensor_core", "adjoint_tensor_core", "scale_vectors", "dropout_flat"}
-        kernels |= {"project_hopper", "adjoint_hopper"} if hopper else set()
-    check_compiled(__file__, target, kernels, which, *(["nvidia"] if nvidia else []), *(["hopper"] if hopper else []))
+    check_compiled(__file__, target, kernels, *(["nvidia"] if nvidia else []), *(["hopper"] if hopper else []))
 
 
 if __name__ == "__main__":
     target, *which = sys.argv[1:]
-    compile_launches(target, lambda on: make_calls(on, "everything" in which, "nvidia" in which, "hopper" in which))
+    compile_launches(target, lambda on: make_calls(on, "nvidia" in which, "hopper" in which))
