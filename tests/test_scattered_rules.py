@@ -19,6 +19,7 @@ LONG = {"n": 4, "d": 1 << 22, "k": 300, "device": HOPPER}
         ({"k": 1024}, True),
         ({"k": 4096, "nnz": 8, "d": 1 << 25}, False),  # sums in registers
         ({"k": 4096, "n": 16, "d": 1 << 24}, False),
+        ({"k": 8192, "n": 16, "d": 1 << 24, "nnz": 8}, True),  # others would use tensor cores
         ({"k": 1024, "nnz": 1, "d": 1 << 26}, False),
         ({"k": 512}, True),
         ({"k": 512, "n": 1}, False),

@@ -165,7 +165,8 @@ def test_banks():
         product = exact_product(n, 1 << 20, k, nnz, x_strides=strides, dtype=dtype, device=HOPPER)
         by_row, by_slot = (scattered_layouts.layouts(product, by_slot) for by_slot in (False, True))
         for layout in [*by_row, *by_slot]:
-            conflicts, _, (lanes, _) = kernel = scattered_layouts.bank_conflicts(product, layout)
+            conflicts, rotations, (lanes, _) = kernel = scattered_layouts.bank_conflicts(product, layout)
+            assert rotations == 1 or layout.unit > 1 or conflicts == 1 or layout.column_lanes > 1  # no use otherwise
             if conflicts == 1:
                 free += 1
                 spread += lanes > 1

@@ -135,7 +135,7 @@ def _portable(product: Product, launch: Launch) -> ErrorBound:
         return ErrorBound(4 * launch.groups_per_split, 0.0)
     if isinstance(launch, StagedGather):  # a row has at most one entry in a group
         return ErrorBound(launch.groups_per_split - 1, 0.0)
-    if isinstance(launch, ScatteredSums):
+    if isinstance(launch, ScatteredSums):  # by slot, the spare addition is that of the two sums of a row
         return ErrorBound(launch.terms - 1 + launch.kernel.layout.copies, 0.0)
     if isinstance(launch, RowGather):
         groups = launch.groups_per_split

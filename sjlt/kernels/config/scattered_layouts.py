@@ -121,8 +121,7 @@ class Layout(NamedTuple):
 def layouts(product: Product, by_slot: bool = False) -> Iterator[Layout]:
     """Layouts that fit in shared memory, with replicas up to the least number that avoids bank conflicts.
 
-    With sums by slot, there are more of them, so these layouts are only those that need slots to avoid conflicts, with
-    wide accesses.
+    Sums by slot are more numerous, so only layouts with wide accesses that avoid conflicts by a spread are listed.
     """
     nnz, group = product.nnz * product.stacks, group_columns(product)
     vectors = min(MAX_PROGRAM_VECTORS, MAX_VECTOR_BYTES // sum_bytes(product), next_power_of_two(product.n))
@@ -170,13 +169,13 @@ def bank_conflicts(product: Product, layout: Layout) -> tuple[float, int, Spread
         return (2 - 0.5**different if columns == 2 * different else 2.2), rotations, IN_ORDER
     if line < BANKS:
         return (2.3 if rotations == 1 and product.geometry.log_chunk >= 4 else 1.95), rotations, IN_ORDER
-    return (2.0 if product.geometry.log_chunk >= 4 else 2.5), rotations, IN_ORDER
+    return (2.0 if product.geometry.log_chunk >= 4 else 2.5), 1, IN_ORDER
 
 
 def may_be_by_slot(product: Product) -> bool:
     """Whether sums by slot differ from sums by row, and may be faster.
 
-    They are not with nnz 1, and not for contiguous vectors, of which lanes then read parts of more lines. In
+    They are not faster with nnz 1, and not for contiguous vectors, of which lanes then read parts of more lines. In
     microseconds on an H200, by row and by slot: X (2, 22134021) -> 1088 with nnz 1 in fp16 61 and 70, A (6286498, 12)
     -> 576 with nnz 1 98 and 146.
     """

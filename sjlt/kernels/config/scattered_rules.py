@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from . import one_tile
-from .gathers import MIN_BLOCK_VECTORS, SHORT_ROW, favors_half_block, is_half_block, is_small_gather
+from .gathers import (
+    MIN_BLOCK_VECTORS,
+    SHORT_ROW,
+    favors_few_vectors,
+    favors_half_block,
+    is_half_block,
+    is_small_gather,
+)
 from .product import (
     Product,
     has_power_of_two_tiles,
@@ -59,7 +66,8 @@ BLOCK_VECTORS, MIN_COLUMNS, MIN_FEATURES = 128, 8, 1 << 12
 # in 16 bits entries and vectors, for contiguous vectors.
 MAX_SINGLE_BLOCK, MAX_BLOCK, FEW_COMPONENTS, MAX_FEW_TERMS = 4, 8, 512, 1 << 28
 MAX_FEW_ENTRIES, MAX_FEW_ENTRY_VECTORS = 4, 16
-# The time of `few_vectors` for rows, in cycles of a multiprocessor: to begin, and for 32 terms, or bytes per cycle.
+# The time of `few_vectors` for rows, in cycles of a multiprocessor: its start, bytes of X per cycle, and cycles for 32
+# terms, by nnz and dtype.
 REGISTERS_START, REGISTERS_BYTES = 42_000, 17.5
 REGISTERS_CYCLES = {"one": 6.3, "two": 7.4, "fp32": 2.8, "16 bits": 3.5}
 MAX_MANY_VECTORS, MAX_MANY_ROWS = 128, 64  # vectors, and rows per tile, for `eligible_many`
@@ -232,8 +240,8 @@ def _gains(product: Product) -> bool:
 def is_in_registers(product: Product) -> bool:
     """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `gathers`).
 
-    It may be in power-of-two geometries. For rows, it is if its estimated time is the lesser; one row was measured
-    without exception. In microseconds on an H200, with sums in shared memory and by `few_vectors`, X (8, 61192527) ->
+    In power-of-two geometries, it is for one row, and for up to 32 rows that it may compute if its estimated time is
+    less. In microseconds on an H200, with sums in shared memory and by `few_vectors`, X (8, 61192527) ->
     1024 with nnz 4 in fp16 takes 691 and 923, X (8, 15283507) -> 512 with nnz 2 in bf16 123 and 347, X (8, 496980) ->
     1024 with nnz 4 19 and 26, X (8, 13392249) -> 512 with nnz 1 in bf16 92 and 117; but X (4, 115411734) -> 4096 with
     nnz 8 2025 and 1411, X (16, 17738558) -> 4096 with nnz 4 447 and 433, X (4, 70780297) -> 1024 with nnz 1 340 and
@@ -243,8 +251,10 @@ def is_in_registers(product: Product) -> bool:
         return False
     if not are_rows(product):
         return _are_columns_in_registers(product)
-    if product.n == 1 or product.n > MAX_VECTORS or not can_run(product):
-        return product.n <= MAX_VECTORS
+    if product.n > MAX_VECTORS or (product.n >= MIN_BLOCK_VECTORS and not favors_few_vectors(product)):
+        return False
+    if product.n == 1 or not can_run(product):
+        return True
     return _register_cycles(product) < cycles(product)
 
 
@@ -261,9 +271,10 @@ def _register_cycles(product: Product) -> float:
 
 
 def _are_columns_in_registers(product: Product) -> bool:
-    """Whether `few_vectors` is faster for contiguous vectors in a power-of-two geometry.
+    """Whether `few_vectors`, or another kernel for more than 16, is faster for contiguous vectors.
 
-    It gathers some that do not exist if up to 32 are not a power of two. In microseconds on an H200, with sums in
+    The geometry is a power of two. Unless up to 32 vectors are, too, `few_vectors` gathers some that do not exist. In
+    microseconds on an H200, with sums in
     shared memory and by `few_vectors`: A (11161142, 7) -> 128 with nnz 1 in bf16 86 and 168, A (722564, 24) -> 128 with
     nnz 2 39 and 53; with nnz 4 to 8 and few components, A (430825, 8) -> 512 in fp16 30 and 35; but A (896513, 8) ->
     2048 with nnz 8 62 and 40, A (18506502, 4) -> 2048 with nnz 4 148 and 128, A (3027139, 32) -> 256 with nnz 2 144 and
@@ -300,7 +311,7 @@ def _are_short_columns(product: Product) -> bool:
 
 
 def _are_columns(product: Product) -> bool:
-    """Whether the elements of a feature are contiguous in memory, and `few_vectors` does not gather them without masks.
+    """Whether the elements of a feature are contiguous in memory, and `few_vectors` is not faster with nnz 1.
 
     With nnz 1, (32, 1.5e6) -> 64 in fp32 takes 1.6 times the memory floor with `few_vectors` and 3.5 here, but (32,
     5054743) -> 320 in fp16 5.3 and 2.1. In microseconds, A (1170658, 50) -> 832 in fp32 takes 322 and 187, (205364, 50)

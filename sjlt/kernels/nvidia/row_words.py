@@ -53,8 +53,8 @@ def row_of(i, first, second, row, p):
 def place_of(i, first, second, place, p):
     """The place of columns i of their chunks among sums that are ordered by sub-block, by row mod 4, and by slot.
 
-    place : as `row` of `words_of_rows`, with the first place of the sub-block instead of its first row; p > 0. Rows of
-    a slot are at most three consecutive ones, since a sub-block has at most 2^(p + 1) rows.
+    place : as `row` of `words_of_rows`, with the first place of the sub-block instead of its first row; p > 0. A slot
+    meets at most three consecutive rows, since a sub-block has at most 2^(p + 1) rows.
     """
     word = _slot_word(i, first, second, p)
     row = tl.umulhi(word, place & 255)  # in the sub-block
@@ -63,7 +63,9 @@ def place_of(i, first, second, place, p):
 
 @triton.jit
 def first_place(r, k, n_tiles, p, NNZ: tl.constexpr):
-    """(place of a sum of row r of all stacks, whether the next place has another), in the order of `place_of`.
+    """(place of the first sum of row r, whether the next place has another of its sums), in the order of `place_of`.
+
+    Rows are counted over all stacks.
 
     Slot i meets the rows that overlap with [i b / 2^p, (i + 1) b / 2^p) in a sub-block of b rows.
     """

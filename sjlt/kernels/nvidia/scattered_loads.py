@@ -13,9 +13,9 @@ LANES = tl.constexpr(32)
 
 @triton.jit
 def spread_out(q, KEPT: tl.constexpr, SPREAD: tl.constexpr, STRIDE: tl.constexpr):
-    """A permutation of q = 0, 1, ... that leaves STRIDE - 1 numbers between those that KEPT * (0 .. SPREAD - 1) become.
+    """Permute q = 0, 1, ... such that KEPT * (0 .. SPREAD - 1) become STRIDE * (0 .. SPREAD - 1).
 
-    All three are powers of two: it moves a field of bits, and the other bits keep their order.
+    All three are powers of two: a field of bits moves, and the other bits keep their order.
     """
     others = q % KEPT + q // (KEPT * SPREAD) * KEPT
     return others % STRIDE + q // KEPT % SPREAD * STRIDE + others // STRIDE * (STRIDE * SPREAD)

@@ -9,10 +9,10 @@ among themselves (TEAM). Each team has sums of its own, or all teams share sums 
 between two barriers (SHARED_SUMS). At the end, sums are added in a fixed order, so results are bitwise reproducible.
 
 The sums of up to 16 bytes of vectors, a unit, are adjacent, so that one access reads or writes them. Shared memory
-serves as many lanes at a time as its banks have units, if these lanes use different banks. They do if each adds to
-another replica of the sums (REPLICAS) or, in another order than the others, to its units (ROTATIONS), or if their
-columns are so far apart in a chunk that they meet rows in different banks (SPREAD, STRIDE). For the latter, slots must
-be rows, or sums be ordered by slot (BY_SLOT), because different slots may meet rows that are in one bank.
+serves as many lanes at a time as its banks have units, if these lanes use different banks. They do if each adds to a
+different replica of the sums (REPLICAS), adds to its units in a different order (ROTATIONS), or takes a column so far
+from the others in its chunk that their rows are in different banks (SPREAD, STRIDE). The last requires that slots are
+rows or that sums are ordered by slot (BY_SLOT): otherwise, different slots may meet rows in one bank.
 
 A program first derives the words of a batch of chunks, at most one chunk per thread, and keeps them in a table in
 shared memory, in entries of 16 bytes for each sub-block and up to 32 columns.

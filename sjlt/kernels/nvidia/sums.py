@@ -41,7 +41,7 @@ def sums_at(address, DTYPE: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def add_where(keep, totals, numbers):
-    """The sums of the tensors of two tuples; where not `keep`, the first tuple's."""
+    """The tensors of the first tuple, plus those of the second where `keep`."""
     after = ()
     for e in tl.static_range(len(totals)):
         after += (tl.where(keep, totals[e] + numbers[e], totals[e]),)  # type: ignore[assignment]
