@@ -124,14 +124,13 @@ def _gains(product: Product, size: int) -> bool:
     On Hopper, it is only for much data with many entries in a whole tile. In microseconds on an H200, by
     `project_hopper` and by torch: X (646337, 3072) -> 128 with nnz 8 1255 and 984, (473982, 1000) -> 128 343 and 296;
     but from codes and by torch (72639, 4096) -> 128 with nnz 3 169 and 164, (216469, 1000) -> 80 with nnz 8 131 and
-    136, (627689, 768) -> 16 257 and 249. Without
-    Hopper's kernels, other kernels take up to 2.8 times as long, except in power-of-two geometries for little data:
-    (1008296, 384) -> 104 542 and 273, (224698, 1536) -> 64 246 and 203, (449773, 384) -> 128 with nnz 2 132 and 126,
-    (199768, 1536) -> 16 with nnz 1 161 and 162; but (24160, 1000) -> 128, contiguous vectors, 27 and 28. For little
-    data, the host would take longer than the device.
+    136, (627689, 768) -> 16 257 and 249. Without Hopper's kernels, other kernels take up to 2.8 times as long, except
+    in power-of-two geometries for little data: (1008296, 384) -> 104 542 and 273, (224698, 1536) -> 64 246 and 203,
+    (449773, 384) -> 128 with nnz 2 132 and 126, (199768, 1536) -> 16 with nnz 1 161 and 162; but (24160, 1000) -> 128,
+    contiguous vectors, 27 and 28. For little data, the host would take longer than the device.
     """
-    power_of_two = is_power_of_two(product.k, product.nnz)
     if product.device.hopper:
         rows = product.x_strides[1] == 1
         return rows and product.k == law.TILE_ROWS and product.nnz >= MANY_ENTRIES and size >= MIN_HOPPER_BYTES
+    power_of_two = is_power_of_two(product.k, product.nnz)
     return size >= (MIN_LARGE_BYTES if power_of_two else MIN_BYTES)

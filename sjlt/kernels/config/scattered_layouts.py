@@ -24,7 +24,7 @@ WORD_BYTES, ACCESS_BYTES = 8, 16  # the widest access to contiguous vectors, in 
 
 
 class Spread(NamedTuple):
-    """How lanes take the columns of a chunk, so that they use different banks.
+    """A choice of the columns of a chunk that lanes take, which lets them use different banks.
 
     Attributes
     ----------
@@ -105,8 +105,7 @@ class Layout(NamedTuple):
 
     def rows(self, product: Product) -> int:
         """The number of sums of a vector in one copy, rounded up."""
-        slots = product.geometry.n_tiles * product.nnz << product.geometry.log_chunk
-        return round_up_rows((SLOT_ROWS * slots if self.by_slot else product.k) * product.stacks)
+        return round_up_rows((SLOT_ROWS * _slots(product) if self.by_slot else product.k) * product.stacks)
 
     def shared_bytes(self, product: Product, chunks: int) -> int:
         """The shared memory of a program: the sums, the table of a batch of chunks, and what aligning them may take."""
@@ -182,9 +181,14 @@ def may_be_by_slot(product: Product) -> bool:
     return are_rows(product) and product.nnz * product.stacks > 1 and not _slots_are_rows(product)
 
 
+def _slots(product: Product) -> int:
+    """The number of slots of all sub-blocks of a stack, 2^p each."""
+    return product.geometry.n_tiles * product.nnz << product.geometry.log_chunk
+
+
 def _slots_are_rows(product: Product) -> bool:
     """Whether all sub-blocks have 2^p rows, so that the slots of a chunk are their rows."""
-    return product.k == product.geometry.n_tiles * product.nnz << product.geometry.log_chunk
+    return product.k == _slots(product)
 
 
 def _spread(product: Product, layout: Layout, lanes: int, rotations: int) -> Spread | None:

@@ -24,7 +24,7 @@ from .scattered_layouts import LANES, WORD_BYTES, are_rows, contiguous_vectors, 
 from .scattered_sums import can_run, column_cycles, cycles
 
 MIN_BYTES = 1 << 20  # of X, below which the launch itself takes most of the time
-MAX_VECTORS, MIN_GATHERED_ROWS = 32, 16
+MAX_VECTORS = 32
 MAX_SMALL_BYTES = 32 << 20  # of X, for `eligible_small`
 # The estimate below which the kernel is faster for little data: (cycles for the start of other kernels, bytes of X for
 # which they take one more).
@@ -83,7 +83,7 @@ def eligible(product: Product) -> bool:
     an H200: (64, 3835685) -> 32 with nnz 4 515 and 340, (64, 6339766) -> 128 with nnz 2 631 and 359; but (64, 7002786)
     -> 256 with nnz 8 943 and 1531, (238, 1010459) -> 112 with nnz 3 165 and 269.
     """
-    if product.n >= MIN_GATHERED_ROWS and product.stacks == 1 and are_rows(product) and is_small_gather(product):
+    if product.n >= MIN_BLOCK_VECTORS and product.stacks == 1 and are_rows(product) and is_small_gather(product):
         return False
     if product.n <= MAX_VECTORS:
         return not favors_half_block(product) and not _are_short_columns(product) and _gains(product)
@@ -241,11 +241,11 @@ def is_in_registers(product: Product) -> bool:
     """Whether `few_vectors`, which gathers and keeps sums in registers, is faster (see its rules in `gathers`).
 
     In power-of-two geometries, it is for one row, and for up to 32 rows that it may compute if its estimated time is
-    less. In microseconds on an H200, with sums in shared memory and by `few_vectors`, X (8, 61192527) ->
-    1024 with nnz 4 in fp16 takes 691 and 923, X (8, 15283507) -> 512 with nnz 2 in bf16 123 and 347, X (8, 496980) ->
-    1024 with nnz 4 19 and 26, X (8, 13392249) -> 512 with nnz 1 in bf16 92 and 117; but X (4, 115411734) -> 4096 with
-    nnz 8 2025 and 1411, X (16, 17738558) -> 4096 with nnz 4 447 and 433, X (4, 70780297) -> 1024 with nnz 1 340 and
-    304, X (1, 47442946) -> 1024 with nnz 4 in bf16 199 and 151, X (1, 30615262) -> 512 with nnz 1 in fp16 60 and 53.
+    less. In microseconds on an H200, with sums in shared memory and by `few_vectors`, X (8, 61192527) -> 1024 with nnz
+    4 in fp16 takes 691 and 923, X (8, 15283507) -> 512 with nnz 2 in bf16 123 and 347, X (8, 496980) -> 1024 with nnz 4
+    19 and 26, X (8, 13392249) -> 512 with nnz 1 in bf16 92 and 117; but X (4, 115411734) -> 4096 with nnz 8 2025 and
+    1411, X (16, 17738558) -> 4096 with nnz 4 447 and 433, X (4, 70780297) -> 1024 with nnz 1 340 and 304, X (1,
+    47442946) -> 1024 with nnz 4 in bf16 199 and 151, X (1, 30615262) -> 512 with nnz 1 in fp16 60 and 53.
     """
     if not is_power_of_two(product.k, product.nnz) or product.stacks > 1 or product.dtype == "float64":
         return False
@@ -274,13 +274,12 @@ def _are_columns_in_registers(product: Product) -> bool:
     """Whether `few_vectors`, or another kernel for more than 16, is faster for contiguous vectors.
 
     The geometry is a power of two. Unless up to 32 vectors are, too, `few_vectors` gathers some that do not exist. In
-    microseconds on an H200, with sums in
-    shared memory and by `few_vectors`: A (11161142, 7) -> 128 with nnz 1 in bf16 86 and 168, A (722564, 24) -> 128 with
-    nnz 2 39 and 53; with nnz 4 to 8 and few components, A (430825, 8) -> 512 in fp16 30 and 35; but A (896513, 8) ->
-    2048 with nnz 8 62 and 40, A (18506502, 4) -> 2048 with nnz 4 148 and 128, A (3027139, 32) -> 256 with nnz 2 144 and
-    131. More than a block of 16-bit vectors with few entries is faster in shared memory: A (7666831, 16) -> 1024 with
-    nnz 4 237 and 268, A (3313127, 20) -> 256 with nnz 2 95, and 194 by `tensor_core`; but with nnz 1 A (3533361, 32) ->
-    128 takes 119 and 86.
+    microseconds on an H200, with sums in shared memory and by `few_vectors`: A (11161142, 7) -> 128 with nnz 1 in bf16
+    86 and 168, A (722564, 24) -> 128 with nnz 2 39 and 53; with nnz 4 to 8 and few components, A (430825, 8) -> 512 in
+    fp16 30 and 35; but A (896513, 8) -> 2048 with nnz 8 62 and 40, A (18506502, 4) -> 2048 with nnz 4 148 and 128, A
+    (3027139, 32) -> 256 with nnz 2 144 and 131. More than a block of 16-bit vectors with few entries is faster in
+    shared memory: A (7666831, 16) -> 1024 with nnz 4 237 and 268, A (3313127, 20) -> 256 with nnz 2 95, and 194 by
+    `tensor_core`; but with nnz 1 A (3533361, 32) -> 128 takes 119 and 86.
     """
     whole = product.n == next_power_of_two(product.n)
     if product.item_bytes == 2 and product.n > MAX_BLOCK:

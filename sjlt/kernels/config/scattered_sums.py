@@ -154,9 +154,9 @@ def _fastest(product: Product) -> ScatteredSums | None:
     """The launch with the least estimated time; None if none fits in memory.
 
     Sums are by slot only if that avoids bank conflicts. In microseconds on an H200, by row and by slot: X (4, 22176690)
-    -> 834 with nnz 8 418 and 345, X (2, 121216896) -> 130 with nnz 3 576 and 522, X (32, 6466453) -> 1728 with
-    nnz 3 479 and 308, X (8, 10884600) -> 3543 with nnz 3 212 and 176; but, where replicas by row avoid conflicts, too,
-    X (8, 65208809) -> 517 with nnz 3 893 and 988.
+    -> 834 with nnz 8 418 and 345, X (2, 121216896) -> 130 with nnz 3 576 and 522, X (32, 6466453) -> 1728 with nnz 3
+    479 and 308, X (8, 10884600) -> 3543 with nnz 3 212 and 176; but, where replicas by row avoid conflicts, too, X (8,
+    65208809) -> 517 with nnz 3 893 and 988.
     """
     by_row = _search(product, layouts(product), math.inf)
     if by_row is None or not may_be_by_slot(product):
@@ -169,17 +169,18 @@ def _fastest(product: Product) -> ScatteredSums | None:
 
 
 def _search(product: Product, layouts: Iterable[Layout], least: float) -> ScatteredSums | None:
-    """The launch, of those with one of `layouts`, with the least estimated time below `least`, if there is one.
+    """The first launch, of those with one of `layouts`, with the least estimated time below `least`, if there is one.
 
     Layouts are tried in the order of `_least_time`, until that exceeds the least time found.
     """
-    fastest = None
-    for bound, _, layout in sorted((_least_time(product, layout), i, layout) for i, layout in enumerate(layouts)):
-        if bound > least:
+    bounds = sorted((_least_time(product, layout), i, layout) for i, layout in enumerate(layouts))
+    best, fastest = (least, -1), None
+    for bound, i, layout in bounds:
+        if bound > best[0]:
             break
         launch = _launch(product, layout)
-        if launch is not None and (time := _time(product, launch)) < least:
-            least, fastest = time, launch
+        if launch is not None and (found := (_time(product, launch), i)) < best:
+            best, fastest = found, launch
     return fastest
 
 
